@@ -1,0 +1,48 @@
+# `make run` and `make test` each work alone on a fresh clone; a second call reuses the environment.
+
+PYTHON ?= python3
+
+# pip builds zsim in an environment of its own; the variables (for older and newer pip) pin that too.
+PIP_PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test lint bench format clean python
+
+run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
+	.venv-run/bin/zsim run zero_100b
+
+test: lint  ## everything that has to pass
+	.venv/bin/pytest
+
+lint: .venv/installed
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pyright
+
+bench: .venv-run/installed  ## the 96-layer step: generation, check, simulation
+	.venv-run/bin/python benchmarks/step_96_layers.py
+
+format: .venv/installed
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+clean:
+	rm -rf .venv .venv-run build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# The stamps: an environment is made again when what it was made from has changed.
+.venv-run/installed: pyproject.toml constraints.txt | python
+	$(PYTHON) -m venv $(@D)
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/installed: pyproject.toml constraints.txt | python
+	$(PYTHON) -m venv $(@D)
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev]'
+	@touch $@
+
+python:
+	@command -v $(PYTHON) >/dev/null 2>&1 \
+	  || { echo "zsim needs Python 3.11 or newer: no $(PYTHON) found; say which: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "zsim needs Python 3.11 or newer, $(PYTHON) is older; say which: make PYTHON=..." >&2; exit 1; }

@@ -1,0 +1,1 @@
+"""The real world: a schedule runs on real ranks through torch.distributed."""

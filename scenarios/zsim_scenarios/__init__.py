@@ -1,0 +1,1 @@
+"""The paper's experiments and what-if studies, as scenario files."""

@@ -1,0 +1,1 @@
+"""Systems, fabrics and hardware profiles as data, every number with its source beside it."""

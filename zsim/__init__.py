@@ -1,0 +1,1 @@
+"""A simulation-first testbed for ZeRO training: the pure core."""

@@ -1,0 +1,92 @@
+"""What every world owes: the protocol of a backend, and the registry of those installed."""
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol, cast
+
+from zsim.cluster import Cluster
+from zsim.model import Model
+from zsim.schedule import Schedule
+from zsim.trace import Trace
+
+GROUP = "zsim.backends"
+
+
+class BackendError(ValueError):
+    """A backend or job that cannot be had."""
+
+
+class UnknownBackendError(BackendError, LookupError):
+    """No backend of that name is registered."""
+
+
+class BackendUnavailableError(BackendError):
+    """The backend is registered, but a package that it needs is not installed."""
+
+
+class RefusedError(BackendError):
+    """The backend cannot execute this job; the message says which field or operation is why."""
+
+
+class RunFailedError(RuntimeError):
+    """The run itself failed: a rank died, or nothing moved for too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A schedule to run for `steps` steps, with the model it trains and the cluster it has."""
+
+    schedule: Schedule
+    model: Model
+    cluster: Cluster
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise BackendError(f"steps: {self.steps} must be at least 1")
+
+
+class Backend(Protocol):
+    """Runs a job and says what happened. Its own settings are its constructor's, all optional."""
+
+    name: str
+
+    def refusal(self, job: Job) -> str | None:
+        """One line that says why this backend cannot execute `job`, or None if it can."""
+        ...
+
+    def run(self, job: Job, *, seed: int) -> Trace:
+        """Execute setup and all steps.
+
+        Raises:
+            RefusedError: `refusal` has something to say; nothing was started.
+            RunFailedError: it began and could not end.
+        """
+        ...
+
+
+def names() -> tuple[str, ...]:
+    """Names of all registered backends, sorted."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+def load(name: str) -> type[Backend]:
+    """The backend class registered under `name`; imports nothing else.
+
+    Raises:
+        UnknownBackendError: `name` is not registered.
+        BackendUnavailableError: a package the backend needs is not installed.
+    """
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        raise UnknownBackendError(f"no backend {name!r}; registered: {', '.join(names())}")
+    if len(found) > 1:
+        owners = ", ".join(entry.value for entry in found)
+        raise BackendError(f"backend {name!r} is registered more than once: {owners}")
+    try:
+        return cast("type[Backend]", found[0].load())
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("zsim"):
+            raise
+        hint = f"backend {name!r} needs {error.name}: pip install 'zsim[{name}]'"
+        raise BackendUnavailableError(hint) from error

@@ -1,0 +1,30 @@
+"""Number formats, with their size. Not precision policies: those are `zsim.strategy`."""
+
+from enum import StrEnum
+
+
+class DType(StrEnum):
+    """Format of one element, named as the field names it."""
+
+    INT8 = "int8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+    FP64 = "fp64"
+    INT64 = "int64"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element."""
+        return SIZE_BYTES[self]
+
+
+SIZE_BYTES = {
+    DType.INT8: 1,
+    DType.FP16: 2,
+    DType.BF16: 2,
+    DType.FP32: 4,
+    DType.FP64: 8,
+    DType.INT64: 8,
+}
+assert set(SIZE_BYTES) == set(DType)

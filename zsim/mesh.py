@@ -1,0 +1,179 @@
+"""Ranks as coordinates: meshes, the boxes that roles are made of, and groups of ranks.
+
+Nothing here lists ranks unless it is asked to: every question about a mesh of 400,000 ranks is
+answered from its axes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+Coordinates = Mapping[str, int]
+
+
+class MeshError(ValueError):
+    """A mesh, span, role or group that cannot exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A named direction of the mesh, `size` ranks long."""
+
+    name: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise MeshError("axis name must not be empty")
+        if self.size < 1:
+            raise MeshError(f"axis {self.name}: size {self.size} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The coordinates `start` to `end` (exclusive) of one axis."""
+
+    axis: str
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise MeshError(f"span of {self.axis}: [{self.start}, {self.end}) is empty or negative")
+
+    @property
+    def size(self) -> int:
+        """Coordinates in the span."""
+        return self.end - self.start
+
+
+Box = tuple[Span, ...]
+"""Ranks whose coordinate lies in every span; an axis that is not named is not limited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """All ranks, as a grid of named axes. The last axis varies fastest with the rank number."""
+
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        names = [axis.name for axis in self.axes]
+        if len(set(names)) != len(names):
+            raise MeshError(f"mesh axes must have different names, got {', '.join(names)}")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks, the world size."""
+        return prod(axis.size for axis in self.axes)
+
+    def axis_size(self, name: str) -> int:
+        """Ranks along axis `name`.
+
+        Raises:
+            MeshError: the mesh has no such axis.
+        """
+        for axis in self.axes:
+            if axis.name == name:
+                return axis.size
+        known = ", ".join(axis.name for axis in self.axes)
+        raise MeshError(f"no axis {name!r}; the mesh has {known or 'none'}")
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where `rank` sits: axis name to coordinate."""
+        if not 0 <= rank < self.size:
+            raise MeshError(f"rank {rank} is outside 0 to {self.size - 1}")
+        found: dict[str, int] = {}
+        for axis in reversed(self.axes):
+            rank, found[axis.name] = divmod(rank, axis.size)
+        return {axis.name: found[axis.name] for axis in self.axes}
+
+    def rank(self, coordinates: Coordinates) -> int:
+        """The rank number at `coordinates`, which name every axis."""
+        number = 0
+        for axis in self.axes:
+            number = number * axis.size + coordinates[axis.name]
+        return number
+
+    def limits(self, box: Box) -> dict[str, range]:
+        """Coordinates of `box` along every axis, in the order of the axes.
+
+        Raises:
+            MeshError: a span names no axis, leaves the mesh, or an axis is named twice.
+        """
+        limits = {axis.name: range(axis.size) for axis in self.axes}
+        named: set[str] = set()
+        for span in box:
+            size = self.axis_size(span.axis)
+            if span.axis in named:
+                raise MeshError(f"axis {span.axis} is limited twice")
+            if span.end > size:
+                raise MeshError(f"span of {span.axis}: end {span.end} is past its size {size}")
+            named.add(span.axis)
+            limits[span.axis] = range(span.start, span.end)
+        return limits
+
+    def box_size(self, box: Box) -> int:
+        """Number of ranks in `box`."""
+        return prod(len(limit) for limit in self.limits(box).values())
+
+    def box_holds(self, box: Box, coordinates: Coordinates) -> bool:
+        """Whether the rank at `coordinates` is in `box`."""
+        return all(span.start <= coordinates[span.axis] < span.end for span in box)
+
+    def boxes_meet(self, one: Box, other: Box) -> bool:
+        """Whether some rank is in both boxes."""
+        first, second = self.limits(one), self.limits(other)
+        return all(
+            max(first[name].start, second[name].start) < min(first[name].stop, second[name].stop)
+            for name in first
+        )
+
+    def ranks(self, box: Box = ()) -> Iterator[int]:
+        """Rank numbers in `box`, ascending. Costs as much as there are ranks."""
+        for rank in range(self.size):
+            if self.box_holds(box, self.coordinates(rank)):
+                yield rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A partition of some ranks into communicators, by formula.
+
+    Ranks in `where` that differ only along `axes` belong together. The name is the identity of
+    the communicator: two groups over the same ranks are two communicators, and operations of one
+    run one at a time in issue order.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    where: Box = ()
+
+    def size(self, mesh: Mesh) -> int:
+        """Ranks in one communicator of this group."""
+        limits = mesh.limits(self.where)
+        return prod(len(limits[axis]) for axis in self.axes)
+
+    def holds(self, mesh: Mesh, coordinates: Coordinates) -> bool:
+        """Whether the rank at `coordinates` belongs to a communicator of this group."""
+        return mesh.box_holds(self.where, coordinates)
+
+    def index(self, mesh: Mesh, coordinates: Coordinates) -> int:
+        """Position of the rank inside its communicator, in order of rank number."""
+        limits = mesh.limits(self.where)
+        number = 0
+        for axis in mesh.axes:
+            if axis.name in self.axes:
+                limit = limits[axis.name]
+                number = number * len(limit) + coordinates[axis.name] - limit.start
+        return number
+
+    def members(self, mesh: Mesh, coordinates: Coordinates) -> tuple[int, ...]:
+        """Rank numbers of the communicator that the rank at `coordinates` belongs to, ascending."""
+        limits = mesh.limits(self.where)
+        places: list[dict[str, int]] = [{}]
+        for axis in mesh.axes:
+            varies = axis.name in self.axes
+            choices = limits[axis.name] if varies else (coordinates[axis.name],)
+            places = [{**place, axis.name: choice} for place in places for choice in choices]
+        return tuple(mesh.rank(place) for place in places)

@@ -1,0 +1,165 @@
+"""What is trained: units of parameters and segments, as one rank of the tensor axis sees them.
+
+A `Model` is resolved: micro-batch size, sequence length, tensor degree and precision are fixed, so
+every size is a number. It says what flows between segments and what each costs, and nothing about
+how it is sharded over data-parallel ranks.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+
+from zsim.dtype import DType
+from zsim.kernel import Kernel
+
+
+class ModelError(ValueError):
+    """A model that cannot exist; the message starts with the name of the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One trained tensor, with its shape on one rank of the tensor axis.
+
+    `tensor_sharded` says that ranks of the tensor axis hold different parts of it; otherwise they
+    hold copies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensor_sharded: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements on one rank of the tensor axis."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor that flows between segments: `elements` of `dtype` for one micro-batch."""
+
+    name: str
+    elements: int
+    dtype: DType
+    requires_gradient: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes for one micro-batch on one rank."""
+        return self.elements * self.dtype.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Part of a unit between collectives of the tensor axis.
+
+    Attributes:
+        inputs: names of the values it reads; "batch" is the micro-batch of data.
+        outputs: values it makes.
+        parameters: names of the unit's parameters it reads, in the order of the unit.
+        saved_bytes: what it keeps for its backward beyond its inputs and parameters.
+        saves_input: whether its backward reads its inputs.
+        reduces_output: outputs are summands over the tensor axis, summed after forward.
+        reduces_input_gradient: input gradients are summands over the tensor axis, summed after
+            backward.
+        forward, backward: kernels of each direction.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Value, ...]
+    parameters: tuple[str, ...] = ()
+    saved_bytes: int = 0
+    saves_input: bool = True
+    reduces_output: bool = False
+    reduces_input_gradient: bool = False
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is gathered and freed together: a block, the embedding, the head.
+
+    `checkpoint` says that full checkpointing recomputes it. The last output of its last segment is
+    what the next unit reads. A parameter that several units name is one tensor (tied embedding).
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    segments: tuple[Segment, ...]
+    checkpoint: bool = True
+
+
+BATCH = "batch"
+"""The value that holds a micro-batch of data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Units in the order of forward; the last output of the last one is the loss (one element).
+
+    Attributes:
+        batch: the value that holds one micro-batch on one data-parallel replica.
+        micro_batch_size: sequences per micro-batch and data-parallel replica.
+        tokens: tokens per micro-batch and data-parallel replica.
+        tensor: ranks of the tensor axis that it was resolved for.
+        forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
+            axis, without recomputation (model FLOPs).
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    batch: Value
+    micro_batch_size: int = 1
+    tokens: int = 1
+    tensor: int = 1
+    forward_flops: int = 0
+    backward_flops: int = 0
+    values: dict[str, Value] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.units:
+            raise ModelError("units: a model needs at least one")
+        names = [unit.name for unit in self.units]
+        if len(set(names)) != len(names):
+            raise ModelError("units: two have one name")
+        values = {self.batch.name: self.batch}
+        for unit in self.units:
+            known = {parameter.name for parameter in unit.parameters}
+            for segment in unit.segments:
+                if missing := [name for name in segment.inputs if name not in values]:
+                    raise ModelError(f"unit {unit.name}: reads {missing[0]} before it is made")
+                if missing := [name for name in segment.parameters if name not in known]:
+                    raise ModelError(f"unit {unit.name}: has no parameter {missing[0]}")
+                for value in segment.outputs:
+                    if value.name in values:
+                        raise ModelError(f"unit {unit.name}: makes {value.name} a second time")
+                    values[value.name] = value
+        shapes: dict[str, Parameter] = {}
+        for unit in self.units:
+            for parameter in unit.parameters:
+                if shapes.setdefault(parameter.name, parameter) != parameter:
+                    raise ModelError(f"parameter {parameter.name}: differs between units")
+        object.__setattr__(self, "values", values)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Every parameter once, in the order of first use."""
+        found: dict[str, Parameter] = {}
+        for unit in self.units:
+            for parameter in unit.parameters:
+                found.setdefault(parameter.name, parameter)
+        return tuple(found.values())
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained elements, over all ranks of the tensor axis, each counted once."""
+        return sum(
+            parameter.elements * (self.tensor if parameter.tensor_sharded else 1)
+            for parameter in self.parameters
+        )
+
+    @property
+    def loss(self) -> Value:
+        """The value that is minimised."""
+        return self.units[-1].segments[-1].outputs[-1]

@@ -1,0 +1,397 @@
+"""What a schedule can say: the operations, and the views they act on. All immutable values.
+
+Every operation has an `id`: a path that is unique in its program and stable when the schedule is
+generated again (`step/backward/mb1/unit7/reduce3`). `after`, findings and traces name it.
+
+An operation on a stream starts when the operations before it on that stream and those named in
+`after` have finished. `Allocate`, `Free`, `HostWait`, `Branch` and `SetScalar` are actions of the
+host, taken when the host reaches them.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.dtype import DType
+from zsim.kernel import Kernel
+from zsim.rule import Rule
+
+
+class OperationError(ValueError):
+    """An operation that says something impossible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """`size` elements of `buffer` from `start` on.
+
+    With `axis`, the start grows by the rank's coordinate along that axis times `size`: the rank's
+    own shard. With `layout`, `start` and `size` are a window on the uneven layout of that name, and
+    the view is what the rank's segment has of the window: it may be empty, and is then counted from
+    the first element that the rank owns (the buffer holds the rank's segment).
+    """
+
+    buffer: str
+    start: int = 0
+    size: int
+    axis: str | None = None
+    layout: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.size < 0:
+            raise OperationError(
+                f"view of {self.buffer}: start {self.start} and size {self.size} must be >= 0"
+            )
+        if self.axis is not None and self.layout is not None:
+            raise OperationError(f"view of {self.buffer}: name an axis or a layout, not both")
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """An edge to the latest earlier instance of `operation` that ran; setup counts as one."""
+
+    operation: str
+
+
+Edge = str | Previous
+"""What must have finished: an operation by id, or its previous instance."""
+
+
+class Action(StrEnum):
+    """What a `Compute` does."""
+
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    NORM = "norm"
+    UNSCALE = "unscale"
+    CLIP = "clip"
+    FINITE = "finite"
+    INITIALIZE = "initialize"
+    LOAD = "load"
+
+
+class Role(StrEnum):
+    """What an operand is to its `Compute`."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    PARAMETER = "parameter"
+    SAVED = "saved"
+    OUTPUT_GRADIENT = "output_gradient"
+    INPUT_GRADIENT = "input_gradient"
+    GRADIENT = "gradient"
+    MOMENT = "moment"
+    MASTER = "master"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A view and what it is for. `partial` names the axes over which a written value is a summand.
+
+    A parameter gradient is Partial over `data` whatever `partial` says: every rank has seen other
+    data.
+    """
+
+    role: Role
+    view: View
+    partial: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocate:
+    """The host takes memory for `buffer`. A produced buffer is booked here and bound later."""
+
+    id: str
+    buffer: str
+
+
+class FreeMode(StrEnum):
+    """How a free waits for uses on streams other than the buffer's home stream."""
+
+    WAITED = "waited"
+    DEFERRED = "deferred"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free:
+    """The host gives the memory of `buffer` back.
+
+    `uses` are the operations on other streams that touched it. WAITED: the home stream waits for
+    them, and the block may be used again at once by an `Allocate` on the same home stream.
+    DEFERRED (record_stream): the memory returns at the first `Allocate` that the host issues after
+    they finished. HOST: the host waits for them first.
+    """
+
+    id: str
+    buffer: str
+    mode: FreeMode = FreeMode.WAITED
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
+
+    Parameter and gradient operands follow the order of the unit's parameters. What each action
+    reads and writes is `accesses`. `scalars` are host scalars read when the host issues the
+    operation: the step count for UPDATE, the loss scale for UNSCALE and CLIP (the norm that it
+    reads is of scaled gradients).
+
+    NORM writes the sum of squares of its gradients: each logical element counted once over the
+    ranks that hold copies of it (the layout says which). FINITE writes 1 where a gradient is
+    infinite or not a number, else 0. INITIALIZE writes the initial values of the parameters that the
+    buffer's layout names, zero in the padding; LOAD a micro-batch of data.
+    """
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    action: Action
+    unit: str = ""
+    segment: int = 0
+    micro_batch: int = 0
+    operands: tuple[Operand, ...]
+    kernels: tuple[Kernel, ...] = ()
+    scalars: tuple[str, ...] = ()
+    rule: Rule | None = None
+
+
+class Reduction(StrEnum):
+    """How a reduction combines what the ranks bring."""
+
+    SUM = "sum"
+    AVERAGE = "average"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllGather:
+    """Every rank brings `source`; `target`, N times as large, holds all of them in rank order."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    source: View
+    target: View
+    wire: DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceScatter:
+    """`source`, N times as large as `target`, is reduced over ranks; each keeps its own part."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    source: View
+    target: View
+    reduction: Reduction = Reduction.SUM
+    wire: DType
+    accumulate: DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """`target` on every rank is the reduction of all ranks' `source`."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    source: View
+    target: View
+    reduction: Reduction = Reduction.SUM
+    wire: DType
+    accumulate: DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """`target` on every rank is the `source` of the group's member number `root`."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    source: View
+    target: View
+    root: int
+    wire: DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """`source` goes to the member `offset` places on in the group, cyclically. A rendezvous."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    offset: int
+    source: View
+    wire: DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive:
+    """`target` comes from the member `offset` places on in the group, cyclically. A rendezvous."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    offset: int
+    target: View
+    wire: DType
+
+
+Communication = AllGather | ReduceScatter | AllReduce | Broadcast | Send | Receive
+"""One operation of a communicator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Several operations of one group issued as one (ncclGroupStart, coalescing).
+
+    They start together and finish together; the members name no edges of their own.
+    """
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    members: tuple[Communication, ...]
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise OperationError(f"{self.id}: a Together needs at least one member")
+        if len({member.group for member in self.members}) != 1:
+            raise OperationError(f"{self.id}: members of a Together share one group")
+        for member in self.members:
+            if member.after or member.stream != self.stream:
+                raise OperationError(
+                    f"{member.id}: a member of a Together is on its stream and names no edges"
+                )
+
+    @property
+    def group(self) -> str:
+        """The group that all members use."""
+        return self.members[0].group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """Every element of `target` becomes `value`, times the host scalar `scalar` where named."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    target: View
+    value: float
+    scalar: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype."""
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    source: View
+    target: View
+    accumulate: bool = False
+    divisor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.divisor < 1:
+            raise OperationError(f"{self.id}: divisor {self.divisor} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWait:
+    """The host stops until `operation` has finished."""
+
+    id: str
+    operation: Edge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetScalar:
+    """The host scalar becomes scalar * multiply + add, kept within `minimum` and `maximum`.
+
+    With `counter` and `every`, only when the host scalar `counter` is a multiple of `every`.
+    """
+
+    id: str
+    scalar: str
+    multiply: float = 1.0
+    add: float = 0.0
+    minimum: float = 0.0
+    maximum: float = float(2**53)
+    counter: str | None = None
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """The host waits for `after`, reads one element, and runs `then` if it is not zero.
+
+    Otherwise it runs `otherwise`. The value is the output of a collective over a group that holds
+    every rank that runs the branch. `after` on an operation of the list not taken is satisfied.
+    """
+
+    id: str
+    after: tuple[Edge, ...]
+    value: View
+    then: tuple["Operation", ...]
+    otherwise: tuple["Operation", ...]
+
+
+Operation = (
+    Allocate
+    | Free
+    | Compute
+    | AllGather
+    | ReduceScatter
+    | AllReduce
+    | Broadcast
+    | Send
+    | Receive
+    | Together
+    | Fill
+    | Copy
+    | HostWait
+    | SetScalar
+    | Branch
+)
+
+StreamOperation = (
+    Compute
+    | AllGather
+    | ReduceScatter
+    | AllReduce
+    | Broadcast
+    | Send
+    | Receive
+    | Together
+    | Fill
+    | Copy
+)
+"""Operations that run on a stream; the others are actions of the host."""
+
+
+def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """All operations in program order, those of both lists of a branch after the branch.
+
+    Members of a `Together` are not operations of the program and are not walked.
+    """
+    for operation in operations:
+        yield operation
+        if isinstance(operation, Branch):
+            yield from walk(operation.then)
+            yield from walk(operation.otherwise)

@@ -1,0 +1,155 @@
+"""How a model is sharded and trained: every knob of zsim's own ZeRO stages."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from zsim.dtype import DType
+from zsim.rule import SGD, Adam
+
+
+class StrategyError(ValueError):
+    """A knob outside what is allowed; the message starts with the name of the field."""
+
+
+class Precision(StrEnum):
+    """Format of parameters and gradients in forward and backward.
+
+    FP16 and BF16 keep fp32 master weights (Micikevicius et al. 2018, section 3.1); FP32 and FP64
+    train the parameters themselves. FP64 is for tests.
+    """
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+    FP64 = "fp64"
+
+    @property
+    def compute(self) -> DType:
+        """Format of parameters, gradients and activations."""
+        return DType(self.value)
+
+    @property
+    def optimizer(self) -> DType:
+        """Format of master weights and moments."""
+        return DType.FP64 if self is Precision.FP64 else DType.FP32
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer keeps its own copy of the parameters."""
+        return self.compute is not self.optimizer
+
+
+class Keep(StrEnum):
+    """What stays gathered between forward and backward in stage 3."""
+
+    NOTHING = "nothing"
+    EVERYTHING = "everything"
+
+
+class Checkpointing(StrEnum):
+    """Which activations are kept for backward. FULL: of a block, its input alone."""
+
+    NONE = "none"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """Dynamic loss scale (Micikevicius et al. 2018, section 3.2), used with fp16.
+
+    On overflow the step is skipped and the scale multiplied by `backoff`, down to `minimum`; after
+    `interval` steps without one it is multiplied by `growth`.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    minimum: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.initial < self.minimum or self.minimum <= 0:
+            raise StrategyError(
+                f"loss_scale.initial: {self.initial} must be at least minimum {self.minimum} > 0"
+            )
+        if self.growth < 1 or not 0 < self.backoff <= 1 or self.interval < 1:
+            raise StrategyError("loss_scale: growth >= 1, 0 < backoff <= 1 and interval >= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """Degrees of parallelism, ZeRO stage, precision and the knobs of the schedule.
+
+    Attributes:
+        stage: ZeRO stage (Rajbhandari et al. 2020, section 5): 0 replicates everything, 1 shards
+            optimizer state, 2 gradients as well, 3 parameters as well.
+        data: ranks of the data axis.
+        tensor: ranks of the tensor axis, inside units (Shoeybi et al. 2019, section 3).
+        gradient_accumulation_steps: micro-batches per optimizer step.
+        precision: format of forward and backward.
+        optimizer: the rule of the update, with its constants.
+        clip_norm: largest global gradient norm; None does not clip.
+        loss_scale: used with fp16 alone.
+        bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
+            elements (a larger parameter is a bucket of its own).
+        prefetch_units: stage 3: units whose gather is issued ahead of the one that computes.
+        gathered_elements: stage 3: a gather is not issued ahead while more elements than these
+            would be gathered at once; None does not limit. What the unit at hand needs is always
+            gathered.
+        keep_after_forward: stage 3: parameters that stay gathered from forward to backward.
+        reduce_once: stages 2 and 3: accumulate whole gradients and reduce in the last micro-batch,
+            instead of in each. Stages 0 and 1 always do.
+        reductions_in_flight: gradient buckets whose reduction may be unfinished while backward goes
+            on; at 0 compute waits for each reduction.
+        host_ahead_units: units that the host may issue ahead of the device, in forward and
+            backward; None does not limit.
+        checkpointing: which activations are kept.
+        partition_checkpoints: keep a rank's share of each checkpoint and gather it over the tensor
+            axis before recompute (ZeRO-R Pa, section 6.1).
+    """
+
+    stage: int
+    data: int = 1
+    tensor: int = 1
+    gradient_accumulation_steps: int = 1
+    precision: Precision = Precision.FP32
+    optimizer: Adam | SGD = field(default_factory=Adam)
+    clip_norm: float | None = None
+    loss_scale: LossScale = field(default_factory=LossScale)
+    bucket_elements: int = 500_000_000
+    prefetch_units: int = 1
+    gathered_elements: int | None = None
+    keep_after_forward: Keep = Keep.NOTHING
+    reduce_once: bool = False
+    reductions_in_flight: int = 1
+    host_ahead_units: int | None = None
+    checkpointing: Checkpointing = Checkpointing.NONE
+    partition_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stage not in (0, 1, 2, 3):
+            raise StrategyError(f"stage: {self.stage} must be 0, 1, 2 or 3")
+        for name in ("data", "tensor", "gradient_accumulation_steps", "bucket_elements"):
+            if getattr(self, name) < 1:
+                raise StrategyError(f"{name}: {getattr(self, name)} must be at least 1")
+        for name in ("prefetch_units", "reductions_in_flight"):
+            if getattr(self, name) < 0:
+                raise StrategyError(f"{name}: {getattr(self, name)} must be at least 0")
+        if self.host_ahead_units is not None and self.host_ahead_units < 1:
+            raise StrategyError(f"host_ahead_units: {self.host_ahead_units} must be at least 1")
+        if self.gathered_elements is not None and self.gathered_elements < 0:
+            raise StrategyError(f"gathered_elements: {self.gathered_elements} must be at least 0")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise StrategyError(f"clip_norm: {self.clip_norm} must be more than 0")
+        if self.partition_checkpoints and self.checkpointing is Checkpointing.NONE:
+            raise StrategyError("partition_checkpoints: true needs checkpointing = full")
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.data * self.tensor
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether gradients are reduced in the last micro-batch alone."""
+        return self.stage < 2 or self.reduce_once or self.gradient_accumulation_steps == 1

@@ -1,0 +1,107 @@
+"""What happened in a run: the same type from every backend.
+
+Times are integer picoseconds since the start of the first step. A trace of a folded simulation
+holds one rank of each class of ranks that no one can tell apart, and says how many it stands for.
+"""
+
+from dataclasses import dataclass
+
+from zsim.schedule import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One operation on one rank: when it ran. `step` is -1 in setup."""
+
+    operation: str
+    step: int
+    stream: str
+    start_ps: int
+    end_ps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookEntry:
+    """One line of the allocator's book, in the order in which the host issued it.
+
+    `change_bytes` is positive for an allocation. `operation` is the `Allocate`, the `Free`, or for
+    a deferred free the `Allocate` at which the memory came back.
+    """
+
+    operation: str
+    step: int
+    pool: str
+    buffer: str
+    kind: Kind
+    change_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One collective as it was handed to the communicator, in issue order.
+
+    `bytes` are ring-equivalent: what this rank sends if the ring algorithm is used.
+    """
+
+    operation: str
+    step: int
+    group: str
+    collective: str
+    elements: int
+    bytes: int
+    scalar: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """What one rank did; `stands_for` ranks did the same at the same times."""
+
+    rank: int
+    role: str
+    stands_for: int
+    events: tuple[Event, ...]
+    book: tuple[BookEntry, ...]
+    transfers: tuple[Transfer, ...]
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """Bytes that crossed one class of links in one step, summed over the links of the class."""
+
+    link: str
+    count: int
+    bytes: int
+    capacity_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A pool that did not suffice: where, and what was alive, largest first."""
+
+    rank: int
+    pool: str
+    operation: str
+    needed_bytes: int
+    capacity_bytes: int
+    alive: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A run of setup and `steps` steps.
+
+    `step_end_ps` has the end of each step (all streams of all ranks drained of it). `observed`
+    holds figures by name that only some backends can see (live storages by class, for one).
+    """
+
+    backend: str
+    schedule: str
+    seed: int
+    steps: int
+    ranks: tuple[RankTrace, ...]
+    step_end_ps: tuple[int, ...]
+    links: tuple[LinkUse, ...] = ()
+    out_of_memory: OutOfMemory | None = None
+    trust: str = ""
+    observed: tuple[tuple[str, float], ...] = ()

@@ -1,0 +1,105 @@
+"""Quantities as integers: bytes, picoseconds, bytes and operations per second; read and printed.
+
+"450 GB/s" is 450e9 bytes per second; bits ("Gb/s") are refused, since that is how factors of eight
+are lost. GiB is 2**30, GB is 10**9.
+"""
+
+import re
+from fractions import Fraction
+
+PICOSECONDS_PER_SECOND = 10**12
+
+
+class UnitError(ValueError):
+    """A quantity that cannot be read; the message says what is allowed."""
+
+
+_PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SIZE = {f"{prefix}B": Fraction(factor) for prefix, factor in (_PREFIX | _BINARY).items()}
+_BANDWIDTH = {f"{unit}/s": factor for unit, factor in _SIZE.items()}
+_TIME = {
+    "s": Fraction(10**12),
+    "ms": Fraction(10**9),
+    "us": Fraction(10**6),
+    "ns": Fraction(10**3),
+    "ps": Fraction(1),
+}
+_RATE = {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _PREFIX.items()}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*?)\s*$")
+
+
+def _parse(text: str, units: dict[str, Fraction], example: str) -> int:
+    match = _NUMBER.match(text)
+    unit = match.group(2) if match else None
+    if match is None or unit not in units:
+        hint = ""
+        if unit is not None and unit.rstrip("/s").endswith("b"):
+            hint = "; bits are not accepted, write bytes"
+        raise UnitError(f"{text!r} is not a quantity such as {example!r}{hint}")
+    exact = Fraction(match.group(1)) * units[unit]
+    return round(exact)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `text`, such as "32 GB" or "80 GiB".
+
+    Raises:
+        UnitError: it is no size.
+    """
+    return _parse(text, _SIZE, "32 GB")
+
+
+def parse_bandwidth(text: str) -> int:
+    """Bytes per second in `text`, such as "450 GB/s".
+
+    Raises:
+        UnitError: it is no bandwidth in bytes per second.
+    """
+    return _parse(text, _BANDWIDTH, "450 GB/s")
+
+
+def parse_time(text: str) -> int:
+    """Picoseconds in `text`, such as "2.5 us".
+
+    Raises:
+        UnitError: it is no time.
+    """
+    return _parse(text, _TIME, "2.5 us")
+
+
+def parse_rate(text: str) -> int:
+    """Floating-point operations per second in `text`, such as "125 TFLOP/s".
+
+    Raises:
+        UnitError: it is no rate.
+    """
+    return _parse(text, _RATE, "125 TFLOP/s")
+
+
+def format_bytes(size_bytes: int) -> str:
+    """`size_bytes` with three digits and a decimal prefix: "31.4 GB"."""
+    return f"{_scaled(size_bytes)}B"
+
+
+def format_rate(per_second: float) -> str:
+    """`per_second` operations with three digits and a decimal prefix: "38.7 TFLOP/s"."""
+    return f"{_scaled(per_second)}FLOP/s"
+
+
+def _scaled(number: float) -> str:
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 999.5:
+            break
+        number /= 1000
+    else:
+        prefix = "P"
+    return f"{number:.3g} {prefix}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` with three digits in the unit that reads best: "1.23 s", "45.6 ms"."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
