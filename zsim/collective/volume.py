@@ -1,0 +1,64 @@
+"""Ring-equivalent bytes: what a rank sends for a collective if the ring algorithm is used.
+
+The unit in which volumes are promised, proved and compared, whatever algorithm a backend runs.
+Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", section 4; Rajbhandari et al. 2020 (ZeRO), section 7.1, counts in the same unit.
+"""
+
+from typing import assert_never
+
+from zsim.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Communication,
+    Receive,
+    ReduceScatter,
+    Send,
+)
+
+
+def ring_equivalent_bytes(operation: Communication, count: int) -> int:
+    """Bytes that one rank of a group of `count` sends for `operation`; 0 in a group of one.
+
+    All-gather and reduce-scatter send every shard but one; an all-reduce is one of each, on chunks
+    of ceil(n / count) elements. A broadcast is counted as its scatter-less half: each rank passes on
+    all chunks but one. A send counts its elements, a receive nothing.
+    """
+    if count == 1:
+        return 0
+    width = operation.wire.size_bytes
+    match operation:
+        case AllGather(source=shard) | ReduceScatter(target=shard):
+            return (count - 1) * shard.size * width
+        case AllReduce(source=source):
+            return 2 * (count - 1) * -(-source.size // count) * width
+        case Broadcast(source=source):
+            return (count - 1) * -(-source.size // count) * width
+        case Send(source=source):
+            return source.size * width
+        case Receive():
+            return 0
+        case _:
+            assert_never(operation)
+
+
+def element_count(operation: Communication) -> int:
+    """Elements that one rank hands to the communicator (receive: takes from it)."""
+    match operation:
+        case (
+            AllGather(source=view)
+            | ReduceScatter(source=view)
+            | AllReduce(source=view)
+            | Broadcast(source=view)
+            | Send(source=view)
+            | Receive(target=view)
+        ):
+            return view.size
+        case _:
+            assert_never(operation)
+
+
+def is_scalar(operation: Communication) -> bool:
+    """Whether the collective carries one element per rank (norm, overflow); listed apart."""
+    return element_count(operation) == 1
