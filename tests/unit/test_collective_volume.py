@@ -101,8 +101,9 @@ def test_a_group_of_one_sends_nothing(operation: Communication) -> None:
     assert ring_equivalent_bytes(operation, 1) == 0
 
 
-def test_one_element_per_rank_is_a_scalar() -> None:
+def test_a_tensor_of_one_element_is_a_scalar_and_one_element_per_rank_is_not() -> None:
     assert is_scalar(all_reduce(1))
-    assert is_scalar(gather(1, 8))
+    assert is_scalar(send(1))
+    assert not is_scalar(gather(1, 8))
     assert not is_scalar(scatter(1, 8))
     assert element_count(scatter(1, 8)) == 8

@@ -22,8 +22,8 @@ def ring_equivalent_bytes(operation: Communication, count: int) -> int:
     """Bytes that one rank of a group of `count` sends for `operation`; 0 in a group of one.
 
     All-gather and reduce-scatter send every shard but one; an all-reduce is one of each, on chunks
-    of ceil(n / count) elements. A broadcast is counted as its scatter-less half: each rank passes on
-    all chunks but one. A send counts its elements, a receive nothing.
+    of ceil(n / count) elements. In a broadcast each rank passes on all such chunks but one. A send
+    counts its elements, a receive nothing.
     """
     if count == 1:
         return 0
@@ -60,5 +60,14 @@ def element_count(operation: Communication) -> int:
 
 
 def is_scalar(operation: Communication) -> bool:
-    """Whether the collective carries one element per rank (norm, overflow); listed apart."""
-    return element_count(operation) == 1
+    """Whether the whole tensor is one element (norm, overflow, loss); such volumes are listed apart.
+
+    An all-gather of one element per rank is not: together they are a tensor.
+    """
+    match operation:
+        case AllGather(target=whole) | ReduceScatter(source=whole) | AllReduce(source=whole):
+            return whole.size == 1
+        case Broadcast(source=whole) | Send(source=whole) | Receive(target=whole):
+            return whole.size == 1
+        case _:
+            assert_never(operation)
