@@ -1,0 +1,297 @@
+"""Frozen dataclasses to plain JSON values and back, driven by their declared types.
+
+A field that may hold several classes carries `"type": CLASS`. A field that is empty, and empty by
+default, is left out. Floats are exact; infinite and undefined ones, which JSON lacks, are strings.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+TAG = "type"
+Hint = Any
+"""A type as an annotation writes it: classes, `tuple[int, ...]` and `A | B` have no common one."""
+
+NOT_FINITE = ("inf", "-inf", "nan")
+
+
+class FieldError(ValueError):
+    """A value that does not fit; `path` leads to it from the outside."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.path: list[str | int] = []
+
+    def under(self, key: str | int) -> "FieldError":
+        """This error, seen from the container in which the value stands at `key`."""
+        self.path.insert(0, key)
+        return self
+
+    def __str__(self) -> str:
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        return f"{path.removeprefix('.')}: {self.why}" if path else self.why
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Both directions of one type; `decode` raises `FieldError`."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def encode_value(value: object, hint: object) -> object:
+    """`value`, which is a `hint`, as JSON values."""
+    return codec_of(hint).encode(value)
+
+
+def decode_value(value: object, hint: object) -> object:
+    """The `hint` that `encode_value` made `value` from.
+
+    Raises:
+        FieldError: `value` is none; it names the path inside.
+    """
+    return codec_of(hint).decode(value)
+
+
+@cache
+def codec_of(hint: Hint) -> Codec:
+    """The codec of a type: scalars, enums, dataclasses, tuples and unions of them.
+
+    Raises:
+        TypeError: there is none for such a type.
+    """
+    if hint in _SCALARS:
+        return _scalar(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum(hint)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _record(hint)
+    if _is_tuple(hint):
+        return _tuple(get_args(hint))
+    origin: Hint = get_origin(hint)
+    if origin in (Union, UnionType):
+        return _union(get_args(hint))
+    raise TypeError(f"no JSON form for {hint}")
+
+
+def shown(value: object) -> str:
+    """A JSON value as an error names it: short, on one line."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_SCALARS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    NoneType: "null",
+}
+
+
+def _scalar(kind: type) -> Codec:
+    if kind is float:
+        return Codec(_encode_float, _decode_float)
+
+    def decode(value: object) -> object:
+        if type(value) is not kind:
+            raise FieldError(f"{shown(value)} must be {_SCALARS[kind]}")
+        return value
+
+    return Codec(lambda value: value, decode)
+
+
+def _encode_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _decode_float(value: object) -> float:
+    if type(value) is float or (type(value) is int and abs(value) <= 2**53):
+        return float(value)
+    if isinstance(value, str) and value in NOT_FINITE:
+        return float(value)
+    raise FieldError(f"{shown(value)} must be a number")
+
+
+def _enum(kind: type[Enum]) -> Codec:
+    members = {member.value: member for member in kind}
+
+    def decode(value: object) -> Enum:
+        if isinstance(value, str) and value in members:
+            return members[value]
+        raise FieldError(f"{shown(value)} must be one of {', '.join(members)}")
+
+    return Codec(lambda member: member.value, decode)
+
+
+def _tuple(items: tuple[Any, ...]) -> Codec:
+    variadic = len(items) == 2 and items[1] is Ellipsis
+    inner = [codec_of(item) for item in (items[:1] if variadic else items)]
+
+    def encode(value: tuple[Any, ...]) -> list[Any]:
+        codecs = inner * len(value) if variadic else inner
+        return [codec.encode(item) for codec, item in zip(codecs, value, strict=True)]
+
+    def decode(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise FieldError(f"{shown(value)} must be a list")
+        given = cast("list[object]", value)
+        codecs = inner * len(given) if variadic else inner
+        if len(codecs) != len(given):
+            raise FieldError(f"{len(given)} items, must be {len(codecs)}")
+        decoded: list[object] = []
+        try:
+            for codec, item in zip(codecs, given, strict=True):
+                decoded.append(codec.decode(item))
+        except FieldError as error:
+            raise error.under(len(decoded)) from None
+        return tuple(decoded)
+
+    return Codec(encode, decode)
+
+
+def _union(kinds: tuple[Any, ...]) -> Codec:
+    """Plain kinds are told apart by their JSON type; several classes by their tag."""
+    plain = [kind for kind in kinds if not is_dataclass(kind)]
+    classes: dict[str, Hint] = {_class_name(kind): kind for kind in kinds if is_dataclass(kind)}
+    if len(classes) == 1 and set(plain) == {NoneType}:
+        (only,) = classes.values()
+        record = codec_of(only)
+        return Codec(
+            lambda value: None if value is None else record.encode(value),
+            lambda value: None if value is None else record.decode(value),
+        )
+
+    def encode(value: object) -> object:
+        name = type(value).__name__
+        if name in classes:
+            return {TAG: name, **codec_of(classes[name]).encode(value)}
+        for kind in plain:
+            if _fits(value, kind):
+                return codec_of(kind).encode(value)
+        raise TypeError(f"{value!r} is none of {kinds}")
+
+    def decode(value: object) -> object:
+        if isinstance(value, dict) and classes:
+            given = dict(cast("dict[str, object]", value))
+            if TAG not in given:
+                raise FieldError(f"missing; must be one of {', '.join(classes)}").under(TAG)
+            name = given.pop(TAG)
+            if not isinstance(name, str) or name not in classes:
+                why = f"{shown(name)} must be one of {', '.join(classes)}"
+                raise FieldError(why).under(TAG)
+            return codec_of(classes[name]).decode(given)
+        for kind in plain:
+            if _fits(value, kind):
+                return codec_of(kind).decode(value)
+        allowed = [_named(kind) for kind in plain] + ([f"an object with {TAG}"] if classes else [])
+        raise FieldError(f"{shown(value)} must be {' or '.join(allowed)}")
+
+    return Codec(encode, decode)
+
+
+def _fits(value: object, kind: Hint) -> bool:
+    """Whether `value`, decoded or not, can only be meant as `kind` of a union."""
+    if kind is float:
+        return type(value) in (int, float) or value in NOT_FINITE
+    if _is_tuple(kind):
+        return isinstance(value, list | tuple)
+    if issubclass(kind, Enum):
+        return isinstance(value, str)
+    return type(value) is kind
+
+
+def _is_tuple(kind: Hint) -> bool:
+    origin: Hint = get_origin(kind)
+    return origin is tuple
+
+
+def _class_name(kind: Hint) -> str:
+    return str(kind.__name__)
+
+
+def _named(kind: Hint) -> str:
+    return _SCALARS.get(kind) or ("a list" if _is_tuple(kind) else _class_name(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One field of a record."""
+
+    name: str
+    codec: Codec
+    required: bool
+    omitted: object
+    """The default if it is empty: a value equal to it is not written. MISSING if it is not."""
+
+
+def _slot(field: Field[Any], hint: Hint) -> _Slot:
+    factory = field.default_factory is not MISSING
+    default = MISSING if factory else field.default
+    empty = default is None or default is False or default in ((), "")
+    return _Slot(
+        name=field.name,
+        codec=codec_of(hint),
+        required=not factory and default is MISSING,
+        omitted=default if empty else MISSING,
+    )
+
+
+def _record(kind: type) -> Codec:
+    @cache
+    def slots() -> tuple[_Slot, ...]:  # at first use, since Branch holds operations
+        hints = get_type_hints(kind)
+        return tuple(_slot(field, hints[field.name]) for field in fields(kind) if field.init)
+
+    def encode(value: object) -> dict[str, object]:
+        made: dict[str, object] = {}
+        for slot in slots():
+            item = getattr(value, slot.name)
+            if slot.omitted is MISSING or item != slot.omitted:
+                made[slot.name] = slot.codec.encode(item)
+        return made
+
+    def decode(value: object) -> object:
+        if not isinstance(value, dict):
+            raise FieldError(f"{shown(value)} must be an object: {kind.__name__}")
+        given = cast("dict[str, object]", value)
+        decoded: dict[str, object] = {}
+        for slot in slots():
+            if slot.name in given:
+                try:
+                    decoded[slot.name] = slot.codec.decode(given[slot.name])
+                except FieldError as error:
+                    raise error.under(slot.name) from None
+            elif slot.required:
+                _refuse_unknown(kind, given)
+                raise FieldError("missing").under(slot.name)
+        if len(decoded) != len(given):
+            _refuse_unknown(kind, given)
+        try:
+            return kind(**decoded)
+        except ValueError as error:
+            raise FieldError(str(error)) from None
+
+    return Codec(encode, decode)
+
+
+def _refuse_unknown(kind: type, given: dict[str, object]) -> None:
+    names = [field.name for field in fields(kind) if field.init]
+    for key in given:
+        if key not in names:
+            close = get_close_matches(key, names, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            why = f"unknown key; {meant}{kind.__name__} has {', '.join(names)}"
+            raise FieldError(why).under(key if key.isidentifier() else repr(key))

@@ -1,0 +1,275 @@
+"""Scenario files: what one experiment trains, on what, and how it is sharded.
+
+`parse` reads TOML text into a `Scenario`, with settings such as `zero.stage=3` on top of it. What
+is wrong becomes one `ScenarioError` of one line: the field, the value, and what is allowed.
+`zsim.resolve` turns a scenario into a model, a cluster and a strategy.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic_core import ErrorDetails
+
+from zsim.strategy import Checkpointing, Keep, Precision
+from zsim.units import UnitError, parse_size
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be used, in one line: field, value, what is allowed."""
+
+
+def _whole(value: object) -> object:
+    """7.5e9 is a whole number: TOML has no other short way to write it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _stage(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else _whole(value)  # true is no stage
+
+
+def _size(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError('must be a size with its unit, such as "32 GB"')  # noqa: TRY004 (pydantic)
+    try:
+        return parse_size(value)
+    except UnitError:
+        bits = "; bits are not accepted" if value.rstrip().endswith("b") else ""
+        raise ValueError(f'must be a size such as "32 GB" or "80 GiB"{bits}') from None
+
+
+LARGEST = 2**60
+"""No count in a scenario is larger: a slip of the exponent is refused instead of computed."""
+
+Whole = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=LARGEST)]
+Repeat = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=100_000)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Flag = Annotated[bool, Strict()]
+Real = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Strict(), Field(ge=0, lt=1)]
+
+
+class Table(BaseModel):
+    """A table of a scenario file; a key that it does not have is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelTable(Table):
+    """`[model]`: the shape of a GPT, or `parameters` alone: 32 equal units of so many together."""
+
+    layers: Repeat | None = None
+    hidden_size: Count | None = None
+    attention_heads: Count | None = None
+    sequence_length: Count | None = None
+    vocab_size: Count | None = None
+    tied_embeddings: Flag = False
+    parameters: Count | None = None
+
+
+class ClusterTable(Table):
+    """`[cluster]`: a topology by name, and how many of its nodes.
+
+    Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory` and `nics_per_node`
+    replace what the topology says.
+    """
+
+    topology: str
+    nodes: Count | None = None
+    gpu_memory: Size | None = None
+    nics_per_node: Repeat | None = None
+
+
+class ParallelTable(Table):
+    """`[parallel]`: ranks of each axis. Without `data` it is what the tensor axis leaves."""
+
+    tensor: Count = 1
+    data: Count | None = None
+
+
+class ZeroTable(Table):
+    """`[zero]`: the stage and the knobs of the schedule, as in `zsim.strategy.Strategy`."""
+
+    stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_stage)]
+    bucket_elements: Count = 500_000_000
+    prefetch_units: Whole = 1
+    gathered_elements: Whole | None = None
+    keep_after_forward: Keep = Keep.NOTHING
+    reduce_once: Flag = False
+    reductions_in_flight: Whole = 1
+    host_ahead_units: Count | None = None
+
+
+class ActivationsTable(Table):
+    """`[activations]`: what forward keeps for backward."""
+
+    checkpointing: Checkpointing = Checkpointing.NONE
+    partition: Flag = False
+
+
+class LossScaleTable(Table):
+    """`[train.loss_scale]`: the dynamic loss scale of fp16."""
+
+    initial: Positive = 2.0**16
+    growth: Annotated[float, Strict(), Field(ge=1, allow_inf_nan=False)] = 2.0
+    backoff: Annotated[float, Strict(), Field(gt=0, le=1)] = 0.5
+    interval: Count = 2000
+    minimum: Positive = 1.0
+
+
+class TrainTable(Table):
+    """`[train]`: batch sizes (two of the three say the third), precision and the optimizer."""
+
+    micro_batch_size: Count | None = None
+    gradient_accumulation_steps: Repeat | None = None
+    global_batch_size: Count | None = None
+    precision: Precision = Precision.FP32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: NotNegative | None = None
+    beta1: Fraction | None = None
+    beta2: Fraction | None = None
+    epsilon: NotNegative | None = None
+    weight_decay: NotNegative | None = None
+    clip_norm: Positive | None = None
+    loss_scale: LossScaleTable = LossScaleTable()
+    steps: Repeat = 1
+
+
+class Scenario(Table):
+    """A scenario file, read: every key has the right type and lies in its range."""
+
+    title: str
+    model: ModelTable
+    cluster: ClusterTable
+    parallel: ParallelTable = ParallelTable()
+    zero: ZeroTable
+    activations: ActivationsTable = ActivationsTable()
+    train: TrainTable
+
+
+def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
+    """The scenario in TOML `text`, with `settings` (`zero.stage=3`) in place of what it says.
+
+    Raises:
+        ScenarioError: it cannot be used.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"not TOML: {error}") from None
+    except RecursionError:
+        raise ScenarioError("not TOML: nested too deeply") from None
+    if not data:
+        raise ScenarioError(f"empty; a scenario has {_listed(Scenario.model_fields)}")
+    for setting in settings:
+        apply(data, setting)
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise ScenarioError(_line(error.errors(include_url=False))) from None
+
+
+def apply(data: dict[str, Any], setting: str) -> None:
+    """Set the key that `setting` names (`zero.stage=3`) in `data`; a bare word is a string.
+
+    Raises:
+        ScenarioError: it is no setting.
+    """
+    path, equals, text = setting.partition("=")
+    names = [name.strip() for name in path.split(".")]
+    if not equals or not all(names):
+        raise ScenarioError(f"--set: {setting!r} must be KEY=VALUE, such as zero.stage=3")
+    table = data
+    for name in names[:-1]:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ScenarioError(f"--set: {path.strip()!r}: {name} is a value, not a table")
+        table = cast("dict[str, Any]", inner)
+    table[names[-1]] = _setting_value(setting, text.strip())
+
+
+def _setting_value(setting: str, text: str) -> object:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        if not text or text[0] in "\"'[{":
+            raise ScenarioError(f"--set: {setting!r}: the value is not TOML") from None
+        return text
+    if len(found) != 1:
+        raise ScenarioError(f"--set: {setting!r} must be one KEY=VALUE")
+    return found["value"]
+
+
+LATER = {
+    ("model", "hf_config"): "is not read yet; give the shape of the model, or parameters alone",
+    ("cluster", "node"): "is not read yet; give topology",
+    ("cluster", "fabric"): "is not read yet; give topology",
+}
+"""Keys that are planned: what to write until then."""
+
+WORDING = {
+    "missing": "missing",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "model_type": "must be a table",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "enum": "must be {expected}",
+    "literal_error": "must be {expected}",
+    "value_error": "{error}",
+}
+"""pydantic's kinds of error in our words."""
+
+
+def _line(errors: list[ErrorDetails]) -> str:
+    """The first error; an unknown key goes first, since it explains why another one is missing."""
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    error = (unknown or errors)[0]
+    path = error["loc"]
+    field = ".".join(key if key.isidentifier() else repr(key) for key in map(str, path))
+    if unknown:
+        return f"{field}: {LATER.get(cast('tuple[str, str]', path)) or _unknown(path)}"
+    bounds = {name: _whole(bound) for name, bound in (error.get("ctx") or {}).items()}
+    wording = WORDING.get(error["type"], error["msg"]).format_map(bounds)
+    if error["type"] == "missing":
+        return f"{field}: {wording}"
+    return f"{field}: {_shown(error['input'])} {wording}"
+
+
+def _unknown(path: tuple[int | str, ...]) -> str:
+    fields = _fields_at(path[:-1])
+    close = get_close_matches(str(path[-1]), fields, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"unknown key; {meant}allowed: {_listed(fields)}"
+
+
+def _fields_at(path: tuple[int | str, ...]) -> Mapping[str, object]:
+    table: type[BaseModel] = Scenario
+    for name in path:
+        table = cast("type[BaseModel]", table.model_fields[str(name)].annotation)
+    return table.model_fields
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _shown(value: object) -> str:
+    """A value as TOML writes it, short enough for one line."""
+    if isinstance(value, dict):
+        return "a table"
+    value = _whole(value)
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
