@@ -8,6 +8,7 @@ how it is sharded over data-parallel ranks.
 from dataclasses import dataclass, field
 from math import prod
 
+from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.kernel import Kernel
 
@@ -105,6 +106,7 @@ class Model:
         tensor: ranks of the tensor axis that it was resolved for.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
             axis, without recomputation (model FLOPs).
+        architecture: the shape it was built from, where it was; a backend can build modules of it.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Model:
     tensor: int = 1
     forward_flops: int = 0
     backward_flops: int = 0
+    architecture: GPT | None = None
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

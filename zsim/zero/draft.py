@@ -1,0 +1,103 @@
+"""A schedule of one role in the making: buffers by name, operations in order, the book so far."""
+
+from collections.abc import Iterable
+
+from zsim.dtype import DType
+from zsim.operation import Allocate, Edge, Free, HostWait, Operation, View
+from zsim.schedule import Buffer, Kind
+
+COMPUTE = "compute"
+COMMUNICATION = "communication"
+POOL = "device"
+
+
+class Draft:
+    """Collects buffers and operations; `prefix` is the path of what is being written.
+
+    The book is kept as it goes, so that the schedule can promise its peak.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.persistent: list[str] = []
+        self.operations: list[Operation] = []
+        self.prefix = ""
+        self.alive_bytes = 0
+        self.peak_bytes = 0
+        self.alive: set[str] = set()
+        self._views: dict[str, View] = {}
+
+    def buffer(
+        self,
+        name: str,
+        elements: int,
+        dtype: DType,
+        kind: Kind,
+        *,
+        home: str = COMPUTE,
+        produced: bool = False,
+        layout: str | None = None,
+        shard: str | None = None,
+    ) -> str:
+        """Declare a buffer once; later declarations of the name are the same buffer."""
+        if name not in self.buffers:
+            self.buffers[name] = Buffer(
+                name=name,
+                pool=POOL,
+                elements=elements,
+                dtype=dtype,
+                kind=kind,
+                home=home,
+                produced=produced,
+                layout=layout,
+                shard=shard,
+            )
+        return name
+
+    def all(self, name: str) -> View:
+        """Every element of the buffer called `name`."""
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = View(buffer=name, size=self.buffers[name].elements)
+        return view
+
+    def add(self, operation: Operation) -> str:
+        """Append an operation; its id."""
+        self.operations.append(operation)
+        return operation.id
+
+    def path(self, name: str) -> str:
+        """The id of an operation called `name` here."""
+        return f"{self.prefix}/{name}"
+
+    def allocate(self, name: str) -> None:
+        """Take memory for the buffer called `name`."""
+        assert name not in self.alive, f"{self.prefix}: {name} is alive"
+        self.alive.add(name)
+        self.alive_bytes += self.buffers[name].size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        self.operations.append(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+
+    def free(self, name: str, uses: Iterable[str] = ()) -> None:
+        """Give the memory back; the home stream waits for `uses`."""
+        self.alive.remove(name)
+        self.alive_bytes -= self.buffers[name].size_bytes
+        self.operations.append(Free(id=f"{self.prefix}/free/{name}", buffer=name, uses=tuple(uses)))
+
+    def host_wait(self, operation: Edge) -> None:
+        """The host stops until `operation` has finished."""
+        self.operations.append(HostWait(id=self.path("host_wait"), operation=operation))
+
+    def side(self, prefix: str) -> "Draft":
+        """A list for one side of a branch: same buffers, own operations, own copy of the book."""
+        side = Draft()
+        side.buffers, side.persistent, side._views = self.buffers, self.persistent, self._views
+        side.prefix = prefix
+        side.alive, side.alive_bytes = set(self.alive), self.alive_bytes
+        side.peak_bytes = self.peak_bytes
+        return side
+
+    def join(self, side: "Draft") -> None:
+        """Go on from where `side` ended."""
+        self.alive, self.alive_bytes = side.alive, side.alive_bytes
+        self.peak_bytes = max(self.peak_bytes, side.peak_bytes)

@@ -1,0 +1,150 @@
+"""The order in which one micro-batch visits units and segments, and how long each value lives.
+
+A checkpointed unit keeps nothing of its forward but what it was given; before its backward it is
+run again, and what that makes are values of their own (`Made.AGAIN`).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.model import BATCH, Model, Segment, Unit
+from zsim.operation import Action
+from zsim.strategy import Checkpointing, Strategy
+
+
+class Made(StrEnum):
+    """When an instance of a value was made."""
+
+    FORWARD = "forward"
+    AGAIN = "again"
+    GATHERED = "gathered"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A value as one pass made it."""
+
+    value: str
+    made: Made
+
+    @property
+    def buffer(self) -> str:
+        """Name of the buffer that holds it."""
+        return self.value if self.made is Made.FORWARD else f"{self.value}/{self.made}"
+
+
+@dataclass(slots=True)
+class SegmentVisit:
+    """One segment in one pass: what it reads and makes, and what is last read here."""
+
+    action: Action
+    segment: int
+    reads: tuple[Instance, ...]
+    makes: tuple[Instance, ...]
+    ends: tuple[Instance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitVisit:
+    """One unit in one pass, with what of its input is put away after it or brought back before."""
+
+    unit: int
+    backward: bool
+    segments: tuple[SegmentVisit, ...]
+    parts: tuple[str, ...] = ()
+
+
+def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
+    """Every visit of one micro-batch, forward then backward.
+
+    `parts` are the checkpoints that are partitioned over the tensor axis: put away after the forward
+    visit, gathered before the backward one.
+    """
+    full = strategy.checkpointing is Checkpointing.FULL
+    partition = strategy.partition_checkpoints and model.tensor > 1
+    found: list[UnitVisit] = []
+    for index, unit in enumerate(model.units):
+        again = full and unit.checkpoint
+        parts = _received(unit, model) if again and partition else ()
+        segments = tuple(
+            SegmentVisit(
+                Action.FORWARD,
+                number,
+                tuple(Instance(name, Made.FORWARD) for name in segment.inputs),
+                tuple(Instance(value.name, Made.FORWARD) for value in segment.outputs),
+            )
+            for number, segment in enumerate(unit.segments)
+        )
+        found.append(UnitVisit(unit=index, backward=False, segments=segments, parts=parts))
+    for index in reversed(range(len(model.units))):
+        unit = model.units[index]
+        again = full and unit.checkpoint
+        found.append(
+            UnitVisit(
+                unit=index,
+                backward=True,
+                segments=_backward(unit, again=again, parts=found[index].parts),
+                parts=found[index].parts,
+            )
+        )
+    _end_values(found)
+    return tuple(found)
+
+
+def _received(unit: Unit, model: Model) -> tuple[str, ...]:
+    """Values that the unit is given, but for the batch."""
+    own = {value.name for segment in unit.segments for value in segment.outputs}
+    given = [name for segment in unit.segments for name in segment.inputs]
+    return tuple(
+        dict.fromkeys(
+            name
+            for name in given
+            if name not in own and name != BATCH and model.values[name].requires_gradient
+        )
+    )
+
+
+def _backward(unit: Unit, *, again: bool, parts: tuple[str, ...]) -> tuple[SegmentVisit, ...]:
+    own = {value.name for segment in unit.segments for value in segment.outputs}
+
+    def instance(name: str) -> Instance:
+        if name in parts:
+            return Instance(name, Made.GATHERED)
+        return Instance(name, Made.AGAIN if again and name in own else Made.FORWARD)
+
+    def reads(segment: Segment) -> tuple[Instance, ...]:
+        return tuple(instance(name) for name in segment.inputs)
+
+    found: list[SegmentVisit] = []
+    if again:
+        found += [
+            SegmentVisit(
+                Action.RECOMPUTE,
+                number,
+                reads(segment),
+                tuple(Instance(value.name, Made.AGAIN) for value in segment.outputs),
+            )
+            for number, segment in enumerate(unit.segments)
+        ]
+    for number in reversed(range(len(unit.segments))):
+        segment = unit.segments[number]
+        kept = reads(segment) if segment.saves_input else ()
+        found.append(SegmentVisit(Action.BACKWARD, number, kept, ()))
+    return tuple(found)
+
+
+def _end_values(found: list[UnitVisit]) -> None:
+    """Note with each visit the instances that nothing reads later."""
+    ended: set[Instance] = set()
+    for visit in reversed(found):
+        parted = {Instance(name, Made.FORWARD) for name in visit.parts}
+        if not visit.backward:
+            # Put away after the visit, which frees the whole.
+            ended |= parted
+        for segment in reversed(visit.segments):
+            last: list[Instance] = []
+            for instance in (*segment.reads, *segment.makes):
+                if instance not in ended:
+                    ended.add(instance)
+                    last.append(instance)
+            segment.ends = tuple(last)

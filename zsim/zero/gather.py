@@ -1,0 +1,156 @@
+"""Stage 3: parameters are gathered before they are used and freed after.
+
+Each bucket is needed for a while: from its first to its last use in a forward or backward (or from
+forward to backward, where parameters are kept). Gathers are issued in the order in which they are
+needed, `prefetch_units` visits ahead, while no more than `gathered_elements` are gathered at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.operation import AllGather, Edge, Previous
+from zsim.schedule import Kind
+from zsim.strategy import Keep, Strategy
+from zsim.zero.bucket import Buckets
+from zsim.zero.draft import COMMUNICATION, Draft
+from zsim.zero.flow import UnitVisit
+from zsim.zero.state import gather_path, parameter_buffer, update_path
+
+DATA = "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A bucket that must be whole from visit `first` to visit `last`."""
+
+    bucket: int
+    buffer: str
+    first: int
+    last: int
+
+
+class Gathers:
+    """Issues gathers ahead of the visits that need them, and frees what is no longer needed."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        strategy: Strategy,
+        buckets: Buckets,
+        sequence: Sequence[UnitVisit],
+    ) -> None:
+        self.draft = draft
+        self.strategy = strategy
+        self.buckets = buckets
+        self.needs = self._find_needs(sequence)
+        self.next = 0
+        self.gathered_elements = 0
+        self.open: dict[int, list[tuple[Need, str]]] = {}
+        self.ending: dict[int, list[Need]] = {}
+        self.updated: set[int] = set()
+
+    def held(self, bucket: int, visit: UnitVisit) -> str:
+        """The buffer that holds the whole bucket during `visit`."""
+        again = visit.backward and self.strategy.keep_after_forward is Keep.NOTHING
+        return f"bucket{bucket}/{'gathered_again' if again else 'gathered'}"
+
+    def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
+        """What is needed when, in order of first use."""
+        keeps = self.strategy.keep_after_forward is Keep.EVERYTHING
+        first: dict[tuple[int, int], int] = {}
+        last: dict[tuple[int, int], int] = {}
+        buffer: dict[tuple[int, int], str] = {}
+        window, backward = -1, True
+        for index, visit in enumerate(sequence):
+            if visit.backward != backward:
+                backward = visit.backward
+                window += 0 if keeps and backward else 1
+            for run in self.buckets.runs[visit.unit]:
+                key = (window, run.bucket)
+                first.setdefault(key, index)
+                last[key] = index
+                buffer[key] = self.held(run.bucket, visit)
+        return [
+            Need(bucket=key[1], buffer=buffer[key], first=start, last=last[key])
+            for key, start in first.items()
+        ]
+
+    def before(self, index: int) -> tuple[Edge, ...]:
+        """Gather what visit `index` needs and, ahead, what follows; what its compute waits for."""
+        limit = self.strategy.gathered_elements
+        while self.next < len(self.needs):
+            need = self.needs[self.next]
+            if need.first > index:
+                size = self.buckets.all[need.bucket].padded
+                if need.first > index + self.strategy.prefetch_units:
+                    break
+                if limit is not None and self.gathered_elements + size > limit:
+                    break
+                if need.buffer in self.draft.alive:
+                    break
+            self._gather(need)
+            self.next += 1
+        return tuple(name for _, name in self.open.pop(index, ()))
+
+    def _gather(self, need: Need) -> None:
+        draft, bucket = self.draft, self.buckets.all[need.bucket]
+        shard = parameter_buffer(draft, bucket, self.strategy)
+        name = draft.buffer(
+            need.buffer,
+            bucket.padded,
+            self.strategy.precision.compute,
+            Kind.COMMUNICATION,
+            home=COMMUNICATION,
+            layout=bucket.name,
+        )
+        draft.allocate(name)
+        after: tuple[Edge, ...] = ()
+        if need.bucket not in self.updated:
+            # The first gather of a step reads what the last step's update wrote.
+            self.updated.add(need.bucket)
+            after = (Previous(update_path(bucket, self.strategy)),)
+        operation = draft.add(
+            AllGather(
+                id=draft.path(f"gather/{name}"),
+                stream=COMMUNICATION,
+                after=after,
+                group=DATA,
+                source=draft.all(shard),
+                target=draft.all(name),
+                wire=self.strategy.precision.compute,
+            )
+        )
+        self.gathered_elements += bucket.padded
+        self.open.setdefault(need.first, []).append((need, operation))
+        self.ending.setdefault(need.last, []).append(need)
+
+    def after(self, index: int, used: str) -> None:
+        """Free what visit `index` needed last; `used` is its last operation."""
+        for need in self.ending.pop(index, ()):
+            self.draft.free(need.buffer, (used,))
+            self.gathered_elements -= self.buckets.all[need.bucket].padded
+
+
+class Replicas:
+    """Stages 0 to 2: parameters are whole on every rank.
+
+    In stages 1 and 2 the first use in a step waits for the gather that ended the step before.
+    """
+
+    def __init__(self, draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
+        self.draft = draft
+        self.strategy = strategy
+        self.buckets = buckets
+        self.seen: set[int] = set()
+
+    def held(self, bucket: int, _visit: UnitVisit) -> str:
+        """The buffer that holds the whole bucket."""
+        return parameter_buffer(self.draft, self.buckets.all[bucket], self.strategy)
+
+    def first_use(self, visit: UnitVisit) -> tuple[Edge, ...]:
+        """What the first reads of parameters in a step wait for."""
+        fresh = [run.bucket for run in self.buckets.runs[visit.unit] if run.bucket not in self.seen]
+        self.seen.update(fresh)
+        if self.strategy.stage == 0:
+            return ()
+        return tuple(Previous(gather_path(self.buckets.all[bucket])) for bucket in fresh)

@@ -1,0 +1,357 @@
+"""Forward, recompute and backward of one unit: segments, the values between them, checkpoints.
+
+With a tensor axis each segment's summands are summed where it ends, on the compute stream: what
+follows needs them at once. A partitioned checkpoint (ZeRO-R Pa) is the rank's own slice of a unit's
+input; it is gathered over the tensor axis before the unit is run again.
+"""
+
+from collections.abc import Callable, Sequence
+
+from zsim.model import BATCH, Model, ModelError, Segment
+from zsim.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Operand,
+    Role,
+    View,
+)
+from zsim.schedule import Kind
+from zsim.strategy import Precision, Strategy
+from zsim.zero.bucket import Buckets
+from zsim.zero.draft import COMPUTE, Draft
+from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit
+from zsim.zero.state import LOSS_SCALE
+
+TENSOR = "tensor"
+
+Held = Callable[[int, UnitVisit], str]
+"""The buffer that holds a bucket's parameters during a visit."""
+
+
+class Passes:
+    """Writes the visits of a micro-batch into a draft."""
+
+    def __init__(
+        self, draft: Draft, model: Model, strategy: Strategy, buckets: Buckets, held: Held
+    ) -> None:
+        self.draft = draft
+        self.model = model
+        self.strategy = strategy
+        self.buckets = buckets
+        self.held = held
+        self.micro_batch = 0
+        self._slopes: set[str] = set()
+        self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
+
+    def load(self) -> None:
+        """Bring a micro-batch of data in."""
+        batch = self.model.batch
+        name = self.draft.buffer(BATCH, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
+        self.draft.allocate(name)
+        self.draft.add(
+            Compute(
+                id=self.draft.path("load"),
+                stream=COMPUTE,
+                action=Action.LOAD,
+                micro_batch=self.micro_batch,
+                operands=(Operand(role=Role.OUTPUT, view=self.draft.all(name)),),
+            )
+        )
+
+    def seed(self) -> None:
+        """The gradient of the loss with respect to itself: one, times the loss scale with fp16."""
+        loss = self.model.loss
+        name = self.draft.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
+        self.draft.allocate(name)
+        self._slopes.add(loss.name)
+        scaled = self.strategy.precision is Precision.FP16
+        self.draft.add(
+            Fill(
+                id=self.draft.path("seed"),
+                stream=COMPUTE,
+                target=self.draft.all(name),
+                value=1.0,
+                scalar=LOSS_SCALE if scaled else None,
+            )
+        )
+
+    def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
+        """Run the unit; the id of its last operation that reads parameters."""
+        keeps = not any(part.action is Action.RECOMPUTE for part in visit.segments)
+        last = ""
+        for part in visit.segments:
+            last = self._run(visit, part, after, saves=keeps and not self._again(visit))
+            after = ()
+        for name in visit.parts:
+            self._put_away(name)
+        return last
+
+    def _again(self, visit: UnitVisit) -> bool:
+        unit = self.model.units[visit.unit]
+        return unit.checkpoint and self.strategy.checkpointing != "none"
+
+    def backward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
+        """Run the unit backward, recomputing first if it is checkpointed; the id as in forward."""
+        for name in visit.parts:
+            self._bring_back(name)
+        last, allocated = "", False
+        for part in visit.segments:
+            if part.action is Action.RECOMPUTE:
+                last = self._run(visit, part, after, saves=True)
+            else:
+                if not allocated:
+                    self._allocate_transients(visit)
+                    allocated = True
+                last = self._run_backward(visit, part, after)
+            after = ()
+        return last
+
+    def transient(self, unit: int, position: int) -> str:
+        """The buffer of the gradients that autograd makes of a unit's run number `position`."""
+        run = self.buckets.runs[unit][position]
+        return self.draft.buffer(
+            f"{self.model.units[unit].name}/gradient{position}",
+            run.size,
+            self.strategy.precision.compute,
+            Kind.WORKSPACE,
+            produced=True,
+        )
+
+    def _allocate_transients(self, visit: UnitVisit) -> None:
+        for position in range(len(self.buckets.runs[visit.unit])):
+            self.draft.allocate(self.transient(visit.unit, position))
+
+    def _run(
+        self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge], *, saves: bool
+    ) -> str:
+        """Forward of one segment, or recompute."""
+        draft, segment = self.draft, self._segment(visit, part)
+        for instance in part.makes:
+            draft.allocate(self._value(instance))
+        if saves and segment.saved_bytes:
+            draft.allocate(self._saved(visit, part))
+        name = draft.add(
+            Compute(
+                id=draft.path(f"{part.action}{part.segment}"),
+                stream=COMPUTE,
+                after=tuple(after),
+                action=part.action,
+                unit=self.model.units[visit.unit].name,
+                segment=part.segment,
+                micro_batch=self.micro_batch,
+                operands=self._operands_of(visit, part, saves=saves),
+                kernels=segment.forward,
+            )
+        )
+        if segment.reduces_output:
+            for instance in part.makes:
+                self._sum(self._value(instance), f"{part.action}{part.segment}/sum")
+        self._end(part)
+        return name
+
+    def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
+        draft, segment = self.draft, self._segment(visit, part)
+        operands = self._operands_of(visit, part, saves=True)
+        made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
+        for name in made:
+            draft.allocate(name)
+        done = draft.add(
+            Compute(
+                id=draft.path(f"backward{part.segment}"),
+                stream=COMPUTE,
+                after=tuple(after),
+                action=Action.BACKWARD,
+                unit=self.model.units[visit.unit].name,
+                segment=part.segment,
+                micro_batch=self.micro_batch,
+                operands=operands,
+                kernels=segment.backward,
+            )
+        )
+        if segment.saved_bytes:
+            draft.free(self._saved(visit, part))
+        for value in segment.outputs:
+            if value.name in self._slopes:
+                self._slopes.remove(value.name)
+                draft.free(f"{value.name}/gradient")
+        self._end(part)
+        for value in self._differentiable(segment):
+            self._settle_slope(value, part, reduces=segment.reduces_input_gradient)
+        return done
+
+    def _settle_slope(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:
+        """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
+        draft = self.draft
+        first = value not in self._slopes
+        name = f"{value}/gradient" if first else f"{value}/gradient/other"
+        if reduces:
+            self._sum(name, f"backward{part.segment}/sum/{value}")
+        if first:
+            self._slopes.add(value)
+            return
+        draft.add(
+            Copy(
+                id=draft.path(f"backward{part.segment}/add/{value}"),
+                stream=COMPUTE,
+                source=draft.all(name),
+                target=draft.all(f"{value}/gradient"),
+                accumulate=True,
+            )
+        )
+        draft.free(name)
+
+    def _operands_of(
+        self, visit: UnitVisit, part: SegmentVisit, *, saves: bool
+    ) -> tuple[Operand, ...]:
+        """Operands of a segment; the same in every micro-batch, so made once."""
+        key = (visit.unit, visit.backward, part.segment, part.action)
+        found = self._operands.get(key)
+        if found is not None:
+            return found
+        segment = self._segment(visit, part)
+        operands = [
+            Operand(role=Role.INPUT, view=self.draft.all(instance.buffer))
+            for instance in part.reads
+        ]
+        operands += self._parameters(visit, segment, Role.PARAMETER)
+        if saves and segment.saved_bytes:
+            view = self.draft.all(self._saved(visit, part))
+            operands.append(Operand(role=Role.SAVED, view=view))
+        if part.action is Action.BACKWARD:
+            operands += self._slope_operands(segment)
+            operands += self._parameters(visit, segment, Role.GRADIENT)
+        else:
+            partial = (TENSOR,) if segment.reduces_output else ()
+            operands += [
+                Operand(
+                    role=Role.OUTPUT, view=self.draft.all(self._value(instance)), partial=partial
+                )
+                for instance in part.makes
+            ]
+        self._operands[key] = tuple(operands)
+        return self._operands[key]
+
+    def _slope_operands(self, segment: Segment) -> list[Operand]:
+        """Gradients that a backward reads and makes."""
+        operands = [
+            Operand(role=Role.OUTPUT_GRADIENT, view=self.draft.all(f"{value.name}/gradient"))
+            for value in segment.outputs
+            if value.name in self._slopes
+        ]
+        partial = (TENSOR,) if segment.reduces_input_gradient else ()
+        for name in self._differentiable(segment):
+            other = name in self._slopes
+            value = self.model.values[name]
+            buffer = self.draft.buffer(
+                f"{name}/gradient/other" if other else f"{name}/gradient",
+                value.elements,
+                value.dtype,
+                Kind.WORKSPACE,
+                produced=True,
+            )
+            view = self.draft.all(buffer)
+            operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
+        return operands
+
+    def _differentiable(self, segment: Segment) -> list[str]:
+        return [name for name in segment.inputs if self.model.values[name].requires_gradient]
+
+    def _parameters(self, visit: UnitVisit, segment: Segment, role: Role) -> list[Operand]:
+        """Operands for the segment's parameters, or for their gradients, in the unit's order."""
+        views: dict[str, View] = {}
+        for position, run in enumerate(self.buckets.runs[visit.unit]):
+            if role is Role.PARAMETER:
+                buffer, start = self.held(run.bucket, visit), run.start
+            else:
+                buffer, start = self.transient(visit.unit, position), 0
+            for parameter in run.parameters:
+                views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
+                start += parameter.elements
+        return [Operand(role=role, view=views[name]) for name in segment.parameters]
+
+    def _segment(self, visit: UnitVisit, part: SegmentVisit) -> Segment:
+        return self.model.units[visit.unit].segments[part.segment]
+
+    def _value(self, instance: Instance) -> str:
+        value = self.model.values[instance.value]
+        return self.draft.buffer(
+            instance.buffer, value.elements, value.dtype, Kind.WORKSPACE, produced=True
+        )
+
+    def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
+        segment = self._segment(visit, part)
+        dtype = self.strategy.precision.compute
+        return self.draft.buffer(
+            f"{self.model.units[visit.unit].name}/saved{part.segment}",
+            -(-segment.saved_bytes // dtype.size_bytes),
+            dtype,
+            Kind.SAVED,
+            produced=True,
+        )
+
+    def _end(self, part: SegmentVisit) -> None:
+        for instance in part.ends:
+            self.draft.free(instance.buffer)
+
+    def _sum(self, buffer: str, name: str) -> None:
+        view, wire = self.draft.all(buffer), self.draft.buffers[buffer].dtype
+        self.draft.add(
+            AllReduce(
+                id=self.draft.path(name),
+                stream=COMPUTE,
+                group=TENSOR,
+                source=view,
+                target=view,
+                wire=wire,
+                accumulate=wire,
+            )
+        )
+
+    def _part(self, value: str) -> str:
+        """The buffer of the rank's own slice of a checkpoint."""
+        whole = self.model.values[value]
+        if whole.elements % self.model.tensor:
+            raise ModelError(
+                f"partition_checkpoints: {value} has {whole.elements} elements, "
+                f"not a multiple of the {self.model.tensor} ranks of the tensor axis"
+            )
+        return self.draft.buffer(
+            f"{value}/part", whole.elements // self.model.tensor, whole.dtype, Kind.SAVED
+        )
+
+    def _put_away(self, value: str) -> None:
+        draft, part = self.draft, self._part(value)
+        draft.allocate(part)
+        draft.add(
+            Copy(
+                id=draft.path(f"partition/{value}"),
+                stream=COMPUTE,
+                source=View(buffer=value, size=draft.buffers[part].elements, axis=TENSOR),
+                target=draft.all(part),
+            )
+        )
+        draft.free(value)
+
+    def _bring_back(self, value: str) -> None:
+        draft, part = self.draft, self._part(value)
+        whole = self.model.values[value]
+        name = draft.buffer(
+            Instance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.WORKSPACE
+        )
+        draft.allocate(name)
+        draft.add(
+            AllGather(
+                id=draft.path(f"gather/{value}"),
+                stream=COMPUTE,
+                group=TENSOR,
+                source=draft.all(part),
+                target=draft.all(name),
+                wire=whole.dtype,
+            )
+        )
+        draft.free(part)

@@ -1,0 +1,190 @@
+"""Gradients: copied into buckets as backward makes them, reduced while backward goes on.
+
+Every contribution is divided by data ranks x micro-batches as it is copied, so that the sum is the
+mean. Where gradients are reduced once, whole buckets of them collect over the micro-batches; the
+first contribution sets, later ones add. Otherwise each micro-batch fills staging memory, and shards
+collect what was reduced.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from zsim.model import Model
+from zsim.operation import AllReduce, Copy, Fill, ReduceScatter, View
+from zsim.schedule import Kind
+from zsim.strategy import Strategy
+from zsim.zero.bucket import Bucket, Buckets, Run
+from zsim.zero.draft import COMMUNICATION, COMPUTE, Draft
+from zsim.zero.passes import Passes
+from zsim.zero.state import own_view
+
+DATA = "data"
+
+
+@dataclass(slots=True)
+class Reduced:
+    """A bucket's gradients once they are reduced: the buffer, and the operation that made it."""
+
+    buffer: str
+    operation: str
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a bucket is: what of it was written, and how many units have contributed."""
+
+    written: set[int] = field(default_factory=set[int])
+    contributions: int = 0
+
+
+class Reductions:
+    """Takes the gradients of each unit's backward and reduces complete buckets."""
+
+    def __init__(
+        self, draft: Draft, model: Model, strategy: Strategy, buckets: Buckets, passes: Passes
+    ) -> None:
+        self.draft = draft
+        self.model = model
+        self.strategy = strategy
+        self.buckets = buckets
+        self.passes = passes
+        self.reduced: dict[int, Reduced] = {}
+        self._progress = [_Progress() for _ in buckets.all]
+        self._expected = Counter(run.bucket for runs in buckets.runs for run in runs)
+        self._in_flight: list[tuple[str, str]] = []
+        self._divisor = strategy.data * strategy.gradient_accumulation_steps
+
+    def contribute(self, unit: int, micro_batch: int) -> None:
+        """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
+        for position, run in enumerate(self.buckets.runs[unit]):
+            bucket, progress = self.buckets.all[run.bucket], self._progress[run.bucket]
+            target = self._collector(bucket)
+            while any(target == buffer for buffer, _ in self._in_flight):
+                self._free_oldest()
+            if target not in self.draft.alive:
+                self.draft.allocate(target)
+                progress.written.clear()
+            copied = self._copy(run, self.passes.transient(unit, position), target, progress)
+            progress.contributions += 1
+            if progress.contributions == self._expected[run.bucket]:
+                progress.contributions = 0
+                last = micro_batch == self.strategy.gradient_accumulation_steps - 1
+                if last or not self.strategy.reduces_once:
+                    self._reduce(bucket, target, copied)
+
+    def finish(self) -> None:
+        """Give the memory of every reduction still in flight back."""
+        while self._in_flight:
+            self._free_oldest()
+
+    def _collector(self, bucket: Bucket) -> str:
+        """The buffer that a bucket's contributions are copied into."""
+        whole = self.strategy.stage < 2
+        kind = Kind.GRADIENT if self._collects_whole else Kind.COMMUNICATION
+        name = "gradient" if whole else "accumulated" if self._collects_whole else "staging"
+        return self.draft.buffer(
+            f"{bucket.name}/{name}",
+            bucket.padded,
+            self.strategy.precision.compute,
+            kind,
+            layout=bucket.name,
+        )
+
+    @property
+    def _collects_whole(self) -> bool:
+        """Whether whole gradients outlive a micro-batch."""
+        strategy = self.strategy
+        return strategy.stage < 2 or (
+            strategy.reduce_once and strategy.gradient_accumulation_steps > 1
+        )
+
+    def _copy(self, run: Run, source: str, target: str, progress: _Progress) -> str:
+        draft, bucket = self.draft, self.buckets.all[run.bucket]
+        first = run.start not in progress.written
+        if not progress.written and bucket.padded > bucket.elements:
+            padding = View(
+                buffer=target, start=bucket.elements, size=bucket.padded - bucket.elements
+            )
+            draft.add(
+                Fill(id=draft.path(f"pad/{target}"), stream=COMPUTE, target=padding, value=0.0)
+            )
+        progress.written.add(run.start)
+        copied = draft.add(
+            Copy(
+                id=draft.path(f"{'set' if first else 'add'}/{target}"),
+                stream=COMPUTE,
+                source=draft.all(source),
+                target=View(buffer=target, start=run.start, size=run.size),
+                accumulate=not first,
+                divisor=self._divisor,
+            )
+        )
+        draft.free(source)
+        return copied
+
+    def _reduce(self, bucket: Bucket, source: str, copied: str) -> None:
+        draft, strategy = self.draft, self.strategy
+        wire = strategy.precision.compute
+        if strategy.stage == 0:
+            operation = draft.add(
+                AllReduce(
+                    id=draft.path(f"reduce/{bucket.name}"),
+                    stream=COMMUNICATION,
+                    after=(copied,),
+                    group=DATA,
+                    source=draft.all(source),
+                    target=draft.all(source),
+                    wire=wire,
+                    accumulate=wire,
+                )
+            )
+            self.reduced[bucket.index] = Reduced(source, operation)
+            return
+        target = source if strategy.stage == 1 else self._shard(bucket, "gradient", Kind.GRADIENT)
+        adds = target in draft.alive and target != source
+        landing = self._shard(bucket, "received", Kind.COMMUNICATION) if adds else target
+        if landing != source:
+            draft.allocate(landing)
+        operation = draft.add(
+            ReduceScatter(
+                id=draft.path(f"reduce/{bucket.name}"),
+                stream=COMMUNICATION,
+                after=(copied,),
+                group=DATA,
+                source=draft.all(source),
+                target=own_view(draft, bucket, landing),
+                wire=wire,
+                accumulate=wire,
+            )
+        )
+        if source != target:
+            self._in_flight.append((source, operation))
+        if adds:
+            operation = draft.add(
+                Copy(
+                    id=draft.path(f"accumulate/{bucket.name}"),
+                    stream=COMMUNICATION,
+                    source=draft.all(landing),
+                    target=draft.all(target),
+                    accumulate=True,
+                )
+            )
+            draft.free(landing)
+        self.reduced[bucket.index] = Reduced(target, operation)
+        while len(self._in_flight) > strategy.reductions_in_flight:
+            self._free_oldest()
+
+    def _shard(self, bucket: Bucket, name: str, kind: Kind) -> str:
+        return self.draft.buffer(
+            f"{bucket.name}/{name}",
+            bucket.shard,
+            self.strategy.precision.compute,
+            kind,
+            home=COMMUNICATION,
+            layout=bucket.name,
+            shard=DATA,
+        )
+
+    def _free_oldest(self) -> None:
+        buffer, operation = self._in_flight.pop(0)
+        self.draft.free(buffer, (operation,))
