@@ -9,7 +9,7 @@ class ArchitectureError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT:
-    """A decoder-only transformer as GPT-2 (Radford et al. 2019): pre-norm, biases, learned positions.
+    """A decoder-only transformer as GPT-2 (Radford et al. 2019): pre-norm, biases.
 
     `sequence_length` and `vocab_size` are in tokens. With `tied_embeddings` the output projection
     is the token embedding.

@@ -1,11 +1,11 @@
 """The `Model` of a GPT, or of so many parameters in equal units.
 
 With one rank on the tensor axis a block is one segment. With more it is cut where Megatron-LM's
-all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input, keep a
-part of the hidden units on each rank, and make summands of their output.
+all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input, keep
+a part of the hidden units on each rank, and make summands of their output.
 
-FLOPs count matrix products alone, 2 per multiply-add, attention without causal halving (Narayanan et
-al. 2021, section 3.1 and appendix). Saved activations follow Korthikanti et al. 2022, section 4.1,
+FLOPs count matrix products alone, 2 per multiply-add, attention without causal halving (Narayanan
+et al. 2021, section 3.1 and appendix). Saved activations follow Korthikanti et al. 2022, section 4.1,
 without dropout masks: zsim's GPT has no dropout.
 """
 

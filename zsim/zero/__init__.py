@@ -90,8 +90,8 @@ def _write_step(draft: Draft, model: Model, strategy: Strategy, buckets: Buckets
     gathers = Gathers(draft, strategy, buckets, sequence) if strategy.stage == 3 else None
     replicas = Replicas(draft, strategy, buckets)
     held = gathers.held if gathers else replicas.held
-    passes = Passes(draft, model, strategy, buckets, held)
-    reductions = Reductions(draft, model, strategy, buckets, passes)
+    passes = Passes(draft, model, strategy, buckets=buckets, held=held)
+    reductions = Reductions(draft, model, strategy, buckets=buckets, passes=passes)
     done: list[str] = []
     for index, visit in enumerate(sequence):
         micro_batch, position = divmod(index, len(once))
@@ -105,9 +105,8 @@ def _write_step(draft: Draft, model: Model, strategy: Strategy, buckets: Buckets
         draft.prefix = _prefix(model, visit, micro_batch)
         _limit_host(draft, strategy, done)
         after = gathers.before(index) if gathers else replicas.first_use(visit)
-        done.append(
-            passes.backward(visit, after) if visit.backward else passes.forward(visit, after)
-        )
+        run = passes.backward if visit.backward else passes.forward
+        done.append(run(visit, after))
         if gathers:
             gathers.after(index, done[-1])
         if visit.backward:

@@ -57,8 +57,8 @@ class UnitVisit:
 def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     """Every visit of one micro-batch, forward then backward.
 
-    `parts` are the checkpoints that are partitioned over the tensor axis: put away after the forward
-    visit, gathered before the backward one.
+    `parts` are the checkpoints that are partitioned over the tensor axis: put away after the
+    forward visit, gathered before the backward one.
     """
     full = strategy.checkpointing is Checkpointing.FULL
     partition = strategy.partition_checkpoints and model.tensor > 1

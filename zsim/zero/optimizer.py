@@ -65,7 +65,7 @@ class Ending:
             return
         flag = self._one_number("overflow")
         draft.allocate(flag)
-        self._measure("overflow", Action.FINITE, flag, Reduction.MAX)
+        self._measure(draft, Action.FINITE, flag, Reduction.MAX)
         skip, go_on = draft.side("step/skip"), draft.side("step/update")
         self._skip(skip)
         self._update(go_on)
@@ -86,16 +86,8 @@ class Ending:
     def _one_number(self, name: str) -> str:
         return self.draft.buffer(name, 1, self.strategy.precision.optimizer, Kind.WORKSPACE)
 
-    def _measure(
-        self,
-        name: str,
-        action: Action,
-        target: str,
-        reduction: Reduction,
-        draft: Draft | None = None,
-    ) -> None:
+    def _measure(self, draft: Draft, action: Action, target: str, reduction: Reduction) -> None:
         """One number over all gradients, then over all ranks."""
-        draft = draft or self.draft
         operands: list[Operand] = []
         elements = 0
         for bucket in self.buckets.all:
@@ -105,7 +97,7 @@ class Ending:
         operands.append(Operand(role=Role.OUTPUT, view=draft.all(target)))
         measured = draft.add(
             Compute(
-                id=draft.path(f"{name}/measure"),
+                id=draft.path(f"{target}/measure"),
                 stream=COMPUTE,
                 after=self._all_reduced(),
                 action=action,
@@ -116,7 +108,7 @@ class Ending:
         wire = draft.buffers[target].dtype
         draft.add(
             AllReduce(
-                id=draft.path(f"{name}/reduce"),
+                id=draft.path(f"{target}/reduce"),
                 stream=COMMUNICATION,
                 after=(measured,),
                 group=WORLD,
@@ -139,7 +131,7 @@ class Ending:
         """Gradients overflowed: nothing is updated, the loss scale falls."""
         scale = self.strategy.loss_scale
         for bucket in self.buckets.all:
-            draft.free(self.reduced[bucket.index].buffer)
+            draft.free(self.reduced[bucket.index].buffer, ("step/update/overflow/measure",))
         draft.add(
             SetScalar(
                 id=draft.path(LOSS_SCALE),
@@ -158,7 +150,7 @@ class Ending:
         if strategy.clip_norm is not None:
             norm = self._one_number("norm")
             draft.allocate(norm)
-            self._measure("norm", Action.NORM, norm, Reduction.SUM, draft)
+            self._measure(draft, Action.NORM, norm, Reduction.SUM)
         for bucket in self.buckets.all:
             self._update_bucket(draft, bucket, norm)
         if norm is not None:

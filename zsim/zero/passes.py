@@ -37,7 +37,7 @@ class Passes:
     """Writes the visits of a micro-batch into a draft."""
 
     def __init__(
-        self, draft: Draft, model: Model, strategy: Strategy, buckets: Buckets, held: Held
+        self, draft: Draft, model: Model, strategy: Strategy, *, buckets: Buckets, held: Held
     ) -> None:
         self.draft = draft
         self.model = model
@@ -180,8 +180,8 @@ class Passes:
                 self._slopes.remove(value.name)
                 draft.free(f"{value.name}/gradient")
         self._end(part)
-        for value in self._differentiable(segment):
-            self._settle_slope(value, part, reduces=segment.reduces_input_gradient)
+        for name in self._differentiable(segment):
+            self._settle_slope(name, part, reduces=segment.reduces_input_gradient)
         return done
 
     def _settle_slope(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:

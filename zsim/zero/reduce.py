@@ -41,7 +41,7 @@ class Reductions:
     """Takes the gradients of each unit's backward and reduces complete buckets."""
 
     def __init__(
-        self, draft: Draft, model: Model, strategy: Strategy, buckets: Buckets, passes: Passes
+        self, draft: Draft, model: Model, strategy: Strategy, *, buckets: Buckets, passes: Passes
     ) -> None:
         self.draft = draft
         self.model = model

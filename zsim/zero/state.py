@@ -1,4 +1,4 @@
-"""What lives from step to step: parameters, master weights, moments; and setup, which fills them."""
+"""What lives from step to step: parameters, masters, moments; and setup, which fills them."""
 
 from zsim.operation import Action, Compute, Fill, Operand, Role, View
 from zsim.rule import Adam
@@ -41,7 +41,7 @@ def parameter_buffer(draft: Draft, bucket: Bucket, strategy: Strategy) -> str:
 
 def master_buffer(draft: Draft, bucket: Bucket, strategy: Strategy) -> str:
     """fp32 master weights: the rank's shard, or whole in stage 0."""
-    return _optimizer_buffer(draft, bucket, strategy, "master", Kind.MASTER)
+    return _optimizer_buffer(draft, bucket, strategy, name="master", kind=Kind.MASTER)
 
 
 def moment_buffers(draft: Draft, bucket: Bucket, strategy: Strategy) -> tuple[str, ...]:
@@ -49,13 +49,13 @@ def moment_buffers(draft: Draft, bucket: Bucket, strategy: Strategy) -> tuple[st
     if not isinstance(strategy.optimizer, Adam):
         return ()
     return tuple(
-        _optimizer_buffer(draft, bucket, strategy, f"moment{number}", Kind.MOMENT)
+        _optimizer_buffer(draft, bucket, strategy, name=f"moment{number}", kind=Kind.MOMENT)
         for number in (1, 2)
     )
 
 
 def _optimizer_buffer(
-    draft: Draft, bucket: Bucket, strategy: Strategy, name: str, kind: Kind
+    draft: Draft, bucket: Bucket, strategy: Strategy, *, name: str, kind: Kind
 ) -> str:
     sharded = strategy.stage > 0
     return draft.buffer(
