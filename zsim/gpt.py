@@ -5,8 +5,8 @@ all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a rep
 a part of the hidden units on each rank, and make summands of their output.
 
 FLOPs count matrix products alone, 2 per multiply-add, attention without causal halving (Narayanan
-et al. 2021, section 3.1 and appendix). Saved activations follow Korthikanti et al. 2022, section 4.1,
-without dropout masks: zsim's GPT has no dropout.
+et al. 2021, section 3.1 and appendix). Saved activations follow Korthikanti et al. 2022, section
+4.1, without dropout masks: zsim's GPT has no dropout.
 """
 
 from dataclasses import dataclass

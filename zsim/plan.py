@@ -1,0 +1,130 @@
+"""What a schedule will hold and move, read off its buffers and operations before anything runs."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from zsim.allocator import Peak, book, peak
+from zsim.collective.volume import is_scalar, ring_equivalent_bytes
+from zsim.issue import taken
+from zsim.model import Model
+from zsim.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    Together,
+    walk,
+)
+from zsim.schedule import MODEL_STATE, Kind, Program, Schedule, WireBytes
+
+COLLECTIVE = {
+    AllGather: "all_gather",
+    ReduceScatter: "reduce_scatter",
+    AllReduce: "all_reduce",
+    Broadcast: "broadcast",
+    Send: "send",
+    Receive: "receive",
+}
+"""Name of each collective in reports and contracts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One role's share of a schedule.
+
+    Attributes:
+        role: whose plan it is: the role that holds most.
+        ranks: world size.
+        mesh: axes and their sizes.
+        parameters: trained elements of the whole model.
+        model_state_bytes: parameters, gradients and optimizer state on one device.
+        peak: the largest book of the first device pool, with what was alive.
+        wire_bytes: what a rank sends in a step.
+        operations: operations in one step.
+    """
+
+    role: str
+    ranks: int
+    mesh: tuple[tuple[str, int], ...]
+    parameters: int
+    model_state_bytes: int
+    peak: Peak
+    wire_bytes: tuple[WireBytes, ...]
+    operations: int
+
+
+def plan(schedule: Schedule, model: Model) -> Plan:
+    """The plan of the role that holds the most memory at its peak."""
+    pool = schedule.pools[0].name
+    peaks = {program.role: peak(book(program, 1), pool) for program in schedule.programs}
+    program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
+    return Plan(
+        role=program.role,
+        ranks=schedule.mesh.size,
+        mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
+        parameters=model.parameter_count,
+        model_state_bytes=model_state_bytes(program),
+        peak=peaks[program.role],
+        wire_bytes=wire_bytes(schedule, program),
+        operations=sum(1 for _ in walk(program.step)),
+    )
+
+
+def model_state_bytes(program: Program) -> int:
+    """Parameters, gradients and optimizer state on one device: ZeRO's model states.
+
+    The sum of the persistent buffers of those kinds and of all gradient buffers, which are alive
+    together when the update begins.
+    """
+    persistent = set(program.persistent)
+    return sum(
+        buffer.size_bytes
+        for buffer in program.buffers
+        if buffer.kind is Kind.GRADIENT
+        or (buffer.kind in MODEL_STATE and buffer.name in persistent)
+    )
+
+
+def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
+    """Ring-equivalent bytes of one step by group and collective, summed over the operations.
+
+    Of a branch, the side that updates (`otherwise`) counts.
+    """
+    count = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+    totals: dict[tuple[str, str, bool], int] = {}
+    for operation in taken(program.step, overflows=False):
+        for member in _communications(operation):
+            key = (member.group, COLLECTIVE[type(member)], is_scalar(member))
+            size = ring_equivalent_bytes(member, count[member.group])
+            totals[key] = totals.get(key, 0) + size
+    return tuple(
+        WireBytes(group=group, collective=collective, bytes=size, scalar=scalar)
+        for (group, collective, scalar), size in sorted(totals.items())
+        if size
+    )
+
+
+def _communications(operation: Operation) -> tuple[Communication, ...]:
+    match operation:
+        case Together(members=members):
+            return members
+        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            return (operation,)
+        case Allocate() | Free() | Compute() | Fill() | Copy() | HostWait() | SetScalar():
+            return ()
+        case Branch():
+            return ()
+        case _:
+            assert_never(operation)
