@@ -1,0 +1,169 @@
+"""What a scenario means: degrees, nodes and batch sizes that follow, and what contradicts."""
+
+from dataclasses import replace
+
+import pytest
+
+from zsim.cluster import Cluster, Gpu, Link
+from zsim.resolve import Resolved, resolve
+from zsim.rule import SGD, Adam
+from zsim.scenario import ScenarioError, parse
+from zsim.strategy import Checkpointing, Precision
+
+TEXT = """
+title = "two layers"
+[model]
+layers = 2
+hidden_size = 8
+attention_heads = 4
+sequence_length = 4
+vocab_size = 16
+[cluster]
+topology = "boxes"
+nodes = 2
+[zero]
+stage = 2
+[train]
+micro_batch_size = 3
+gradient_accumulation_steps = 2
+"""
+ALONE = TEXT.replace(TEXT[TEXT.index("layers = 2") : TEXT.index("[cluster]")], "parameters = 1e6\n")
+
+BOX = Cluster(
+    name="boxes",
+    nodes=1,
+    gpus_per_node=8,
+    gpu=Gpu(name="gpu", memory_bytes=10**9, memory_bytes_per_s=10**9, rates=()),
+    switch_link=Link(bytes_per_s=10**9),
+    nics_per_node=8,
+    nic_link=Link(bytes_per_s=10**9),
+)
+
+
+def boxes(name: str, nodes: int) -> Cluster:
+    if name != "boxes":
+        raise LookupError(f"{name!r} must be boxes")
+    return replace(BOX, nodes=nodes)
+
+
+def resolved(*settings: str, text: str = TEXT) -> Resolved:
+    return resolve(parse(text, settings), boxes)
+
+
+def test_data_is_what_the_tensor_axis_leaves() -> None:
+    strategy = resolved("parallel.tensor=4").strategy
+    assert (strategy.data, strategy.tensor) == (4, 4)  # 2 nodes of 8
+
+
+def test_fewer_ranks_than_the_cluster_has_use_the_first_nodes() -> None:
+    some = resolved("parallel.data=5")
+    assert some.strategy.ranks == 5
+    assert some.cluster.nodes == 1  # 5 ranks fit on a node of 8
+
+
+def test_nodes_left_out_are_as_many_as_the_ranks_need() -> None:
+    many = resolved("parallel.data=1024", text=TEXT.replace("nodes = 2", ""))
+    assert many.cluster.nodes == 1024 // 8
+    odd = resolved("parallel.data=9", text=TEXT.replace("nodes = 2", ""))
+    assert odd.cluster.nodes == 2
+
+
+def test_the_cluster_says_what_the_scenario_replaces() -> None:
+    cluster = resolved("cluster.gpu_memory=40 GB", "cluster.nics_per_node=4").cluster
+    assert cluster.gpu.memory_bytes == 40 * 10**9
+    assert cluster.nics_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "micro", "steps"),
+    [
+        ((3, 2, None), 3, 2),
+        ((3, None, 96), 3, 2),  # 96 = 3 x 2 x 16 replicas
+        ((None, 2, 96), 3, 2),
+        ((3, 2, 96), 3, 2),
+    ],
+)
+def test_two_batch_sizes_say_the_third(
+    given: tuple[int | None, int | None, int | None], micro: int, steps: int
+) -> None:
+    names = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
+    lines = [f"{name} = {value}" for name, value in zip(names, given, strict=True) if value]
+    text = TEXT[: TEXT.index("micro_batch_size")] + "\n".join(lines)
+    found = resolved(text=text)
+    assert found.model.micro_batch_size == micro
+    assert found.strategy.gradient_accumulation_steps == steps
+
+
+def test_parameters_alone_are_a_model_of_that_many() -> None:
+    assert resolved(text=ALONE).model.parameter_count == 10**6
+
+
+def test_every_table_reaches_the_strategy() -> None:
+    strategy = resolved(
+        "zero.prefetch_units=3",
+        "activations.checkpointing=full",
+        "activations.partition=true",
+        "train.precision=fp16",
+        "train.clip_norm=1.5",
+        "train.loss_scale.interval=7",
+        "train.beta2=0.95",
+    ).strategy
+    assert strategy.prefetch_units == 3
+    assert strategy.checkpointing is Checkpointing.FULL
+    assert strategy.partition_checkpoints
+    assert strategy.precision is Precision.FP16
+    assert strategy.clip_norm == 1.5
+    assert strategy.loss_scale.interval == 7
+    assert strategy.optimizer == Adam(beta2=0.95)
+    sgd = resolved("train.optimizer=sgd", "train.learning_rate=0.5").strategy.optimizer
+    assert sgd == SGD(learning_rate=0.5)
+
+
+WRONG = {
+    "parallel.tensor=3": "parallel.tensor: 3 must divide the 16 ranks of the cluster",
+    "parallel.tensor=16": "parallel.tensor: 16 must divide attention_heads 4",
+    "parallel.data=17": "parallel.data: 17 must be at most 16: the cluster has 16 ranks",
+    "cluster.topology=balls": "cluster.topology: 'balls' must be boxes",
+    "train.global_batch_size=97": "train.global_batch_size: 97 must be 96: 3 a micro-batch x 2",
+    "train.beta1=0.5 train.optimizer=sgd": "train.beta1: 0.5 is not for sgd, which takes learning",
+    "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
+    "activations.partition=true": "activations.partition: true needs checkpointing = full",
+    "model.attention_heads=3": "model.attention_heads: 3 must divide hidden_size 8",
+    "model.parameters=7.5e9": "model.parameters: 7500000000 stands alone, without layers",
+}
+
+
+@pytest.mark.parametrize("settings", WRONG)
+def test_fields_that_contradict_each_other_are_named_as_the_file_names_them(settings: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        resolved(*settings.split(" "))
+    assert str(caught.value).startswith(WRONG[settings])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("nodes = 2", "", "cluster.nodes: missing; give it, or parallel.data"),
+        ("layers = 2", "", "model.layers: missing; a model has layers, hidden_size"),
+        ("micro_batch_size = 3", "", "train.micro_batch_size: missing; give two of"),
+        (
+            "gradient_accumulation_steps = 2",
+            "global_batch_size = 100",
+            "train.global_batch_size: 100 must be a multiple of 48: 3 a micro-batch x 16 replicas",
+        ),
+        (
+            "micro_batch_size = 3\ngradient_accumulation_steps = 2",
+            "global_batch_size = 100",
+            "train.micro_batch_size: missing; give it or gradient_accumulation_steps",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(old: str, new: str, why: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        resolved(text=TEXT.replace(old, new))
+    assert str(caught.value).startswith(why)
+
+
+def test_too_few_parameters_alone_are_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"^model\.parameters: 31 must be at least 32"):
+        resolved("model.parameters=31", text=ALONE)

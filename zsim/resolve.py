@@ -1,0 +1,221 @@
+"""From a scenario to what it means: a model, a cluster, a strategy, and a number of steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from zsim.architecture import GPT, ArchitectureError
+from zsim.cluster import Cluster
+from zsim.gpt import equal_units, gpt
+from zsim.model import Model, ModelError
+from zsim.rule import SGD, Adam
+from zsim.scenario import Scenario, ScenarioError, TrainTable
+from zsim.strategy import LossScale, Strategy, StrategyError
+
+Topology = Callable[[str, int], Cluster]
+"""The cluster of a topology by name, with so many nodes; LookupError if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What a scenario says, every number settled."""
+
+    model: Model
+    cluster: Cluster
+    strategy: Strategy
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Sequences per micro-batch and replica, and micro-batches per step."""
+
+    micro_batch_size: int
+    accumulation_steps: int
+
+
+def resolve(scenario: Scenario, topology: Topology) -> Resolved:
+    """Settle every number of `scenario`.
+
+    Raises:
+        ScenarioError: two fields contradict each other, or the topology does not exist.
+    """
+    cluster = _cluster(scenario, topology)
+    tensor, data = _degrees(scenario, cluster)
+    batches = _batches(scenario.train, data)
+    try:
+        strategy = _strategy(scenario, tensor, data, batches)
+    except StrategyError as error:
+        raise ScenarioError(_with_table(str(error))) from None
+    nodes = -(-strategy.ranks // cluster.gpus_per_node)
+    return Resolved(
+        model=_model(scenario, strategy, batches),
+        cluster=replace(cluster, nodes=nodes),
+        strategy=strategy,
+        steps=scenario.train.steps,
+    )
+
+
+def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
+    """The cluster that `[cluster]` describes, with its overrides; nodes as many as are needed."""
+    table, parallel = scenario.cluster, scenario.parallel
+    try:
+        cluster = topology(table.topology, table.nodes or 1)
+    except LookupError as error:
+        raise ScenarioError(f"cluster.topology: {error.args[0]}") from None
+    if table.nodes is None:
+        if parallel.data is None:
+            raise ScenarioError("cluster.nodes: missing; give it, or parallel.data")
+        ranks = parallel.data * parallel.tensor
+        cluster = topology(table.topology, -(-ranks // cluster.gpus_per_node))
+    if table.gpu_memory is not None:
+        cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=table.gpu_memory))
+    if table.nics_per_node is not None:
+        cluster = replace(cluster, nics_per_node=table.nics_per_node)
+    return cluster
+
+
+def _degrees(scenario: Scenario, cluster: Cluster) -> tuple[int, int]:
+    """Ranks of the tensor and the data axis, which the cluster has."""
+    tensor, data = scenario.parallel.tensor, scenario.parallel.data
+    if data is None:
+        if cluster.ranks % tensor:
+            raise ScenarioError(
+                f"parallel.tensor: {tensor} must divide the {cluster.ranks} ranks of the cluster"
+            )
+        return tensor, cluster.ranks // tensor
+    if tensor * data > cluster.ranks:
+        raise ScenarioError(
+            f"parallel.data: {data} must be at most {cluster.ranks // tensor}: "
+            f"the cluster has {cluster.ranks} ranks, tensor takes {tensor} each"
+        )
+    return tensor, data
+
+
+def _batches(train: TrainTable, data: int) -> Batches:
+    """The two of three batch sizes that are needed; given all three, they agree."""
+    micro, steps, total = (
+        train.micro_batch_size,
+        train.gradient_accumulation_steps,
+        train.global_batch_size,
+    )
+    if total is None:
+        if micro is None or steps is None:
+            missing = "micro_batch_size" if micro is None else "gradient_accumulation_steps"
+            raise ScenarioError(
+                f"train.{missing}: missing; give two of micro_batch_size, "
+                "gradient_accumulation_steps, global_batch_size"
+            )
+        return Batches(micro_batch_size=micro, accumulation_steps=steps)
+    if micro is None and steps is None:
+        raise ScenarioError(
+            "train.micro_batch_size: missing; give it or gradient_accumulation_steps "
+            "beside global_batch_size"
+        )
+    known = (micro or 1) * (steps or 1) * data
+    if total % known or (micro and steps and total != known):
+        parts = [f"{micro} a micro-batch"] if micro else []
+        parts += [f"{steps} accumulation steps"] if steps else []
+        must = f"must be {known}" if micro and steps else f"must be a multiple of {known}"
+        shown = " x ".join([*parts, f"{data} replicas"])
+        raise ScenarioError(f"train.global_batch_size: {total} {must}: {shown}")
+    rest = total // known
+    return Batches(micro_batch_size=micro or rest, accumulation_steps=steps or rest)
+
+
+RULE_FIELDS = {
+    "adam": ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay"),
+    "sgd": ("learning_rate",),
+}
+
+
+def _rule(train: TrainTable) -> Adam | SGD:
+    allowed = RULE_FIELDS[train.optimizer]
+    given = {
+        name: value for name in RULE_FIELDS["adam"] if (value := getattr(train, name)) is not None
+    }
+    for name, value in given.items():
+        if name not in allowed:
+            raise ScenarioError(
+                f"train.{name}: {value} is not for {train.optimizer}, "
+                f"which takes {', '.join(allowed)}"
+            )
+    return Adam(**given) if train.optimizer == "adam" else SGD(**given)
+
+
+def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> Strategy:
+    zero, train, activations = scenario.zero, scenario.train, scenario.activations
+    return Strategy(
+        stage=zero.stage,
+        data=data,
+        tensor=tensor,
+        gradient_accumulation_steps=batches.accumulation_steps,
+        precision=train.precision,
+        optimizer=_rule(train),
+        clip_norm=train.clip_norm,
+        loss_scale=LossScale(**train.loss_scale.model_dump()),
+        bucket_elements=zero.bucket_elements,
+        prefetch_units=zero.prefetch_units,
+        gathered_elements=zero.gathered_elements,
+        keep_after_forward=zero.keep_after_forward,
+        reduce_once=zero.reduce_once,
+        reductions_in_flight=zero.reductions_in_flight,
+        host_ahead_units=zero.host_ahead_units,
+        checkpointing=activations.checkpointing,
+        partition_checkpoints=activations.partition,
+    )
+
+
+TABLE_OF = {
+    "loss_scale": "train.loss_scale",
+    "clip_norm": "train.clip_norm",
+    "data": "parallel.data",
+    "tensor": "parallel.tensor",
+    "partition_checkpoints": "activations.partition",
+    "checkpointing": "activations.checkpointing",
+    "micro_batch_size": "train.micro_batch_size",
+}
+"""Where a scenario has a field of `Strategy` or `Model`, if not in `[zero]` or `[model]`."""
+
+
+def _with_table(message: str, table: str = "zero") -> str:
+    """`message`, which starts with a field of `Strategy` or `Model`, with the scenario's name."""
+    field, _, rest = message.partition(":")
+    name, dot, inner = field.partition(".")
+    return f"{TABLE_OF.get(name, f'{table}.{name}')}{dot}{inner}:{rest}"
+
+
+SEQUENCE = 1024
+"""Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""
+
+SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_size")
+
+
+def _model(scenario: Scenario, strategy: Strategy, batches: Batches) -> Model:
+    table = scenario.model
+    try:
+        if table.parameters is not None:
+            given = [name for name in SHAPE if getattr(table, name) is not None]
+            if given:
+                raise ScenarioError(
+                    f"model.parameters: {table.parameters} stands alone, without {given[0]}"
+                )
+            return equal_units(
+                parameters=table.parameters,
+                tokens=SEQUENCE * batches.micro_batch_size,
+                tensor=strategy.tensor,
+                precision=strategy.precision,
+            )
+        for name in SHAPE:
+            if getattr(table, name) is None:
+                raise ScenarioError(
+                    f"model.{name}: missing; a model has {', '.join(SHAPE)}, or parameters alone"
+                )
+        shape = GPT(**table.model_dump(exclude={"parameters"}))
+        return gpt(
+            shape,
+            micro_batch_size=batches.micro_batch_size,
+            tensor=strategy.tensor,
+            precision=strategy.precision,
+        )
+    except (ModelError, ArchitectureError) as error:
+        raise ScenarioError(_with_table(str(error), "model")) from None
