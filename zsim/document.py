@@ -41,7 +41,7 @@ class Document:
 
 
 def encode(document: Document) -> str:
-    """`document` as JSON text: one line for each buffer, operation and so on."""
+    """`document` as JSON text, on one line each what is short."""
     return _text("job", cast("dict[str, object]", encode_value(document, Document)))
 
 
@@ -82,18 +82,20 @@ def _text(kind: str, fields: dict[str, object]) -> str:
 
 def _laid_out(value: object, indent: str) -> str:
     """JSON in which what fits on a line stands on one: files can be read and compared."""
-    line = json.dumps(value, allow_nan=False)
-    if len(indent) + len(line) <= LINE_LENGTH or not isinstance(value, dict | list):
-        return line
     deeper = indent + " "
     if isinstance(value, list):
         items = [_laid_out(item, deeper) for item in cast("list[object]", value)]
         opening, closing = "[", "]"
-    else:
+    elif isinstance(value, dict):
         named = cast("dict[str, object]", value).items()
         items = [f"{json.dumps(key)}: {_laid_out(item, deeper)}" for key, item in named]
         opening, closing = "{", "}"
-    body = ",\n".join(f"{deeper}{item}" for item in items)
+    else:
+        return json.dumps(value, allow_nan=False)
+    line = f"{opening}{', '.join(items)}{closing}"
+    if len(indent) + len(line) <= LINE_LENGTH and "\n" not in line:
+        return line
+    body = ",\n".join(deeper + item for item in items)
     return f"{opening}\n{body}\n{indent}{closing}"
 
 
