@@ -1,0 +1,90 @@
+"""What went wrong on which rank, and which of several failures came first.
+
+When one rank fails, the others fail soon after, since their peer is gone. The report puts the
+rank's own error first: an error or a death that no peer explains.
+"""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import distributed
+
+from zsim.backend import RunFailedError
+
+_LINE_CHARACTERS_MAX = 300
+_PEER = re.compile(
+    r"gloo/|Connection (closed|reset|refused)|[Bb]roken pipe|socket|[Tt]imed out|NCCL", re.ASCII
+)
+"""How Gloo, NCCL and the stores say that a peer is gone or late."""
+
+
+class Cause(IntEnum):
+    """Kinds of failure, the likeliest origin first."""
+
+    DIED = 0
+    RAISED = 1
+    HUNG = 2
+    LOST_ITS_PEER = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One rank's failure: one line, and the details that go to a file."""
+
+    rank: int
+    cause: Cause
+    message: str
+    details: str = ""
+
+    @property
+    def line(self) -> str:
+        """Rank and message in one line."""
+        return f"rank {self.rank}: {self.message}"
+
+
+class RankFailedError(RunFailedError):
+    """A rank raised, died or hung; all ranks have been ended."""
+
+    def __init__(self, failure: Failure, details: str) -> None:
+        super().__init__(f"{failure.line} (details: {details})")
+        self.rank = failure.rank
+        self.cause = failure.cause
+        self.details = details
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of `error`."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= _LINE_CHARACTERS_MAX else f"{text[:_LINE_CHARACTERS_MAX]}..."
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Whether `error` is the rank's own, or says that a peer is gone."""
+    if isinstance(error, distributed.DistError):
+        return Cause.LOST_ITS_PEER
+    if isinstance(error, RuntimeError) and _PEER.search(str(error)):
+        return Cause.LOST_ITS_PEER
+    return Cause.RAISED
+
+
+def death(rank: int, status: int | None) -> Failure:
+    """The failure of a rank whose process ended with `status` (negative: a signal) unasked."""
+    if status is not None and status < 0:
+        try:
+            how = f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            how = f"killed by signal {-status}"
+        if -status == signal.SIGKILL:
+            how += " (out of memory, or by hand)"
+    else:
+        how = f"ended with status {status} before its work was done"
+    return Failure(rank=rank, cause=Cause.DIED, message=how)
+
+
+def origin(failures: Sequence[Failure]) -> Failure:
+    """The failure that explains the others; among equals the one that was seen first."""
+    return min(failures, key=lambda failure: failure.cause)

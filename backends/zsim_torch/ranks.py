@@ -1,0 +1,321 @@
+"""Local ranks: start them, give each the same job, collect results, end them whatever happens.
+
+    with RankPool(4) as pool:
+        results = pool.run(function, argument)    # function(argument) on each rank, by rank
+
+Ranks are forked from a server that has torch loaded already: about 0.15 s for four of them, after
+the second or two that the server needs once. Each is a member of one process group (see
+`zsim_torch.process_group`). A rank that raises, dies or makes no progress ends all of them; its own
+error comes first, in one line; stacks and output are in a file that the line names. After a failure
+the pool starts fresh ranks for its next job, since one failed collective closes Gloo's connections
+for good.
+
+Functions, arguments and results are pickled. The script that calls this needs the usual guard,
+`if __name__ == "__main__":`, when the function is defined in it.
+"""
+
+import atexit
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Final, Self, TypeVar
+
+from zsim_torch.failure import Cause, Failure, RankFailedError, death, origin
+from zsim_torch.process_group import DeviceChoice
+from zsim_torch.rank_process import STACKS_SIGNAL, Done, JobFile, Raised, RankOrder, in_rank, serve
+from zsim_torch.whereabouts import Note, Whereabouts
+
+Result = TypeVar("Result")
+
+TIMEOUT_S: Final = 60.0
+"""Seconds without progress on any rank after which a run has failed."""
+
+_GRACE_S: Final = 2.0
+"""How long the origin is waited for when a rank has lost its peer and no rank has said why."""
+
+_STACKS_S: Final = 0.3
+_CLOSE_S: Final = 1.0
+_CONTEXT: Final = get_context("forkserver")
+
+
+class RankPool:
+    """`ranks` local processes in one process group, kept for any number of jobs.
+
+    They are started by the first job. `timeout_s` is the time without progress after which a job
+    has failed: progress is a line given to `zsim_torch.whereabouts.note` on any rank, or the end of
+    the job on one. Output of the ranks other than rank 0's standard output is kept for the details
+    of a failure.
+
+    Raises:
+        ValueError: `ranks` or `timeout_s` is not positive, or this process is a rank itself.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        device: DeviceChoice = DeviceChoice.CPU,
+    ) -> None:
+        if ranks < 1:
+            raise ValueError(f"ranks: {ranks} must be at least 1")
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s: {timeout_s} must be more than 0")
+        if in_rank():
+            raise ValueError(
+                "ranks: a rank cannot start ranks; in a script, the call belongs under "
+                'if __name__ == "__main__":'
+            )
+        self.ranks = ranks
+        self.timeout_s = timeout_s
+        self.device = device
+        self._job_count = 0
+        self._running: _Running | None = None
+
+    def run(self, function: Callable[..., Result], *arguments: object) -> tuple[Result, ...]:
+        """Call `function(*arguments)` on every rank; returns what each returned, by rank.
+
+        Raises:
+            RankFailedError: a rank raised, died or made no progress for too long.
+        """
+        if self._running is None:
+            self._running = _Running(self.ranks, self.timeout_s, self.device)
+        self._job_count += 1
+        try:
+            results = self._running.run(self._job_count, function, arguments)
+        except BaseException:
+            running, self._running = self._running, None
+            running.kill()
+            running.end()
+            raise
+        return tuple(results)
+
+    def close(self) -> None:
+        """No process of the pool is left. A later job starts new ones."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_ranks(
+    function: Callable[..., Result],
+    *arguments: object,
+    ranks: int,
+    timeout_s: float = TIMEOUT_S,
+    device: DeviceChoice = DeviceChoice.CPU,
+) -> tuple[Result, ...]:
+    """Call `function(*arguments)` on `ranks` fresh local ranks; returns the results by rank.
+
+    Raises:
+        RankFailedError: a rank raised, died or made no progress for too long.
+        ValueError: `ranks` or `timeout_s` is not positive.
+    """
+    with RankPool(ranks, timeout_s=timeout_s, device=device) as pool:
+        return pool.run(function, *arguments)
+
+
+class _Running:
+    """The processes of a pool while they live."""
+
+    def __init__(self, ranks: int, timeout_s: float, device: DeviceChoice) -> None:
+        self.timeout_s = timeout_s
+        self.folder = Path(tempfile.mkdtemp(prefix="zsim-ranks-"))
+        self.processes: list[ForkServerProcess] = []
+        self.connections: list[Connection] = []
+        self.whereabouts: list[Whereabouts] = []
+        self.orders = [
+            RankOrder(
+                rank=rank,
+                ranks=ranks,
+                folder=self.folder,
+                device=device,
+                # The watch below says more than a collective that gave up: it is given the time.
+                collective_timeout_s=2 * timeout_s + 2 * _GRACE_S,
+            )
+            for rank in range(ranks)
+        ]
+        atexit.register(self.end)
+        try:
+            for order in self.orders:
+                self._start(order)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, order: RankOrder) -> None:
+        self.whereabouts.append(Whereabouts(order.whereabouts))
+        ours, theirs = _CONTEXT.Pipe()
+        self.connections.append(ours)
+        process = _CONTEXT.Process(target=serve, args=(order, theirs), name=f"rank{order.rank}")
+        _CONTEXT.set_forkserver_preload(["zsim_torch", "zsim_torch.rank_process"])
+        with theirs, _hidden_main():
+            process.start()
+        self.processes.append(process)
+
+    def run(
+        self, number: int, function: Callable[..., Result], arguments: tuple[object, ...]
+    ) -> list[Result]:
+        """The results of one job, by rank."""
+        payload = pickle.dumps((function, arguments))
+        path = self.folder / f"job{number}"
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        refers_to_main = b"__main__" in payload and main is not None
+        path.write_bytes(
+            pickle.dumps(JobFile(payload=payload, main=main if refers_to_main else None))
+        )
+        for connection in self.connections:
+            with suppress(OSError):  # it has died: the watch will say so
+                connection.send_bytes(os.fsencode(path))
+        done, failures = self._watch()
+        if failures:
+            raise self._failed(failures)
+        path.unlink()
+        return [pickle.loads(done[rank].payload) for rank in sorted(done)]
+
+    def _watch(self) -> tuple[dict[int, Done], list[Failure]]:
+        """Wait until every rank is done, or for the failure that explains all others."""
+        done: dict[int, Done] = {}
+        failures: list[Failure] = []
+        seen: list[Note] = []
+        now = time.monotonic()
+        deadline = now + self.timeout_s
+        while len(done) + len(failures) < len(self.processes):
+            failed = {failure.rank for failure in failures}
+            waiting = [rank for rank in range(len(self.processes)) if rank not in done]
+            waiting = [rank for rank in waiting if rank not in failed]
+            ready = wait(
+                [self.connections[rank] for rank in waiting]
+                + [self.processes[rank].sentinel for rank in waiting],
+                min(max(deadline - now, 0), self.timeout_s / 10),
+            )
+            now = time.monotonic()
+            for rank in waiting:
+                if {self.connections[rank], self.processes[rank].sentinel} & set(ready):
+                    match self._answer(rank):
+                        case Done() as answer:
+                            done[rank] = answer
+                        case Failure() as failure:
+                            if not failures:
+                                deadline = now + _GRACE_S
+                            failures.append(failure)
+            if any(failure.cause is not Cause.LOST_ITS_PEER for failure in failures):
+                break
+            notes = [each.read() for each in self.whereabouts]
+            if not failures and (ready or notes != seen):
+                seen, deadline = notes, now + self.timeout_s
+            if now >= deadline:
+                failures = failures or [self._hang(waiting, notes)]
+                break
+        return done, failures
+
+    def _answer(self, rank: int) -> Done | Failure:
+        """What `rank` sent, or how it died."""
+        try:
+            answer: Done | Raised = pickle.loads(self.connections[rank].recv_bytes())
+        except (EOFError, OSError):
+            process = self.processes[rank]
+            process.join(_CLOSE_S)
+            return death(rank, process.exitcode)
+        if isinstance(answer, Done):
+            return answer
+        return Failure(
+            rank=rank, cause=answer.cause, message=answer.message, details=answer.details
+        )
+
+    def _hang(self, waiting: list[int], notes: list[Note]) -> Failure:
+        """Which rank the others wait for: not in a collective, and furthest behind."""
+        for rank in waiting:
+            pid = self.processes[rank].pid
+            assert pid is not None
+            with suppress(OSError):
+                os.kill(pid, STACKS_SIGNAL)
+        time.sleep(_STACKS_S)
+        logs = {rank: self._log(rank) for rank in waiting}
+        rank = min(
+            waiting,
+            key=lambda each: ("distributed_c10d.py" in logs[each], notes[each].count, each),
+        )
+        return Failure(
+            rank=rank,
+            cause=Cause.HUNG,
+            message=f"no progress for {self.timeout_s:g} s, last seen: {notes[rank].text}",
+        )
+
+    def _failed(self, failures: list[Failure]) -> RankFailedError:
+        first = origin(failures)
+        self.kill()
+        report = [first.line, ""]
+        for failure in sorted(failures, key=lambda each: (each is not first, each.rank)):
+            report += [f"== {failure.line}", failure.details]
+        for rank, whereabouts in enumerate(self.whereabouts):
+            report += [f"== rank {rank} was last seen: {whereabouts.read().text}", self._log(rank)]
+        handle, path = tempfile.mkstemp(prefix="zsim-failure-", suffix=".txt")
+        os.close(handle)
+        Path(path).write_text("\n".join(report), "utf-8")
+        return RankFailedError(first, path)
+
+    def _log(self, rank: int) -> str:
+        log = self.orders[rank].log
+        return log.read_text("utf-8", "replace") if log.exists() else ""
+
+    def kill(self) -> None:
+        """No rank is left, nor what it has started."""
+        for process in self.processes:
+            pid = process.pid
+            assert pid is not None
+            with suppress(OSError):  # there is no such group: it has ended, or not yet begun
+                os.killpg(pid, signal.SIGKILL)
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def end(self) -> None:
+        """Every rank and every file is gone: ranks are asked to leave, then made to."""
+        atexit.unregister(self.end)
+        for connection in self.connections:
+            connection.close()
+        deadline = time.monotonic() + _CLOSE_S
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        for process in self.processes:
+            process.close()
+        for whereabouts in self.whereabouts:
+            whereabouts.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def _hidden_main() -> Generator[None]:
+    """Keep multiprocessing from running this process's main script in each process it starts.
+
+    A rank runs it when, and only when, a job refers to it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
