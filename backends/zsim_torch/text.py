@@ -1,0 +1,84 @@
+"""Micro-batches of text: bytes as tokens, so that any file will do and no vocabulary is needed.
+
+Which sequences a step reads depends on the seed and the step alone. They are numbered through the
+step: micro-batch m of the data-parallel rank d (of D, each taking B sequences) has the numbers
+(m * D + d) * B to (m * D + d) * B + B - 1. So ranks read different text, and one process that takes
+D times as many sequences, or D times as many micro-batches, reads the same text as D ranks.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+VOCABULARY = 256
+"""A byte has so many values; a model needs at least as many tokens."""
+
+
+class TextError(ValueError):
+    """A text that cannot be read, or is too short; one line that names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Which micro-batch: `size` sequences for the rank at `coordinate` of `ranks`."""
+
+    step: int
+    micro_batch: int
+    coordinate: int
+    ranks: int
+    size: int
+
+
+class Text:
+    """A text from which sequences of `sequence_length` tokens, and the one after, are cut.
+
+    Raises:
+        TextError: the text has fewer than `sequence_length` + 1 bytes.
+    """
+
+    def __init__(self, content: bytes, sequence_length: int, *, name: str = "text") -> None:
+        needed = sequence_length + 1
+        if not content:
+            raise TextError(f"data: {name} is empty")
+        if len(content) < needed:
+            raise TextError(
+                f"data: {name} has {len(content)} bytes, at least {needed} are needed "
+                f"(model.sequence_length + 1)"
+            )
+        self._tokens: NDArray[np.uint8] = np.frombuffer(content, np.uint8)
+        self._length = needed
+
+    def batch(self, which: Batch, *, seed: int) -> Tensor:
+        """Tokens, int64 [size, sequence_length + 1]."""
+        first = (which.micro_batch * which.ranks + which.coordinate) * which.size
+        starts = [self._start(seed, which.step, first + index) for index in range(which.size)]
+        rows = [self._tokens[start : start + self._length] for start in starts]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def _start(self, seed: int, step: int, number: int) -> int:
+        """Where sequence `number` of a step begins."""
+        generator = np.random.default_rng((seed, step, number))
+        return int(generator.integers(len(self._tokens) - self._length + 1))
+
+
+def read_text(path: Path | None, sequence_length: int) -> Text:
+    """The text in the file at `path`, or the one that ships with the package.
+
+    Raises:
+        TextError: the file cannot be read, is empty, or shorter than a sequence.
+    """
+    if path is None:
+        content = (files("zsim_torch") / "text.txt").read_bytes()
+        if len(content) <= sequence_length:  # a toy text for a long sequence: it may repeat
+            content *= -(-(sequence_length + 1) // len(content))
+        return Text(content, sequence_length, name="the text of the package")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TextError(f"data: {path}: {(error.strerror or str(error)).lower()}") from None
+    return Text(content, sequence_length, name=str(path))
