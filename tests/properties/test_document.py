@@ -45,13 +45,14 @@ def strategies(draw: DrawFn) -> Strategy:
 
 @st.composite
 def contracts(draw: DrawFn) -> Contract:
-    wire = st.builds(WireBytes, group=NAMES, collective=NAMES, bytes=COUNTS, scalar=st.booleans())
+    groups = st.sampled_from(["data", "pair", "world"])
+    wire = st.builds(WireBytes, group=groups, collective=NAMES, bytes=COUNTS, scalar=st.booleans())
     parameter = st.builds(LogicalParameter, name=NAMES, elements=COUNTS)
     return Contract(
-        parameters=tuple(draw(st.lists(parameter, max_size=2))),
+        parameters=tuple(draw(st.lists(parameter, max_size=2, unique_by=lambda each: each.name))),
         strategy=draw(st.none() | strategies()),
         loss_divisor=draw(COUNTS),
-        peak_bytes=tuple(draw(st.lists(st.tuples(NAMES, NAMES, COUNTS), max_size=2))),
+        peak_bytes=tuple(("all", "device", size) for size in draw(st.lists(COUNTS, max_size=1))),
         wire_bytes=draw(st.none() | st.lists(wire, max_size=2).map(tuple)),
     )
 
