@@ -26,17 +26,23 @@ class Precision(StrEnum):
     @property
     def compute(self) -> DType:
         """Format of parameters, gradients and activations."""
-        return DType(self.value)
+        return _COMPUTE[self]
 
     @property
     def optimizer(self) -> DType:
         """Format of master weights and moments."""
-        return DType.FP64 if self is Precision.FP64 else DType.FP32
+        return _OPTIMIZER[self]
 
     @property
     def has_master(self) -> bool:
         """Whether the optimizer keeps its own copy of the parameters."""
         return self.compute is not self.optimizer
+
+
+_COMPUTE = {precision: DType(precision.value) for precision in Precision}
+_OPTIMIZER = {
+    precision: DType.FP64 if precision is Precision.FP64 else DType.FP32 for precision in Precision
+}
 
 
 class Keep(StrEnum):

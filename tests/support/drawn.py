@@ -1,0 +1,61 @@
+"""What Hypothesis draws: models, strategies, and the schedules that they make."""
+
+from hypothesis import strategies as st
+
+from zsim.architecture import GPT
+from zsim.gpt import gpt
+from zsim.model import Model
+from zsim.rule import SGD, Adam
+from zsim.strategy import Checkpointing, Keep, Precision, Strategy
+
+
+@st.composite
+def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> Strategy:
+    """Any stage with any knobs; sizes small enough that buckets split and padding appears."""
+    checkpointing = draw(st.sampled_from(Checkpointing))
+    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    return Strategy(
+        stage=draw(st.integers(0, 3)),
+        data=draw(st.integers(1, max_data)),
+        tensor=draw(st.integers(1, max_tensor)),
+        gradient_accumulation_steps=draw(st.integers(1, 3)),
+        precision=draw(st.sampled_from(Precision)),
+        optimizer=draw(st.sampled_from(optimizers)),
+        clip_norm=draw(st.sampled_from([None, 1.0])),
+        bucket_elements=draw(st.sampled_from([1, 30, 200, 1000, 10**9])),
+        prefetch_units=draw(st.integers(0, 6)),
+        gathered_elements=draw(st.sampled_from([None, 0, 500, 5000])),
+        keep_after_forward=draw(st.sampled_from(Keep)),
+        reduce_once=draw(st.booleans()),
+        reductions_in_flight=draw(st.integers(0, 3)),
+        host_ahead_units=draw(st.sampled_from([None, 1, 2, 5])),
+        checkpointing=checkpointing,
+        partition_checkpoints=checkpointing is Checkpointing.FULL and draw(st.booleans()),
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn, strategy: Strategy) -> Model:
+    """A small GPT that `strategy` can train; widths that ranks do not divide come up often."""
+    heads = strategy.tensor * draw(st.integers(1, 2))
+    shape = GPT(
+        layers=draw(st.integers(1, 3)),
+        hidden_size=heads * draw(st.integers(1, 3)),
+        attention_heads=heads,
+        sequence_length=draw(st.integers(1, 4)),
+        vocab_size=draw(st.integers(1, 13)),
+        tied_embeddings=draw(st.booleans()),
+    )
+    return gpt(
+        shape,
+        micro_batch_size=draw(st.integers(1, 2)),
+        tensor=strategy.tensor,
+        precision=strategy.precision,
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> tuple[Model, Strategy]:
+    """A model and a strategy that fit each other."""
+    strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor))
+    return draw(models(strategy)), strategy
