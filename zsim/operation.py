@@ -140,10 +140,12 @@ class Compute:
     operation: the step count for UPDATE, the loss scale for UNSCALE and CLIP (the norm that it
     reads is of scaled gradients).
 
+    UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
+    and second, in this order. CLIP has a `ClipNorm` and reads one element, the sum of squares.
     NORM writes the sum of squares of its gradients: each logical element counted once over the
     ranks that hold copies of it (the layout says which). FINITE writes 1 where a gradient is
-    infinite or not a number, else 0. INITIALIZE writes the initial values of the parameters that the
-    buffer's layout names, zero in the padding; LOAD a micro-batch of data.
+    infinite or not a number, else 0. INITIALIZE writes the initial values of the parameters that
+    the buffer's layout names, zero in the padding; LOAD a micro-batch of data.
     """
 
     id: str

@@ -11,7 +11,7 @@ from enum import StrEnum
 from zsim.dtype import DType
 from zsim.layout import Layout
 from zsim.mesh import Box, Coordinates, Group, Mesh
-from zsim.operation import Operation, View, walk
+from zsim.operation import Operation, Together, View, walk
 from zsim.strategy import Strategy
 
 
@@ -146,6 +146,13 @@ class Program:
                 if operation.id in by_id:
                     raise ScheduleError(f"program {self.role}: id {operation.id} is used twice")
                 by_id[operation.id] = operation
+        members: set[str] = set()
+        for operation in by_id.values():
+            if isinstance(operation, Together):
+                for member in operation.members:
+                    if member.id in by_id or member.id in members:
+                        raise ScheduleError(f"program {self.role}: id {member.id} is used twice")
+                    members.add(member.id)
         object.__setattr__(self, "by_name", by_name)
         object.__setattr__(self, "by_id", by_id)
 
@@ -177,7 +184,8 @@ class Contract:
 
     `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
     `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
-    promised volume of a step. What is left out is not promised.
+    promised volume of a step, the same for every role; of a branch, `otherwise` counts. What is
+    left out is not promised.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()

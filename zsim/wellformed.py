@@ -3,12 +3,14 @@
 Raises on the first fault, with its path. Whether the schedule is right is `zsim.check`.
 """
 
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import assert_never
 
 from zsim.access import COMPUTE_ACCESS
-from zsim.dtype import DType
-from zsim.mesh import Mesh
+from zsim.mesh import Group, Mesh
 from zsim.operation import (
+    Action,
     AllGather,
     Allocate,
     AllReduce,
@@ -25,13 +27,15 @@ from zsim.operation import (
     Previous,
     Receive,
     ReduceScatter,
+    Role,
     Send,
     SetScalar,
     Together,
     View,
     walk,
 )
-from zsim.schedule import Program, Schedule, ScheduleError
+from zsim.rule import SGD, Adam, ClipNorm
+from zsim.schedule import Buffer, Program, Schedule, ScheduleError
 
 
 def inspect(schedule: Schedule) -> None:
@@ -42,23 +46,47 @@ def inspect(schedule: Schedule) -> None:
     """
     _names_differ("group", [group.name for group in schedule.groups])
     _names_differ("layout", [layout.name for layout in schedule.layouts])
-    _names_differ("stream", list(schedule.streams))
+    _names_differ("stream", schedule.streams)
     _names_differ("scalar", [scalar.name for scalar in schedule.scalars])
     _names_differ("pool", [pool.name for pool in schedule.pools])
     _inspect_roles(schedule)
     for group in schedule.groups:
-        group.size(schedule.mesh)
+        _inspect_group(schedule.mesh, group)
     for layout in schedule.layouts:
         if layout.axis is not None:
-            layout.segment(0, schedule.mesh.axis_size(layout.axis))
+            with _at(f"layout {layout.name}"):
+                layout.segment(0, schedule.mesh.axis_size(layout.axis))
     for program in schedule.programs:
         _Inspector(schedule, program).inspect()
+    _inspect_contract(schedule)
 
 
-def _names_differ(what: str, names: list[str]) -> None:
+@contextmanager
+def _at(where: str) -> Generator[None]:
+    """Faults of the mesh or a layout are faults of the schedule, at `where`."""
+    try:
+        yield
+    except ScheduleError:
+        raise
+    except ValueError as error:
+        raise ScheduleError(f"{where}: {error}") from error
+
+
+def _names_differ(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
     for name in names:
-        if names.count(name) > 1:
+        if name in seen:
             raise ScheduleError(f"{what} {name}: the name is used twice")
+        seen.add(name)
+
+
+def _inspect_group(mesh: Mesh, group: Group) -> None:
+    where = f"group {group.name}"
+    with _at(where):
+        for axis in group.axes:
+            mesh.axis_size(axis)
+        mesh.limits(group.where)
+    _names_differ(f"{where}: axis", group.axes)
 
 
 def _inspect_roles(schedule: Schedule) -> None:
@@ -69,12 +97,34 @@ def _inspect_roles(schedule: Schedule) -> None:
     _names_differ("role", names)
     boxes = [(role.name, box) for role in schedule.roles for box in role.boxes]
     for index, (name, box) in enumerate(boxes):
+        with _at(f"role {name}"):
+            mesh.limits(box)
         for other_name, other in boxes[:index]:
             if mesh.boxes_meet(box, other):
                 raise ScheduleError(f"role {name}: shares ranks with role {other_name}")
     covered = sum(role.size(mesh) for role in schedule.roles)
     if covered != mesh.size:
         raise ScheduleError(f"roles: cover {covered} ranks of {mesh.size}")
+
+
+def _inspect_contract(schedule: Schedule) -> None:
+    contract = schedule.contract
+    roles = {role.name for role in schedule.roles}
+    pools = {pool.name for pool in schedule.pools}
+    _names_differ("contract.parameters", [parameter.name for parameter in contract.parameters])
+    _names_differ(
+        "contract.peak_bytes", [f"{role}/{pool}" for role, pool, _ in contract.peak_bytes]
+    )
+    for role, pool, _ in contract.peak_bytes:
+        if role not in roles or pool not in pools:
+            raise ScheduleError(f"contract.peak_bytes: no role {role!r} with pool {pool!r}")
+    for volume in contract.wire_bytes or ():
+        if volume.group not in schedule.group_by_name:
+            raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
+
+
+HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
+"""What an edge cannot name: it is done when the host has passed it."""
 
 
 class _Inspector:
@@ -88,14 +138,17 @@ class _Inspector:
         self.scalars = {scalar.name for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self.good_views: set[View] = set()
+        self.in_step = False
+        self.setup = {operation.id for operation in walk(program.setup)}
 
     def inspect(self) -> None:
         """Raise on the first fault of the program."""
         self._inspect_buffers()
-        setup = {operation.id for operation in walk(self.program.setup)}
-        for part in (self.program.setup, self.program.step):
-            for operation in walk(part):
-                self._inspect_operation(operation, part is self.program.step, setup)
+        for operation in walk(self.program.setup):
+            self._inspect_operation(operation)
+        self.in_step = True
+        for operation in walk(self.program.step):
+            self._inspect_operation(operation)
 
     def _inspect_buffers(self) -> None:
         pools = {pool.name for pool in self.schedule.pools}
@@ -105,52 +158,53 @@ class _Inspector:
                 raise ScheduleError(f"{where}: no pool {buffer.pool!r}; pools are {sorted(pools)}")
             if buffer.home not in self.streams:
                 raise ScheduleError(f"{where}: no stream {buffer.home!r}")
-            if buffer.layout is None:
-                if buffer.shard is not None:
-                    raise ScheduleError(f"{where}: shard without a layout")
-                continue
-            layout = self.schedule.layout_by_name.get(buffer.layout)
-            if layout is None:
-                raise ScheduleError(f"{where}: no layout {buffer.layout!r}")
-            if buffer.shard is not None and buffer.shard != layout.axis:
+            if buffer.layout is None and buffer.shard is not None:
+                raise ScheduleError(f"{where}: shard without a layout")
+            if buffer.layout is not None:
+                self._inspect_layout_of(where, buffer, buffer.layout)
+        where = f"{self.program.role}/persistent"
+        _names_differ(where, self.program.persistent)
+        for name in self.program.persistent:
+            self._need_buffer(where, name)
+
+    def _inspect_layout_of(self, where: str, buffer: Buffer, name: str) -> None:
+        layout = self.schedule.layout_by_name.get(name)
+        if layout is None:
+            raise ScheduleError(f"{where}: no layout {name!r}")
+        needed = layout.elements
+        if buffer.shard is not None:
+            if buffer.shard != layout.axis:
                 raise ScheduleError(
                     f"{where}: shard {buffer.shard!r}, but the layout is cut along {layout.axis!r}"
                 )
-            needed = layout.elements
-            if buffer.shard is not None:
-                count = self.mesh.axis_size(buffer.shard)
-                needed = (
-                    max(layout.segment(index, count)[1] for index in range(count))
-                    if (layout.cuts)
-                    else layout.segment(0, count)[1]
-                )
-            if buffer.elements != needed:
-                raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
-        for name in self.program.persistent:
-            if name not in self.program.by_name:
-                raise ScheduleError(f"{self.program.role}/persistent: no buffer {name!r}")
+            count = self.mesh.axis_size(buffer.shard)
+            indexes = range(count) if layout.cuts else range(1)  # equal cuts: one is as all
+            needed = max(layout.segment(index, count)[1] for index in indexes)
+        if buffer.elements != needed:
+            raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
 
-    def _inspect_operation(self, operation: Operation, in_step: bool, setup: set[str]) -> None:
+    def _inspect_operation(self, operation: Operation) -> None:
         where = operation.id
         match operation:
             case Allocate(buffer=buffer):
                 self._need_buffer(where, buffer)
+                return
             case Free(buffer=buffer, uses=uses):
                 self._need_buffer(where, buffer)
-                self._inspect_edges(where, uses, in_step, setup)
+                self._inspect_edges(where, uses)
+                return
             case HostWait(operation=edge):
-                self._inspect_edges(where, (edge,), in_step, setup)
-            case SetScalar(scalar=scalar, counter=counter, every=every):
-                self._need_scalar(where, scalar)
-                if counter is not None:
-                    self._need_scalar(where, counter)
-                if every < 1:
-                    raise ScheduleError(f"{where}: every {every} must be at least 1")
+                self._inspect_edges(where, (edge,))
+                return
+            case SetScalar():
+                self._inspect_set_scalar(operation)
+                return
             case Branch(value=value, after=after):
-                self._inspect_edges(where, after, in_step, setup)
+                self._inspect_edges(where, after)
                 self._inspect_view(where, value)
                 if value.size != 1:
                     raise ScheduleError(f"{where}: a branch reads 1 element, not {value.size}")
+                return
             case Compute():
                 self._inspect_compute(operation)
             case Fill(target=target, scalar=scalar):
@@ -169,43 +223,92 @@ class _Inspector:
                 self._inspect_communication(operation)
             case _:
                 assert_never(operation)
-        if not isinstance(operation, Allocate | Free | HostWait | SetScalar | Branch):
-            if operation.stream not in self.streams:
-                raise ScheduleError(f"{where}: no stream {operation.stream!r}")
-            self._inspect_edges(where, operation.after, in_step, setup)
+        if operation.stream not in self.streams:
+            raise ScheduleError(f"{where}: no stream {operation.stream!r}")
+        self._inspect_edges(where, operation.after)
 
-    def _inspect_edges(
-        self, where: str, edges: tuple[Edge, ...], in_step: bool, setup: set[str]
-    ) -> None:
+    def _inspect_set_scalar(self, change: SetScalar) -> None:
+        self._need_scalar(change.id, change.scalar)
+        if change.counter is not None:
+            self._need_scalar(change.id, change.counter)
+        if change.every < 1:
+            raise ScheduleError(f"{change.id}: every {change.every} must be at least 1")
+        if change.minimum > change.maximum:
+            raise ScheduleError(
+                f"{change.id}: minimum {change.minimum} is above maximum {change.maximum}"
+            )
+
+    def _inspect_edges(self, where: str, edges: tuple[Edge, ...]) -> None:
+        by_id = self.program.by_id
         for edge in edges:
+            previous = isinstance(edge, Previous)
             name = edge.operation if isinstance(edge, Previous) else edge
-            if isinstance(edge, Previous) and not in_step:
-                raise ScheduleError(f"{where}: setup has no previous {name!r}")
-            if name not in self.program.by_id:
+            if name not in by_id:
                 raise ScheduleError(f"{where}: after {name!r}, which is no operation")
-            if not isinstance(edge, Previous) and (name in setup) is in_step:
-                part = "setup" if in_step else "the step"
+            if isinstance(by_id[name], HOST_ACTIONS):
+                raise ScheduleError(f"{where}: after {name!r}, which is on no stream")
+            if previous and not self.in_step:
+                raise ScheduleError(f"{where}: setup has no previous {name!r}")
+            if not previous and (name in self.setup) is self.in_step:
+                part = "setup" if self.in_step else "the step"
                 raise ScheduleError(f"{where}: after {name!r}, which is in {part}")
 
     def _inspect_compute(self, compute: Compute) -> None:
-        table = COMPUTE_ACCESS[compute.action]
+        where, table = compute.id, COMPUTE_ACCESS[compute.action]
         for operand in compute.operands:
             if operand.role not in table:
-                allowed = ", ".join(role.value for role in table)
+                allowed = ", ".join(table)
                 raise ScheduleError(
-                    f"{compute.id}: {compute.action} has no operand {operand.role}; it has {allowed}"
+                    f"{where}: {compute.action} has no operand {operand.role}; it has {allowed}"
                 )
-            for axis in operand.partial:
-                self.mesh.axis_size(axis)
-            self._inspect_view(compute.id, operand.view)
+            if operand.partial:
+                with _at(where):
+                    for axis in operand.partial:
+                        self.mesh.axis_size(axis)
+            self._inspect_view(where, operand.view)
         for scalar in compute.scalars:
-            self._need_scalar(compute.id, scalar)
+            self._need_scalar(where, scalar)
+        match compute.action:
+            case Action.UPDATE:
+                self._inspect_update(compute)
+            case Action.CLIP:
+                self._need_number(compute, Role.INPUT)
+                if not isinstance(compute.rule, ClipNorm):
+                    raise ScheduleError(f"{where}: rule {compute.rule} must be ClipNorm")
+            case Action.NORM | Action.FINITE:
+                self._need_number(compute, Role.OUTPUT)
+            case _:
+                pass  # what flows and is saved is the model's matter
+
+    def _inspect_update(self, update: Compute) -> None:
+        where = update.id
+        if not isinstance(update.rule, Adam | SGD):
+            raise ScheduleError(f"{where}: rule {update.rule} must be Adam or SGD")
+        roles = [operand.role for operand in update.operands]
+        moments = 2 if isinstance(update.rule, Adam) else 0
+        if roles.count(Role.MOMENT) != moments:
+            raise ScheduleError(
+                f"{where}: {roles.count(Role.MOMENT)} moments, {moments} needed by its rule"
+            )
+        if roles.count(Role.MASTER) + roles.count(Role.PARAMETER) != 1:
+            raise ScheduleError(f"{where}: one operand, master or parameter, is updated")
+        if roles.count(Role.GRADIENT) != 1:
+            raise ScheduleError(f"{where}: one gradient operand is needed")
+        sizes = sorted({operand.view.size for operand in update.operands})
+        if len(sizes) != 1:
+            raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
+
+    def _need_number(self, compute: Compute, role: Role) -> None:
+        sizes = [operand.view.size for operand in compute.operands if operand.role is role]
+        if sizes != [1]:
+            raise ScheduleError(f"{compute.id}: one {role} of 1 element is needed, got {sizes}")
 
     def _inspect_communication(self, operation: Communication) -> None:
         where = operation.id
         if operation.group not in self.sizes:
             raise ScheduleError(f"{where}: no group {operation.group!r}")
         count = self.sizes[operation.group]
+        views: tuple[View, ...]
         match operation:
             case AllGather(source=source, target=target):
                 self._need_sizes(where, target, count * source.size)
@@ -228,7 +331,7 @@ class _Inspector:
             self._inspect_view(where, view)
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")
-            dtype: DType = self.program.by_name[view.buffer].dtype
+            dtype = self.program.by_name[view.buffer].dtype
             if dtype is not operation.wire:
                 raise ScheduleError(
                     f"{where}: wire dtype {operation.wire}, but {view.buffer} is {dtype}"
@@ -247,10 +350,15 @@ class _Inspector:
             layout = self.schedule.layout_by_name.get(view.layout)
             if layout is None or layout.axis is None:
                 raise ScheduleError(f"{where}: no layout {view.layout!r} that is cut along an axis")
-            if view.start + view.size > layout.elements or buffer.layout != view.layout:
+            if buffer.layout != view.layout or buffer.shard is None:
+                raise ScheduleError(f"{where}: {view.buffer} is no shard of layout {view.layout}")
+            if view.start + view.size > layout.elements:
                 raise ScheduleError(f"{where}: the window leaves layout {view.layout}")
         else:
-            count = 1 if view.axis is None else self.mesh.axis_size(view.axis)
+            count = 1
+            if view.axis is not None:
+                with _at(where):
+                    count = self.mesh.axis_size(view.axis)
             end = view.start + count * view.size
             if end > buffer.elements:
                 raise ScheduleError(
