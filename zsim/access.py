@@ -85,7 +85,10 @@ def accesses(operation: Operation) -> list[Access]:
             | AllReduce(source=source, target=target)
             | Broadcast(source=source, target=target)
         ):
-            return [Access(source, reads=True, writes=False), Access(target, False, True)]
+            return [
+                Access(source, reads=True, writes=False),
+                Access(target, reads=False, writes=True),
+            ]
         case Send(source=source):
             return [Access(source, reads=True, writes=False)]
         case Receive(target=target) | Fill(target=target):
@@ -93,7 +96,10 @@ def accesses(operation: Operation) -> list[Access]:
         case Together(members=members):
             return [access for member in members for access in accesses(member)]
         case Copy(source=source, target=target, accumulate=accumulate):
-            return [Access(source, True, False), Access(target, accumulate, True)]
+            return [
+                Access(source, reads=True, writes=False),
+                Access(target, reads=accumulate, writes=True),
+            ]
         case Branch(value=value):
             return [Access(value, reads=True, writes=False)]
         case Allocate() | Free() | HostWait() | SetScalar():

@@ -84,7 +84,7 @@ def load(name: str) -> type[Backend]:
         owners = ", ".join(entry.value for entry in found)
         raise BackendError(f"backend {name!r} is registered more than once: {owners}")
     try:
-        return cast("type[Backend]", found[0].load())
+        return cast("type[Backend]", next(iter(found)).load())
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zsim"):
             raise

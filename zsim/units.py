@@ -90,11 +90,9 @@ def format_rate(per_second: float) -> str:
 def _scaled(number: float) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < 999.5:
-            break
+            return f"{number:.3g} {prefix}"
         number /= 1000
-    else:
-        prefix = "P"
-    return f"{number:.3g} {prefix}"
+    return f"{number:.3g} P"
 
 
 def format_seconds(seconds: float) -> str:
