@@ -1,0 +1,150 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from zsim import zero
+from zsim.architecture import GPT
+from zsim.backend import Job
+from zsim.builder import ScheduleBuilder
+from zsim.cluster import Cluster, Gpu, Link
+from zsim.gpt import equal_units, gpt
+from zsim.model import Model
+from zsim.strategy import Strategy
+from zsim_torch.machine import available_bytes, memory_bytes
+from zsim_torch.process_group import (
+    TORCHRUN_VARIABLES,
+    DeviceChoice,
+    DeviceError,
+    Placement,
+    under_torchrun,
+)
+from zsim_torch.refusal import refusal
+
+CLUSTER = Cluster(
+    name="none",
+    nodes=1,
+    gpus_per_node=1,
+    gpu=Gpu(name="none", memory_bytes=1, memory_bytes_per_s=1, rates=()),
+    switch_link=Link(bytes_per_s=1),
+    nics_per_node=1,
+    nic_link=Link(bytes_per_s=1),
+)
+SMALL = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=256)
+
+
+def job(model: Model, *, data: int = 1) -> Job:
+    schedule = zero.schedule(model, Strategy(stage=2, tensor=model.tensor, data=data))
+    return Job(schedule=schedule, model=model, cluster=CLUSTER)
+
+
+def why(subject: Job, torchrun: Placement | None = None) -> str | None:
+    return refusal(subject, device=DeviceChoice.CPU, torchrun=torchrun)
+
+
+def test_a_small_gpt_is_not_refused() -> None:
+    assert why(job(gpt(SMALL, micro_batch_size=1), data=2)) is None
+
+
+def test_a_tensor_degree_is_refused() -> None:
+    assert why(job(gpt(SMALL, micro_batch_size=1, tensor=2))) == (
+        "parallel.tensor: 2 must be 1, the torch backend does not cut units"
+    )
+
+
+def test_a_model_without_modules_is_refused_with_what_to_give() -> None:
+    line = why(job(equal_units(parameters=1000)))
+    assert line is not None
+    assert line.startswith("model: there are no torch modules for 1000 parameters; give layers,")
+
+
+def test_a_user_module_needs_no_architecture() -> None:
+    subject = job(equal_units(parameters=1000))
+    assert refusal(subject, device=DeviceChoice.CPU, torchrun=None, own_module=True) is None
+
+
+def test_a_schedule_that_runs_no_unit_needs_no_modules() -> None:
+    build = ScheduleBuilder.of("sum", data=2)
+    data, x = build.group("data", "data"), build.buffer("x", 4, persistent=True)
+    build.setup.allocate(x)
+    build.setup.fill("x", x.all, 1.0)
+    build.step.all_reduce("sum", data, x.all)
+    model = equal_units(parameters=100)
+    assert why(Job(schedule=build.schedule(), model=model, cluster=CLUSTER)) is None
+
+
+def test_a_vocabulary_that_cannot_hold_a_byte_is_refused() -> None:
+    line = why(job(gpt(replace(SMALL, vocab_size=100), micro_batch_size=1)))
+    assert line == "model.vocab_size: 100 must be at least 256, since bytes are tokens"
+
+
+@pytest.mark.parametrize(
+    ("shape", "micro_batch_size", "field"),
+    [
+        # 12 h^2 = 12 * 16384^2 = 3.2e9 parameters a layer: 1000 layers are 3.2e12
+        (replace(SMALL, layers=1000, hidden_size=16384), 1, "model.layers: 1000 needs "),
+        (replace(SMALL, layers=1, hidden_size=2**20), 1, "model.hidden_size: 1048576 needs "),
+        (replace(SMALL, vocab_size=2**40), 1, "model.vocab_size: 1099511627776 needs "),
+        (SMALL, 2**40, "train.micro_batch_size: 1099511627776 needs "),
+    ],
+)
+def test_a_model_larger_than_this_machine_is_refused_with_the_field_to_change(
+    shape: GPT, micro_batch_size: int, field: str
+) -> None:
+    line = why(job(gpt(shape, micro_batch_size=micro_batch_size), data=4))
+    assert line is not None
+    assert line.startswith(field)
+    assert " on 4 local ranks, this machine has " in line
+    assert "\n" not in line
+
+
+def test_more_ranks_than_a_machine_should_run_are_refused() -> None:
+    line = why(job(gpt(SMALL, micro_batch_size=1), data=65))
+    assert line == (
+        "ranks: 65 must be at most 64 on one machine; say --ranks N, or start with torchrun"
+    )
+
+
+def test_torchrun_has_to_start_as_many_ranks_as_the_schedule_has() -> None:
+    subject = job(gpt(SMALL, micro_batch_size=1), data=2)
+    placement = Placement(rank=0, ranks=3, local_rank=0, local_ranks=3)
+    assert why(subject, placement) == "ranks: the schedule is for 2, torchrun started 3"
+    assert why(subject, replace(placement, ranks=2)) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
+def test_cuda_that_is_not_there_is_refused() -> None:
+    subject = job(gpt(SMALL, micro_batch_size=1), data=2)
+    line = refusal(subject, device=DeviceChoice.CUDA, torchrun=None)
+    assert line is not None
+    assert line.startswith("device: cuda needs a device for each of 2 local ranks")
+
+
+def test_memory_of_the_machine_is_read_where_linux_says_it(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       100 kB\nMemAvailable:    64 kB\n")
+    assert available_bytes(meminfo) == 64 * 1024
+    assert available_bytes(tmp_path / "missing") > 10**8
+    assert 0 < memory_bytes(DeviceChoice.CPU, 1) < available_bytes()
+
+
+ENVIRONMENT = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchrun_is_known_by_its_variables() -> None:
+    assert under_torchrun(ENVIRONMENT) == Placement(rank=5, ranks=8, local_rank=1, local_ranks=4)
+    for name in TORCHRUN_VARIABLES:
+        assert under_torchrun({k: v for k, v in ENVIRONMENT.items() if k != name}) is None
+
+
+def test_torchrun_variables_that_are_no_numbers_are_an_error() -> None:
+    with pytest.raises(DeviceError, match="must be whole numbers, got RANK='x'"):
+        under_torchrun({**ENVIRONMENT, "RANK": "x"})
