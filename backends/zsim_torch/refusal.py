@@ -1,5 +1,7 @@
 """Why the torch backend cannot run a job: one line that names the field to change, or None."""
 
+from pathlib import Path
+
 from zsim.allocator import book, peak_bytes
 from zsim.backend import Job
 from zsim.model import Model
@@ -8,7 +10,7 @@ from zsim.schedule import Schedule
 from zsim.units import format_bytes
 from zsim_torch.machine import memory_bytes
 from zsim_torch.process_group import DeviceChoice, DeviceError, Placement
-from zsim_torch.text import VOCABULARY
+from zsim_torch.text import TextError, read_text
 
 LOCAL_RANKS_MAX = 64
 """More processes than these on one machine help nobody: each takes memory and a turn."""
@@ -17,16 +19,16 @@ _OF_A_UNIT = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
 def refusal(
-    job: Job, *, device: DeviceChoice, torchrun: Placement | None, own_module: bool = False
+    job: Job, *, device: DeviceChoice, torchrun: Placement | None, data: Path | None = None
 ) -> str | None:
     """One line that says why `job` cannot run here, or None if it can.
 
-    `torchrun` is this process's placement if it was started so; `own_module` says that units come
-    from a module of the user, not from `job.model`.
+    `torchrun` is this process's placement if it was started so; `data` is the file to train on.
     """
     return (
         _tensor(job)
-        or (None if own_module else _model(job))
+        or _model(job)
+        or _text(job, data)
         or _ranks(job.schedule, torchrun)
         or _memory(job, device, torchrun)
     )
@@ -43,20 +45,24 @@ def _tensor(job: Job) -> str | None:
 
 def _model(job: Job) -> str | None:
     """Whether there are modules for the units that the schedule runs."""
+    if job.model.architecture is None and runs_units(job.schedule):
+        return (
+            f"model: there are no torch modules for {job.model.name}; give layers, hidden_size, "
+            "attention_heads, sequence_length and vocab_size, or train a module of your own with "
+            "zsim_torch.train"
+        )
+    return None
+
+
+def _text(job: Job, data: Path | None) -> str | None:
+    """Whether the text serves the model."""
     shape = job.model.architecture
     if shape is None:
-        if runs_units(job.schedule):
-            return (
-                f"model: there are no torch modules for {job.model.name}; give layers, "
-                "hidden_size, attention_heads, sequence_length and vocab_size, or train a module "
-                "of your own with zsim_torch.train"
-            )
         return None
-    if shape.vocab_size < VOCABULARY:
-        return (
-            f"model.vocab_size: {shape.vocab_size} must be at least {VOCABULARY}, "
-            "since bytes are tokens"
-        )
+    try:
+        read_text(data, shape.sequence_length, vocab_size=shape.vocab_size)
+    except TextError as error:
+        return str(error)
     return None
 
 

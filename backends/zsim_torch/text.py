@@ -37,11 +37,20 @@ class Batch:
 class Text:
     """A text from which sequences of `sequence_length` tokens, and the one after, are cut.
 
+    A byte stands for itself modulo `vocab_size`.
+
     Raises:
         TextError: the text has fewer than `sequence_length` + 1 bytes.
     """
 
-    def __init__(self, content: bytes, sequence_length: int, *, name: str = "text") -> None:
+    def __init__(
+        self,
+        content: bytes,
+        sequence_length: int,
+        *,
+        vocab_size: int = VOCABULARY,
+        name: str = "text",
+    ) -> None:
         needed = sequence_length + 1
         if not content:
             raise TextError(f"data: {name} is empty")
@@ -52,13 +61,14 @@ class Text:
             )
         self._tokens: NDArray[np.uint8] = np.frombuffer(content, np.uint8)
         self._length = needed
+        self._vocab_size = vocab_size
 
     def batch(self, which: Batch, *, seed: int) -> Tensor:
         """Tokens, int64 [size, sequence_length + 1]."""
         first = (which.micro_batch * which.ranks + which.coordinate) * which.size
         starts = [self._start(seed, which.step, first + index) for index in range(which.size)]
         rows = [self._tokens[start : start + self._length] for start in starts]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        return torch.from_numpy(np.stack(rows).astype(np.int64) % self._vocab_size)
 
     def _start(self, seed: int, step: int, number: int) -> int:
         """Where sequence `number` of a step begins."""
@@ -66,19 +76,28 @@ class Text:
         return int(generator.integers(len(self._tokens) - self._length + 1))
 
 
-def read_text(path: Path | None, sequence_length: int) -> Text:
+def read_text(path: Path | None, sequence_length: int, *, vocab_size: int = VOCABULARY) -> Text:
     """The text in the file at `path`, or the one that ships with the package.
 
+    For a toy model with a smaller vocabulary the text of the package is folded into it; a file is
+    not, since that would lose what it says.
+
     Raises:
-        TextError: the file cannot be read, is empty, or shorter than a sequence.
+        TextError: the file cannot be read, is empty, or shorter than a sequence, or the vocabulary
+            does not hold its bytes.
     """
     if path is None:
         content = (files("zsim_torch") / "text.txt").read_bytes()
         if len(content) <= sequence_length:  # a toy text for a long sequence: it may repeat
             content *= -(-(sequence_length + 1) // len(content))
-        return Text(content, sequence_length, name="the text of the package")
+        return Text(content, sequence_length, vocab_size=vocab_size, name="the package's text")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise TextError(f"data: {path}: {(error.strerror or str(error)).lower()}") from None
-    return Text(content, sequence_length, name=str(path))
+    if vocab_size < VOCABULARY:
+        raise TextError(
+            f"model.vocab_size: {vocab_size} must be at least {VOCABULARY} to train on {path}, "
+            "since bytes are tokens"
+        )
+    return Text(content, sequence_length, vocab_size=vocab_size, name=str(path))

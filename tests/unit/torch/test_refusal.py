@@ -59,11 +59,6 @@ def test_a_model_without_modules_is_refused_with_what_to_give() -> None:
     assert line.startswith("model: there are no torch modules for 1000 parameters; give layers,")
 
 
-def test_a_user_module_needs_no_architecture() -> None:
-    subject = job(equal_units(parameters=1000))
-    assert refusal(subject, device=DeviceChoice.CPU, torchrun=None, own_module=True) is None
-
-
 def test_a_schedule_that_runs_no_unit_needs_no_modules() -> None:
     build = ScheduleBuilder.of("sum", data=2)
     data, x = build.group("data", "data"), build.buffer("x", 4, persistent=True)
@@ -74,9 +69,12 @@ def test_a_schedule_that_runs_no_unit_needs_no_modules() -> None:
     assert why(Job(schedule=build.schedule(), model=model, cluster=CLUSTER)) is None
 
 
-def test_a_vocabulary_that_cannot_hold_a_byte_is_refused() -> None:
-    line = why(job(gpt(replace(SMALL, vocab_size=100), micro_batch_size=1)))
-    assert line == "model.vocab_size: 100 must be at least 256, since bytes are tokens"
+def test_a_text_that_does_not_serve_the_model_is_refused(tmp_path: Path) -> None:
+    short, subject = tmp_path / "short", job(gpt(SMALL, micro_batch_size=1))
+    short.write_bytes(b"four")
+    line = refusal(subject, device=DeviceChoice.CPU, torchrun=None, data=short)
+    assert line is not None
+    assert line.startswith(f"data: {short} has 4 bytes, at least 5 are needed")
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,12 @@ def test_a_file_that_cannot_serve_is_one_line_that_says_why(tmp_path: Path) -> N
     for path, why in wrong.items():
         with pytest.raises(TextError, match=f"^data: {path}:? {why}$"):
             read_text(path, 8)
+
+
+def test_a_small_vocabulary_folds_the_text_of_the_package_but_not_a_file(tmp_path: Path) -> None:
+    tokens = batch(read_text(None, 50, vocab_size=7), 0, 0, 0, 1, 3)
+    assert tokens.max() < 7
+    path = tmp_path / "data"
+    path.write_bytes(b"enough for a sequence")
+    with pytest.raises(TextError, match="^model.vocab_size: 7 must be at least 256 to train on"):
+        read_text(path, 5, vocab_size=7)
