@@ -96,5 +96,5 @@ def test_a_small_vocabulary_folds_the_text_of_the_package_but_not_a_file(tmp_pat
     assert tokens.max() < 7
     path = tmp_path / "data"
     path.write_bytes(b"enough for a sequence")
-    with pytest.raises(TextError, match="^model.vocab_size: 7 must be at least 256 to train on"):
+    with pytest.raises(TextError, match=r"^model\.vocab_size: 7 must be at least 256"):
         read_text(path, 5, vocab_size=7)
