@@ -3,8 +3,9 @@
 from hypothesis import strategies as st
 
 from zsim.architecture import GPT
+from zsim.dtype import DType
 from zsim.gpt import gpt
-from zsim.model import Model
+from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.rule import SGD, Adam
 from zsim.strategy import Checkpointing, Keep, Precision, Strategy
 
@@ -55,7 +56,52 @@ def models(draw: st.DrawFn, strategy: Strategy) -> Model:
 
 
 @st.composite
+def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
+    """Units in a row with any parameters: none, empty ones, large ones, one that several share."""
+    shared = Parameter(name="shared", shape=(draw(st.integers(0, 9)),))
+    units: list[Unit] = []
+    source = BATCH
+    dtype = strategy.precision.compute
+    count = draw(st.integers(1, 5))
+    for index in range(count):
+        own = [
+            Parameter(name=f"unit{index}.{number}", shape=(size,))
+            for number, size in enumerate(draw(st.lists(st.integers(0, 40), max_size=3)))
+        ]
+        if draw(st.booleans()):
+            own.insert(draw(st.integers(0, len(own))), shared)
+        last = index == count - 1
+        output = Value(
+            name=f"unit{index}/output",
+            elements=1 if last else strategy.tensor * draw(st.integers(1, 7)),
+            dtype=dtype,
+        )
+        segment = Segment(
+            inputs=(source, BATCH) if last and index else (source,),
+            outputs=(output,),
+            parameters=tuple(parameter.name for parameter in own),
+            saved_bytes=draw(st.integers(0, 9)),
+            saves_input=draw(st.booleans()),
+        )
+        units.append(
+            Unit(
+                name=f"unit{index}",
+                parameters=tuple(own),
+                segments=(segment,),
+                checkpoint=draw(st.booleans()),
+            )
+        )
+        source = output.name
+    return Model(
+        name="chain",
+        units=tuple(units),
+        batch=Value(name=BATCH, elements=4, dtype=DType.INT64, requires_gradient=False),
+        tensor=strategy.tensor,
+    )
+
+
+@st.composite
 def jobs(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> tuple[Model, Strategy]:
     """A model and a strategy that fit each other."""
     strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor))
-    return draw(models(strategy)), strategy
+    return draw(st.one_of(models(strategy), chains(strategy))), strategy

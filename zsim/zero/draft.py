@@ -78,11 +78,13 @@ class Draft:
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
         self.operations.append(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 
-    def free(self, name: str, uses: Iterable[str] = ()) -> None:
-        """Give the memory back; the home stream waits for `uses`."""
+    def free(self, name: str, uses: Iterable[str] = (), *, verb: str = "free") -> None:
+        """Give the memory back; the home stream waits for `uses`. `verb` tells two frees apart."""
         self.alive.remove(name)
         self.alive_bytes -= self.buffers[name].size_bytes
-        self.operations.append(Free(id=f"{self.prefix}/free/{name}", buffer=name, uses=tuple(uses)))
+        self.operations.append(
+            Free(id=f"{self.prefix}/{verb}/{name}", buffer=name, uses=tuple(uses))
+        )
 
     def host_wait(self, operation: Edge) -> None:
         """The host stops until `operation` has finished."""

@@ -60,7 +60,7 @@ class Reductions:
             bucket, progress = self.buckets.all[run.bucket], self._progress[run.bucket]
             target = self._collector(bucket)
             while any(target == buffer for buffer, _ in self._in_flight):
-                self._free_oldest()
+                self._free_oldest("free_for_reuse")
             if target not in self.draft.alive:
                 self.draft.allocate(target)
                 progress.written.clear()
@@ -74,6 +74,7 @@ class Reductions:
 
     def finish(self) -> None:
         """Give the memory of every reduction still in flight back."""
+        self.draft.prefix = "step/backward/end"
         while self._in_flight:
             self._free_oldest()
 
@@ -185,6 +186,6 @@ class Reductions:
             shard=DATA,
         )
 
-    def _free_oldest(self) -> None:
+    def _free_oldest(self, verb: str = "free") -> None:
         buffer, operation = self._in_flight.pop(0)
-        self.draft.free(buffer, (operation,))
+        self.draft.free(buffer, (operation,), verb=verb)

@@ -20,7 +20,7 @@ from zsim_torch.process_group import (
     Placement,
     under_torchrun,
 )
-from zsim_torch.refusal import refusal
+from zsim_torch.admission import refusal
 
 CLUSTER = Cluster(
     name="none",
