@@ -1,1 +1,5 @@
-"""The simulated world: a schedule runs as discrete events on a modelled cluster."""
+"""Simulates schedules on a cluster by events, with SimPy."""
+
+from zsim_des.simulation import SimBackend
+
+__all__ = ["SimBackend"]

@@ -60,7 +60,7 @@ def element_count(operation: Communication) -> int:
 
 
 def is_scalar(operation: Communication) -> bool:
-    """Whether the whole tensor is one element (norm, overflow, loss); such volumes are listed apart.
+    """Whether the whole tensor is one element (norm, overflow, loss): such bytes are listed apart.
 
     An all-gather of one element per rank is not: together they are a tensor.
     """

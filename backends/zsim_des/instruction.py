@@ -1,0 +1,247 @@
+"""A program as the engine runs it: ids become numbers, costs become times, once for all ranks."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from zsim.cluster import Gpu
+from zsim.collective.volume import ring_equivalent_bytes
+from zsim.cost.kernel_time import operation_ps
+from zsim.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Previous,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    StreamOperation,
+    Together,
+    walk,
+)
+from zsim.schedule import Program, Schedule
+
+
+class LoweringError(ValueError):
+    """An operation that cannot be executed as it stands."""
+
+
+@dataclass(slots=True)
+class After:
+    """What must have finished: slots of this instance of the part, and of the latest earlier."""
+
+    here: tuple[int, ...]
+    earlier: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Enqueue:
+    """Put an entry on a stream. `operation` is None for the entry of a waited free.
+
+    `members` are the operations of a communicator, with the bytes that each rank sends.
+    """
+
+    slot: int
+    name: str
+    stream: int
+    after: After
+    time_ps: int
+    launch_ps: int
+    operation: StreamOperation | None
+    members: tuple[tuple[Communication, int], ...]
+
+
+@dataclass(slots=True)
+class Stop:
+    """The host waits."""
+
+    name: str
+    after: After
+
+
+@dataclass(slots=True)
+class Choose:
+    """The host waits, then runs one of two lists; `slots` of the other count as finished."""
+
+    name: str
+    after: After
+    then: tuple["Instruction", ...]
+    otherwise: tuple["Instruction", ...]
+    then_slots: tuple[int, ...]
+    otherwise_slots: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Note:
+    """The host allocates: its time is noted, for deferred frees."""
+
+    name: str
+
+
+Instruction = Enqueue | Stop | Choose | Note
+
+NOTHING = After((), ())
+
+
+@dataclass(slots=True)
+class Lowered:
+    """The instructions of one role; `slots` numbers what they may wait for."""
+
+    streams: tuple[str, ...]
+    slots: dict[str, int]
+    setup: tuple[Instruction, ...]
+    step: tuple[Instruction, ...]
+
+
+def lower(schedule: Schedule, program: Program, gpu: Gpu) -> Lowered:
+    """The instructions of `program` on `gpu`.
+
+    Raises:
+        LoweringError: an edge names an operation that is issued later.
+        ClusterError: the GPU has no rate for the format of a kernel.
+    """
+    lowering = _Lowering(schedule, program, gpu)
+    setup, step = lowering.part(program.setup), lowering.part(program.step)
+    return Lowered(schedule.streams, lowering.slots, setup, step)
+
+
+class _Lowering:
+    """Turns the parts of one program into instructions. Slots count through setup and step."""
+
+    def __init__(self, schedule: Schedule, program: Program, gpu: Gpu) -> None:
+        self.slots: dict[str, int] = {}
+        self._program = program
+        self._gpu = gpu
+        self._streams = {name: index for index, name in enumerate(schedule.streams)}
+        self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+        self._keeps_times = any(
+            isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+            for operation in program.by_id.values()
+        )
+        self._times: dict[object, int] = {}
+        self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
+        self._seen: set[str] = set()
+
+    def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
+        """Instructions of setup or of the step."""
+        for operation in walk(operations):
+            if _takes_a_slot(operation):
+                self.slots[operation.id] = len(self.slots)
+        return tuple(self._list(operations))
+
+    def _list(self, operations: tuple[Operation, ...]) -> list[Instruction]:
+        found: list[Instruction] = []
+        for operation in operations:
+            made = self._instruction(operation)
+            if made is not None:
+                found.append(made)
+            self._seen.add(operation.id)
+        return found
+
+    def _instruction(self, operation: Operation) -> Instruction | None:
+        match operation:
+            case Compute():
+                launch = self._gpu.launch_ps * max(1, len(operation.kernels))
+                return self._enqueue(operation, time_ps=self._time(operation), launch_ps=launch)
+            case Allocate():
+                return Note(operation.id) if self._keeps_times else None
+            case Free():
+                return self._free(operation)
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                return self._enqueue(operation, members=(operation,))
+            case Together(members=members):
+                return self._enqueue(operation, members=members)
+            case Copy() | Fill():
+                return self._enqueue(operation, time_ps=self._time(operation))
+            case HostWait(operation=edge):
+                return Stop(operation.id, self._after(operation.id, (edge,)))
+            case SetScalar():
+                return None
+            case Branch():
+                return self._choose(operation)
+            case _:
+                assert_never(operation)
+
+    def _enqueue(
+        self,
+        operation: StreamOperation,
+        *,
+        time_ps: int = 0,
+        launch_ps: int = 0,
+        members: tuple[Communication, ...] = (),
+    ) -> Enqueue:
+        return Enqueue(
+            self.slots[operation.id],
+            operation.id,
+            self._streams[operation.stream],
+            self._after(operation.id, operation.after),
+            time_ps,
+            launch_ps,
+            operation,
+            tuple(
+                (member, ring_equivalent_bytes(member, self._sizes[member.group]))
+                for member in members
+            ),
+        )
+
+    def _free(self, free: Free) -> Instruction | None:
+        if not free.uses or free.mode is FreeMode.DEFERRED:
+            return None
+        after = self._after(free.id, free.uses)
+        if free.mode is FreeMode.HOST:
+            return Stop(free.id, after)
+        home = self._streams[self._program.by_name[free.buffer].home]
+        return Enqueue(self.slots[free.id], free.id, home, after, 0, 0, None, ())
+
+    def _choose(self, branch: Branch) -> Choose:
+        after = self._after(branch.id, branch.after)
+        sides = (branch.then, branch.otherwise)
+        then, otherwise = (tuple(self._list(side)) for side in sides)
+        slots = [
+            tuple(self.slots[op.id] for op in walk(side) if op.id in self.slots) for side in sides
+        ]
+        return Choose(branch.id, after, then, otherwise, *slots)
+
+    def _time(self, operation: Compute | Copy | Fill) -> int:
+        if not isinstance(operation, Compute) or not operation.kernels:
+            return operation_ps(operation, self._program, self._gpu)
+        time_ps = self._times.get(operation.kernels)
+        if time_ps is None:
+            time_ps = operation_ps(operation, self._program, self._gpu)
+            self._times[operation.kernels] = time_ps
+        return time_ps
+
+    def _after(self, name: str, edges: tuple[Edge, ...]) -> After:
+        if edges in self._waits:
+            return self._waits[edges]
+        here: list[int] = []
+        earlier: list[int] = []
+        for edge in edges:
+            if isinstance(edge, Previous):
+                if edge.operation in self.slots:
+                    earlier.append(self.slots[edge.operation])
+                continue
+            if edge not in self._seen:
+                raise LoweringError(f"{name}: waits for {edge}, which the host issues later")
+            if edge in self.slots:
+                here.append(self.slots[edge])
+        made = self._waits[edges] = After(tuple(here), tuple(earlier))
+        return made
+
+
+def _takes_a_slot(operation: Operation) -> bool:
+    """Whether something may wait for it: it is on a stream, or a waited free that waits."""
+    if isinstance(operation, Free):
+        return bool(operation.uses) and operation.mode is FreeMode.WAITED
+    return not isinstance(operation, Allocate | HostWait | SetScalar | Branch)
