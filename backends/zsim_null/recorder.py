@@ -1,0 +1,115 @@
+"""`NullBackend`: every operation in issue order, at time zero.
+
+It shows what the protocol of a backend asks for. It moves no bytes, has no clock and meets nobody,
+so a schedule that would hang elsewhere runs here.
+"""
+
+from typing import assert_never
+
+from zsim.allocator import book
+from zsim.backend import Job
+from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
+from zsim.issue import issued
+from zsim.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    StreamOperation,
+    Together,
+)
+from zsim.plan import COLLECTIVE
+from zsim.schedule import Program, RankRole, Schedule
+from zsim.trace import Event, RankTrace, Trace, Transfer
+
+
+class NullBackend:
+    """Records one rank of each role; branches find zero."""
+
+    name = "null"
+
+    def refusal(self, job: Job) -> str | None:
+        """None: a schedule that can be written down can be recorded."""
+        del job
+        return None
+
+    def run(self, job: Job, *, seed: int) -> Trace:
+        """Record setup and all steps."""
+        schedule = job.schedule
+        by_role = {program.role: program for program in schedule.programs}
+        return Trace(
+            backend=self.name,
+            schedule=schedule.name,
+            seed=seed,
+            steps=job.steps,
+            ranks=tuple(
+                _record(schedule, role, by_role[role.name], job.steps) for role in schedule.roles
+            ),
+            step_end_ps=(0,) * job.steps,
+            trust="no times: the null backend records and takes no time",
+        )
+
+
+def _record(schedule: Schedule, role: RankRole, program: Program, steps: int) -> RankTrace:
+    events: list[Event] = []
+    transfers: list[Transfer] = []
+    for step, operation in issued(program, steps):
+        queued = _on_stream(operation)
+        if queued is not None:
+            events.append(
+                Event(operation=operation.id, step=step, stream=queued.stream, start_ps=0, end_ps=0)
+            )
+        transfers += [_transfer(schedule, step, member) for member in _communications(operation)]
+    return RankTrace(
+        rank=next(rank for rank in range(schedule.mesh.size) if schedule.role_of(rank) == role),
+        role=role.name,
+        stands_for=role.size(schedule.mesh),
+        events=tuple(events),
+        book=book(program, steps),
+        transfers=tuple(transfers),
+    )
+
+
+def _on_stream(operation: Operation) -> StreamOperation | None:
+    if isinstance(operation, Allocate | Free | HostWait | SetScalar | Branch):
+        return None
+    return operation
+
+
+def _communications(operation: Operation) -> tuple[Communication, ...]:
+    match operation:
+        case Together(members=members):
+            return members
+        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            return (operation,)
+        case Allocate() | Free() | Compute() | Fill() | Copy() | HostWait() | SetScalar():
+            return ()
+        case Branch():
+            return ()
+        case _:
+            assert_never(operation)
+
+
+def _transfer(schedule: Schedule, step: int, member: Communication) -> Transfer:
+    count = schedule.group_by_name[member.group].size(schedule.mesh)
+    return Transfer(
+        operation=member.id,
+        step=step,
+        group=member.group,
+        collective=COLLECTIVE[type(member)],
+        elements=element_count(member),
+        bytes=ring_equivalent_bytes(member, count),
+        scalar=is_scalar(member),
+    )
