@@ -55,6 +55,25 @@ def resolve(scenario: Scenario, topology: Topology) -> Resolved:
     )
 
 
+def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
+    """`scenario` on so many ranks, on as many nodes as they need; the tensor axis stays as it is.
+
+    Raises:
+        ScenarioError: the tensor axis does not divide them.
+    """
+    tensor = scenario.parallel.tensor
+    if ranks < 1:
+        raise ScenarioError(f"ranks: {ranks} must be at least 1")
+    if ranks % tensor:
+        raise ScenarioError(f"parallel.tensor: {tensor} must divide the {ranks} ranks")
+    return scenario.model_copy(
+        update={
+            "cluster": scenario.cluster.model_copy(update={"nodes": None}),
+            "parallel": scenario.parallel.model_copy(update={"data": ranks // tensor}),
+        }
+    )
+
+
 def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     """The cluster that `[cluster]` describes, with its overrides; nodes as many as are needed."""
     table, parallel = scenario.cluster, scenario.parallel

@@ -1,10 +1,13 @@
 """Scenario files: what is read, and what one line says about what is not."""
 
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from zsim.scenario import LossScaleTable, ScenarioError, ZeroTable, parse
+from zsim.scenario import LossScaleTable, Scenario, ScenarioError, ZeroTable, parse
 from zsim.strategy import Checkpointing, LossScale, Strategy
 
 TEXT = """
@@ -140,3 +143,16 @@ def test_every_knob_of_the_stages_can_be_set_and_has_the_default_of_the_strategy
     assert knobs == {name: defaults[name] for name in knobs}
     loss_scale = {name: field.default for name, field in LossScaleTable.model_fields.items()}
     assert LossScale(**loss_scale) == LossScale()
+
+
+def keys(table: type[BaseModel]) -> Iterator[str]:
+    for name, field in table.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation)
+        else:
+            yield name
+
+
+def test_the_reference_names_every_key() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scenario.md").read_text("utf-8")
+    assert [key for key in keys(Scenario) if f"`{key}`" not in text] == []
