@@ -1,0 +1,284 @@
+"""Runs the program of one rank: every operation of a schedule, in the order of its host."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, assert_never
+
+from zsim.access import accesses
+from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
+from zsim.mesh import Coordinates
+from zsim.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    StreamOperation,
+    Together,
+    View,
+)
+from zsim.schedule import Program, Schedule
+from zsim.trace import BookEntry, Transfer
+from zsim_torch.collectives import Communicators, Handed
+from zsim_torch.compute import Computer
+from zsim_torch.memory import Memory, Remains
+from zsim_torch.poison import Poison
+from zsim_torch.streams import Entry, Finish, Streams, Touch, Work
+from zsim_torch.whereabouts import note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What an executor works with on its rank."""
+
+    schedule: Schedule
+    program: Program
+    coordinates: Coordinates
+    memory: Memory
+    streams: Streams
+    communicators: Communicators
+    computer: Computer
+    poison: Poison
+
+
+class _Deferred(NamedTuple):
+    """A freed buffer whose uses have not finished yet."""
+
+    buffer: str
+    remains: Remains
+    finish: Finish
+
+
+SETUP: Final = -1
+
+
+@dataclass(slots=True)
+class Executor:
+    """One rank's host: issues operations, keeps the book and the list of transfers.
+
+    Every operation is a call of its own, so that no local variable keeps memory alive past it.
+    """
+
+    machine: Machine
+    scalars: dict[str, float]
+    step: int = SETUP
+    book: list[BookEntry] = field(default_factory=list[BookEntry])
+    transfers: list[Transfer] = field(default_factory=list[Transfer])
+    _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
+    _travelled: set[str] = field(default_factory=set[str])
+    _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+
+    def run_setup(self) -> None:
+        """Setup is done, and every stream of this rank is drained."""
+        self._run(self.machine.program.setup)
+        self.machine.streams.drain()
+        self.machine.streams.end_step()
+
+    def run_step(self, step: int) -> None:
+        """Step number `step` is issued."""
+        self.step = self.machine.streams.step = step
+        self._run(self.machine.program.step)
+        self.machine.streams.end_step()
+
+    def _run(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            note(operation.id)
+            self._issue(operation)
+
+    def _issue(self, operation: Operation) -> None:
+        machine = self.machine
+        match operation:
+            case Allocate(buffer=buffer):
+                self._return_deferred(operation.id)
+                machine.memory.allocate(buffer)
+                self._enter(operation.id, buffer, 1)
+            case Free():
+                self._free(operation)
+            case HostWait(operation=edge):
+                machine.streams.host_waits((edge,))
+            case SetScalar():
+                self._set_scalar(operation)
+            case Branch(value=value, then=then, otherwise=otherwise):
+                machine.streams.host_waits(operation.after)
+                self._run(then if self._number(value) != 0 else otherwise)
+            case Compute():
+                self._compute(operation, lambda: machine.computer.run(operation, self.scalars))
+            case Fill(target=target):
+                number = operation.value
+                if operation.scalar is not None:
+                    number *= self.scalars[operation.scalar]
+                self._compute(operation, lambda: _fill(machine.memory, target, number))
+            case Copy():
+                self._compute(operation, lambda: _copy(machine.memory, operation))
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                self._communicate(operation, (operation,))
+            case Together(members=members):
+                self._communicate(operation, members)
+            case _:
+                assert_never(operation)
+
+    def _compute(self, operation: StreamOperation, action: Callable[[], None]) -> None:
+        self.machine.poison.delay()
+        self.machine.streams.compute(self._entry(operation), action)
+
+    def _number(self, view: View) -> float:
+        return float(self.machine.memory.flat(view).item())
+
+    def _set_scalar(self, operation: SetScalar) -> None:
+        counter = operation.counter
+        if counter is not None and self.scalars[counter] % operation.every != 0:
+            return
+        value = self.scalars[operation.scalar] * operation.multiply + operation.add
+        self.scalars[operation.scalar] = min(max(value, operation.minimum), operation.maximum)
+
+    def _communicate(self, operation: StreamOperation, members: tuple[Communication, ...]) -> None:
+        machine = self.machine
+        for member in members:
+            self._note_transfer(operation.id, member)
+        for access in accesses(operation):
+            self._travelled.add(access.view.buffer)
+
+        machine.poison.delay()
+        machine.streams.communicate(self._entry(operation), lambda: _hand_over(machine, members))
+
+    def _note_transfer(self, name: str, member: Communication) -> None:
+        count = len(self.machine.communicators.member(member.group).ranks)
+        self.transfers.append(
+            Transfer(
+                operation=name,
+                step=self.step,
+                group=member.group,
+                collective=collective_name(member),
+                elements=element_count(member),
+                bytes=ring_equivalent_bytes(member, count),
+                scalar=is_scalar(member),
+            )
+        )
+
+    def _free(self, operation: Free) -> None:
+        machine, buffer = self.machine, operation.buffer
+        home = machine.program.by_name[buffer].home
+        match operation.mode:
+            case FreeMode.WAITED:
+                machine.streams.home_waits(home, buffer, operation.uses)
+            case FreeMode.HOST:
+                machine.streams.host_waits(operation.uses)
+                machine.streams.home_waits(home, buffer, operation.uses)
+            case FreeMode.DEFERRED:
+                finish = machine.streams.finish(home, buffer, operation.uses)
+                remains = machine.memory.take_away(buffer)
+                self._deferred.append(_Deferred(buffer, remains, finish))
+                return
+            case _:
+                assert_never(operation.mode)
+        self._drop(buffer, machine.memory.take_away(buffer))
+        self._enter(operation.id, buffer, -1)
+
+    def _drop(self, buffer: str, remains: Remains) -> None:
+        travelled = buffer in self._travelled
+        self._travelled.discard(buffer)
+        self.machine.computer.forget(buffer)
+        self.machine.memory.drop(buffer, remains, travelled=travelled)
+
+    def _return_deferred(self, name: str) -> None:
+        waiting: list[_Deferred] = []
+        for deferred in self._deferred:
+            if deferred.finish():
+                self._drop(deferred.buffer, deferred.remains)
+                self._enter(name, deferred.buffer, -1)
+            else:
+                waiting.append(deferred)
+        self._deferred = waiting
+
+    def _enter(self, name: str, buffer: str, sign: int) -> None:
+        booked = self.machine.program.by_name[buffer]
+        self.book.append(
+            BookEntry(
+                operation=name,
+                step=self.step,
+                pool=booked.pool,
+                buffer=buffer,
+                kind=booked.kind,
+                change_bytes=sign * booked.size_bytes,
+            )
+        )
+
+    def _entry(self, operation: StreamOperation) -> Entry:
+        found = self._entries.get(operation.id)
+        if found is None:
+            group, touches = "", tuple[Touch, ...]()
+            if not isinstance(operation, Compute | Fill | Copy):
+                group, touches = operation.group, tuple(self._touches(operation))
+            found = self._entries[operation.id] = Entry(
+                operation=operation.id,
+                stream=operation.stream,
+                after=operation.after,
+                group=group,
+                touches=touches,
+            )
+        return found
+
+    def _touches(self, operation: StreamOperation) -> Iterator[Touch]:
+        for access in accesses(operation):
+            start, size = self.machine.memory.extent(access.view)
+            yield Touch(access.view.buffer, start, start + size, access.writes)
+
+
+def _fill(memory: Memory, target: View, value: float) -> None:
+    memory.flat(target).fill_(value)
+
+
+def _copy(memory: Memory, copy: Copy) -> None:
+    """Copy part by part. What autograd made may share its storage, and is never scaled in place."""
+    for start, source in memory.pieces(copy.source):
+        target = memory.own(copy.target)[start : start + source.numel()].view(source.shape)
+        if copy.accumulate:
+            target.add_(source, alpha=1 / copy.divisor)
+        else:
+            target.copy_(source)
+            if copy.divisor != 1:
+                target.div_(copy.divisor)
+
+
+def _hand_over(machine: Machine, members: tuple[Communication, ...]) -> list[Work]:
+    handed: list[Handed] = []
+    for member in members:
+        source = target = None
+        if not isinstance(member, Receive):
+            source = machine.memory.flat(member.source)
+        if not isinstance(member, Send):
+            target = machine.memory.flat(member.target)
+            machine.poison.not_yet_valid(member, source, target)
+        handed.append(Handed(member, source, target))
+    return machine.communicators.issue(handed)
+
+
+def collective_name(operation: Communication) -> str:
+    """What a trace calls the collective."""
+    match operation:
+        case AllGather():
+            return "all_gather"
+        case ReduceScatter():
+            return "reduce_scatter"
+        case AllReduce():
+            return "all_reduce"
+        case Broadcast():
+            return "broadcast"
+        case Send():
+            return "send"
+        case Receive():
+            return "receive"
+        case _:
+            assert_never(operation)

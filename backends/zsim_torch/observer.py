@@ -1,0 +1,233 @@
+"""What a rank really does, seen from below: live storages, and tensors handed to collectives.
+
+It does not know the schedule. It stands under torch's dispatcher, where every operator passes, also
+those of torch.distributed: a storage is noticed when an operator first returns a tensor on it, and
+missed when it is gone; a collective is counted by the tensors that it was given. It sees what the
+executor says as to one thing alone: that an allocation is its own.
+
+Bytes of collectives are ring-equivalent: what a rank sends if the ring algorithm is used, whatever
+the backend does inside. Collectives of one element are counted apart.
+"""
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, Final, Self
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Maker(StrEnum):
+    """Who made a storage."""
+
+    EXECUTOR = "executor"
+    GRADIENT = "gradient"
+    OTHER = "other"
+
+
+STATE: Final = "state"
+"""Storages of the executor and results of `autograd.grad` together."""
+ALL: Final = "all"
+
+
+class Meter:
+    """Bytes of live storages by maker, and the largest they have been."""
+
+    def __init__(self) -> None:
+        self.live: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self._makers: dict[int, tuple[Maker, int]] = {}
+        self._numbers: dict[int, int] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # A storage may die in any thread, at any moment: its number is left here and booked later.
+        self._dead: deque[int] = deque()
+        self._next = 0
+
+    def see(self, tensor: torch.Tensor, maker: Maker) -> None:
+        """`tensor` lives. A storage that is seen for the first time was made by `maker`."""
+        storage = tensor.untyped_storage()
+        identity = id(storage)  # a storage keeps its Python object for as long as it lives
+        if not storage.nbytes() or identity in self._numbers:
+            return
+        self._settle()
+        number = self._next
+        self._next += 1
+
+        def died(_: object) -> None:
+            del self._numbers[identity]
+            self._dead.append(number)
+
+        self._numbers[identity] = number
+        self._makers[number] = (maker, storage.nbytes())
+        self._watches[number] = weakref.ref(storage, died)
+        self._add(maker, storage.nbytes())
+
+    def claim(self, tensor: torch.Tensor, maker: Maker) -> None:
+        """The storage of `tensor` turns out to be made by `maker`, if nobody's so far."""
+        self.see(tensor, maker)
+        number = self._numbers.get(id(tensor.untyped_storage()))
+        if number is None or self._makers[number][0] is not Maker.OTHER:
+            return
+        self._settle()
+        size = self._makers[number][1]
+        self._makers[number] = (maker, size)
+        for name in (Maker.OTHER, ALL):
+            self.live[name] -= size
+        self._add(maker, size)
+
+    def bytes_now(self, name: str) -> int:
+        """Bytes of live storages of a maker, or of `STATE` or `ALL`."""
+        self._settle()
+        return self.live[name]
+
+    def _add(self, maker: Maker, size: int) -> None:
+        for name in self._names(maker):
+            self.live[name] += size
+            self.peak[name] = max(self.peak[name], self.live[name])
+
+    def _settle(self) -> None:
+        while self._dead:
+            number = self._dead.popleft()
+            del self._watches[number]
+            maker, size = self._makers.pop(number)
+            for name in self._names(maker):
+                self.live[name] -= size
+
+    @staticmethod
+    def _names(maker: Maker) -> tuple[str, ...]:
+        return (maker, ALL) if maker is Maker.OTHER else (maker, STATE, ALL)
+
+
+class Traffic:
+    """Collectives by group, kind and whether they carry one element: how many, how many bytes."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[tuple[str, str, bool]] = Counter()
+        self.count: Counter[tuple[str, str, bool]] = Counter()
+
+    def see(self, operator: str, arguments: tuple[Any, ...]) -> None:
+        """Count a call of the operator `operator` of torch.distributed's own operators."""
+        group = _process_group(arguments)
+        ranks = group.size()
+        for kind, whole, sends in _handed(operator, arguments, ranks):
+            key = (group.group_desc, kind, whole.numel() == 1)
+            self.count[key] += 1
+            self.bytes[key] += sends * whole.element_size()
+
+    def clear(self) -> None:
+        """Nothing was seen."""
+        self.bytes.clear()
+        self.count.clear()
+
+
+def _process_group(arguments: tuple[Any, ...]) -> distributed.ProcessGroup:
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            found: distributed.ProcessGroup = distributed.ProcessGroup.unbox(argument)
+            return found
+    raise LookupError("a collective without a process group")
+
+
+def _handed(
+    operator: str, arguments: tuple[Any, ...], ranks: int
+) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Kind, the whole tensor, and elements that a ring sends for it; nothing for a barrier."""
+    if operator in ("barrier", "monitored_barrier_"):
+        return
+    first, second = arguments[0], arguments[1]
+    others = ranks - 1
+    match operator:
+        case "_allgather_base_" | "allgather_into_tensor_coalesced_":
+            for whole, part in zip(_tensors(first), _tensors(second), strict=True):
+                yield "all_gather", whole, others * part.numel()
+        case "_reduce_scatter_base_" | "reduce_scatter_tensor_coalesced_":
+            for part, whole in zip(_tensors(first), _tensors(second), strict=True):
+                yield "reduce_scatter", whole, others * part.numel()
+        case "allreduce_" | "allreduce_coalesced_":
+            for tensor in _tensors(first):
+                yield "all_reduce", tensor, 2 * others * -(-tensor.numel() // ranks)
+        case "broadcast_":
+            for tensor in _tensors(first):
+                yield "broadcast", tensor, others * -(-tensor.numel() // ranks)
+        case "recv_":
+            for tensor in _tensors(first):
+                yield "receive", tensor, 0
+        case _:
+            for tensor in _tensors(first):
+                yield operator.rstrip("_"), tensor, tensor.numel()
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches everything that runs inside it on this thread, and the backward passes it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.meter = Meter()
+        self.traffic = Traffic()
+        self._maker = Maker.OTHER
+        self._grad = torch.autograd.grad
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  (an operator: torch names no type for it)
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run `func`, then note what it returned, or what it was given to send."""
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            self.traffic.see(func._schema.name.removeprefix("c10d::"), args)
+        for tensor in _tensors(result):
+            self.meter.see(tensor, self._maker)
+        return result
+
+    @contextmanager
+    def executor(self) -> Generator[None]:
+        """Storages made inside are the executor's own."""
+        self._maker = Maker.EXECUTOR
+        try:
+            yield
+        finally:
+            self._maker = Maker.OTHER
+
+    def __enter__(self) -> Self:
+        """From now on results of `torch.autograd.grad` are claimed, and operators watched."""
+        torch.autograd.grad = self._watched_grad
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:  # noqa: ANN401  (passed on as it is)
+        """Watch no longer."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.autograd.grad = self._grad
+
+    def _watched_grad(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        found = self._grad(*args, **kwargs)
+        for tensor in _tensors(found):
+            self.meter.claim(tensor, Maker.GRADIENT)
+        return found
+
+    def figures(self) -> tuple[tuple[str, float], ...]:
+        """What was seen, by name: peaks in bytes, bytes and counts of collectives."""
+        found: list[tuple[str, float]] = [
+            (f"live_bytes_peak/{name}", self.meter.peak[name]) for name in (*Maker, STATE, ALL)
+        ]
+        for key in sorted(self.traffic.count):
+            group, kind, scalar = key
+            what = "scalar_wire" if scalar else "wire"
+            found.append((f"{what}_bytes/{group}/{kind}", self.traffic.bytes[key]))
+            found.append((f"{what}_count/{group}/{kind}", self.traffic.count[key]))
+        return tuple(found)

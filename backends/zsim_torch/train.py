@@ -1,0 +1,362 @@
+"""Train a module by a schedule, as one rank of it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.utils._pytree import tree_map
+
+from zsim.backend import RefusedError, RunFailedError
+from zsim.operation import Action, Compute, Role, walk
+from zsim.schedule import Program, Schedule
+from zsim.trace import BookEntry, RankTrace, Trace
+from zsim_torch import refusal
+from zsim_torch.collectives import Communicators
+from zsim_torch.compute import Computer, Initial, Work
+from zsim_torch.cuda_streams import CudaStreams
+from zsim_torch.executor import Executor, Machine
+from zsim_torch.memory import Memory, MemorySetting, empty_module, refill_module
+from zsim_torch.observer import Observer
+from zsim_torch.parameters import collect
+from zsim_torch.poison import Poison
+from zsim_torch.streams import CpuStreams, Streams
+from zsim_torch.unit import TorchUnit, UnitChoice, resolve
+from zsim_torch.visit import Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Settings of a run on one rank.
+
+    Attributes:
+        device: where the rank computes; by default its current CUDA device with NCCL, else the CPU.
+        initial: the initial value of a parameter, by name; by default what the module holds.
+        observe: watch live storages and collectives; each operator takes a little longer.
+        poison: fill freed and not yet valid memory with what is no number, and run late at random.
+        write_back: the module ends with the trained parameters; else it keeps none.
+    """
+
+    device: torch.device | None = None
+    initial: Initial | None = None
+    observe: bool = True
+    poison: bool = False
+    write_back: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """What a run leaves on its rank.
+
+    `losses` are means over ranks and micro-batches, one for each step. `trace` has this rank alone,
+    with what was observed.
+    """
+
+    losses: tuple[float, ...]
+    trace: Trace
+    scalars: Mapping[str, float]
+    _collect: Callable[[], dict[str, torch.Tensor]] = field(repr=False)
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """Every parameter, whole, by name, on the CPU: masters where there are some.
+
+        All ranks have to call it, while their process group lives.
+        """
+        return self._collect()
+
+
+def train(
+    module: nn.Module,
+    units: Sequence[UnitChoice],
+    schedule: Schedule,
+    batches: Iterable[object],
+    *,
+    steps: int = 1,
+    seed: int = 0,
+    option: Option | None = None,
+) -> Trained:
+    """Run setup and `steps` steps of `schedule` on this rank, with the user's module and data.
+
+    Every rank calls it with an equal module; without a process group the schedule is for one rank.
+    `units` are submodules by path, or pairs of name and module, in the order of forward; each is
+    called with the values that the schedule says. `batches` gives this rank's micro-batches, one
+    for each LOAD. `seed` seeds the delays of poison mode.
+
+    Raises:
+        RefusedError: the schedule or the units cannot be run; nothing was started.
+        UnitError: the units do not make up the module.
+    """
+    chosen = option or Option()
+    rank, device = _place(schedule, chosen)
+    resolved = resolve(module, units)
+    program = schedule.program_of(rank)
+    refuse(schedule, program, resolved)
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    taken = empty_module(module)
+    if any(value.is_meta for value in taken.values()) and chosen.initial is None:
+        raise RefusedError("module: its parameters have no values, and `initial` is not given")
+    observer = Observer() if chosen.observe else None
+    losses = _Losses(_loads(program))
+    bench = _Bench(schedule, program, rank=rank, device=device, observer=observer)
+    executor = bench.executor(
+        resolved,
+        initial=chosen.initial or taken.__getitem__,
+        next_batch=_feed(batches, device),
+        on_loss=losses.add,
+        poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
+    )
+    with observer or nullcontext():
+        executor.run_setup()
+        taken.clear()
+        if distributed.is_initialized():
+            distributed.barrier()
+        if observer is not None:
+            observer.traffic.clear()
+        origin = executor.machine.streams.now()
+        for step in range(steps):
+            executor.run_step(step)
+        executor.machine.streams.drain()
+    observed = bench.figures(executor)
+    trace = _trace(executor, rank=rank, steps=steps, seed=seed, origin=origin)
+    own = losses.of_steps()
+    trace = replace(
+        trace, observed=observed, ranks=tuple(replace(one, losses=own) for one in trace.ranks)
+    )
+    trained = Trained(
+        losses=_mean_over_ranks(own, device),
+        trace=trace,
+        scalars=dict(executor.scalars),
+        _collect=lambda: {
+            name: whole.view(shapes[name]) for name, whole in collect(executor.machine).items()
+        },
+    )
+    if chosen.write_back:
+        refill_module(module, trained.full_parameters())
+    bench.close()
+    return trained
+
+
+def refuse(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -> None:
+    """Return if this rank can run `program` on `units`.
+
+    Raises:
+        RefusedError: it cannot; one line says why.
+    """
+    for reason in (
+        refusal.of_schedule(schedule),
+        refusal.of_units(schedule, program, units),
+    ):
+        if reason is not None:
+            raise RefusedError(reason)
+
+
+def _place(schedule: Schedule, option: Option) -> tuple[int, torch.device]:
+    """This rank's number and device."""
+    rank, ranks, nccl = 0, 1, False
+    if distributed.is_initialized():
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        nccl = distributed.get_backend() == "nccl"
+    if ranks != schedule.mesh.size:
+        raise RefusedError(f"ranks: the schedule is for {schedule.mesh.size}, here are {ranks}")
+    if option.device is not None:
+        return rank, option.device
+    return rank, torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def _feed(batches: Iterable[object], device: torch.device) -> Callable[[], object]:
+    """A function that gives the next micro-batch, on `device`."""
+    source = iter(batches)
+
+    def move(value: object) -> object:
+        if isinstance(value, torch.Tensor) and value.device != device:
+            return value.to(device, non_blocking=True)
+        return value
+
+    def give() -> object:
+        try:
+            batch = next(source)
+        except StopIteration:
+            raise RunFailedError("batches: they ended before the last step") from None
+        return tree_map(move, batch) if device.type == "cuda" else batch
+
+    return give
+
+
+class _Losses:
+    """Losses of micro-batches, kept where they were made until the run has ended."""
+
+    def __init__(self, per_step: int) -> None:
+        self.per_step = per_step
+        self.found: list[torch.Tensor | float] = []
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
+        self.found.append(float(loss) if loss.device.type == "cpu" else loss.detach().clone())
+
+    def of_steps(self) -> tuple[float, ...]:
+        """The mean of each step."""
+        values = [float(loss) for loss in self.found]
+        size = self.per_step
+        return tuple(
+            sum(values[start : start + size]) / size for start in range(0, len(values), size or 1)
+        )
+
+
+def _loads(program: Program) -> int:
+    return sum(
+        isinstance(operation, Compute) and operation.action is Action.LOAD
+        for operation in walk(program.step)
+    )
+
+
+class _Bench:
+    """Memory, streams and communicators of a rank, and what watches them."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        program: Program,
+        *,
+        rank: int,
+        device: torch.device,
+        observer: Observer | None,
+    ) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.device = device
+        self.observer = observer
+        self.coordinates = schedule.mesh.coordinates(rank)
+        self.communicators = Communicators(schedule.mesh, schedule.groups, rank)
+        self.streams: Streams = CpuStreams()
+        if device.type == "cuda":
+            self.streams = CudaStreams(device, schedule.streams)
+
+    def executor(
+        self,
+        units: Sequence[TorchUnit],
+        *,
+        initial: Initial,
+        next_batch: Callable[[], object],
+        on_loss: Callable[[torch.Tensor], None],
+        poison: Poison,
+    ) -> Executor:
+        """An executor at the start of setup."""
+        setting = MemorySetting(
+            device=self.device,
+            making=self.observer.executor if self.observer else _unwatched,
+            on_home=self.streams.on,
+            poison=poison.generator is not None,
+        )
+        memory = Memory(self.schedule, self.program, self.coordinates, setting)
+        work = Work(
+            schedule=self.schedule,
+            coordinates=self.coordinates,
+            memory=memory,
+            units={unit.name: unit for unit in units},
+            last_unit=units[-1].name,
+            forecast=Forecast.of(self.program),
+            initial=initial,
+            next_batch=next_batch,
+            on_loss=on_loss,
+        )
+        machine = Machine(
+            schedule=self.schedule,
+            program=self.program,
+            coordinates=self.coordinates,
+            memory=memory,
+            streams=self.streams,
+            communicators=self.communicators,
+            computer=Computer(work),
+            poison=poison,
+        )
+        scalars = {scalar.name: scalar.initial for scalar in self.schedule.scalars}
+        return Executor(machine, scalars)
+
+    def figures(self, executor: Executor) -> tuple[tuple[str, float], ...]:
+        """What was observed, and beside it what the book says of the same storages."""
+        if self.observer is None:
+            return ()
+        return (
+            *self.observer.figures(),
+            ("booked_bytes_peak/state", state_peak(self.program, executor.book)),
+            ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
+        )
+
+    def close(self) -> None:
+        """Nothing is left but the executor's memory."""
+        self.communicators.close()
+
+
+def _unwatched() -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
+    """Largest book of what an executor allocates and of the gradients that autograd makes.
+
+    These are all buffers but the produced ones that are no gradient: activations and batches.
+    """
+    made = {
+        operand.view.buffer
+        for operation in walk(program.step)
+        if isinstance(operation, Compute) and operation.action is Action.BACKWARD
+        for operand in operation.operands
+        if operand.role in (Role.GRADIENT, Role.INPUT_GRADIENT)
+    }
+    alive = peak = 0
+    for entry in book:
+        if entry.buffer in made or not program.by_name[entry.buffer].produced:
+            alive += entry.change_bytes
+            peak = max(peak, alive)
+    return peak
+
+
+def _trace(executor: Executor, *, rank: int, steps: int, seed: int, origin: int) -> Trace:
+    machine = executor.machine
+    events = machine.streams.events(origin)
+    ends = [0] * steps
+    for event in events:
+        if event.step >= 0:
+            ends[event.step] = max(ends[event.step], event.end_ps)
+    own = RankTrace(
+        rank=rank,
+        role=machine.program.role,
+        stands_for=1,
+        events=tuple(events),
+        book=tuple(executor.book),
+        transfers=tuple(executor.transfers),
+    )
+    return Trace(
+        backend="torch",
+        schedule=machine.schedule.name,
+        seed=seed,
+        steps=steps,
+        ranks=(own,),
+        step_end_ps=tuple(ends),
+        trust="measured",
+    )
+
+
+def _mean_over_ranks(losses: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
+    if not distributed.is_initialized() or not losses:
+        return losses
+    total = torch.tensor(losses, dtype=torch.float64, device=device)
+    distributed.all_reduce(total)
+    return tuple((total / distributed.get_world_size()).tolist())
+
+
+def merged(traces: Sequence[Trace]) -> Trace:
+    """One trace of all ranks, from each rank's own; of an observed figure the largest."""
+    first = traces[0]
+    figures: dict[str, float] = {}
+    for trace in traces:
+        for name, number in trace.observed:
+            figures[name] = max(figures.get(name, number), number)
+    return replace(
+        first,
+        ranks=tuple(one for trace in traces for one in trace.ranks),
+        step_end_ps=tuple(max(ends) for ends in zip(*(t.step_end_ps for t in traces), strict=True)),
+        observed=tuple(figures.items()),
+    )

@@ -1,0 +1,77 @@
+"""The units of a user's module: what is gathered, run and differentiated as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+UnitChoice = str | tuple[str, nn.Module]
+"""A submodule by its path, or a name and a module whose parameters belong to the whole module."""
+
+
+class UnitError(ValueError):
+    """Units that do not make up the module; the message names the unit or parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchUnit:
+    """One unit: its module, and its parameters in the order of the module.
+
+    `names` are the parameters' names in the whole module, `local_names` those in the unit's. It is
+    called with the values that its segment reads, in order, and returns what the segment makes.
+    """
+
+    name: str
+    module: nn.Module
+    names: tuple[str, ...]
+    local_names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+
+def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, ...]:
+    """The units of `module`, in order.
+
+    Raises:
+        UnitError: two units have one name, a path leads to no submodule, a unit has a parameter
+            that the module lacks or one that is not trained, or a parameter is in no unit.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found = tuple(_unit(module, choice, names) for choice in units)
+    if not found:
+        raise UnitError("units: at least one is needed")
+    for unit in found:
+        if sum(other.name == unit.name for other in found) > 1:
+            raise UnitError(f"unit {unit.name}: the name is used twice")
+    held = {name for unit in found for name in unit.names}
+    for name, parameter in module.named_parameters():
+        if name not in held:
+            raise UnitError(f"parameter {name}: it is in no unit")
+        if not parameter.requires_grad:
+            raise UnitError(f"parameter {name}: requires_grad is False, every parameter is trained")
+    return found
+
+
+def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> TorchUnit:
+    if isinstance(choice, str):
+        try:
+            choice = (choice, module.get_submodule(choice))
+        except AttributeError as error:
+            raise UnitError(f"unit {choice}: the module has no such submodule") from error
+    name, own = choice
+    local: list[str] = []
+    qualified: list[str] = []
+    shapes: list[torch.Size] = []
+    for local_name, parameter in own.named_parameters():
+        if id(parameter) not in names:
+            raise UnitError(f"unit {name}: its parameter {local_name} is not one of the module")
+        local.append(local_name)
+        qualified.append(names[id(parameter)])
+        shapes.append(parameter.shape)
+    return TorchUnit(
+        name=name,
+        module=own,
+        names=tuple(qualified),
+        local_names=tuple(local),
+        shapes=tuple(shapes),
+    )

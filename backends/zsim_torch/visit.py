@@ -1,0 +1,100 @@
+"""What the `Compute` operations of a program say about its units, before any of them runs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zsim.operation import Action, Compute, Role, View, walk
+from zsim.schedule import Program, Schedule
+from zsim_torch.autograd import UnitRunError
+from zsim_torch.unit import TorchUnit
+
+
+class Visit(NamedTuple):
+    """One unit for one micro-batch: what a forward, a recompute and a backward share."""
+
+    unit: str
+    segment: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the program does later with each visit."""
+
+    recomputed: frozenset[Visit]
+    input_gradients: Mapping[Visit, int]
+    batches: frozenset[str]
+
+    @classmethod
+    def of(cls, program: Program) -> "Forecast":
+        """Read off the program."""
+        recomputed: set[Visit] = set()
+        gradients: dict[Visit, int] = {}
+        batches: set[str] = set()
+        for operation in walk(program.step):
+            if not isinstance(operation, Compute):
+                continue
+            match operation.action:
+                case Action.RECOMPUTE:
+                    recomputed.add(visit_of(operation))
+                case Action.BACKWARD:
+                    count = len(list(views_of(operation, Role.INPUT_GRADIENT)))
+                    gradients[visit_of(operation)] = count
+                case Action.LOAD:
+                    batches.update(view.buffer for view in views_of(operation, Role.OUTPUT))
+                case _:
+                    pass
+        return cls(frozenset(recomputed), gradients, frozenset(batches))
+
+
+def visit_of(compute: Compute) -> Visit:
+    """The visit that `compute` belongs to."""
+    return Visit(compute.unit, compute.segment, compute.micro_batch)
+
+
+def views_of(compute: Compute, *roles: Role) -> Iterator[View]:
+    """Views of the operands in one of these roles, in order."""
+    for operand in compute.operands:
+        if operand.role in roles:
+            yield operand.view
+
+
+def parameter_order(
+    schedule: Schedule, program: Program, compute: Compute, unit: TorchUnit
+) -> tuple[int, ...]:
+    """The place in the unit's module of each parameter operand: by the layout's name, or by order.
+
+    Raises:
+        UnitRunError: operands and parameters differ in number, name or size.
+    """
+    views = tuple(views_of(compute, Role.PARAMETER))
+    if len(views) != len(unit.names):
+        raise UnitRunError(
+            f"unit {unit.name}: {len(unit.names)} parameters, the schedule has {len(views)}"
+        )
+    found: list[int] = []
+    for index, view in enumerate(views):
+        name = _parameter_name(schedule, program, view)
+        if name is not None and name not in unit.names:
+            raise UnitRunError(f"unit {unit.name}: the module has no parameter {name}")
+        position = index if name is None else unit.names.index(name)
+        if unit.shapes[position].numel() != view.size:
+            raise UnitRunError(
+                f"parameter {unit.names[position]}: {unit.shapes[position].numel()} elements, "
+                f"the schedule has {view.size}"
+            )
+        found.append(position)
+    if sorted(found) != list(range(len(views))):
+        raise UnitRunError(f"unit {unit.name}: the schedule names a parameter twice")
+    return tuple(found)
+
+
+def _parameter_name(schedule: Schedule, program: Program, view: View) -> str | None:
+    layout = program.by_name[view.buffer].layout
+    if layout is None or not view.size:
+        return None
+    for piece in schedule.layout_by_name[layout].pieces:
+        if (piece.start, piece.size) == (view.start, view.size):
+            return piece.parameter
+    return None
