@@ -1,0 +1,197 @@
+"""What a run comes to: step time, rates, exposed communication, peak memory. Pure arithmetic.
+
+Everything is judged on the last step: from the end of the step before it (or the start) to its own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from zsim.allocator import Peak, peak
+from zsim.backend import Job
+from zsim.cluster import ClusterError
+from zsim.dtype import DType
+from zsim.kernel import Kernel, KernelKind
+from zsim.operation import Action, Communication, Compute, Together
+from zsim.schedule import Kind, Place, Program
+from zsim.trace import RankTrace, Trace
+from zsim.units import PICOSECONDS_PER_SECOND
+
+Interval = tuple[int, int]
+
+MODEL_ACTIONS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+"""What hardware FLOPs count (Korthikanti et al. 2022, section 6.3): recomputation as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures of the last step of a run.
+
+    Attributes:
+        step_time_s: seconds, 0 from a backend that has no clock.
+        model_tflops_per_gpu: 10^12 FLOPs of forward and backward per second and GPU, without
+            recomputation (Narayanan et al. 2021, section 5.1).
+        hardware_tflops_per_gpu: the same of matrix products that were executed, recomputation
+            counted.
+        mfu, hfu: the two over the GPU's peak in the format that computes most; 0 without a peak.
+        tokens_per_s: tokens of all replicas and micro-batches per second.
+        peak_allocated_bytes: largest book of a rank in device memory.
+        memory_by_kind: what was booked then, by kind.
+        exposed_communication_s: time in which some communication runs or waits for its peers and
+            no Compute runs; of the rank with the most.
+        exposed_by_group: the same of communication on each group; where two groups overlap, both.
+        fits: whether every rank's book fits its memory.
+    """
+
+    step_time_s: float
+    model_tflops_per_gpu: float
+    hardware_tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+    peak_allocated_bytes: int
+    memory_by_kind: tuple[tuple[Kind, int], ...]
+    peak_operation: str
+    exposed_communication_s: float
+    exposed_by_group: tuple[tuple[str, float], ...]
+    fits: bool
+
+
+def summary(job: Job, trace: Trace) -> Summary:
+    """The figures of `trace`, which a backend made of `job`."""
+    begin_ps, end_ps = last_step(trace)
+    seconds = (end_ps - begin_ps) / PICOSECONDS_PER_SECOND
+    ranks = job.schedule.mesh.size
+    replicas = ranks // job.model.tensor
+    batches = replicas * micro_batches(job)
+    model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
+    flops = _flops_by_format(job, trace)
+    peak_rate = _peak_rate(job, flops)
+    model_rate = _per_second(model_flops, seconds) / ranks
+    hardware_rate = _per_second(sum(flops.values()), seconds) / ranks
+    largest = _largest(job, trace)
+    exposed, by_group = exposed_ps(job, trace)
+    return Summary(
+        step_time_s=seconds,
+        model_tflops_per_gpu=model_rate / 1e12,
+        hardware_tflops_per_gpu=hardware_rate / 1e12,
+        mfu=model_rate / peak_rate if peak_rate else 0.0,
+        hfu=hardware_rate / peak_rate if peak_rate else 0.0,
+        tokens_per_s=_per_second(batches * job.model.tokens, seconds),
+        peak_allocated_bytes=largest.bytes,
+        memory_by_kind=largest.by_kind,
+        peak_operation=largest.operation,
+        exposed_communication_s=exposed / PICOSECONDS_PER_SECOND,
+        exposed_by_group=tuple(
+            (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
+        ),
+        fits=trace.out_of_memory is None,
+    )
+
+
+def last_step(trace: Trace) -> Interval:
+    """Picoseconds from the end of the step before the last (0 if there is none) to its own end."""
+    return (trace.step_end_ps[-2] if trace.steps > 1 else 0, trace.step_end_ps[-1])
+
+
+def micro_batches(job: Job) -> int:
+    """Micro-batches per replica and step: those that some rank runs forward."""
+    found = {
+        operation.micro_batch
+        for program in job.schedule.programs
+        for operation in program.step
+        if isinstance(operation, Compute) and operation.action is Action.FORWARD
+    }
+    return len(found)
+
+
+def _per_second(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else 0.0
+
+
+def _program(job: Job, rank: RankTrace) -> Program:
+    return next(program for program in job.schedule.programs if program.role == rank.role)
+
+
+def _flops_by_format(job: Job, trace: Trace) -> dict[DType, int]:
+    """FLOPs of matrix products that all ranks executed in the last step, by format."""
+    totals: dict[DType, int] = {}
+    last = trace.steps - 1
+    for rank in trace.ranks:
+        by_id = _program(job, rank).by_id
+        done: dict[tuple[Kernel, ...], int] = {}
+        for event in rank.events:
+            operation = by_id[event.operation] if event.step == last else None
+            if isinstance(operation, Compute) and operation.action in MODEL_ACTIONS:
+                done[operation.kernels] = done.get(operation.kernels, 0) + 1
+        for kernels, count in done.items():
+            for kernel in kernels:
+                if kernel.kind is KernelKind.MATMUL:
+                    flops = kernel.flops * count * rank.stands_for
+                    totals[kernel.dtype] = totals.get(kernel.dtype, 0) + flops
+    return totals
+
+
+def _peak_rate(job: Job, flops: dict[DType, int]) -> int:
+    """The GPU's peak in the format that computes most; 0 if there is none."""
+    if not flops:
+        return 0
+    try:
+        return job.cluster.gpu.rate(max(flops, key=lambda dtype: flops[dtype])).peak
+    except ClusterError:
+        return 0
+
+
+def _largest(job: Job, trace: Trace) -> Peak:
+    """The peak of the device pool that holds most, of the rank whose book is largest."""
+    device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
+    peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
+    return max(peaks, key=lambda each: each.bytes)
+
+
+def exposed_ps(job: Job, trace: Trace) -> tuple[int, dict[str, int]]:
+    """Picoseconds of the last step in which a rank communicates and computes nothing.
+
+    In all and by group, of the rank with the most.
+    """
+    found = [_exposed_of(_program(job, rank), rank, trace) for rank in trace.ranks]
+    return max(found, key=lambda each: each[0])
+
+
+def _exposed_of(program: Program, rank: RankTrace, trace: Trace) -> tuple[int, dict[str, int]]:
+    begin_ps, end_ps = last_step(trace)
+    computing: list[Interval] = []
+    by_group: dict[str, list[Interval]] = {}
+    for event in rank.events:
+        if event.end_ps <= begin_ps or event.start_ps >= end_ps:
+            continue
+        interval = (max(event.start_ps, begin_ps), min(event.end_ps, end_ps))
+        operation = program.by_id[event.operation]
+        if isinstance(operation, Compute):
+            computing.append(interval)
+        elif isinstance(operation, Communication | Together):
+            by_group.setdefault(operation.group, []).append(interval)
+    busy = list(_union(computing))
+    everything = [interval for intervals in by_group.values() for interval in intervals]
+    each = {group: _outside(intervals, busy) for group, intervals in sorted(by_group.items())}
+    return _outside(everything, busy), each
+
+
+def _union(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    """The intervals in order, those that touch made one."""
+    current: Interval | None = None
+    for start, end in sorted(intervals):
+        if current is None or start > current[1]:
+            if current is not None:
+                yield current
+            current = (start, end)
+        else:
+            current = (current[0], max(current[1], end))
+    if current is not None:
+        yield current
+
+
+def _outside(intervals: Iterable[Interval], busy: list[Interval]) -> int:
+    """How much the intervals cover that `busy`, ordered and apart, does not."""
+    covered = list(_union(intervals))
+    both = list(_union([*covered, *busy]))
+    return sum(end - start for start, end in both) - sum(end - start for start, end in busy)
