@@ -13,10 +13,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from zsim.access import accesses
 from zsim.cluster import Cluster
 from zsim.mesh import Group, Mesh
-from zsim.operation import Compute, Copy, Fill, Operation, Receive, Send, Together, walk
+from zsim.operation import Receive, Send, Together
 from zsim.schedule import Program, Schedule
 
 Ints = npt.NDArray[np.int64]
@@ -205,29 +204,7 @@ def _traits(
         rows.append(role)
     for spread in spreads.values():
         rows += [spread.on_node, spread.nodes, *spread.far.values()]
-    rows += [coordinates[axis] for axis in _uneven_axes(schedule)]
     return np.stack(rows, axis=1)
-
-
-def _uneven_axes(schedule: Schedule) -> list[str]:
-    """Axes along which the time of some operation depends on a window of an uneven layout."""
-    axes: dict[str, None] = {}
-    for program in schedule.programs:
-        for operation in walk((*program.setup, *program.step)):
-            if not _is_timed_by_views(operation):
-                continue
-            for access in accesses(operation):
-                if access.view.layout is not None:
-                    axis = schedule.layout_by_name[access.view.layout].axis
-                    assert axis is not None
-                    axes[axis] = None
-    return list(axes)
-
-
-def _is_timed_by_views(operation: Operation) -> bool:
-    if isinstance(operation, Compute):
-        return not operation.kernels
-    return isinstance(operation, Copy | Fill)
 
 
 def _refined(traits: Ints, spreads: dict[str, _Spread], bundle: Ints) -> Ints:

@@ -37,7 +37,7 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
 
 
 def view_bytes(view: View, program: Program) -> int:
-    """Bytes of `view`; of a window on an uneven layout, the whole window."""
+    """Bytes of `view`; of a window on an uneven layout the whole window, which no rank exceeds."""
     return view.size * program.by_name[view.buffer].dtype.size_bytes
 
 
