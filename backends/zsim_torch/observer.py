@@ -179,6 +179,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._maker = Maker.OTHER
         self._grad = torch.autograd.grad
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep torch's compiler away from these frames it would be imported (2.5 s)."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401  (an operator: torch names no type for it)
