@@ -6,9 +6,11 @@ rank's own error first: an error or a death that no peer explains.
 
 import re
 import signal
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from tempfile import NamedTemporaryFile
 
 from torch import distributed
 
@@ -46,13 +48,17 @@ class Failure:
 
 
 class RankFailedError(RunFailedError):
-    """A rank raised, died or hung; all ranks have been ended."""
+    """A rank raised, died or hung. `details` is the file that holds the rest of the report."""
 
-    def __init__(self, failure: Failure, details: str) -> None:
-        super().__init__(f"{failure.line} (details: {details})")
+    def __init__(self, failure: Failure, report: Iterable[str]) -> None:
+        with NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="zsim-failure-", suffix=".txt", delete=False
+        ) as file:
+            file.write("\n".join([failure.line, "", *report]))
+        super().__init__(f"{failure.line} (details: {file.name})")
         self.rank = failure.rank
         self.cause = failure.cause
-        self.details = details
+        self.details = file.name
 
 
 def one_line(error: BaseException) -> str:
@@ -69,6 +75,16 @@ def cause_of(error: BaseException) -> Cause:
     if isinstance(error, RuntimeError) and _PEER.search(str(error)):
         return Cause.LOST_ITS_PEER
     return Cause.RAISED
+
+
+def failure_of(rank: int, error: BaseException) -> Failure:
+    """The failure of `rank` that `error` ended."""
+    return Failure(
+        rank=rank,
+        cause=cause_of(error),
+        message=one_line(error),
+        details="".join(traceback.format_exception(error)),
+    )
 
 
 def death(rank: int, status: int | None) -> Failure:

@@ -20,13 +20,18 @@ DEVIATION = 0.02
 """Standard deviation of initial weights (Radford et al. 2018, section 4.1)."""
 
 
+def _embedding(rows: int, columns: int, dtype: torch.dtype) -> nn.Embedding:
+    """An embedding without values: drawing them on "meta" would import torch's compiler (2.7 s)."""
+    return nn.Embedding(rows, columns, _weight=torch.empty(rows, columns, dtype=dtype))
+
+
 class Embedding(nn.Module):
     """Sum of what is learned for each token and for each position."""
 
     def __init__(self, shape: GPT, dtype: torch.dtype) -> None:
         super().__init__()
-        self.token = nn.Embedding(shape.vocab_size, shape.hidden_size, dtype=dtype)
-        self.position = nn.Embedding(shape.sequence_length, shape.hidden_size, dtype=dtype)
+        self.token = _embedding(shape.vocab_size, shape.hidden_size, dtype)
+        self.position = _embedding(shape.sequence_length, shape.hidden_size, dtype)
 
     def forward(self, batch: Tensor) -> Tensor:
         """Hidden state of all tokens of `batch` but the last of each sequence."""

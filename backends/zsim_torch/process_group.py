@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import distributed
+
+LOADED_LATE = "torch.fx.experimental.symbolic_shapes"
+"""What `torch.autograd.grad` imports in its first call: half a second that no step should pay."""
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each process (torch.distributed.run, "Environment Variables")."""
@@ -95,6 +99,7 @@ def join(
     """
     device = device_of(choice, placement)
     torch.set_num_threads(1)
+    import_module(LOADED_LATE)
     if store is not None:
         # Local ranks talk over loopback: no name of this host has to resolve to anything.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -12,7 +12,6 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from torch import distributed
 
-from zsim_torch.failure import Cause, cause_of, one_line
+from zsim_torch.failure import Failure, failure_of
 from zsim_torch.process_group import DeviceChoice, Placement, join
 from zsim_torch.whereabouts import note, note_to
 
@@ -70,15 +69,6 @@ class Done:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
-    """The error that ended a job on one rank."""
-
-    cause: Cause
-    message: str
-    details: str
-
-
 _in_rank: Final[list[int]] = []
 
 
@@ -115,15 +105,15 @@ def serve(order: RankOrder, connection: Connection) -> None:
             except EOFError:
                 break
             note("starting a job")
-            connection.send_bytes(pickle.dumps(_perform(path)))
+            connection.send_bytes(pickle.dumps(_perform(order.rank, path)))
     except BaseException as error:
-        connection.send_bytes(pickle.dumps(_raised(error)))
+        connection.send_bytes(pickle.dumps(failure_of(order.rank, error)))
     else:
         distributed.destroy_process_group()
     _end_group()
 
 
-def _perform(path: Path) -> Done | Raised:
+def _perform(rank: int, path: Path) -> Done | Failure:
     try:
         job: JobFile = pickle.loads(path.read_bytes())
         if job.main is not None:
@@ -131,20 +121,12 @@ def _perform(path: Path) -> Done | Raised:
         function, arguments = _unpickled(job.payload)
         return Done(payload=pickle.dumps(function(*arguments)))
     except BaseException as error:
-        return _raised(error)
+        return failure_of(rank, error)
 
 
 def _unpickled(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     function, arguments = pickle.loads(payload)
     return function, arguments
-
-
-def _raised(error: BaseException) -> Raised:
-    return Raised(
-        cause=cause_of(error),
-        message=one_line(error),
-        details="".join(traceback.format_exception(error)),
-    )
 
 
 def _import_main(path: str) -> None:

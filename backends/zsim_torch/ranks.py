@@ -32,8 +32,8 @@ from types import ModuleType, TracebackType
 from typing import Final, Self, TypeVar
 
 from zsim_torch.failure import Cause, Failure, RankFailedError, death, origin
-from zsim_torch.process_group import DeviceChoice
-from zsim_torch.rank_process import STACKS_SIGNAL, Done, JobFile, Raised, RankOrder, in_rank, serve
+from zsim_torch.process_group import LOADED_LATE, DeviceChoice
+from zsim_torch.rank_process import STACKS_SIGNAL, Done, JobFile, RankOrder, in_rank, serve
 from zsim_torch.whereabouts import Note, Whereabouts
 
 Result = TypeVar("Result")
@@ -169,7 +169,7 @@ class _Running:
         ours, theirs = _CONTEXT.Pipe()
         self.connections.append(ours)
         process = _CONTEXT.Process(target=serve, args=(order, theirs), name=f"rank{order.rank}")
-        _CONTEXT.set_forkserver_preload(["zsim_torch", "zsim_torch.rank_process"])
+        _CONTEXT.set_forkserver_preload(["zsim_torch", "zsim_torch.rank_process", LOADED_LATE])
         with theirs, _hidden_main():
             process.start()
         self.processes.append(process)
@@ -233,16 +233,12 @@ class _Running:
     def _answer(self, rank: int) -> Done | Failure:
         """What `rank` sent, or how it died."""
         try:
-            answer: Done | Raised = pickle.loads(self.connections[rank].recv_bytes())
+            answer: Done | Failure = pickle.loads(self.connections[rank].recv_bytes())
         except (EOFError, OSError):
             process = self.processes[rank]
             process.join(_CLOSE_S)
             return death(rank, process.exitcode)
-        if isinstance(answer, Done):
-            return answer
-        return Failure(
-            rank=rank, cause=answer.cause, message=answer.message, details=answer.details
-        )
+        return answer
 
     def _hang(self, waiting: list[int], notes: list[Note]) -> Failure:
         """Which rank the others wait for: not in a collective, and furthest behind."""
@@ -266,15 +262,12 @@ class _Running:
     def _failed(self, failures: list[Failure]) -> RankFailedError:
         first = origin(failures)
         self.kill()
-        report = [first.line, ""]
+        report: list[str] = []
         for failure in sorted(failures, key=lambda each: (each is not first, each.rank)):
             report += [f"== {failure.line}", failure.details]
         for rank, whereabouts in enumerate(self.whereabouts):
             report += [f"== rank {rank} was last seen: {whereabouts.read().text}", self._log(rank)]
-        handle, path = tempfile.mkstemp(prefix="zsim-failure-", suffix=".txt")
-        os.close(handle)
-        Path(path).write_text("\n".join(report), "utf-8")
-        return RankFailedError(first, path)
+        return RankFailedError(first, report)
 
     def _log(self, rank: int) -> str:
         log = self.orders[rank].log

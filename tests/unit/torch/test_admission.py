@@ -12,6 +12,7 @@ from zsim.cluster import Cluster, Gpu, Link
 from zsim.gpt import equal_units, gpt
 from zsim.model import Model
 from zsim.strategy import Strategy
+from zsim_torch.admission import refusal
 from zsim_torch.machine import available_bytes, memory_bytes
 from zsim_torch.process_group import (
     TORCHRUN_VARIABLES,
@@ -20,7 +21,6 @@ from zsim_torch.process_group import (
     Placement,
     under_torchrun,
 )
-from zsim_torch.admission import refusal
 
 CLUSTER = Cluster(
     name="none",

@@ -1,0 +1,137 @@
+"""Why the torch backend cannot run a job: one line that names the field to change, or None."""
+
+from pathlib import Path
+
+from zsim.allocator import book, peak_bytes
+from zsim.backend import Job
+from zsim.model import Model
+from zsim.operation import Action, Compute, walk
+from zsim.schedule import Schedule
+from zsim.units import format_bytes
+from zsim_torch import blocking_host
+from zsim_torch.machine import memory_bytes
+from zsim_torch.process_group import DeviceChoice, DeviceError, Placement
+from zsim_torch.refusal import of_schedule
+from zsim_torch.text import TextError, read_text
+
+LOCAL_RANKS_MAX = 64
+"""More processes than these on one machine help nobody: each takes memory and a turn."""
+
+_OF_A_UNIT = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+
+
+def refusal(
+    job: Job, *, device: DeviceChoice, torchrun: Placement | None, data: Path | None = None
+) -> str | None:
+    """One line that says why `job` cannot run here, or None if it can.
+
+    `torchrun` is this process's placement if it was started so; `data` is the file to train on.
+    """
+    return (
+        _tensor(job)
+        or _model(job)
+        or _text(job, data)
+        or _ranks(job.schedule, torchrun)
+        or _memory(job, device, torchrun)
+        or of_schedule(job.schedule)
+        or blocking_host.refusal(job.schedule)
+    )
+
+
+def look_at(data: Path) -> None:
+    """Return if the file at `data` has something to train on.
+
+    Raises:
+        TextError: it cannot be read, or is empty.
+    """
+    read_text(data, 0)
+
+
+def _tensor(job: Job) -> str | None:
+    """Units run whole: nothing cuts a module's matrices over ranks."""
+    strategy = job.schedule.contract.strategy
+    degree = max(job.model.tensor, 1 if strategy is None else strategy.tensor)
+    if degree > 1:
+        return f"parallel.tensor: {degree} must be 1, the torch backend does not cut units"
+    return None
+
+
+def _model(job: Job) -> str | None:
+    """Whether there are modules for the units that the schedule runs."""
+    if job.model.architecture is None and runs_units(job.schedule):
+        return (
+            f"model: there are no torch modules for {job.model.name}; give layers, hidden_size, "
+            "attention_heads, sequence_length and vocab_size, or train a module of your own with "
+            "zsim_torch.train"
+        )
+    return None
+
+
+def _text(job: Job, data: Path | None) -> str | None:
+    """Whether the text serves the model."""
+    shape = job.model.architecture
+    if shape is None:
+        return None
+    try:
+        read_text(data, shape.sequence_length, vocab_size=shape.vocab_size)
+    except TextError as error:
+        return str(error)
+    return None
+
+
+def runs_units(schedule: Schedule) -> bool:
+    """Whether some operation runs a unit of the model."""
+    return any(
+        isinstance(operation, Compute) and operation.action in _OF_A_UNIT
+        for program in schedule.programs
+        for operation in walk(program.step)
+    )
+
+
+def _ranks(schedule: Schedule, torchrun: Placement | None) -> str | None:
+    ranks = schedule.mesh.size
+    if torchrun is not None:
+        if torchrun.ranks != ranks:
+            return f"ranks: the schedule is for {ranks}, torchrun started {torchrun.ranks}"
+        return None
+    if ranks > LOCAL_RANKS_MAX:
+        return (
+            f"ranks: {ranks} must be at most {LOCAL_RANKS_MAX} on one machine; "
+            "say --ranks N, or start with torchrun"
+        )
+    return None
+
+
+def _memory(job: Job, device: DeviceChoice, torchrun: Placement | None) -> str | None:
+    """Whether the books of all local ranks fit in this machine together."""
+    schedule = job.schedule
+    local = schedule.mesh.size if torchrun is None else torchrun.local_ranks
+    try:
+        available = memory_bytes(device, local)
+    except DeviceError as error:
+        return str(error)
+    needed = local * max(
+        sum(peak_bytes(book(program, 1), pool.name) for pool in schedule.pools)
+        for program in schedule.programs
+    )
+    if needed <= available:
+        return None
+    return (
+        f"{_largest_field(job.model)} needs {format_bytes(needed)} on {local} local ranks, "
+        f"this machine has {format_bytes(available)} for them"
+    )
+
+
+def _largest_field(model: Model) -> str:
+    """The field whose change makes the model fit, with its value."""
+    shape = model.architecture
+    if shape is None:
+        return f"model: {model.name}"
+    flows = sum(value.elements for value in model.values.values())
+    if flows > model.parameter_count:
+        return f"train.micro_batch_size: {model.micro_batch_size}"
+    if shape.vocab_size > 12 * shape.layers * shape.hidden_size:  # of h parameters each
+        return f"model.vocab_size: {shape.vocab_size}"
+    if shape.layers > 1:
+        return f"model.layers: {shape.layers}"
+    return f"model.hidden_size: {shape.hidden_size}"
