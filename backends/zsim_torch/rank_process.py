@@ -122,6 +122,9 @@ def _perform(rank: int, path: Path) -> Done | Failure:
         return Done(payload=pickle.dumps(function(*arguments)))
     except BaseException as error:
         return failure_of(rank, error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _unpickled(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -1,0 +1,132 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zsim import zero
+from zsim.architecture import GPT
+from zsim.backend import Backend, Job, RefusedError, load
+from zsim.builder import ScheduleBuilder
+from zsim.cluster import Cluster, Gpu, Link
+from zsim.gpt import equal_units, gpt
+from zsim.rule import Adam
+from zsim.strategy import Precision, Strategy
+from zsim.trace import Trace
+from zsim_torch import RankPool, TorchBackend
+from zsim_torch.text import TextError
+
+CLUSTER = Cluster(
+    name="none",
+    nodes=1,
+    gpus_per_node=1,
+    gpu=Gpu(name="none", memory_bytes=1, memory_bytes_per_s=1, rates=()),
+    switch_link=Link(bytes_per_s=1),
+    nics_per_node=1,
+    nic_link=Link(bytes_per_s=1),
+)
+SMALL = GPT(layers=2, hidden_size=16, attention_heads=2, sequence_length=12, vocab_size=256)
+PLAIN = Strategy(stage=3, precision=Precision.FP64, optimizer=Adam(learning_rate=3e-3))
+
+
+def job(strategy: Strategy, *, micro_batch_size: int = 1, steps: int = 3) -> Job:
+    model = gpt(SMALL, micro_batch_size=micro_batch_size, precision=strategy.precision)
+    schedule = zero.schedule(model, strategy)
+    return Job(schedule=schedule, model=model, cluster=CLUSTER, steps=steps)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2) as made:
+        yield made
+
+
+def losses(trace: Trace) -> list[float]:
+    """The mean over ranks of each step."""
+    steps = zip(*(one.losses for one in trace.ranks), strict=True)
+    return [sum(step) / len(step) for step in steps]
+
+
+def test_the_backend_is_installed_under_its_name() -> None:
+    backend: Backend = TorchBackend()
+    assert load("torch") is TorchBackend
+    assert backend.name == "torch"
+
+
+def test_a_text_is_learned_and_every_rank_is_in_the_trace(pool: RankPool) -> None:
+    fast = replace(PLAIN, data=2, optimizer=Adam(learning_rate=1e-2))
+    trace = TorchBackend(pool=pool).run(job(fast, micro_batch_size=4, steps=8), seed=0)
+    found = losses(trace)
+    assert found[0] == pytest.approx(5.545, rel=0.02)  # log 256, as good as guessing
+    assert found[-1] < found[0] - 0.5
+    assert [one.rank for one in trace.ranks] == [0, 1]
+    assert (trace.backend, trace.steps, trace.seed) == ("torch", 8, 0)
+    assert list(trace.step_end_ps) == sorted(trace.step_end_ps)
+    assert all(
+        0 <= event.start_ps <= event.end_ps for event in trace.ranks[0].events if event.step >= 0
+    )
+
+
+def test_ranks_and_micro_batches_share_one_text_and_one_start(pool: RankPool) -> None:
+    """Two ranks; one rank with two micro-batches; one rank with a wide one: the same training."""
+    shared = TorchBackend(pool=pool).run(job(replace(PLAIN, data=2)), seed=5)
+    many = TorchBackend().run(job(replace(PLAIN, gradient_accumulation_steps=2)), seed=5)
+    wide = TorchBackend().run(job(PLAIN, micro_batch_size=2), seed=5)
+    assert losses(shared) == pytest.approx(losses(many), rel=1e-12)
+    assert losses(shared) == pytest.approx(losses(wide), rel=1e-12)
+
+
+def test_a_seed_repeats_and_another_differs(pool: RankPool) -> None:
+    backend, subject = TorchBackend(pool=pool), job(replace(PLAIN, data=2))
+    first = losses(backend.run(subject, seed=1))
+    assert losses(backend.run(subject, seed=1)) == first
+    assert losses(backend.run(subject, seed=2)) != first
+
+
+def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:
+    subject = job(replace(PLAIN, data=2))
+    plain = TorchBackend(pool=pool).run(subject, seed=1)
+    poisoned = TorchBackend(pool=pool, poison=True).run(subject, seed=1)
+    assert losses(poisoned) == losses(plain)
+
+
+def test_own_text_is_trained_on(pool: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"a" * 100)
+    fast = replace(PLAIN, data=2, optimizer=Adam(learning_rate=5e-2))
+    trace = TorchBackend(pool=pool, data=path).run(job(fast, steps=8), seed=0)
+    assert losses(trace)[-1] < 2  # there is nothing to learn but one letter
+
+
+def test_a_text_that_is_not_there_is_refused_when_the_backend_is_made(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match="no such file or directory"):
+        TorchBackend(data=tmp_path / "missing")
+
+
+def test_what_is_refused_is_not_started() -> None:
+    subject = Job(
+        schedule=zero.schedule(equal_units(parameters=64), Strategy(stage=0)),
+        model=equal_units(parameters=64),
+        cluster=CLUSTER,
+    )
+    backend = TorchBackend()
+    reason = backend.refusal(subject)
+    assert reason is not None
+    with pytest.raises(RefusedError) as caught:
+        backend.run(subject, seed=0)
+    assert str(caught.value) == reason
+
+
+def test_a_schedule_that_runs_no_unit_needs_no_model(pool: RankPool) -> None:
+    build = ScheduleBuilder.of("sum", data=2)
+    data, x = build.group("data", "data"), build.buffer("x", 4, persistent=True)
+    build.setup.allocate(x)
+    build.setup.fill("x", x.all, 1.0)
+    build.step.all_reduce("sum", data, x.all)
+    subject = Job(
+        schedule=build.schedule(), model=equal_units(parameters=32), cluster=CLUSTER, steps=2
+    )
+    trace = TorchBackend(pool=pool).run(subject, seed=0)
+    for one in trace.ranks:
+        assert [transfer.operation for transfer in one.transfers] == ["step/sum"] * 2
+        assert one.losses == ()
