@@ -137,7 +137,7 @@ class _Inspector:
         self.streams = set(schedule.streams)
         self.scalars = {scalar.name for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        self.good_views: set[View] = set()
+        self.good_views: set[int] = set()
         self.in_step = False
         self.setup = {operation.id for operation in walk(program.setup)}
 
@@ -342,7 +342,7 @@ class _Inspector:
             raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
 
     def _inspect_view(self, where: str, view: View) -> None:
-        if view in self.good_views:
+        if id(view) in self.good_views:
             return
         self._need_buffer(where, view.buffer)
         buffer = self.program.by_name[view.buffer]
@@ -364,7 +364,7 @@ class _Inspector:
                 raise ScheduleError(
                     f"{where}: view of {view.buffer} ends at {end}, past {buffer.elements} elements"
                 )
-        self.good_views.add(view)
+        self.good_views.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:
         if name not in self.program.by_name:

@@ -24,7 +24,7 @@ from zsim.zero.gather import Gathers, Replicas
 from zsim.zero.optimizer import Ending
 from zsim.zero.passes import Passes
 from zsim.zero.reduce import Reductions
-from zsim.zero.state import scalars, write_setup
+from zsim.zero.state import BucketState, scalars, write_setup
 
 ROLE = "all"
 
@@ -40,9 +40,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         raise ModelError(f"tensor: the model is for {model.tensor} ranks, not {strategy.tensor}")
     buckets = fill(model, strategy)
     draft = Draft()
-    write_setup(draft, strategy, buckets)
+    states = write_setup(draft, strategy, buckets)
     setup, draft.operations = draft.operations, []
-    _write_step(draft, model, strategy, buckets)
+    _write_step(draft, model, strategy, buckets=buckets, states=states)
     mesh = Mesh(
         axes=(Axis(name="data", size=strategy.data), Axis(name="tensor", size=strategy.tensor))
     )
@@ -83,12 +83,21 @@ def _program(draft: Draft, setup: list[Operation]) -> Program:
     )
 
 
-def _write_step(draft: Draft, model: Model, strategy: Strategy, buckets: Buckets) -> None:
+def _write_step(
+    draft: Draft,
+    model: Model,
+    strategy: Strategy,
+    *,
+    buckets: Buckets,
+    states: tuple[BucketState, ...],
+) -> None:
     """Forward and backward of every micro-batch, then the update."""
     once = visits(model, strategy)
     sequence = once * strategy.gradient_accumulation_steps
-    gathers = Gathers(draft, strategy, buckets, sequence) if strategy.stage == 3 else None
-    replicas = Replicas(draft, strategy, buckets)
+    gathers = None
+    if strategy.stage == 3:
+        gathers = Gathers(draft, strategy, buckets=buckets, states=states, sequence=sequence)
+    replicas = Replicas(strategy, buckets, states)
     held = gathers.held if gathers else replicas.held
     passes = Passes(draft, model, strategy, buckets=buckets, held=held)
     reductions = Reductions(draft, model, strategy, buckets=buckets, passes=passes)
@@ -112,7 +121,8 @@ def _write_step(draft: Draft, model: Model, strategy: Strategy, buckets: Buckets
         if visit.backward:
             reductions.contribute(visit.unit, micro_batch)
     reductions.finish()
-    Ending(draft, strategy, buckets, reductions.reduced).write()
+    reduced = reductions.reduced
+    Ending(draft, strategy, buckets=buckets, states=states, reduced=reduced).write()
 
 
 def _prefix(model: Model, visit: UnitVisit, micro_batch: int) -> str:

@@ -14,7 +14,7 @@ from zsim.strategy import Keep, Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.draft import COMMUNICATION, Draft
 from zsim.zero.flow import UnitVisit
-from zsim.zero.state import gather_path, parameter_buffer, update_path
+from zsim.zero.state import BucketState, gather_path, update_path
 
 DATA = "data"
 
@@ -36,12 +36,15 @@ class Gathers:
         self,
         draft: Draft,
         strategy: Strategy,
+        *,
         buckets: Buckets,
+        states: Sequence[BucketState],
         sequence: Sequence[UnitVisit],
     ) -> None:
         self.draft = draft
         self.strategy = strategy
         self.buckets = buckets
+        self.states = states
         self.needs = self._find_needs(sequence)
         self.next = 0
         self.gathered_elements = 0
@@ -94,7 +97,7 @@ class Gathers:
 
     def _gather(self, need: Need) -> None:
         draft, bucket = self.draft, self.buckets.all[need.bucket]
-        shard = parameter_buffer(draft, bucket, self.strategy)
+        shard = self.states[need.bucket].parameter
         name = draft.buffer(
             need.buffer,
             bucket.padded,
@@ -137,15 +140,15 @@ class Replicas:
     In stages 1 and 2 the first use in a step waits for the gather that ended the step before.
     """
 
-    def __init__(self, draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
-        self.draft = draft
+    def __init__(self, strategy: Strategy, buckets: Buckets, states: Sequence[BucketState]) -> None:
         self.strategy = strategy
         self.buckets = buckets
+        self.states = states
         self.seen: set[int] = set()
 
     def held(self, bucket: int, _visit: UnitVisit) -> str:
         """The buffer that holds the whole bucket."""
-        return parameter_buffer(self.draft, self.buckets.all[bucket], self.strategy)
+        return self.states[bucket].parameter
 
     def first_use(self, visit: UnitVisit) -> tuple[Edge, ...]:
         """What the first reads of parameters in a step wait for."""

@@ -31,10 +31,8 @@ from zsim.zero.state import (
     LOSS_SCALE,
     SKIPPED_STEPS,
     STEP,
-    master_buffer,
-    moment_buffers,
+    BucketState,
     own_view,
-    parameter_buffer,
     update_path,
     updated_view,
 )
@@ -49,11 +47,18 @@ class Ending:
     """Writes what follows the last backward of a step."""
 
     def __init__(
-        self, draft: Draft, strategy: Strategy, buckets: Buckets, reduced: dict[int, Reduced]
+        self,
+        draft: Draft,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        states: tuple[BucketState, ...],
+        reduced: dict[int, Reduced],
     ) -> None:
         self.draft = draft
         self.strategy = strategy
         self.buckets = buckets
+        self.states = states
         self.reduced = reduced
 
     def write(self) -> None:
@@ -172,7 +177,7 @@ class Ending:
         strategy = self.strategy
         reduced = self.reduced[bucket.index]
         gradient = updated_view(draft, bucket, reduced.buffer, strategy)
-        parameter = parameter_buffer(draft, bucket, strategy)
+        parameter = self.states[bucket.index].parameter
         outer, draft.prefix = draft.prefix, f"{draft.prefix}/{bucket.name}"
         after: tuple[Edge, ...] = (reduced.operation,)
         cast = None
@@ -249,12 +254,12 @@ class Ending:
     def _apply(self, draft: Draft, bucket: Bucket, gradient: View, after: tuple[Edge, ...]) -> str:
         """Update the rank's parameters; the id of what writes them in the compute format."""
         strategy = self.strategy
-        parameter = updated_view(draft, bucket, parameter_buffer(draft, bucket, strategy), strategy)
+        state = self.states[bucket.index]
+        parameter = updated_view(draft, bucket, state.parameter, strategy)
         trained = Operand(role=Role.PARAMETER, view=parameter)
-        if strategy.precision.has_master:
-            master = draft.all(master_buffer(draft, bucket, strategy))
-            trained = Operand(role=Role.MASTER, view=master)
-        moments = moment_buffers(draft, bucket, strategy)
+        if state.master is not None:
+            trained = Operand(role=Role.MASTER, view=draft.all(state.master))
+        moments = state.moments
         adam = isinstance(strategy.optimizer, Adam)
         updated = draft.add(
             Compute(
@@ -274,7 +279,7 @@ class Ending:
                 rule=strategy.optimizer,
             )
         )
-        if not strategy.precision.has_master:
+        if state.master is None:
             return updated
         return draft.add(
             Copy(id=draft.path("cast"), stream=COMPUTE, source=trained.view, target=parameter)

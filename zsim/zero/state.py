@@ -1,5 +1,8 @@
 """What lives from step to step: parameters, masters, moments; and setup, which fills them."""
 
+from dataclasses import dataclass
+
+from zsim.dtype import DType
 from zsim.operation import Action, Compute, Fill, Operand, Role, View
 from zsim.rule import Adam
 from zsim.schedule import Kind, Scalar
@@ -26,45 +29,43 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
     )
 
 
-def parameter_buffer(draft: Draft, bucket: Bucket, strategy: Strategy) -> str:
-    """Parameters in the compute format: the rank's shard in stage 3, whole otherwise."""
-    sharded = strategy.stage == 3
-    return draft.buffer(
-        f"{bucket.name}/parameter",
-        bucket.shard if sharded else bucket.padded,
-        strategy.precision.compute,
-        Kind.PARAMETER,
-        layout=bucket.name,
-        shard="data" if sharded else None,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketState:
+    """Names of a bucket's persistent buffers.
+
+    Attributes:
+        parameter: parameters in the compute format: the rank's shard in stage 3, whole otherwise.
+        master: fp32 master weights, where the precision has them.
+        moments: first and second moments for Adam, nothing for SGD.
+    """
+
+    parameter: str
+    master: str | None
+    moments: tuple[str, ...]
 
 
-def master_buffer(draft: Draft, bucket: Bucket, strategy: Strategy) -> str:
-    """fp32 master weights: the rank's shard, or whole in stage 0."""
-    return _optimizer_buffer(draft, bucket, strategy, name="master", kind=Kind.MASTER)
+def declare(draft: Draft, bucket: Bucket, strategy: Strategy) -> BucketState:
+    """Declare what persists of a bucket; optimizer state is sharded from stage 1 on."""
 
+    def buffer(name: str, dtype: DType, kind: Kind, stage: int) -> str:
+        sharded = strategy.stage >= stage
+        return draft.buffer(
+            f"{bucket.name}/{name}",
+            bucket.shard if sharded else bucket.padded,
+            dtype,
+            kind,
+            layout=bucket.name,
+            shard="data" if sharded else None,
+        )
 
-def moment_buffers(draft: Draft, bucket: Bucket, strategy: Strategy) -> tuple[str, ...]:
-    """First and second moments for Adam, nothing for SGD."""
-    if not isinstance(strategy.optimizer, Adam):
-        return ()
-    return tuple(
-        _optimizer_buffer(draft, bucket, strategy, name=f"moment{number}", kind=Kind.MOMENT)
-        for number in (1, 2)
-    )
-
-
-def _optimizer_buffer(
-    draft: Draft, bucket: Bucket, strategy: Strategy, *, name: str, kind: Kind
-) -> str:
-    sharded = strategy.stage > 0
-    return draft.buffer(
-        f"{bucket.name}/{name}",
-        bucket.shard if sharded else bucket.padded,
-        strategy.precision.optimizer,
-        kind,
-        layout=bucket.name,
-        shard="data" if sharded else None,
+    precision = strategy.precision
+    moments = ("moment1", "moment2") if isinstance(strategy.optimizer, Adam) else ()
+    return BucketState(
+        parameter=buffer("parameter", precision.compute, Kind.PARAMETER, 3),
+        master=buffer("master", precision.optimizer, Kind.MASTER, 1)
+        if precision.has_master
+        else None,
+        moments=tuple(buffer(name, precision.optimizer, Kind.MOMENT, 1) for name in moments),
     )
 
 
@@ -90,18 +91,19 @@ def gather_path(bucket: Bucket) -> str:
     return f"step/update/{bucket.name}/gather"
 
 
-def write_setup(draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
-    """Allocate and fill everything that is persistent."""
+def write_setup(draft: Draft, strategy: Strategy, buckets: Buckets) -> tuple[BucketState, ...]:
+    """Allocate and fill everything that is persistent; what there is, by bucket."""
+    states: list[BucketState] = []
     for bucket in buckets.all:
         draft.prefix = f"setup/{bucket.name}"
-        parameter = parameter_buffer(draft, bucket, strategy)
-        _persist(draft, parameter)
-        _initialize(draft, parameter, Role.PARAMETER)
-        if strategy.precision.has_master:
-            master = master_buffer(draft, bucket, strategy)
-            _persist(draft, master)
-            _initialize(draft, master, Role.MASTER)
-        for moment in moment_buffers(draft, bucket, strategy):
+        state = declare(draft, bucket, strategy)
+        states.append(state)
+        _persist(draft, state.parameter)
+        _initialize(draft, state.parameter, Role.PARAMETER)
+        if state.master is not None:
+            _persist(draft, state.master)
+            _initialize(draft, state.master, Role.MASTER)
+        for moment in state.moments:
             _persist(draft, moment)
             draft.add(
                 Fill(
@@ -111,6 +113,7 @@ def write_setup(draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
                     value=0.0,
                 )
             )
+    return tuple(states)
 
 
 def _persist(draft: Draft, buffer: str) -> None:
