@@ -1,0 +1,26 @@
+"""What is proved of a schedule before it runs, one file for each family of invariants.
+
+Cost grows with the programs, not with the number of ranks. Each family says in its module what it
+proves, under which assumptions, and what it costs.
+"""
+
+from zsim.check import lifetime, matching, progress
+from zsim.check.finding import Finding
+from zsim.check.subject import Subject
+from zsim.model import Model
+from zsim.schedule import Schedule
+
+__all__ = ["FAMILIES", "Finding", "check"]
+
+FAMILIES = {
+    matching.INVARIANT: matching.examine,
+    progress.INVARIANT: progress.examine,
+    lifetime.INVARIANT: lifetime.examine,
+}
+"""Every family by the name that its findings carry."""
+
+
+def check(schedule: Schedule, model: Model | None = None) -> tuple[Finding, ...]:
+    """Everything that is wrong with `schedule`, family by family; nothing if it is proved."""
+    subject = Subject.of(schedule, model)
+    return tuple(finding for examine in FAMILIES.values() for finding in examine(subject))
