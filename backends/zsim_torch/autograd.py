@@ -139,9 +139,14 @@ def _outputs(unit: TorchUnit, result: object) -> tuple[torch.Tensor, ...]:
     return tensors
 
 
-def _call(
+def call(
     unit: TorchUnit, parameters: Sequence[torch.Tensor], inputs: Sequence[object]
 ) -> tuple[torch.Tensor, ...]:
+    """What the module of `unit` returns with `parameters` in place of its own.
+
+    Raises:
+        UnitRunError: it returns something that is no tensor.
+    """
     named = dict(zip(unit.local_names, parameters, strict=True))
     return _outputs(unit, functional_call(unit.module, named, tuple(inputs)))
 
@@ -151,7 +156,7 @@ def evaluate(
 ) -> list[torch.Tensor]:
     """Outputs of `unit`, without a graph."""
     with torch.no_grad():
-        return [output.detach() for output in _call(unit, views, inputs)]
+        return [output.detach() for output in call(unit, views, inputs)]
 
 
 def forward(
@@ -178,7 +183,7 @@ def forward(
         record.parameters = [get_gradient_edge(parameter) for parameter in entered]
         record.saving = _Saving(unit, views)
         with saved_tensors_hooks(record.saving.pack, record.saving.unpack):
-            outputs = _call(unit, entered, given)
+            outputs = call(unit, entered, given)
     for output in outputs:
         edge = get_gradient_edge(output) if output.requires_grad else None
         record.outputs.append(_Output(edge, output.shape, output.dtype))

@@ -194,10 +194,13 @@ class Computer:
         return found
 
     def _differentiated(self, compute: Compute, count: int) -> list[int]:
-        """Positions of the first `count` inputs that are no batch."""
-        batches = self.work.forecast.batches
-        inputs = enumerate(views_of(compute, Role.INPUT))
-        return [position for position, view in inputs if view.buffer not in batches][:count]
+        """Positions of the first `count` inputs that have gradients: no batch, no whole numbers."""
+        return [
+            position
+            for position, view in enumerate(views_of(compute, Role.INPUT))
+            if view.buffer not in self.work.forecast.batches
+            and self.work.memory.part(view.buffer).is_floating_point()
+        ][:count]
 
     def _parameters(self, compute: Compute) -> list[torch.Tensor]:
         """Parameters in the order of the module, as views of the buffers that hold them now."""

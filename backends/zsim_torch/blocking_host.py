@@ -1,0 +1,128 @@
+"""A schedule as it is where the host is the stream: it waits wherever a stream would (Gloo)."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zsim.access import accesses
+from zsim.check import check
+from zsim.operation import (
+    Allocate,
+    Branch,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    SetScalar,
+    StreamOperation,
+)
+from zsim.schedule import Program, Schedule
+
+
+def refusal(schedule: Schedule) -> str | None:
+    """Why `schedule` could hang where the host waits before each operation ordered after others.
+
+    Gloo has no streams: the host waits wherever a stream would. A schedule that makes progress on
+    streams may then wait for an operation that the host has not issued yet.
+    """
+    waiting = replace(
+        schedule, programs=tuple(_blocking(schedule, program) for program in schedule.programs)
+    )
+    for finding in check(waiting):
+        if finding.invariant == "progress":
+            return f"{finding.operation}: hangs where the host waits for collectives (Gloo)"
+    return None
+
+
+def _blocking(schedule: Schedule, program: Program) -> Program:
+    return replace(
+        program,
+        setup=tuple(_Blocking(schedule, program).write(program.setup)),
+        step=tuple(_Blocking(schedule, program).write(program.step)),
+    )
+
+
+class _Blocking:
+    """Writes operations again, each with a wait of the host for what `CpuStreams` waits for."""
+
+    def __init__(self, schedule: Schedule, program: Program) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.flying: dict[str, StreamOperation] = {}
+        self.ids = set(program.by_id)
+        self.count = 0
+
+    def write(self, operations: Iterable[Operation]) -> list[Operation]:
+        """The operations with their waits; all that flies is waited for at the end."""
+        written = self._write(operations)
+        written += self._waits(list(self.flying))
+        return written
+
+    def _write(self, operations: Iterable[Operation]) -> list[Operation]:
+        written: list[Operation] = []
+        for operation in operations:
+            match operation:
+                case Allocate() | HostWait() | SetScalar():
+                    written.append(operation)
+                case Free(uses=uses):
+                    home = self.program.by_name[operation.buffer].home
+                    touching = [
+                        name
+                        for name, other in self.flying.items()
+                        if other.stream == home and self._touches(other, operation.buffer)
+                    ]
+                    written += [*self._waits([*uses, *touching]), operation]
+                case Branch(then=then, otherwise=otherwise):
+                    before = dict(self.flying)
+                    first = tuple(self._write(then))
+                    after_first, self.flying = self.flying, before
+                    second = tuple(self._write(otherwise))
+                    self.flying = {**after_first, **self.flying}
+                    written.append(replace(operation, then=first, otherwise=second))
+                case Compute() | Fill() | Copy():
+                    written += [*self._waits([*operation.after, *self._on(operation.stream)])]
+                    written.append(operation)
+                case _:
+                    written += [*self._waits(self._conflicting(operation)), operation]
+                    self.flying[operation.id] = operation
+        return written
+
+    def _waits(self, edges: Iterable[Edge]) -> list[Operation]:
+        waits: list[Operation] = []
+        for edge in dict.fromkeys(edges):
+            if isinstance(edge, str) and edge in self.flying:
+                self.count += 1
+                name = f"{edge}/wait{self.count}"
+                assert name not in self.ids
+                waits.append(HostWait(id=name, operation=edge))
+                del self.flying[edge]
+        return waits
+
+    def _on(self, stream: str) -> list[str]:
+        return [name for name, operation in self.flying.items() if operation.stream == stream]
+
+    def _touches(self, operation: StreamOperation, buffer: str) -> bool:
+        return any(access.view.buffer == buffer for access in accesses(operation))
+
+    def _conflicting(self, operation: StreamOperation) -> list[str]:
+        """Collectives in flight, ordered before `operation`, that touch buffers it touches."""
+        streams = {operation.stream}
+        streams |= {
+            self.flying[edge].stream
+            for edge in operation.after
+            if isinstance(edge, str) and edge in self.flying
+        }
+        buffers = {access.view.buffer for access in accesses(operation)}
+        return [
+            name
+            for name, other in self.flying.items()
+            if other.stream in streams
+            and any(self._touches(other, buffer) for buffer in buffers)
+            and any(
+                access.writes
+                for access in (*accesses(operation), *accesses(other))
+                if access.view.buffer in buffers
+            )
+        ]

@@ -1,0 +1,237 @@
+"""A tiny module of three units, trained by a schedule on ranks, by a plain loop, and by FSDP2."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn import functional
+
+from zsim.rule import SGD, Adam
+from zsim.schedule import Schedule
+from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.trace import Trace
+from zsim.zero import schedule
+from zsim_torch.describe import describe
+from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.train import Option, train
+
+TOKENS, WIDTH, LENGTH = 7, 5, 3
+UNITS = ("first", "middle", "last")
+Parameters = dict[str, torch.Tensor]
+
+
+class First(nn.Module):
+    """Tokens to hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.table(batch)
+        return made
+
+
+class Middle(nn.Module):
+    """A layer with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.linear(hidden)
+        return torch.tanh(made)
+
+
+class Last(nn.Module):
+    """The loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(hidden)
+        return functional.cross_entropy(logits.flatten(0, 1), batch.roll(1, 1).flatten())
+
+
+class Tiny(nn.Module):
+    """107 parameters, in buckets that no number of ranks but 1 divides."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = First()
+        self.middle = Middle()
+        self.last = Last()
+        self.to(TORCH_DTYPE[precision.optimizer])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.last(self.middle(self.first(batch)), batch)
+        return loss
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What to train, and for how long."""
+
+    strategy: Strategy
+    steps: int = 5
+    observe: bool = False
+    poison: bool = False
+
+    def schedule(self) -> Schedule:
+        model = describe(
+            Tiny(self.strategy.precision),
+            UNITS,
+            self.batch(0, 0, 0),
+            precision=self.strategy.precision,
+        )
+        return schedule(model, self.strategy)
+
+    def batch(self, step: int, micro_batch: int, rank: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1 + step + 100 * micro_batch + 10_000 * rank)
+        return torch.randint(0, TOKENS, (2, LENGTH), generator=generator)
+
+    def batches(self, rank: int) -> Iterator[torch.Tensor]:
+        for step in range(self.steps):
+            for micro_batch in range(self.strategy.gradient_accumulation_steps):
+                yield self.batch(step, micro_batch, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is left on a rank."""
+
+    parameters: Parameters
+    losses: tuple[float, ...]
+    trace: Trace
+    scalars: dict[str, float]
+
+    @property
+    def observed(self) -> dict[str, float]:
+        return dict(self.trace.observed)
+
+
+def by_schedule(case: Case, made: Schedule | None = None) -> Result:
+    """Train on this rank, by the schedule of `case` or by `made`."""
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    trained = train(
+        Tiny(case.strategy.precision),
+        UNITS,
+        made or case.schedule(),
+        case.batches(rank),
+        steps=case.steps,
+        option=Option(observe=case.observe, poison=case.poison, write_back=False),
+    )
+    return Result(trained.full_parameters(), trained.losses, trained.trace, dict(trained.scalars))
+
+
+def all_by_schedule(cases: list[Case]) -> list[Result]:
+    """Train case after case in one process group."""
+    return [by_schedule(case) for case in cases]
+
+
+def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
+    """PyTorch's own optimizer for the rule of `case`."""
+    rule = case.strategy.optimizer
+    if isinstance(rule, SGD):
+        return torch.optim.SGD(module.parameters(), lr=rule.learning_rate)
+    return torch.optim.AdamW(
+        module.parameters(),
+        lr=rule.learning_rate,
+        betas=(rule.beta1, rule.beta2),
+        eps=rule.epsilon,
+        weight_decay=rule.weight_decay,
+    )
+
+
+def values(module: nn.Module) -> Parameters:
+    """Copies of the parameters."""
+    return {name: value.detach().clone() for name, value in module.named_parameters()}
+
+
+def by_plain_loop(case: Case) -> tuple[Parameters, Parameters, tuple[float, ...]]:
+    """One process, the whole batch: parameters before and after, and the mean loss of each step."""
+    module = Tiny(case.strategy.precision)
+    before = values(module)
+    optimizer = optimizer_of(case, module)
+    count = case.strategy.data * case.strategy.gradient_accumulation_steps
+    losses: list[float] = []
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        total = 0.0
+        for rank in range(case.strategy.data):
+            for micro_batch in range(case.strategy.gradient_accumulation_steps):
+                loss = module(case.batch(step, micro_batch, rank)) / count
+                loss.backward()
+                total += float(loss.detach())
+        if case.strategy.clip_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), case.strategy.clip_norm)
+        optimizer.step()
+        losses.append(total)
+    return before, values(module), tuple(losses)
+
+
+def by_fsdp(case: Case) -> Parameters:
+    """PyTorch's fully_shard on the ranks of this process group."""
+    module = Tiny(case.strategy.precision)
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for unit in (module.first, module.middle, module.last, module):
+        fully_shard(unit, mesh=mesh)
+    optimizer = optimizer_of(case, module)
+    micro_batches = case.strategy.gradient_accumulation_steps
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        for micro_batch in range(micro_batches):
+            loss = module(case.batch(step, micro_batch, distributed.get_rank())) / micro_batches
+            loss.backward()
+        optimizer.step()
+    assert isinstance(module, FSDPModule)
+    return {name: value.full_tensor() for name, value in module.state_dict().items()}
+
+
+def all_by_fsdp(cases: list[Case]) -> list[Parameters]:
+    """Case after case in one process group."""
+    return [by_fsdp(case) for case in cases]
+
+
+def distance(one: Parameters, other: Parameters, start: Parameters) -> float:
+    """||one - other|| / ||other - start||."""
+
+    def norm(left: Parameters, right: Parameters) -> float:
+        squares = [(left[name].double() - right[name].double()).square().sum() for name in right]
+        return float(torch.stack(squares).sum().sqrt())
+
+    assert set(one) == set(other) == set(start)
+    return norm(one, other) / norm(other, start)
+
+
+def grid(ranks: int) -> list[Case]:
+    """Every stage, accumulation, checkpointing, optimizer and format."""
+    return [
+        Case(
+            Strategy(
+                stage=stage,
+                data=ranks,
+                gradient_accumulation_steps=micro_batches,
+                checkpointing=checkpointing,
+                optimizer=optimizer,
+                precision=precision,
+                bucket_elements=60,
+            )
+        )
+        for stage in (0, 1, 2, 3)
+        for micro_batches in (1, 3)
+        for checkpointing in Checkpointing
+        for optimizer in (SGD(learning_rate=0.1), Adam(learning_rate=0.01, epsilon=1e-5))
+        for precision in (Precision.FP32, Precision.FP64)
+    ]
+
+
+BOUND = {Precision.FP32: 1e-4, Precision.FP64: 1e-10}
+"""Largest distance of two ways to train, relative to the change."""

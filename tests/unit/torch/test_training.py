@@ -1,0 +1,188 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_training import (
+    BOUND,
+    WIDTH,
+    Case,
+    all_by_fsdp,
+    all_by_schedule,
+    by_plain_loop,
+    by_schedule,
+    distance,
+    grid,
+)
+
+from zsim.operation import Copy, Operation
+from zsim.rule import SGD, Adam
+from zsim.schedule import Schedule
+from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim_torch.ranks import RankPool
+
+
+def alike(case: Case) -> Case:
+    """The case that trains to the same end: stage, buckets and checkpointing do not matter."""
+    strategy = case.strategy
+    return replace(
+        case,
+        strategy=Strategy(
+            stage=0,
+            data=strategy.data,
+            gradient_accumulation_steps=strategy.gradient_accumulation_steps,
+            optimizer=strategy.optimizer,
+            precision=strategy.precision,
+        ),
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_stage_trains_as_one_process_and_as_fsdp_do(ranks: int) -> None:
+    cases = grid(ranks)
+    kinds = list(dict.fromkeys(alike(case) for case in cases))
+    with RankPool(ranks) as pool:
+        found = pool.run(all_by_schedule, cases)[0]
+        by_fsdp = dict(zip(kinds, pool.run(all_by_fsdp, kinds)[0], strict=True))
+    plain = {case: by_plain_loop(case) for case in kinds}
+    for case, result in zip(cases, found, strict=True):
+        before, after, losses = plain[alike(case)]
+        bound = BOUND[case.strategy.precision]
+        assert distance(result.parameters, after, before) <= bound, case
+        assert distance(result.parameters, by_fsdp[alike(case)], before) <= bound, case
+        assert result.losses == pytest.approx(losses, rel=10 * bound), case
+
+
+def drop_a_bias_gradient(made: Schedule) -> Schedule:
+    """`made` without the second micro-batch's gradient of the bias of unit "middle"."""
+    (program,) = made.programs
+
+    def planted(operation: Operation) -> Operation:
+        if not isinstance(operation, Copy) or "mb1/middle/add" not in operation.id:
+            return operation
+        size = operation.source.size - WIDTH  # the bias is last
+        return replace(
+            operation,
+            source=replace(operation.source, size=size),
+            target=replace(operation.target, size=size),
+        )
+
+    step = tuple(planted(operation) for operation in program.step)
+    assert step != program.step
+    return replace(made, programs=(replace(program, step=step),))
+
+
+@pytest.mark.parametrize("precision", list(BOUND))
+@pytest.mark.parametrize("optimizer", [SGD(learning_rate=0.1), Adam(epsilon=1e-5)])
+def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
+    precision: Precision, optimizer: SGD | Adam
+) -> None:
+    case = Case(
+        Strategy(stage=0, gradient_accumulation_steps=3, precision=precision, optimizer=optimizer)
+    )
+    before, after, _ = by_plain_loop(case)
+    assert distance(by_schedule(case).parameters, after, before) <= BOUND[precision]
+    planted = by_schedule(case, drop_a_bias_gradient(case.schedule()))
+    assert distance(planted.parameters, after, before) > 100 * BOUND[precision]
+
+
+KNOBS = (
+    Strategy(stage=3, prefetch_units=0, reductions_in_flight=0),
+    Strategy(stage=3, prefetch_units=3, reductions_in_flight=5),
+    Strategy(stage=3, gathered_elements=50),
+    Strategy(stage=3, keep_after_forward=Keep.EVERYTHING),
+    Strategy(stage=3, reduce_once=True),
+    Strategy(stage=3, host_ahead_units=1),
+    Strategy(stage=3, bucket_elements=1),
+    Strategy(stage=3, clip_norm=0.05),
+    Strategy(stage=2, reductions_in_flight=0, host_ahead_units=1),
+    Strategy(stage=2, bucket_elements=50, reduce_once=True),
+    Strategy(stage=1, bucket_elements=1, clip_norm=0.05),
+    Strategy(stage=0, bucket_elements=50, clip_norm=0.05),
+)
+
+
+def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
+    cases = [
+        Case(
+            replace(
+                knobs,
+                data=2,
+                gradient_accumulation_steps=2,
+                precision=Precision.FP64,
+                optimizer=Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1),
+            ),
+            poison=poison,
+        )
+        for knobs in KNOBS
+        for poison in (False, True)
+    ]
+    with RankPool(2) as pool:
+        found = pool.run(all_by_schedule, cases)[0]
+    for case, result in zip(cases, found, strict=True):
+        before, after, _ = by_plain_loop(case)
+        assert distance(result.parameters, after, before) <= BOUND[Precision.FP64], case
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
+    cases = [
+        Case(
+            Strategy(
+                stage=stage,
+                data=2,
+                gradient_accumulation_steps=2,
+                precision=precision,
+                checkpointing=Checkpointing.FULL,
+                optimizer=SGD(learning_rate=0.1),
+                clip_norm=0.5,
+                bucket_elements=60,
+                loss_scale=LossScale(initial=1024.0),
+            )
+        )
+        for stage in (0, 1, 2, 3)
+    ]
+    with RankPool(2) as pool:
+        found = pool.run(all_by_schedule, cases)[0]
+    before, after, _ = by_plain_loop(
+        replace(cases[0], strategy=replace(cases[0].strategy, precision=Precision.FP32))
+    )
+    # A gradient of 8 bits of mantissa (bf16) is off by up to 2^-9, sums of them by some more.
+    bound = 0.05 if precision is Precision.BF16 else 0.01
+    for case, result in zip(cases, found, strict=True):
+        assert distance(result.parameters, after, before) <= bound, case
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
+    case = Case(
+        Strategy(
+            stage=2,
+            precision=Precision.FP16,
+            optimizer=SGD(learning_rate=0.1),
+            # fp16 ends at 65504: a scale of 2^30 overflows, and so does 2^20 after it.
+            loss_scale=LossScale(initial=2.0**30, backoff=2.0**-10),
+        ),
+        steps=3,
+    )
+    result = by_schedule(case)
+    assert result.scalars == {
+        "step": 1,
+        "skipped_steps": 2,
+        "good_steps": 1,
+        "loss_scale": 2.0**10,
+    }
+    before, _, _ = by_plain_loop(Case(Strategy(stage=0)))
+    skipped = by_schedule(replace(case, steps=2)).parameters
+    assert all(torch.equal(skipped[name], before[name]) for name in before)
+    assert not any(torch.equal(result.parameters[name], before[name]) for name in before)
+
+
+def test_the_loss_scale_grows_after_enough_good_steps() -> None:
+    case = Case(
+        Strategy(
+            stage=1,
+            precision=Precision.FP16,
+            loss_scale=LossScale(initial=4.0, interval=2),
+        ),
+        steps=5,
+    )
+    assert by_schedule(case).scalars["loss_scale"] == 16.0
