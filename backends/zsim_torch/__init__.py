@@ -1,6 +1,7 @@
 """The real world: a schedule runs on real ranks through torch.distributed."""
 
 from zsim_torch.backend import TorchBackend as TorchBackend
+from zsim_torch.describe import describe as describe
 from zsim_torch.ranks import RankPool as RankPool
 from zsim_torch.ranks import run_ranks as run_ranks
 from zsim_torch.train import Option as Option
