@@ -63,9 +63,12 @@ class RankClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicClass:
-    """`count` NICs used alike: ranks of each class per NIC (part of one, if it has several)."""
+    """`count` NICs used alike: ranks of each class per NIC (part of one, if it has several).
 
-    count: int
+    The count is whole but where GPUs share NICs unevenly, as 2 GPUs with 3 NICs.
+    """
+
+    count: Fraction
     ranks: dict[int, Fraction]
 
 
@@ -317,7 +320,7 @@ def _nics(index_of: Ints, bundle: Ints, per_nic: Fraction) -> tuple[NicClass, ..
     rows, counts = np.unique(padded.reshape(-1, class_count), axis=0, return_counts=True)
     return tuple(
         NicClass(
-            count=int(count / per_nic),
+            count=count / per_nic,
             ranks={
                 index: rank_count * per_nic for index, rank_count in enumerate(row) if rank_count
             },

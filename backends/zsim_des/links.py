@@ -23,7 +23,7 @@ class LinkClass:
     """`count` links that carry the same: `names` are the hops of the graph that they are."""
 
     names: tuple[str, ...]
-    count: int
+    count: Fraction
     bytes_per_s: int
 
 
@@ -44,8 +44,8 @@ class Links:
         self._out = [self._add(OUT, each.count, nic) for each in fold.nics]
         self._in = [self._add(IN, each.count, nic) for each in fold.nics]
 
-    def _add(self, names: tuple[str, ...], count: int, bytes_per_s: int) -> int:
-        self.classes.append(LinkClass(names, count, bytes_per_s))
+    def _add(self, names: tuple[str, ...], count: int | Fraction, bytes_per_s: int) -> int:
+        self.classes.append(LinkClass(names, Fraction(count), bytes_per_s))
         return len(self.classes) - 1
 
     def ring(self, communicator: CommunicatorClass) -> Loads:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain
+from math import ceil
 
 import simpy
 
@@ -206,7 +207,7 @@ def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:
         uses.append(
             LinkUse(
                 link=name,
-                count=sum(each.count for each, _ in alike),
+                count=ceil(sum(each.count for each, _ in alike)),
                 bytes=int(sum(size for _, size in alike)),
                 capacity_bytes_per_s=alike[0][0].bytes_per_s,
             )

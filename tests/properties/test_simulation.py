@@ -1,0 +1,149 @@
+"""What must hold of every simulated run, whatever the schedule and the cluster."""
+
+from collections import Counter
+from dataclasses import replace
+
+from drawn import jobs
+from drawn_clusters import NO_MODEL, clusters, harmless_schedules
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.backend import Job
+from zsim.trace import Event, RankTrace, Trace
+from zsim.zero import schedule
+from zsim_des import SimBackend
+from zsim_null import NullBackend
+
+
+class Case:
+    """A job to simulate; printed as what it was made of, without the schedule."""
+
+    def __init__(self, made_of: str, job: Job) -> None:
+        self.made_of = made_of
+        self.job = job
+
+    def __repr__(self) -> str:
+        return f"Case({self.made_of})"
+
+
+@st.composite
+def hand_cases(draw: st.DrawFn) -> Case:
+    made = draw(harmless_schedules())
+    cluster, steps = draw(clusters(made.mesh.size)), draw(st.integers(1, 2))
+    job = Job(schedule=made, model=NO_MODEL, cluster=cluster, steps=steps)
+    size = len(made.programs[0].step)
+    return Case(f"{made.mesh}, {size} operations, {cluster}, {steps} steps", job)
+
+
+@st.composite
+def zero_cases(draw: st.DrawFn) -> Case:
+    model, strategy = draw(jobs())
+    cluster, steps = draw(clusters(strategy.ranks)), draw(st.integers(1, 2))
+    job = Job(schedule=schedule(model, strategy), model=model, cluster=cluster, steps=steps)
+    return Case(f"{strategy} {cluster} {steps} steps", job)
+
+
+any_cases = st.one_of(hand_cases(), zero_cases())
+
+
+def by_rank(trace: Trace, job: Job) -> dict[int, RankTrace]:
+    assert sum(rank.stands_for for rank in trace.ranks) == job.schedule.mesh.size
+    return {rank.rank: rank for rank in trace.ranks}
+
+
+@given(any_cases)
+@settings(deadline=None, max_examples=150)
+def test_folded_and_unfolded_agree_to_the_picosecond(case: Case) -> None:
+    job = case.job
+    folded = SimBackend().run(job, seed=0)
+    unfolded = SimBackend(unfold=True).run(job, seed=0)
+    assert folded.step_end_ps == unfolded.step_end_ps
+    assert folded.links == unfolded.links
+    assert folded.out_of_memory == unfolded.out_of_memory
+    every = by_rank(unfolded, job)
+    assert set(every) == set(range(job.schedule.mesh.size))
+    for rank, one in by_rank(folded, job).items():
+        assert replace(one, stands_for=1) == every[rank]
+    # Each simulated rank is like one of the folded ones, and each of these stands for its number.
+    alike = Counter((rank.role, rank.events) for rank in unfolded.ranks)
+    stands = Counter[tuple[str, tuple[Event, ...]]]()
+    for rank in folded.ranks:
+        stands[rank.role, rank.events] += rank.stands_for
+    assert alike == stands
+
+
+@given(any_cases)
+@settings(deadline=None, max_examples=50)
+def test_no_link_carries_more_than_its_bandwidth_allows(case: Case) -> None:
+    job = case.job
+    trace = SimBackend().run(job, seed=0)
+    # Bytes of the last step move between the first start and the last end of its communication.
+    ends = [
+        (event.start_ps, event.end_ps)
+        for rank in trace.ranks
+        for event in rank.events
+        if event.step == job.steps - 1
+    ]
+    if not ends:
+        return
+    span_ps = max(end for _, end in ends) - min(start for start, _ in ends)
+    for use in trace.links:
+        assert use.bytes * 10**12 <= use.count * use.capacity_bytes_per_s * span_ps
+
+
+@given(any_cases)
+@settings(deadline=None, max_examples=50)
+def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Case) -> None:
+    job = case.job
+    trace = SimBackend().run(job, seed=0)
+    sent = sum(
+        rank.stands_for * transfer.bytes
+        for rank in trace.ranks
+        for transfer in rank.transfers
+        if transfer.step == job.steps - 1
+    )
+    on_links = {use.link: use.bytes for use in trace.links}
+    assert on_links.get("gpu->switch", 0) == on_links.get("switch->gpu", 0) == sent
+    assert on_links.get("switch->nic", 0) == on_links.get("network->nic", 0) <= sent
+
+
+@given(any_cases)
+@settings(deadline=None, max_examples=50)
+def test_streams_are_first_in_first_out_and_edges_are_kept(case: Case) -> None:
+    job = case.job
+    trace = SimBackend(unfold=True).run(job, seed=0)
+    for rank in trace.ranks:
+        program = job.schedule.program_of(rank.rank)
+        ends: dict[tuple[int, str], int] = {}
+        last: dict[str, int] = {}
+        for event in rank.events:
+            assert event.start_ps <= event.end_ps
+            assert event.start_ps >= last.get(event.stream, event.start_ps)
+            last[event.stream] = event.end_ps
+            ends[event.step, event.operation] = event.end_ps
+            operation = program.by_id[event.operation]
+            for edge in getattr(operation, "after", ()):
+                if isinstance(edge, str):
+                    assert ends.get((event.step, edge), event.start_ps) <= event.start_ps
+
+
+@given(zero_cases())
+@settings(deadline=None, max_examples=50)
+def test_the_null_backend_records_the_same_operations_transfers_and_book(case: Case) -> None:
+    job = case.job
+    simulated = SimBackend().run(job, seed=0)
+    recorded = NullBackend().run(job, seed=0)
+    for one in simulated.ranks:
+        (other,) = [rank for rank in recorded.ranks if rank.role == one.role]
+        assert one.transfers == other.transfers
+        assert one.book == other.book
+        assert [event.operation for event in one.events] == [
+            event.operation for event in other.events
+        ]
+
+
+@given(any_cases, st.integers(0, 2**32))
+@settings(deadline=None, max_examples=25)
+def test_a_run_repeats_to_the_picosecond(case: Case, seed: int) -> None:
+    job = case.job
+    assert SimBackend().run(job, seed=seed) == SimBackend().run(job, seed=seed)

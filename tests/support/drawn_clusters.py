@@ -1,0 +1,163 @@
+"""What Hypothesis draws to simulate: clusters of any shape, and schedules that cannot hang."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from zsim.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
+from zsim.cluster import Cluster, Gpu, Link, Rate
+from zsim.dtype import DType
+from zsim.mesh import Span
+from zsim.model import BATCH, Model, Segment, Unit, Value
+from zsim.operation import FreeMode
+from zsim.schedule import Schedule
+
+RATES = tuple(
+    Rate(dtype=dtype, peak=3 * 10**12, matmul=2 * 10**12, elementwise=10**12) for dtype in DType
+)
+
+THIRD = "third"
+STREAMS = (COMMUNICATION, COMPUTE, THIRD)
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "shift")
+
+NO_MODEL = Model(
+    name="nothing to train",
+    units=(
+        Unit(
+            name="unit",
+            parameters=(),
+            segments=(
+                Segment(
+                    inputs=(BATCH,), outputs=(Value(name="loss", elements=1, dtype=DType.FP32),)
+                ),
+            ),
+        ),
+    ),
+    batch=Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False),
+)
+"""Stands beside a schedule that was written without a model."""
+
+
+@st.composite
+def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
+    """A cluster with at least `ranks` GPUs: numbers of GPUs and NICs that need not divide."""
+    gpus_per_node = draw(st.integers(1, max(2, ranks)))
+    return Cluster(
+        name="drawn",
+        nodes=-(-ranks // gpus_per_node) + draw(st.integers(0, 1)),
+        gpus_per_node=gpus_per_node,
+        gpu=Gpu(
+            name="drawn GPU",
+            memory_bytes=10**12,
+            memory_bytes_per_s=draw(st.sampled_from([10**9, 7 * 10**9, 10**12])),
+            rates=RATES,
+            launch_ps=draw(st.sampled_from([0, 10, 5000])),
+        ),
+        switch_link=draw(links()),
+        nics_per_node=draw(st.integers(1, 5)),
+        nic_link=draw(links()),
+    )
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Link:
+    """A link whose speed may be an awkward number."""
+    return Link(
+        bytes_per_s=draw(st.sampled_from([10**9, 3 * 10**8, 7_000_003])),
+        latency_ps=draw(st.sampled_from([0, 1, 999])),
+    )
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One collective that every rank issues: on which group and stream, of what kind and size."""
+
+    group: str
+    ranks: int
+    stream: str
+    kind: str
+    elements: int
+    follows: bool
+
+
+@st.composite
+def harmless_schedules(draw: st.DrawFn) -> Schedule:
+    """One or two roles that issue the same collectives in the same order, and their own kernels.
+
+    Two axes, groups along each and along both, three streams, all kinds of collectives.
+    """
+    first, second = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    build = ScheduleBuilder.of("drawn", first=first, second=second)
+    build.stream(THIRD)
+    sizes = {
+        build.group("rows", "first"): first,
+        build.group("columns", "second"): second,
+        build.group("all", "first", "second"): first * second,
+    }
+    parts: list[RoleBuilder] = [build]
+    if split := draw(st.integers(0, first - 1)):
+        parts = [
+            build.role("low", Span(axis="first", start=0, end=split)),
+            build.role("high", Span(axis="first", start=split, end=first)),
+        ]
+    meetings = [
+        Meeting(group, sizes[group], stream, kind, elements, follows)
+        for group, stream, kind, elements, follows in draw(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(list(sizes)),
+                    st.sampled_from(STREAMS),
+                    st.sampled_from(KINDS),
+                    st.integers(0, 40),
+                    st.booleans(),
+                ),
+                max_size=8,
+            )
+        )
+    ]
+    for part in parts:
+        before: list[str] = []
+        for index, meeting in enumerate(meetings):
+            if draw(st.booleans()):
+                write_kernel(draw, part, index, before)
+            before = [write_meeting(part, index, meeting, before if meeting.follows else [])]
+    return build.schedule()
+
+
+def write_kernel(draw: st.DrawFn, part: RoleBuilder, index: int, before: list[str]) -> None:
+    """Something that takes time on a stream of one role alone, and memory."""
+    work = part.buffer(f"work{index}", draw(st.integers(0, 3000)))
+    part.step.allocate(work)
+    after = before if draw(st.booleans()) else []
+    stream = draw(st.sampled_from(STREAMS))
+    done = part.step.fill(f"fill{index}", work.all, 0.0, stream=stream, after=after)
+    part.step.free(work, mode=draw(st.sampled_from(FreeMode)), uses=[done])
+
+
+def write_meeting(part: RoleBuilder, index: int, meeting: Meeting, after: list[str]) -> str:
+    """The collective, with buffers of its own."""
+    step, group, stream = part.step, meeting.group, meeting.stream
+    small = part.buffer(f"small{index}", meeting.elements)
+    large = part.buffer(f"large{index}", meeting.elements * meeting.ranks)
+    step.allocate(small, large)
+    name = f"collective{index}"
+    match meeting.kind:
+        case "all_gather":
+            done = step.all_gather(name, group, small.all, large.all, stream=stream, after=after)
+        case "reduce_scatter":
+            done = step.reduce_scatter(
+                name, group, large.all, small.all, stream=stream, after=after
+            )
+        case "all_reduce":
+            done = step.all_reduce(name, group, large.all, stream=stream, after=after)
+        case "broadcast":
+            done = step.broadcast(name, group, small.all, stream=stream, after=after)
+        case _:
+            target = part.buffer(f"target{index}", meeting.elements)
+            step.allocate(target)
+            step.send(f"{name}/send", group, small.all, 1, stream=stream)
+            step.receive(f"{name}/receive", group, target.all, -1, stream=stream)
+            done = step.together(name, 2, after=after)
+            step.free(target, uses=[done])
+    step.free(small, large, uses=[done])
+    return done
