@@ -4,15 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from zsim.architecture import GPT, ArchitectureError
-from zsim.cluster import Cluster
+from zsim.cluster import Cluster, ClusterError
 from zsim.gpt import equal_units, gpt
 from zsim.model import Model, ModelError
 from zsim.rule import SGD, Adam
 from zsim.scenario import Scenario, ScenarioError, TrainTable
 from zsim.strategy import LossScale, Strategy, StrategyError
+from zsim.topology import TopologyError
 
 Topology = Callable[[str, int], Cluster]
-"""The cluster of a topology by name, with so many nodes; LookupError if there is none."""
+"""The cluster of a topology by name, with so many nodes; TopologyError if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,10 @@ def resolve(scenario: Scenario, topology: Topology) -> Resolved:
         strategy = _strategy(scenario, tensor, data, batches)
     except StrategyError as error:
         raise ScenarioError(_with_table(str(error))) from None
+    try:
+        cluster.gpu.rate(strategy.precision.compute)
+    except ClusterError as error:
+        raise ScenarioError(f"train.precision: {strategy.precision}: {error}") from None
     nodes = -(-strategy.ranks // cluster.gpus_per_node)
     return Resolved(
         model=_model(scenario, strategy, batches),
@@ -79,8 +84,8 @@ def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     table, parallel = scenario.cluster, scenario.parallel
     try:
         cluster = topology(table.topology, table.nodes or 1)
-    except LookupError as error:
-        raise ScenarioError(f"cluster.topology: {error.args[0]}") from None
+    except TopologyError as error:
+        raise ScenarioError(f"cluster.topology: {error}") from None
     if table.nodes is None:
         if parallel.data is None:
             raise ScenarioError("cluster.nodes: missing; give it, or parallel.data")

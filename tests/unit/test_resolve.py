@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.cluster import Cluster, Gpu, Link
+from zsim.cluster import Cluster, Gpu, Link, Rate
+from zsim.dtype import DType
 from zsim.resolve import Resolved, resolve
 from zsim.rule import SGD, Adam
 from zsim.scenario import ScenarioError, parse
 from zsim.strategy import Checkpointing, Precision
+from zsim.topology import UnknownTopologyError
 
 TEXT = """
 title = "two layers"
@@ -33,7 +35,15 @@ BOX = Cluster(
     name="boxes",
     nodes=1,
     gpus_per_node=8,
-    gpu=Gpu(name="gpu", memory_bytes=10**9, memory_bytes_per_s=10**9, rates=()),
+    gpu=Gpu(
+        name="gpu",
+        memory_bytes=10**9,
+        memory_bytes_per_s=10**9,
+        rates=tuple(
+            Rate(dtype=dtype, peak=10**12, matmul=10**12, elementwise=10**12)
+            for dtype in (DType.FP16, DType.FP32)
+        ),
+    ),
     switch_link=Link(bytes_per_s=10**9),
     nics_per_node=8,
     nic_link=Link(bytes_per_s=10**9),
@@ -42,7 +52,7 @@ BOX = Cluster(
 
 def boxes(name: str, nodes: int) -> Cluster:
     if name != "boxes":
-        raise LookupError(f"{name!r} must be boxes")
+        raise UnknownTopologyError(f"{name!r} must be boxes")
     return replace(BOX, nodes=nodes)
 
 
@@ -127,6 +137,7 @@ WRONG = {
     "train.global_batch_size=97": "train.global_batch_size: 97 must be 96: 3 a micro-batch x 2",
     "train.beta1=0.5 train.optimizer=sgd": "train.beta1: 0.5 is not for sgd, which takes learning",
     "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
+    "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",
     "model.attention_heads=3": "model.attention_heads: 3 must divide hidden_size 8",
     "model.parameters=7.5e9": "model.parameters: 7500000000 stands alone, without layers",

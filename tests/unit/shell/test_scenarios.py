@@ -1,0 +1,43 @@
+"""Every scenario that ships runs, and says what stands beside it in NAME.out.
+
+After a change that means to change an answer: `zsim run NAME > scenarios/zsim_scenarios/NAME.out`.
+"""
+
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+import zsim_scenarios
+from zsim.shell.cli import answer
+
+
+@pytest.mark.parametrize("name", zsim_scenarios.names())
+def test_a_scenario_that_ships_says_what_was_recorded(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = (files(zsim_scenarios) / f"{name}.out").read_text("utf-8")
+    assert answer(["run", name]) == 0
+    assert capsys.readouterr().out == recorded
+
+
+def test_the_promised_scenarios_ship() -> None:
+    assert {"zero_100b", "zero_table1", "tiny"} <= set(zsim_scenarios.names())
+
+
+@pytest.mark.parametrize("name", zsim_scenarios.names())
+def test_a_title_fits_a_line(name: str) -> None:
+    assert len(tomllib.loads(zsim_scenarios.text(name))["title"]) <= 60
+
+
+def test_an_unknown_scenario_is_a_lookup_error_with_those_that_ship() -> None:
+    with pytest.raises(LookupError, match=r"'abacus' must be one of .*zero_100b"):
+        zsim_scenarios.text("abacus")
+
+
+def test_the_100_billion_run_fits_with_partitioned_checkpoints_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert answer(["run", "zero_100b"]) == 0
+    assert answer(["run", "zero_100b", "--set", "activations.partition=false"]) == 1
+    assert "out of memory at" in capsys.readouterr().out

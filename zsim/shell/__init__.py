@@ -1,0 +1,1 @@
+"""The imperative shell: command line, files, what is installed. The core never imports it."""

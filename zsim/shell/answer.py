@@ -1,0 +1,151 @@
+"""What commands print: one JSON object, or a few lines with the answer first."""
+
+import json
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from zsim.plan import Plan
+from zsim.schedule import Schedule, WireBytes
+from zsim.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from zsim.check.finding import Finding
+
+
+def print_json(found: object) -> None:
+    """`found` as one JSON object."""
+    print(json.dumps(found, indent=2, allow_nan=False))
+
+
+NAME_WIDTH = 23
+LINE_WIDTH = 100
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Names and what they are, in two columns."""
+    indent = " " * (NAME_WIDTH + 1)
+    for name, text in lines:
+        first = f"{name:<{NAME_WIDTH}} "
+        print(
+            fill(
+                text,
+                LINE_WIDTH,
+                initial_indent=first,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+
+def plan_object(plan: Plan) -> dict[str, object]:
+    """`zsim plan --json`."""
+    return {
+        "ranks": plan.ranks,
+        "mesh": dict(plan.mesh),
+        "parameters": plan.parameters,
+        "model_state_bytes": plan.model_state_bytes,
+        "peak_allocated_bytes": plan.peak.bytes,
+        "memory_bytes": dict(plan.peak.by_kind),
+        "wire_bytes_per_rank": _by_group(plan.wire_bytes, scalar=False),
+        "scalar_wire_bytes_per_rank": _by_group(plan.wire_bytes, scalar=True),
+        "operations": plan.operations,
+    }
+
+
+def _by_group(volumes: Iterable[WireBytes], *, scalar: bool) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for volume in volumes:
+        if volume.scalar is scalar:
+            found.setdefault(volume.group, {})[volume.collective] = volume.bytes
+    return found
+
+
+def print_plan(title: str, plan: Plan) -> None:
+    """`zsim plan`: what is held at the peak, and what is sent in a step."""
+    mesh = " x ".join(f"{size} {axis}" for axis, size in plan.mesh)
+    print(title)
+    print_lines(
+        [
+            ("ranks", f"{plan.ranks}: {mesh}"),
+            ("parameters", f"{plan.parameters:,}"),
+            ("model state", f"{format_bytes(plan.model_state_bytes)} on each GPU"),
+            (
+                "peak memory",
+                f"{format_bytes(plan.peak.bytes)} on each GPU, at {plan.peak.operation}",
+            ),
+            ("operations", f"{plan.operations:,} in a step, on every rank"),
+        ]
+    )
+    memory = _table("held at the peak", "bytes", "")
+    for kind, size in plan.peak.by_kind:
+        if size:
+            memory.add_row(kind.value, f"{size:,}", format_bytes(size))
+    wire = _table("sent by a rank in a step", "bytes", "")
+    for volume in plan.wire_bytes:
+        name = f"{volume.group} {volume.collective}{' (scalars)' if volume.scalar else ''}"
+        wire.add_row(name, f"{volume.bytes:,}", format_bytes(volume.bytes))
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for table in (memory, wire):
+        if table.row_count:
+            console.print()
+            console.print(table)
+
+
+def _table(*columns: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(columns[0])
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    return table
+
+
+def findings_object(findings: Sequence["Finding"]) -> dict[str, object]:
+    """`zsim check --json`."""
+    return {
+        "findings": [
+            {"invariant": finding.invariant, "where": finding.where, "why": finding.why}
+            for finding in findings
+        ]
+    }
+
+
+def print_findings(schedule: Schedule, findings: Sequence["Finding"]) -> None:
+    """`zsim check`: how many, then each in a line."""
+    if not findings:
+        print(f"{schedule.name}: no findings")
+        return
+    print(f"{schedule.name}: {len(findings)} finding{'s' if len(findings) > 1 else ''}")
+    for number, finding in enumerate(findings, start=1):
+        print(f"{number}. {finding.invariant}: {finding.where}: {finding.why}")
+
+
+def explain_finding(number: int, finding: "Finding") -> None:
+    """`zsim check --explain N`: one finding with its witness, a line for each step of it."""
+    print(f"{number}. {finding.invariant}")
+    print(f"where: {finding.where}")
+    print(f"why: {finding.why}")
+    for line in finding.witness:
+        print(f"  {line}")
+
+
+def print_installed(
+    titles: Sequence[tuple[str, str]], topologies: Sequence[str], backends: Sequence[str]
+) -> None:
+    """`zsim list`: what can be run, on what, and where."""
+    width = max((len(name) for name, _ in titles), default=0)
+    print("scenarios")
+    for name, title in titles:
+        print(f"  {name:<{width}}  {title}")
+    for what, names in (("topologies", topologies), ("backends", backends)):
+        print(what)
+        for name in names:
+            print(f"  {name}")

@@ -1,0 +1,26 @@
+"""What the caller did wrong, in one line: the field, its value, what is allowed. Exit code 2."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+class MistakeError(ValueError):
+    """The caller's mistake. The message is printed as it is, on one line."""
+
+
+@contextmanager
+def mistakes(*kinds: type[Exception], prefix: str = "") -> Generator[None]:
+    """Errors of `kinds` raised inside are the caller's, named with `prefix`.
+
+    Raises:
+        MistakeError: instead of them.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise MistakeError(f"{prefix}{error}") from error
+
+
+def file_fault(path: str, error: OSError) -> MistakeError:
+    """The mistake of naming a file that cannot be read or written."""
+    return MistakeError(f"{path}: {(error.strerror or str(error)).lower()}")

@@ -1,0 +1,118 @@
+"""What `zsim run` prints: the figures of a run, and the sentence of trust beside them."""
+
+from dataclasses import dataclass
+
+from zsim.backend import Job
+from zsim.shell.answer import print_lines
+from zsim.summary import Summary
+from zsim.trace import Trace
+from zsim.units import format_bytes, format_rate, format_seconds
+
+LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
+"""Model state and communication buffers at their peak: as a meter saw them, and by the book."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run that has ended."""
+
+    title: str
+    job: Job
+    trace: Trace
+    summary: Summary
+    wall_time_s: float
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The mean loss over the ranks, for each step; empty where nothing was trained."""
+        of_ranks = [rank.losses for rank in self.trace.ranks if rank.losses]
+        return tuple(sum(each) / len(each) for each in zip(*of_ranks, strict=True))
+
+
+def outcome_object(outcome: Outcome) -> dict[str, object]:
+    """`zsim run --json`."""
+    found, trace = outcome.summary, outcome.trace
+    return {
+        "backend": trace.backend,
+        "fits": found.fits,
+        "step_time_s": found.step_time_s,
+        "model_tflops_per_gpu": found.model_tflops_per_gpu,
+        "hardware_tflops_per_gpu": found.hardware_tflops_per_gpu,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "tokens_per_s": found.tokens_per_s,
+        "exposed_communication_s": found.exposed_communication_s,
+        "exposed_communication_s_by_axis": dict(found.exposed_by_group),
+        "peak_allocated_bytes": found.peak_allocated_bytes,
+        "memory_bytes": dict(found.memory_by_kind),
+        "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
+        "losses": outcome.losses,
+        "observed": dict(trace.observed),
+        "trust": trace.trust,
+        "seed": trace.seed,
+        "steps": trace.steps,
+        "wall_time_s": outcome.wall_time_s,
+    }
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """`zsim run`: the answer first, at most 15 lines."""
+    found, trace = outcome.summary, outcome.trace
+    print(outcome.title)
+    lines = [("fits", _fits(outcome))]
+    if trace.out_of_memory is not None:
+        alive = [f"{name} {format_bytes(size)}" for name, size in trace.out_of_memory.alive[:3]]
+        lines.append(("out of memory at", trace.out_of_memory.operation))
+        lines.append(("largest then", ", ".join(alive)))
+    if found.step_time_s:
+        share = found.exposed_communication_s / found.step_time_s
+        bound = "communication" if share > 0.5 else "compute"
+        lines += [
+            ("step time", f"{format_seconds(found.step_time_s)}, bound by {bound}"),
+            ("exposed communication", _exposed(found, share)),
+            ("throughput", _rates(found)),
+        ]
+    lines.append(("memory at the peak", _memory(found)))
+    observed = dict(trace.observed)
+    if LIVE in observed and BOOKED in observed:
+        seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} booked"
+        lines.append(("state and communication", seen))
+    if outcome.losses:
+        first, last = outcome.losses[0], outcome.losses[-1]
+        lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
+    lines.append(("trust", trace.trust))
+    print_lines(lines)
+
+
+def _fits(outcome: Outcome) -> str:
+    job, found = outcome.job, outcome.summary
+    where = f"{format_bytes(found.peak_allocated_bytes)} at the peak"
+    if outcome.trace.backend != "sim":
+        return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
+    capacity = format_bytes(job.cluster.gpu.memory_bytes)
+    return f"{'yes' if found.fits else 'no'}: {where}, {job.cluster.gpu.name} has {capacity}"
+
+
+def _exposed(found: Summary, share: float) -> str:
+    by_axis = ", ".join(
+        f"{axis} {format_seconds(seconds)}" for axis, seconds in found.exposed_by_group if seconds
+    )
+    exposed = f"{format_seconds(found.exposed_communication_s)} ({share:.1%} of the step)"
+    return f"{exposed}: {by_axis}" if by_axis else exposed
+
+
+def _rates(found: Summary) -> str:
+    """FLOPs per second and GPU; a second time with recomputation, where there is some."""
+    rates = [(found.model_tflops_per_gpu, "MFU", found.mfu, " per GPU")]
+    if found.hardware_tflops_per_gpu > found.model_tflops_per_gpu * 1.0005:
+        rates.append((found.hardware_tflops_per_gpu, "HFU", found.hfu, " with recomputation"))
+    texts = [
+        f"{format_rate(tflops * 1e12)}{what}" + (f" ({name} {used:.1%})" if used else "")
+        for tflops, name, used, what in rates
+    ]
+    return ", ".join([*texts, f"{found.tokens_per_s:,.0f} tokens/s"])
+
+
+def _memory(found: Summary) -> str:
+    kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
+    return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)

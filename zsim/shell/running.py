@@ -1,0 +1,133 @@
+"""`zsim run`: prove the schedule, run it on a backend, sum up what happened."""
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
+
+from zsim.backend import Backend, BackendError, Job, load
+from zsim.check import check
+from zsim.cluster import Cluster, Gpu, Link
+from zsim.document import encode_trace
+from zsim.shell.answer import findings_object, print_findings, print_json
+from zsim.shell.mistake import MistakeError, mistakes
+from zsim.shell.outcome import Outcome, outcome_object, print_outcome
+from zsim.shell.source import Changes, Source, read
+from zsim.shell.written import write
+from zsim.summary import summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line of `zsim run` asks for."""
+
+    source: str
+    changes: Changes
+    backend: str
+    data: Path | None
+    seed: int
+    trace: Path | None
+    check: bool
+    as_json: bool
+
+
+def run(request: Request) -> bool:
+    """Run it and print the answer; whether the answer is yes.
+
+    Raises:
+        MistakeError: it cannot be run as asked.
+        RunFailedError: it began and could not end.
+    """
+    backend = _backend(request)
+    changes = request.changes
+    joined = os.environ.get("WORLD_SIZE", "")
+    if request.backend == "torch" and changes.ranks is None and joined.isdecimal():
+        changes = replace(changes, ranks=int(joined))  # torchrun started so many
+    source = read(request.source, changes)
+    job = _job(request.source, source)
+    if request.backend == "torch":
+        job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
+    if request.check:
+        findings = check(job.schedule, job.model)
+        if findings:
+            if request.as_json:
+                print_json(findings_object(findings))
+            else:
+                print_findings(job.schedule, findings)
+            return False
+    started = perf_counter()
+    with mistakes(BackendError), _spinner(f"{source.title} on {request.backend}"):
+        trace = backend.run(job, seed=request.seed)
+    wall_time_s = perf_counter() - started
+    if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
+        return True
+    if request.trace is not None:
+        write(request.trace, encode_trace(trace))
+    outcome = Outcome(
+        title=source.title,
+        job=job,
+        trace=trace,
+        summary=summary(job, trace),
+        wall_time_s=wall_time_s,
+    )
+    if request.as_json:
+        print_json(outcome_object(outcome))
+    else:
+        print_outcome(outcome)
+    return outcome.summary.fits
+
+
+def _backend(request: Request) -> Backend:
+    with mistakes(BackendError):
+        kind = load(request.backend)
+    if request.data is None:
+        return kind()
+    if "data" not in signature(kind).parameters:
+        raise MistakeError(f"--data: {request.data}: backend {request.backend} reads no data")
+    with mistakes(ValueError):
+        return kind(data=request.data)  # type: ignore[call-arg]  # its own setting, seen above
+
+
+def _job(name: str, source: Source) -> Job:
+    document = source.document
+    if document.model is None or document.cluster is None:
+        missing = "model" if document.model is None else "cluster"
+        raise MistakeError(f"{name}: {missing}: missing; a run needs it, a check does not")
+    return Job(
+        schedule=document.schedule,
+        model=document.model,
+        cluster=document.cluster,
+        steps=document.steps,
+    )
+
+
+def _this_machine(ranks: int) -> Cluster:
+    """What real ranks run on: nothing is known of its rates and links, and nothing is predicted."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    unknown = Link(bytes_per_s=1)
+    return Cluster(
+        name="this machine",
+        nodes=1,
+        gpus_per_node=ranks,
+        gpu=Gpu(name="rank", memory_bytes=memory_bytes, memory_bytes_per_s=1, rates=()),
+        switch_link=unknown,
+        nics_per_node=1,
+        nic_link=unknown,
+    )
+
+
+@contextmanager
+def _spinner(what: str) -> Generator[None]:
+    """Something that moves while the run goes on, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(what)):
+        yield

@@ -1,0 +1,112 @@
+"""What a command works on: a scenario by name or file, or a schedule in a JSON file."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zsim.shell.installed import scenarios, topology, topology_names, topology_text
+from zsim.shell.mistake import MistakeError, file_fault, mistakes
+
+if TYPE_CHECKING:
+    from zsim.document import Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What the command line changes in a scenario: settings, ranks, steps."""
+
+    settings: tuple[str, ...] = ()
+    ranks: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A title, and the schedule with what it takes to run it."""
+
+    title: str
+    document: "Document"
+
+
+def read(name: str, changes: Changes) -> Source:
+    """The scenario called `name`, or in the file `name`, or the schedule in it.
+
+    Raises:
+        MistakeError: there is none, or it cannot be used.
+    """
+    shipped = scenarios()
+    if name in shipped:
+        return _scenario(name, shipped[name], changes)
+    text = _file_text(name, tuple(shipped))
+    if Path(name).suffix == ".json" or text.lstrip().startswith("{"):
+        return _schedule(name, text, changes)
+    return _scenario(name, text, changes)
+
+
+def shipped_text(name: str) -> str:
+    """The TOML of a scenario or topology that ships.
+
+    Raises:
+        MistakeError: none of that name does.
+    """
+    shipped = scenarios()
+    if name in shipped:
+        return shipped[name]
+    if name in topology_names():
+        return topology_text(name)
+    raise MistakeError(f"name: {name!r} must be one of {', '.join((*shipped, *topology_names()))}")
+
+
+def _file_text(name: str, shipped: tuple[str, ...]) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except FileNotFoundError:
+        known = ", ".join(shipped)
+        raise MistakeError(f"scenario: {name!r} must be a file or one of {known}") from None
+    except UnicodeDecodeError:
+        raise MistakeError(f"{name}: not text: scenarios are TOML, schedules JSON") from None
+    except OSError as error:
+        raise file_fault(name, error) from None
+    except ValueError:  # a null character in the name
+        raise MistakeError(f"scenario: {name!r} must be the name of a file") from None
+
+
+def _schedule(name: str, text: str, changes: Changes) -> Source:
+    from zsim.document import DocumentError, decode
+
+    if changes.settings:
+        raise MistakeError(f"--set: {name} is a schedule; settings are for scenarios")
+    if changes.ranks is not None:
+        raise MistakeError(f"--ranks: {name} is a schedule; its mesh says how many there are")
+    with mistakes(DocumentError, prefix=f"{name}: "):
+        document = decode(text)
+        if changes.steps is not None:
+            document = replace(document, steps=changes.steps)
+    return Source(title=document.schedule.name, document=document)
+
+
+def _scenario(name: str, text: str, changes: Changes) -> Source:
+    from zsim.document import Document
+    from zsim.model import ModelError
+    from zsim.resolve import on_ranks, resolve
+    from zsim.scenario import ScenarioError, parse
+    from zsim.zero import schedule
+
+    settings = list(changes.settings)
+    if changes.steps is not None:
+        settings.append(f"train.steps={changes.steps}")
+    with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
+        scenario = parse(text, settings)
+        if changes.ranks is not None:
+            scenario = on_ranks(scenario, changes.ranks)
+        resolved = resolve(scenario, topology)
+        made = schedule(resolved.model, resolved.strategy)
+    return Source(
+        title=scenario.title,
+        document=Document(
+            schedule=made,
+            model=resolved.model,
+            cluster=resolved.cluster,
+            steps=resolved.steps,
+        ),
+    )
