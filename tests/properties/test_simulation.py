@@ -62,8 +62,8 @@ def test_folded_and_unfolded_agree_to_the_picosecond(case: Case) -> None:
     assert folded.out_of_memory == unfolded.out_of_memory
     every = by_rank(unfolded, job)
     assert set(every) == set(range(job.schedule.mesh.size))
-    for rank, one in by_rank(folded, job).items():
-        assert replace(one, stands_for=1) == every[rank]
+    for first, one in by_rank(folded, job).items():
+        assert replace(one, stands_for=1) == every[first]
     # Each simulated rank is like one of the folded ones, and each of these stands for its number.
     alike = Counter((rank.role, rank.events) for rank in unfolded.ranks)
     stands = Counter[tuple[str, tuple[Event, ...]]]()
