@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from zsim.architecture import GPT, ArchitectureError
 from zsim.cluster import Cluster, ClusterError
-from zsim.gpt import equal_units, gpt
+from zsim.equal_units import equal_units
+from zsim.gpt import gpt
 from zsim.model import Model, ModelError
 from zsim.rule import SGD, Adam
 from zsim.scenario import Scenario, ScenarioError, TrainTable

@@ -9,7 +9,8 @@ from zsim.architecture import GPT
 from zsim.backend import Job
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
-from zsim.gpt import equal_units, gpt
+from zsim.equal_units import equal_units
+from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.strategy import Strategy
 from zsim_torch.admission import refusal

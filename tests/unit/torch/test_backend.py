@@ -9,7 +9,8 @@ from zsim.architecture import GPT
 from zsim.backend import Backend, Job, RefusedError, load
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
-from zsim.gpt import equal_units, gpt
+from zsim.equal_units import equal_units
+from zsim.gpt import gpt
 from zsim.rule import Adam
 from zsim.strategy import Precision, Strategy
 from zsim.trace import Trace
