@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from zsim.access import accesses
-from zsim.check import check
+from zsim.check import progress
+from zsim.check.subject import Subject
 from zsim.operation import (
     Allocate,
     Branch,
@@ -30,9 +31,8 @@ def refusal(schedule: Schedule) -> str | None:
     waiting = replace(
         schedule, programs=tuple(_blocking(schedule, program) for program in schedule.programs)
     )
-    for finding in check(waiting):
-        if finding.invariant == "progress":
-            return f"{finding.operation}: hangs where the host waits for collectives (Gloo)"
+    for finding in progress.examine(Subject.of(waiting, None)):
+        return f"{finding.operation}: hangs on Gloo, where the host waits: {finding.why}"
     return None
 
 

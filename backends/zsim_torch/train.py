@@ -13,7 +13,7 @@ from zsim.backend import RefusedError, RunFailedError
 from zsim.operation import Action, Compute, Role, walk
 from zsim.schedule import Program, Schedule
 from zsim.trace import BookEntry, RankTrace, Trace
-from zsim_torch import refusal
+from zsim_torch import blocking_host, refusal
 from zsim_torch.collectives import Communicators
 from zsim_torch.compute import Computer, Initial, Work
 from zsim_torch.cuda_streams import CudaStreams
@@ -92,11 +92,11 @@ def train(
     rank, device = _place(schedule, chosen)
     resolved = resolve(module, units)
     program = schedule.program_of(rank)
-    refuse(schedule, program, resolved)
+    if any(parameter.is_meta for parameter in module.parameters()) and chosen.initial is None:
+        raise RefusedError("module: its parameters have no values, and `initial` is not given")
+    refuse(schedule, program, resolved, blocking=device.type == "cpu")
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     taken = empty_module(module)
-    if any(value.is_meta for value in taken.values()) and chosen.initial is None:
-        raise RefusedError("module: its parameters have no values, and `initial` is not given")
     observer = Observer() if chosen.observe else None
     losses = _Losses(_loads(program))
     bench = _Bench(schedule, program, rank=rank, device=device, observer=observer)
@@ -138,18 +138,19 @@ def train(
     return trained
 
 
-def refuse(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -> None:
-    """Return if this rank can run `program` on `units`.
+def refuse(
+    schedule: Schedule, program: Program, units: Sequence[TorchUnit], *, blocking: bool
+) -> None:
+    """Return if this rank can run `program` on `units`; `blocking` where the host is the stream.
 
     Raises:
         RefusedError: it cannot; one line says why.
     """
-    for reason in (
-        refusal.of_schedule(schedule),
-        refusal.of_units(schedule, program, units),
-    ):
-        if reason is not None:
-            raise RefusedError(reason)
+    reason = refusal.of_schedule(schedule) or refusal.of_units(schedule, program, units)
+    if reason is None and blocking:
+        reason = blocking_host.refusal(schedule)
+    if reason is not None:
+        raise RefusedError(reason)
 
 
 def _place(schedule: Schedule, option: Option) -> tuple[int, torch.device]:

@@ -1,0 +1,95 @@
+import pytest
+import torch
+from tiny_training import Case, Result, all_by_schedule, by_schedule
+
+from zsim.allocator import book
+from zsim.rule import SGD, Adam
+from zsim.schedule import Kind
+from zsim.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim_torch.memory import Memory, Remains
+from zsim_torch.ranks import RankPool
+from zsim_torch.train import state_peak
+
+
+def cases(ranks: int) -> list[Case]:
+    return [
+        Case(
+            Strategy(
+                stage=stage,
+                data=ranks,
+                gradient_accumulation_steps=2,
+                checkpointing=checkpointing,
+                precision=precision,
+                optimizer=Adam(),
+                bucket_elements=60,
+                clip_norm=1.0,
+                loss_scale=LossScale(initial=1.0),
+            ),
+            steps=2,
+            observe=True,
+        )
+        for stage in (0, 1, 2, 3)
+        for checkpointing in Checkpointing
+        for precision in (Precision.FP32, Precision.BF16, Precision.FP16)
+    ]
+
+
+def booked(case: Case) -> int:
+    """The peak of the book of the same storages, from the schedule alone."""
+    (program,) = case.schedule().programs
+    return state_peak(program, book(program, case.steps))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_live_storages_peak_at_the_book_to_the_byte(ranks: int) -> None:
+    with RankPool(ranks) as pool:
+        by_rank = pool.run(all_by_schedule, cases(ranks))
+    for found in by_rank:
+        for case, result in zip(cases(ranks), found, strict=True):
+            assert result.observed["live_bytes_peak/state"] == booked(case), case
+            assert result.observed["booked_bytes_peak/state"] == booked(case), case
+            assert result.observed["shared_bytes_peak/gradient"] == 0
+
+
+def one(stage: int) -> Case:
+    return Case(Strategy(stage=stage, optimizer=SGD(), bucket_elements=60), steps=1, observe=True)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_free_that_frees_nothing_breaks_the_equality(
+    stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Remains] = []
+
+    def frees_nothing(_: Memory, name: str, remains: Remains, *, travelled: bool) -> None:
+        assert name
+        assert travelled is not None
+        kept.append(remains)
+
+    assert by_schedule(one(stage)).observed["live_bytes_peak/state"] == booked(one(stage))
+    monkeypatch.setattr(Memory, "drop", frees_nothing)
+    assert by_schedule(one(stage)).observed["live_bytes_peak/state"] > booked(one(stage))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", [Kind.PARAMETER, Kind.GRADIENT])
+def test_a_doubled_buffer_breaks_the_equality(
+    stage: int, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate = Memory.allocate
+    doubles: list[torch.Tensor] = []
+
+    def twice(memory: Memory, name: str) -> None:
+        allocate(memory, name)
+        if memory.program.by_name[name].kind is kind:
+            with memory.setting.making():
+                doubles.append(torch.empty_like(memory.part(name)))
+
+    monkeypatch.setattr(Memory, "allocate", twice)
+    assert by_schedule(one(stage)).observed["live_bytes_peak/state"] > booked(one(stage))
+
+
+def test_activations_and_the_rest_are_listed_beside() -> None:
+    result: Result = by_schedule(one(0))
+    assert result.observed["live_bytes_peak/other"] > 0
+    assert result.observed["live_bytes_peak/all"] >= result.observed["live_bytes_peak/state"]

@@ -1,0 +1,73 @@
+from collections import defaultdict
+
+import pytest
+from tiny_training import Case, Result, all_by_schedule
+
+from zsim.rule import Adam
+from zsim.schedule import WireBytes
+from zsim.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim_torch.ranks import RankPool
+
+
+def cases(ranks: int) -> list[Case]:
+    return [
+        Case(
+            Strategy(
+                stage=stage,
+                data=ranks,
+                gradient_accumulation_steps=micro_batches,
+                checkpointing=Checkpointing.FULL,
+                precision=precision,
+                optimizer=Adam(),
+                bucket_elements=60,
+                clip_norm=1.0,
+                loss_scale=LossScale(initial=1.0),
+                reduce_once=once,
+            ),
+            steps=2,
+            observe=True,
+        )
+        for stage in (0, 1, 2, 3)
+        for micro_batches in (1, 3)
+        for precision in (Precision.FP32, Precision.FP16)
+        for once in (False, True)
+    ]
+
+
+def seen(result: Result, steps: int) -> set[WireBytes]:
+    """Bytes of one step as the observer counted them."""
+    found: set[WireBytes] = set()
+    for name, number in result.observed.items():
+        what, _, rest = name.partition("/")
+        if what in ("wire_bytes", "scalar_wire_bytes") and number:
+            group, collective = rest.split("/")
+            scalar = what == "scalar_wire_bytes"
+            assert number % steps == 0
+            size = int(number) // steps
+            found.add(WireBytes(group=group, collective=collective, bytes=size, scalar=scalar))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(ranks: int) -> None:
+    with RankPool(ranks) as pool:
+        by_rank = pool.run(all_by_schedule, cases(ranks))
+    for found in by_rank:
+        for case, result in zip(cases(ranks), found, strict=True):
+            promised = case.schedule().contract.wire_bytes
+            assert promised is not None
+            assert seen(result, case.steps) == {one for one in promised if one.bytes}, case
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_the_trace_lists_what_the_observer_saw(ranks: int) -> None:
+    with RankPool(ranks) as pool:
+        found = pool.run(all_by_schedule, cases(ranks))[0]
+    for result in found:
+        total: defaultdict[str, int] = defaultdict(int)
+        for transfer in result.trace.ranks[0].transfers:
+            what = "scalar_wire" if transfer.scalar else "wire"
+            total[f"{what}_bytes/{transfer.group}/{transfer.collective}"] += transfer.bytes
+            total[f"{what}_count/{transfer.group}/{transfer.collective}"] += 1
+        observed = {name: n for name, n in result.observed.items() if "wire" in name}
+        assert observed == dict(total)
