@@ -4,7 +4,7 @@ Cost grows with the programs, not with the number of ranks. Each family says in 
 proves, under which assumptions, and what it costs.
 """
 
-from zsim.check import lifetime, matching, progress
+from zsim.check import lifetime, matching, partition, placement, progress, volume
 from zsim.check.finding import Finding
 from zsim.check.subject import Subject
 from zsim.model import Model
@@ -16,6 +16,9 @@ FAMILIES = {
     matching.INVARIANT: matching.examine,
     progress.INVARIANT: progress.examine,
     lifetime.INVARIANT: lifetime.examine,
+    placement.INVARIANT: placement.examine,
+    partition.INVARIANT: partition.examine,
+    volume.INVARIANT: volume.examine,
 }
 """Every family by the name that its findings carry."""
 

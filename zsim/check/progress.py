@@ -4,8 +4,8 @@ Proved for setup and two steps, and for every way through the branches: the grap
 what has no cycle. A rank waits in host order, on streams first-in-first-out, by `after`, at waits
 of the host and of frees, for the communicator (one operation at a time, in issue order), and for
 its partners: a collective ends when every member has started it, a send when its receive has
-started and the reverse, so a lone send is a rendezvous. An edge to what the same step issues later is
-a fault of its own: nothing exists yet that could be waited for.
+started and the reverse, so a lone send is a rendezvous. An edge to what the same step issues later
+is a fault of its own: nothing exists yet that could be waited for.
 
 While all members of every communicator play one role and no one sends, all waits point to what was
 issued before, and only such edges are left to look for. Otherwise the graph is built on cells of
