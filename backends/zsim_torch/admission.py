@@ -10,7 +10,7 @@ from zsim.schedule import Schedule
 from zsim.units import format_bytes
 from zsim_torch import blocking_host
 from zsim_torch.machine import memory_bytes
-from zsim_torch.process_group import DeviceChoice, DeviceError, Placement
+from zsim_torch.process_group import DeviceChoice, DeviceError, Placement, device_of
 from zsim_torch.refusal import of_schedule
 from zsim_torch.text import TextError, read_text
 
@@ -32,9 +32,8 @@ def refusal(
         or _model(job)
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
-        or _memory(job, device, torchrun)
         or of_schedule(job.schedule)
-        or blocking_host.refusal(job.schedule)
+        or _machine(job, device, torchrun)
     )
 
 
@@ -102,23 +101,28 @@ def _ranks(schedule: Schedule, torchrun: Placement | None) -> str | None:
     return None
 
 
-def _memory(job: Job, device: DeviceChoice, torchrun: Placement | None) -> str | None:
-    """Whether the books of all local ranks fit in this machine together."""
+def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str | None:
+    """Whether this machine has the devices, and can hold the books of all local ranks together."""
     schedule = job.schedule
     local = schedule.mesh.size if torchrun is None else torchrun.local_ranks
     try:
-        available = memory_bytes(device, local)
+        device = device_of(choice, Placement(rank=0, ranks=local, local_rank=0, local_ranks=local))
     except DeviceError as error:
         return str(error)
-    needed = local * max(
+    needed, available = local * book_peak_bytes(schedule), memory_bytes(device, local)
+    if needed > available:
+        return (
+            f"{_largest_field(job.model)} needs {format_bytes(needed)} on {local} local ranks, "
+            f"this machine has {format_bytes(available)} for them"
+        )
+    return blocking_host.refusal(schedule) if device.type == "cpu" else None
+
+
+def book_peak_bytes(schedule: Schedule) -> int:
+    """The largest book of any role, all its pools together."""
+    return max(
         sum(peak_bytes(book(program, 1), pool.name) for pool in schedule.pools)
         for program in schedule.programs
-    )
-    if needed <= available:
-        return None
-    return (
-        f"{_largest_field(job.model)} needs {format_bytes(needed)} on {local} local ranks, "
-        f"this machine has {format_bytes(available)} for them"
     )
 
 

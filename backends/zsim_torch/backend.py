@@ -15,6 +15,7 @@ from zsim_torch import admission
 from zsim_torch.failure import Cause, RankFailedError, failure_of
 from zsim_torch.feed import feed
 from zsim_torch.gpt import gpt, initial_value
+from zsim_torch.machine import slowest_operation_s
 from zsim_torch.process_group import DeviceChoice, Placement, join, under_torchrun
 from zsim_torch.ranks import TIMEOUT_S, RankPool
 from zsim_torch.train import Option, merged, train
@@ -42,7 +43,8 @@ class TorchBackend:
 
     Attributes:
         data: the text to train on, bytes as tokens; by default one that ships with the package.
-        timeout_s: seconds without progress on any rank after which a run has failed.
+        timeout_s: seconds without progress on any rank after which a run has failed, beside those
+            that the largest operation of the schedule may take on slow cores.
         poison: fill memory that is not valid with what is no number, and delay ranks at random.
         device: where ranks compute; see `zsim_torch.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
@@ -86,19 +88,21 @@ class TorchBackend:
             raise RefusedError(reason)
         work = Assignment(job=job, seed=seed, data=self.data, poison=self.poison)
         placement = under_torchrun()
-        if placement is not None:
-            return self._run_as(placement, work)
-        if self.pool is not None:
+        if placement is None and self.pool is not None:
             return merged(self.pool.run(train_on_rank, work))
         ranks = job.schedule.mesh.size
-        with RankPool(ranks, timeout_s=self.timeout_s, device=self.device) as pool:
+        local_ranks = ranks if placement is None else placement.local_ranks
+        timeout_s = self.timeout_s + slowest_operation_s(job.schedule, local_ranks)
+        if placement is not None:
+            return self._run_as(placement, work, timeout_s)
+        with RankPool(ranks, timeout_s=timeout_s, device=self.device) as pool:
             return merged(pool.run(train_on_rank, work))
 
-    def _run_as(self, placement: Placement, work: Assignment) -> Trace:
+    def _run_as(self, placement: Placement, work: Assignment, timeout_s: float) -> Trace:
         """Run as the rank at `placement` of those that torchrun started."""
         try:
             if not distributed.is_initialized():
-                join(placement, self.device, timeout_s=self.timeout_s)
+                join(placement, self.device, timeout_s=timeout_s)
                 atexit.register(distributed.destroy_process_group)
             own = train_on_rank(work)
             traces: list[Trace | None] = [None] * placement.ranks

@@ -1,33 +1,46 @@
-"""What this machine can hold: memory for local ranks, on CPU or on CUDA devices."""
+"""What this machine can hold, and how long it may take: local ranks on CPU or CUDA devices."""
 
 import os
 import re
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-from zsim_torch.process_group import DeviceChoice, Placement, device_of
+from zsim.operation import Compute, walk
+from zsim.schedule import Schedule
 
 RANK_BYTES = 50 * 10**6
 """What one rank takes on the CPU beside its buffers: measured, 40 MB of proportional set size."""
 
+SLOW_FLOPS_PER_S = 2 * 10**9
+SLOW_BYTES_PER_S = 10**9
+"""What one core reaches even with formats that it emulates: no prediction, a bound for patience."""
 
-def memory_bytes(choice: DeviceChoice, local_ranks: int) -> int:
-    """Memory that `local_ranks` ranks can share: of this machine, or of all devices they use.
 
-    Raises:
-        DeviceError: CUDA is asked for, and there are too few devices.
-    """
-    placement = Placement(rank=0, ranks=local_ranks, local_rank=0, local_ranks=local_ranks)
-    device = device_of(choice, placement)
-    if device.type == "cuda":
-        return (
-            min(
-                torch.cuda.get_device_properties(index).total_memory for index in range(local_ranks)
+def slowest_operation_s(schedule: Schedule, local_ranks: int) -> float:
+    """Seconds after which the largest operation is done even on slow cores that ranks share."""
+    slowest = max(
+        (
+            sum(
+                max(kernel.flops / SLOW_FLOPS_PER_S, kernel.bytes / SLOW_BYTES_PER_S)
+                for kernel in operation.kernels
             )
-            * local_ranks
-        )
-    return max(0, available_bytes() - local_ranks * RANK_BYTES)
+            for program in schedule.programs
+            for operation in chain(walk(program.setup), walk(program.step))
+            if isinstance(operation, Compute)
+        ),
+        default=0.0,
+    )
+    return slowest * max(1.0, local_ranks / (os.cpu_count() or 1))
+
+
+def memory_bytes(device: torch.device, local_ranks: int) -> int:
+    """Memory that `local_ranks` ranks can share: of this machine, or of a CUDA device for each."""
+    if device.type == "cpu":
+        return max(0, available_bytes() - local_ranks * RANK_BYTES)
+    devices = (torch.cuda.get_device_properties(index) for index in range(local_ranks))
+    return local_ranks * min(one.total_memory for one in devices)
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -256,7 +256,7 @@ class _Running:
         return Failure(
             rank=rank,
             cause=Cause.HUNG,
-            message=f"no progress for {self.timeout_s:g} s, last seen: {notes[rank].text}",
+            message=f"no progress for {self.timeout_s:.3g} s, last seen: {notes[rank].text}",
         )
 
     def _failed(self, failures: list[Failure]) -> RankFailedError:

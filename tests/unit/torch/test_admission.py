@@ -14,7 +14,12 @@ from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.strategy import Strategy
 from zsim_torch.admission import refusal
-from zsim_torch.machine import available_bytes, memory_bytes
+from zsim_torch.machine import (
+    SLOW_FLOPS_PER_S,
+    available_bytes,
+    memory_bytes,
+    slowest_operation_s,
+)
 from zsim_torch.process_group import (
     TORCHRUN_VARIABLES,
     DeviceChoice,
@@ -125,7 +130,7 @@ def test_memory_of_the_machine_is_read_where_linux_says_it(tmp_path: Path) -> No
     meminfo.write_text("MemTotal:       100 kB\nMemAvailable:    64 kB\n")
     assert available_bytes(meminfo) == 64 * 1024
     assert available_bytes(tmp_path / "missing") > 10**8
-    assert 0 < memory_bytes(DeviceChoice.CPU, 1) < available_bytes()
+    assert 0 < memory_bytes(torch.device("cpu"), 1) < available_bytes()
 
 
 ENVIRONMENT = {
@@ -147,3 +152,13 @@ def test_torchrun_is_known_by_its_variables() -> None:
 def test_torchrun_variables_that_are_no_numbers_are_an_error() -> None:
     with pytest.raises(DeviceError, match="must be whole numbers, got RANK='x'"):
         under_torchrun({**ENVIRONMENT, "RANK": "x"})
+
+
+def test_the_slowest_operation_is_given_the_time_that_it_may_take() -> None:
+    """2 FLOPs for each of 8e9 parameters and 1024 tokens in 32 units, backward twice that."""
+    subject = job(equal_units(parameters=8 * 10**9))
+    flops = 2 * 2 * 8 * 10**9 // 32 * 1024
+    seconds = slowest_operation_s(subject.schedule, 1)
+    assert seconds >= flops / SLOW_FLOPS_PER_S
+    assert slowest_operation_s(subject.schedule, 1000) > 2 * seconds
+    assert slowest_operation_s(job(gpt(SMALL, micro_batch_size=1)).schedule, 1) < 0.1
