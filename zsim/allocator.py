@@ -51,31 +51,40 @@ def book(
     """
     entries: list[BookEntry] = []
     pending: list[tuple[int, Free]] = []
+    by_name = program.by_name
     judge: Returns | None = None
     if any(isinstance(op, Free) and op.mode is FreeMode.DEFERRED for op in program.by_id.values()):
         judge = WorstCase() if returns is None else returns
     for step, operation in issued(program, steps, overflow_steps):
         if judge is not None:
             judge.issue(step, operation)
-        if isinstance(operation, Allocate):
-            if pending and judge is not None:
-                early: list[tuple[int, Free]] = []
-                for item in pending:
-                    if judge.over(*item):
-                        buffer = program.by_name[item[1].buffer]
-                        entries.append(_entry(operation.id, step, buffer, -buffer.size_bytes))
-                    else:
-                        early.append(item)
-                pending = early
-            buffer = program.by_name[operation.buffer]
-            entries.append(_entry(operation.id, step, buffer, buffer.size_bytes))
-        elif isinstance(operation, Free):
-            if operation.mode is FreeMode.DEFERRED:
+            if isinstance(operation, Allocate) and pending:
+                entries += _return(pending, judge, program, at=(step, operation))
+            if isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED:
                 pending.append((step, operation))
                 continue
-            buffer = program.by_name[operation.buffer]
+        if isinstance(operation, Allocate):
+            buffer = by_name[operation.buffer]
+            entries.append(_entry(operation.id, step, buffer, buffer.size_bytes))
+        elif isinstance(operation, Free):
+            buffer = by_name[operation.buffer]
             entries.append(_entry(operation.id, step, buffer, -buffer.size_bytes))
     return tuple(entries)
+
+
+def _return(
+    pending: list[tuple[int, Free]], judge: Returns, program: Program, *, at: tuple[int, Allocate]
+) -> Iterator[BookEntry]:
+    """Book back at an allocation what is over, and keep the rest in `pending`."""
+    step, allocate = at
+    still: list[tuple[int, Free]] = []
+    for when, free in pending:
+        if judge.over(when, free):
+            buffer = program.by_name[free.buffer]
+            yield _entry(allocate.id, step, buffer, -buffer.size_bytes)
+        else:
+            still.append((when, free))
+    pending[:] = still
 
 
 def _entry(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:

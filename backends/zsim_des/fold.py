@@ -15,10 +15,20 @@ import numpy.typing as npt
 
 from zsim.cluster import Cluster
 from zsim.mesh import Group, Mesh
-from zsim.operation import Receive, Send, Together
+from zsim.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Receive,
+    ReduceScatter,
+    Send,
+    Together,
+)
 from zsim.schedule import Program, Schedule
 
 Ints = npt.NDArray[np.int64]
+
+COLLECTIVES = (AllGather, AllReduce, Broadcast, Receive, ReduceScatter, Send, Together)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +143,11 @@ def _used(schedule: Schedule) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for program in schedule.programs:
         for operation in program.by_id.values():
+            if not isinstance(operation, COLLECTIVES):
+                continue
             members = operation.members if isinstance(operation, Together) else (operation,)
             for member in members:
-                group: str | None = getattr(member, "group", None)
-                if group is None:
-                    continue
-                offsets = found.setdefault(group, [])
+                offsets = found.setdefault(member.group, [])
                 if isinstance(member, Send | Receive) and member.offset not in offsets:
                     offsets.append(member.offset)
     return found

@@ -93,6 +93,8 @@ Instruction = Enqueue | Stop | Choose | Note
 
 NOTHING = After((), ())
 
+HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
+
 
 @dataclass(slots=True)
 class Lowered:
@@ -129,7 +131,6 @@ class _Lowering:
             isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
             for operation in program.by_id.values()
         )
-        self._times: dict[object, int] = {}
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
         self._seen: set[str] = set()
 
@@ -153,7 +154,11 @@ class _Lowering:
         match operation:
             case Compute():
                 launch = self._gpu.launch_ps * max(1, len(operation.kernels))
-                return self._enqueue(operation, time_ps=self._time(operation), launch_ps=launch)
+                return self._enqueue(
+                    operation,
+                    time_ps=operation_ps(operation, self._program, self._gpu),
+                    launch_ps=launch,
+                )
             case Allocate():
                 return Note(operation.id) if self._keeps_times else None
             case Free():
@@ -163,7 +168,9 @@ class _Lowering:
             case Together(members=members):
                 return self._enqueue(operation, members=members)
             case Copy() | Fill():
-                return self._enqueue(operation, time_ps=self._time(operation))
+                return self._enqueue(
+                    operation, time_ps=operation_ps(operation, self._program, self._gpu)
+                )
             case HostWait(operation=edge):
                 return Stop(operation.id, self._after(operation.id, (edge,)))
             case SetScalar():
@@ -213,15 +220,6 @@ class _Lowering:
         ]
         return Choose(branch.id, after, then, otherwise, *slots)
 
-    def _time(self, operation: Compute | Copy | Fill) -> int:
-        if not isinstance(operation, Compute) or not operation.kernels:
-            return operation_ps(operation, self._program, self._gpu)
-        time_ps = self._times.get(operation.kernels)
-        if time_ps is None:
-            time_ps = operation_ps(operation, self._program, self._gpu)
-            self._times[operation.kernels] = time_ps
-        return time_ps
-
     def _after(self, name: str, edges: tuple[Edge, ...]) -> After:
         if edges in self._waits:
             return self._waits[edges]
@@ -244,4 +242,4 @@ def _takes_a_slot(operation: Operation) -> bool:
     """Whether something may wait for it: it is on a stream, or a waited free that waits."""
     if isinstance(operation, Free):
         return bool(operation.uses) and operation.mode is FreeMode.WAITED
-    return not isinstance(operation, Allocate | HostWait | SetScalar | Branch)
+    return not isinstance(operation, HOST_ACTIONS)

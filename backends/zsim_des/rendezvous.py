@@ -55,7 +55,7 @@ class Rendezvous:
         self._network = network
         self._meetings: dict[Key, Meeting] = {}
         self._counts: dict[Key, int] = {}
-        self._rings: dict[int, tuple[Loads, int]] = {}
+        self._rings: dict[int, tuple[int, int]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -138,48 +138,63 @@ class Rendezvous:
         return "an operation issued together with one that it meets"
 
     def _start(self, met: list[Entry]) -> None:
-        start_ps = max([entry.ready_ps for entry in met])
-        parts: list[tuple[Loads, int]] = []
-        rings: set[Key] = set()
-        latency_ps = 0
-        for entry in met:
-            for key, (member, size_bytes) in zip(entry.keys, entry.members, strict=True):
-                if isinstance(member, Receive) or key in rings:
-                    continue
-                rings.add(key)
-                loads, part_ps = self._part(entry.rank_class, member)
-                latency_ps = max(latency_ps, part_ps)
-                if size_bytes:
-                    parts.append((loads, size_bytes))
-        begin_ps = start_ps + latency_ps
+        """Send the bytes of all entries as one activity, from when the last of them was ready."""
+        first = met[0]
+        if len(met) == 1 and len(first.keys) == 1 and not isinstance(first.members[0][0], Send):
+            member, size_bytes = first.members[0]
+            number, latency_ps = self._ring(first.rank_class, member)
+        else:
+            number, size_bytes, latency_ps = self._together(met)
+        begin_ps = max([entry.ready_ps for entry in met]) + latency_ps
+        if not size_bytes:
+            for entry in met:
+                entry.finish(begin_ps)
+            return
 
         def finish() -> None:
             end_ps = int(self.env.now)
             for entry in met:
                 entry.finish(end_ps)
 
-        if not parts:
-            for entry in met:
-                entry.finish(begin_ps)
-            return
-        shape, size_bytes = joined(parts)
-        number, step = self._network.number(shape), met[0].step
+        step = first.step
         alarm = self.env.timeout(begin_ps - int(self.env.now))
         alarm.callbacks.append(lambda _: self._network.join(number, size_bytes, step, finish))
 
-    def _part(self, rank_class: RankClass, member: Communication) -> tuple[Loads, int]:
-        """Loads and latency of one member."""
-        group = member.group
-        if isinstance(member, Send | Receive):
-            offset = member.offset
-            latency_ps = self._links.send_latency_ps(rank_class, group, offset)
-            return self._links.send(rank_class, group, offset), latency_ps
-        communicator = rank_class.communicators[group]
-        if communicator.index not in self._rings:
-            lap_ps = self._links.lap_ps(communicator)
-            self._rings[communicator.index] = (self._links.ring(communicator), lap_ps)
-        loads, lap_ps = self._rings[communicator.index]
-        return loads, lap_ps * laps(member)
+    def _ring(self, rank_class: RankClass, member: Communication) -> tuple[int, int]:
+        """Shape number and latency of a collective."""
+        communicator = rank_class.communicators[member.group]
+        found = self._rings.get(communicator.index)
+        if found is None:
+            shape = tuple(self._links.ring(communicator).items())
+            found = (self._network.number(shape), self._links.lap_ps(communicator))
+            self._rings[communicator.index] = found
+        number, lap_ps = found
+        return number, lap_ps * laps(member)
+
+    def _together(self, met: list[Entry]) -> tuple[int, int, int]:
+        """Shape number, bytes of progress and latency of all members of all entries as one."""
+        parts: list[tuple[Loads, int]] = []
+        rings: set[Key] = set()
+        longest_ps = 0
+        for entry in met:
+            for key, (member, size_bytes) in zip(entry.keys, entry.members, strict=True):
+                if isinstance(member, Receive) or key in rings:
+                    continue
+                rings.add(key)
+                if isinstance(member, Send):
+                    peer = (entry.rank_class, member.group, member.offset)
+                    loads = self._links.send(*peer)
+                    latency_ps = self._links.send_latency_ps(*peer)
+                else:
+                    number, latency_ps = self._ring(entry.rank_class, member)
+                    loads = dict(self._network.shape(number))
+                longest_ps = max(longest_ps, latency_ps)
+                if size_bytes:
+                    parts.append((loads, size_bytes))
+        if not parts:
+            return 0, 0, longest_ps
+        shape, size_bytes = joined(parts)
+        return self._network.number(shape), size_bytes, longest_ps
 
 
 def _must_match(one: tuple[Entry, Communication], other: tuple[Entry, Communication]) -> None:

@@ -5,6 +5,8 @@ multicore architectures": a kernel takes as long as the slower of its arithmetic
 traffic. Efficiency by shape, caches and slowdown beside a collective are not modelled.
 """
 
+from typing import assert_never
+
 from zsim.access import accesses
 from zsim.cluster import Gpu
 from zsim.kernel import Kernel, KernelKind
@@ -43,10 +45,19 @@ def view_bytes(view: View, program: Program) -> int:
 
 def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
     """Bytes that `operation` reads and writes; what it updates in place counts twice."""
-    return sum(
-        (access.reads + access.writes) * view_bytes(access.view, program)
-        for access in accesses(operation)
-    )
+    match operation:
+        case Fill(target=target):
+            return view_bytes(target, program)
+        case Copy(source=source, target=target, accumulate=accumulate):
+            written = view_bytes(target, program)
+            return view_bytes(source, program) + (2 if accumulate else 1) * written
+        case Compute():
+            return sum(
+                (access.reads + access.writes) * view_bytes(access.view, program)
+                for access in accesses(operation)
+            )
+        case _:
+            assert_never(operation)
 
 
 def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
