@@ -96,10 +96,13 @@ def harmless_schedules(draw: st.DrawFn) -> Schedule:
     }
     parts: list[RoleBuilder] = [build]
     if split := draw(st.integers(0, first - 1)):
-        parts = [
-            build.role("low", Span(axis="first", start=0, end=split)),
-            build.role("high", Span(axis="first", start=split, end=first)),
-        ]
+        low, high = (
+            Span(axis="first", start=0, end=split),
+            Span(axis="first", start=split, end=first),
+        )
+        parts = [build.role("low", low), build.role("high", high)]
+        for part, span in zip(parts, (low, high), strict=True):
+            build.group(f"only {part.name}", "first", where=(span,))
     meetings = [
         Meeting(group, sizes[group], stream, kind, elements, follows)
         for group, stream, kind, elements, follows in draw(
@@ -121,6 +124,8 @@ def harmless_schedules(draw: st.DrawFn) -> Schedule:
             if draw(st.booleans()):
                 write_kernel(draw, part, index, before)
             before = [write_meeting(part, index, meeting, before if meeting.follows else [])]
+            if split and draw(st.booleans()):
+                write_own(part, index, draw(st.sampled_from(STREAMS)))
     return build.schedule()
 
 
@@ -132,6 +137,14 @@ def write_kernel(draw: st.DrawFn, part: RoleBuilder, index: int, before: list[st
     stream = draw(st.sampled_from(STREAMS))
     done = part.step.fill(f"fill{index}", work.all, 0.0, stream=stream, after=after)
     part.step.free(work, mode=draw(st.sampled_from(FreeMode)), uses=[done])
+
+
+def write_own(part: RoleBuilder, index: int, stream: str) -> None:
+    """A collective among the ranks of one role."""
+    x = part.buffer(f"own{index}", 16)
+    part.step.allocate(x)
+    done = part.step.all_reduce(f"own{index}", f"only {part.name}", x.all, stream=stream)
+    part.step.free(x, uses=[done])
 
 
 def write_meeting(part: RoleBuilder, index: int, meeting: Meeting, after: list[str]) -> str:
@@ -155,8 +168,9 @@ def write_meeting(part: RoleBuilder, index: int, meeting: Meeting, after: list[s
         case _:
             target = part.buffer(f"target{index}", meeting.elements)
             step.allocate(target)
-            step.send(f"{name}/send", group, small.all, 1, stream=stream)
-            step.receive(f"{name}/receive", group, target.all, -1, stream=stream)
+            offset = 1 + meeting.elements % 3
+            step.send(f"{name}/send", group, small.all, offset, stream=stream)
+            step.receive(f"{name}/receive", group, target.all, -offset, stream=stream)
             done = step.together(name, 2, after=after)
             step.free(target, uses=[done])
     step.free(small, large, uses=[done])
