@@ -62,7 +62,8 @@ class Trained:
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter, whole, by name, on the CPU: masters where there are some.
 
-        All ranks have to call it, while their process group lives.
+        One that the module does not have is flat. All ranks have to call it, while their process
+        group lives.
         """
         return self._collect()
 
@@ -129,7 +130,8 @@ def train(
         trace=trace,
         scalars=dict(executor.scalars),
         _collect=lambda: {
-            name: whole.view(shapes[name]) for name, whole in collect(executor.machine).items()
+            name: whole.view(shapes.get(name, whole.shape))
+            for name, whole in collect(executor.machine).items()
         },
     )
     if chosen.write_back:
