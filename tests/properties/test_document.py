@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from drawn import jobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -14,10 +15,12 @@ from zsim.document import Document, DocumentError, decode, encode
 from zsim.dtype import DType
 from zsim.layout import Layout, Piece
 from zsim.mesh import Axis, Mesh, Span
+from zsim.model import Model
 from zsim.operation import Action, FreeMode, Previous, Role
 from zsim.rule import SGD, Adam, ClipNorm
 from zsim.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
 from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.zero import schedule
 
 FLOATS = st.floats(allow_nan=False)
 NAMES = st.text(max_size=5)
@@ -101,12 +104,19 @@ def schedules(draw: DrawFn) -> Schedule:
 
 @given(schedules(), st.integers(1, 2**70))
 @settings(deadline=None)
-def test_a_schedule_that_is_written_and_read_is_the_same(schedule: Schedule, steps: int) -> None:
-    document = Document(schedule=schedule, steps=steps)
+def test_a_schedule_that_is_written_and_read_is_the_same(written: Schedule, steps: int) -> None:
+    document = Document(schedule=written, steps=steps)
     text = encode(document)
     assert decode(text) == document
     assert encode(decode(text)) == text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+@given(jobs())
+@settings(deadline=None, max_examples=30)
+def test_a_generated_job_that_is_written_and_read_is_the_same(job: tuple[Model, Strategy]) -> None:
+    document = Document(schedule=schedule(*job), model=job[0])
+    assert decode(encode(document)) == document
 
 
 Json = Any

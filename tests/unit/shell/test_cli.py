@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from zsim.document import decode_trace
 from zsim.shell.cli import Code, answer
 
 SCENARIO = """
@@ -318,8 +319,8 @@ def test_a_schedule_without_a_model_is_checked_but_not_run(ask: Ask, schedule: P
 def test_ranks_replace_the_cluster(ask: Ask, tmp_path: Path, scenario: Path) -> None:
     path = tmp_path / "trace.json"
     assert ask("run", scenario, "--ranks", "64", "--trace", path)[0] == 0
-    trace = json.loads(path.read_text("utf-8"))["trace"]
-    assert sum(rank["stands_for"] for rank in trace["ranks"]) == 64
+    trace = decode_trace(path.read_text("utf-8"))
+    assert sum(rank.stands_for for rank in trace.ranks) == 64
     line = refused(ask("run", scenario, "--ranks", "5"))
     assert line == f"{scenario}: parallel.tensor: 2 must divide the 5 ranks"
 
