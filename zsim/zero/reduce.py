@@ -33,7 +33,7 @@ class Reduced:
 class _Progress:
     """How far a bucket is: what of it was written, and how many units have contributed."""
 
-    written: set[int] = field(default_factory=set[int])
+    written: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     contributions: int = 0
 
 
@@ -101,7 +101,7 @@ class Reductions:
 
     def _copy(self, run: Run, source: str, target: str, progress: _Progress) -> str:
         draft, bucket = self.draft, self.buckets.all[run.bucket]
-        first = run.start not in progress.written
+        first = (run.start, run.size) not in progress.written
         if not progress.written and bucket.padded > bucket.elements:
             padding = View(
                 buffer=target, start=bucket.elements, size=bucket.padded - bucket.elements
@@ -109,7 +109,7 @@ class Reductions:
             draft.add(
                 Fill(id=draft.path(f"pad/{target}"), stream=COMPUTE, target=padding, value=0.0)
             )
-        progress.written.add(run.start)
+        progress.written.add((run.start, run.size))
         copied = draft.add(
             Copy(
                 id=draft.path(f"{'set' if first else 'add'}/{target}"),
