@@ -273,13 +273,11 @@ def _classes(
     communicators: list[CommunicatorClass] = []
     of_rank_class: list[dict[str, CommunicatorClass]] = [{} for _ in firsts]
     for name, spread in spreads.items():
-        labels = np.sort(index_of[spread.members], axis=1)
-        _, first, alike = np.unique(labels, axis=0, return_index=True, return_counts=True)
-        for where, count in sorted(zip(first.tolist(), alike.tolist(), strict=True)):
+        for classes, where, count in _alike(index_of[spread.members]):
             made = CommunicatorClass(
                 index=len(communicators),
                 group=name,
-                classes=tuple(dict.fromkeys(labels[where].tolist())),
+                classes=classes,
                 ranks=spread.members.shape[1],
                 nodes=int(spread.nodes[spread.members[where][0]]),
                 count=count,
@@ -300,6 +298,23 @@ def _classes(
         for index, (rank, count) in enumerate(zip(firsts, counts, strict=True))
     )
     return ranks, tuple(communicators)
+
+
+def _alike(classes: Ints) -> list[tuple[tuple[int, ...], int, int]]:
+    """Communicators (rows) with the same classes: those, the first such row, and how many."""
+    if not classes.any():
+        return [((0,), 0, len(classes))]
+    firsts: dict[bytes, int] = {}
+    counts: dict[bytes, int] = {}
+    ordered = np.sort(classes, axis=1)
+    for where, row in enumerate(ordered):
+        key = row.tobytes()
+        firsts.setdefault(key, where)
+        counts[key] = counts.get(key, 0) + 1
+    return [
+        (tuple(dict.fromkeys(ordered[where].tolist())), where, counts[key])
+        for key, where in firsts.items()
+    ]
 
 
 def _shares(rank: int, spreads: dict[str, _Spread]) -> dict[str, Fraction]:
