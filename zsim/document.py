@@ -113,9 +113,17 @@ def _decode(text: str, kind: str, hint: type) -> object:
     try:
         return decode_value(fields, hint)
     except FieldError as error:
-        raise DocumentError(str(error)) from None
+        raise DocumentError(_printable(str(error))) from None
     except RecursionError:
         raise DocumentError("nested too deeply") from None
+
+
+def _printable(text: str) -> str:
+    """`text` on one line: names in a document may hold anything."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def _load(text: str) -> object:

@@ -9,6 +9,7 @@ itself failed; 130 interrupted. What is heavy is imported by the command that ne
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Protocol, cast
 
@@ -238,4 +239,7 @@ def _refuse(message: str, code: Code) -> Code:
 
 def main() -> None:
     """The command `zsim`."""
+    for stream in (sys.stdout, sys.stderr):  # a name may hold what the terminal cannot show
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(answer(sys.argv[1:]))

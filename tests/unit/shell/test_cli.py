@@ -1,6 +1,7 @@
 """The command line: what it answers, in which words, with which exit code."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pytest
 
 from zsim.document import decode_trace
 from zsim.shell.cli import Code, answer
+
+ZSIM = Path(sys.executable).parent / "zsim"
 
 SCENARIO = """
 title = "two layers"
@@ -409,9 +412,24 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.endswith("set()\n")
 
 
+def test_a_name_that_the_terminal_cannot_show_is_printed_in_escapes(
+    schedule: Path,
+) -> None:
+    planted(schedule, lambda data: data["schedule"].update(name="\ud800\u2500"))
+    done = subprocess.run(
+        [ZSIM, "check", schedule],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "\\ud800\\u2500: no findings\n"
+
+
 def test_a_reader_that_stops_early_is_no_error() -> None:
     done = subprocess.run(
-        f"{Path(sys.executable).parent / 'zsim'} show zero_100b | head -1",
+        f"{ZSIM} show zero_100b | head -1",
         shell=True,
         capture_output=True,
         text=True,
