@@ -159,8 +159,8 @@ class _Walk:
     def _end(self, alive: Alive) -> None:
         shift = self.numbered.length
         for buffer, held in alive.items():
-            if buffer not in self.persistent and buffer not in self.unequal:
-                if held.allocated != TOLD:
+            if buffer not in self.persistent:
+                if held.allocated != TOLD and buffer not in self.unequal:
                     why = f"allocates {buffer}, which is alive when {self.part} ends and not freed"
                     self._note(held.allocated, why, ("it is not among the persistent buffers",))
             elif held.allocated >= 0:
