@@ -91,7 +91,7 @@ def test_a_rank_of_four_sends(operation: Communication, expected: int) -> None:
 
 @given(st.integers(1, 50), st.integers(2, 50))
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(shard: int, count: int) -> None:
-    parts = [scatter(shard, count), gather(shard, count)]
+    parts: tuple[Communication, ...] = (scatter(shard, count), gather(shard, count))
     whole = sum(ring_equivalent_bytes(part, count) for part in parts)
     assert ring_equivalent_bytes(all_reduce(shard * count), count) == whole
 
