@@ -22,6 +22,11 @@ class Rate:
     matmul: int
     elementwise: int
 
+    def __post_init__(self) -> None:
+        for name in ("peak", "matmul", "elementwise"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"rate of {self.dtype}: {name} must be more than 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -32,6 +37,13 @@ class Gpu:
     memory_bytes_per_s: int
     rates: tuple[Rate, ...]
     launch_ps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bytes_per_s"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"gpu {self.name}: {name} must be more than 0")
+        if self.launch_ps < 0:
+            raise ClusterError(f"gpu {self.name}: launch_ps {self.launch_ps} must be at least 0")
 
     def rate(self, dtype: DType) -> Rate:
         """Rates of `dtype`.

@@ -85,7 +85,7 @@ def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     table, parallel = scenario.cluster, scenario.parallel
     try:
         cluster = topology(table.topology, table.nodes or 1)
-    except TopologyError as error:
+    except (TopologyError, ClusterError) as error:
         raise ScenarioError(f"cluster.topology: {error}") from None
     if table.nodes is None:
         if parallel.data is None:

@@ -118,6 +118,14 @@ def test_text_that_is_no_document_is_refused_in_one_line(text: str, why: str) ->
     assert str(caught.value) == why
 
 
+def test_a_gpu_that_computes_nothing_is_refused() -> None:
+    data = plain()
+    rate = {"dtype": "fp32", "peak": 1, "matmul": 0, "elementwise": 1}
+    gpu = {"name": "x", "memory_bytes": 1, "memory_bytes_per_s": 1, "rates": [rate]}
+    data["cluster"] = {"name": "x", "nodes": 1, "gpus_per_node": 1, "gpu": gpu}
+    assert refusal(data) == "cluster.gpu.rates[0]: rate of fp32: matmul must be more than 0"
+
+
 def test_a_trace_survives() -> None:
     entry = BookEntry(
         operation="a", step=0, pool="device", buffer="x", kind=Kind.SAVED, change_bytes=-8

@@ -360,6 +360,8 @@ def test_a_topology_of_ones_own_is_a_file_in_the_form_of_those_that_ship(
     line = refused(ask("plan", scenario, "--set", setting))
     assert line.startswith(f"{scenario}: cluster.topology: {path}: switch.bandwidth_per_direction")
     assert "bits are not accepted" in line
+    path.write_text(text.replace('"150 GB/s"', '"0 GB/s"'), "utf-8")
+    assert "bandwidth must be more than 0" in refused(ask("plan", scenario, "--set", setting))
     path.write_bytes(b"\xff")
     assert "not TOML" in refused(ask("plan", scenario, "--set", setting))
     path.unlink()
