@@ -29,6 +29,7 @@ from zsim.operation import (
     Together,
     View,
 )
+from zsim.plan import COLLECTIVE
 from zsim.schedule import Program, Schedule
 from zsim.trace import BookEntry, Transfer
 from zsim_torch.collectives import Communicators, Handed
@@ -146,21 +147,21 @@ class Executor:
     def _communicate(self, operation: StreamOperation, members: tuple[Communication, ...]) -> None:
         machine = self.machine
         for member in members:
-            self._note_transfer(operation.id, member)
+            self._note_transfer(member)
         for access in accesses(operation):
             self._travelled.add(access.view.buffer)
 
         machine.poison.delay()
         machine.streams.communicate(self._entry(operation), lambda: _hand_over(machine, members))
 
-    def _note_transfer(self, name: str, member: Communication) -> None:
+    def _note_transfer(self, member: Communication) -> None:
         count = len(self.machine.communicators.member(member.group).ranks)
         self.transfers.append(
             Transfer(
-                operation=name,
+                operation=member.id,
                 step=self.step,
                 group=member.group,
-                collective=collective_name(member),
+                collective=COLLECTIVE[type(member)],
                 elements=element_count(member),
                 bytes=ring_equivalent_bytes(member, count),
                 scalar=is_scalar(member),
@@ -263,22 +264,3 @@ def _hand_over(machine: Machine, members: tuple[Communication, ...]) -> list[Wor
             machine.poison.not_yet_valid(member, source, target)
         handed.append(Handed(member, source, target))
     return machine.communicators.issue(handed)
-
-
-def collective_name(operation: Communication) -> str:
-    """What a trace calls the collective."""
-    match operation:
-        case AllGather():
-            return "all_gather"
-        case ReduceScatter():
-            return "reduce_scatter"
-        case AllReduce():
-            return "all_reduce"
-        case Broadcast():
-            return "broadcast"
-        case Send():
-            return "send"
-        case Receive():
-            return "receive"
-        case _:
-            assert_never(operation)
