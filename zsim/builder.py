@@ -4,8 +4,8 @@
     data = build.group("data", "data")
     x = build.buffer("x", 8, persistent=True)
     build.setup.allocate(x)
-    build.setup.fill("x", x.all, 1.0)
-    total = build.step.all_reduce("sum", data, x.all)
+    ones = build.step.fill("x", x.all, 1.0)
+    total = build.step.all_reduce("sum", data, x.all, after=[ones])
     schedule = build.schedule()
 
 A view is `x.all`, `x[2:6]`, or `x.own("data", 2)`: the rank's own part of two elements. Each
