@@ -54,8 +54,8 @@ class RankPool:
 
     They are started by the first job. `timeout_s` is the time without progress after which a job
     has failed: progress is a line given to `zsim_torch.whereabouts.note` on any rank, or the end of
-    the job on one. Output of the ranks other than rank 0's standard output is kept for the details
-    of a failure.
+    the job on one. It may be lowered between jobs. What the ranks print, but for rank 0's standard
+    output, is kept for the details of a failure.
 
     Raises:
         ValueError: `ranks` or `timeout_s` is not positive, or this process is a rank itself.
@@ -91,6 +91,7 @@ class RankPool:
         """
         if self._running is None:
             self._running = _Running(self.ranks, self.timeout_s, self.device)
+        self._running.timeout_s = self.timeout_s
         self._job_count += 1
         try:
             results = self._running.run(self._job_count, function, arguments)

@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed
+from rank_jobs import (
+    exit_on,
+    hang_in_a_collective,
+    hang_on,
+    kill_on,
+    pid_after_child,
+    place_and_threads,
+    raise_on,
+    return_a_lambda,
+    slow_but_moving,
+    start_ranks_inside,
+    sum_of_ranks,
+)
 
 from zsim.backend import RunFailedError
 from zsim_torch.failure import Cause, RankFailedError
@@ -19,74 +31,18 @@ from zsim_torch.ranks import RankPool, run_ranks
 from zsim_torch.whereabouts import Whereabouts, note
 
 
-def sum_of_ranks() -> float:
-    total = torch.full((3,), float(distributed.get_rank()))
-    distributed.all_reduce(total)
-    return float(total[0])
-
-
-def place_and_threads() -> tuple[int, int, int]:
-    return distributed.get_rank(), distributed.get_world_size(), torch.get_num_threads()
-
-
-def pid_after_child() -> int:
-    """A rank that has started a process of its own, which would outlive it."""
-    subprocess.Popen(["sleep", "100"])
-    return os.getpid()
-
-
-def raise_on(rank: int, message: str) -> None:
-    if distributed.get_rank() == rank:
-        raise ValueError(message)
-    sum_of_ranks()
-
-
-def exit_on(rank: int, status: int) -> None:
-    if distributed.get_rank() == rank:
-        os._exit(status)
-    sum_of_ranks()
-
-
-def kill_on(rank: int) -> None:
-    if distributed.get_rank() == rank:
-        sys.stderr.write("the last words")
-        sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    sum_of_ranks()
-
-
-def hang_on(rank: int) -> None:
-    note("step 0: before the collective")
-    if distributed.get_rank() == rank:
-        note("step 0: a long sleep")
-        time.sleep(1000)
-    sum_of_ranks()
-
-
-def hang_in_a_collective(missing: int) -> None:
-    if distributed.get_rank() != missing:
-        sum_of_ranks()
-
-
-def slow_but_moving(seconds: float) -> int:
-    for step in range(10):
-        note(f"step {step}")
-        time.sleep(seconds / 10)
-    return distributed.get_rank()
-
-
-def return_a_lambda() -> object:
-    return lambda: None
-
-
-def start_ranks_inside() -> None:
-    run_ranks(sum_of_ranks, ranks=1)
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(3, timeout_s=1) as made:
+    with RankPool(3, timeout_s=60) as made:
         yield made
+
+
+@pytest.fixture
+def impatient(pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> RankPool:
+    """The pool with a short time-out, its ranks started and this module imported by them."""
+    pool.run(sum_of_ranks)
+    monkeypatch.setattr(pool, "timeout_s", 1.0)
+    return pool
 
 
 def details(error: RankFailedError) -> str:
@@ -184,26 +140,25 @@ def test_a_rank_that_calls_exit_has_failed(pool: RankPool) -> None:
     assert "SystemExit: 3" in str(error)
 
 
-@pytest.mark.timeout(8)
+@pytest.mark.timeout(30)
 def test_a_hang_ends_within_the_set_time_and_names_the_rank_the_others_wait_for(
-    pool: RankPool,
+    impatient: RankPool,
 ) -> None:
-    pool.run(sum_of_ranks)
-    error, text = failure(pool, hang_on, 1)
+    error, text = failure(impatient, hang_on, 1)
     assert (error.rank, error.cause) == (1, Cause.HUNG)
     assert "rank 1: no progress for 1 s, last seen: step 0: a long sleep" in str(error)
     assert "in hang_on" in text
     assert "rank 2 was last seen: step 0: before the collective" in text
 
 
-def test_a_collective_that_one_rank_leaves_out_is_a_hang(pool: RankPool) -> None:
-    error, _ = failure(pool, hang_in_a_collective, 2)
+def test_a_collective_that_one_rank_leaves_out_is_a_hang(impatient: RankPool) -> None:
+    error, _ = failure(impatient, hang_in_a_collective, 2)
     assert error.cause is Cause.HUNG
     assert error.rank in (0, 1)
 
 
-def test_a_slow_run_that_makes_progress_is_no_hang(pool: RankPool) -> None:
-    assert pool.run(slow_but_moving, 1.5 * pool.timeout_s) == (0, 1, 2)
+def test_a_slow_run_that_makes_progress_is_no_hang(impatient: RankPool) -> None:
+    assert impatient.run(slow_but_moving, 2 * impatient.timeout_s) == (0, 1, 2)
 
 
 def test_a_pool_works_again_after_each_failure(pool: RankPool) -> None:
