@@ -210,7 +210,7 @@ def answer(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; the exit code."""
     try:
         found = app(args=list(arguments), prog_name="zsim", standalone_mode=False)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except MistakeError as mistake:
         return _refuse(str(mistake), Code.MISTAKE)
     except USAGE as error:
@@ -218,7 +218,7 @@ def answer(arguments: Sequence[str]) -> int:
         return _refuse(message, Code.MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
         found = Code.INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough
+    except (BrokenPipeError, SystemExit):  # the reader has seen enough; typer ends on it
         sys.stdout = None
         return Code.DONE
     except Exception as error:  # whatever it is, the caller gets one line
