@@ -111,7 +111,7 @@ class Gradients:
     def backward(self, *partial: str) -> None:
         """Make a gradient of this rank's data."""
         operands = [
-            (Role.PARAMETER, self.weight.all),
+            Operand(role=Role.PARAMETER, view=self.weight.all),
             Operand(role=Role.GRADIENT, view=self.whole.all, partial=partial),
         ]
         name = f"backward{len(self.step.operations) or ''}"
@@ -253,7 +253,7 @@ def test_an_output_that_is_a_summand_is_not_read_before_it_is_summed() -> None:
         y = case.build.buffer("y", 4, persistent=True)
         case.build.setup.allocate(x, y)
         operands = [
-            (Role.PARAMETER, case.weight.all),
+            Operand(role=Role.PARAMETER, view=case.weight.all),
             Operand(role=Role.OUTPUT, view=x.all, partial=("tensor",)),
         ]
         case.step.compute("one", Action.FORWARD, operands, unit="u")
