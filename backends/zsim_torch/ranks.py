@@ -17,6 +17,7 @@ Functions, arguments and results are pickled. The script that calls this needs t
 import atexit
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +32,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final, Self, TypeVar
 
+from torch.distributed import distributed_c10d
+
+from zsim_torch import streams
 from zsim_torch.failure import Cause, Failure, RankFailedError, death, origin
 from zsim_torch.process_group import LOADED_LATE, DeviceChoice
 from zsim_torch.rank_process import STACKS_SIGNAL, Done, JobFile, RankOrder, in_rank, serve
@@ -252,7 +256,7 @@ class _Running:
         logs = {rank: self._log(rank) for rank in waiting}
         rank = min(
             waiting,
-            key=lambda each: ("distributed_c10d.py" in logs[each], notes[each].count, each),
+            key=lambda each: (_says_that_it_waits(logs[each]), notes[each].count, each),
         )
         return Failure(
             rank=rank,
@@ -299,6 +303,15 @@ class _Running:
         for whereabouts in self.whereabouts:
             whereabouts.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_TOP_FRAME: Final = re.compile(r'^(?:Current thread|Thread) .*\n  File "(.*)", line', re.MULTILINE)
+_WAITS_IN: Final = (streams.__file__, distributed_c10d.__file__)
+
+
+def _says_that_it_waits(log: str) -> bool:
+    """Whether a stack in `log` ends in a wait for a collective; a stopped rank leaves no stack."""
+    return any(place in _WAITS_IN for place in _TOP_FRAME.findall(log))
 
 
 @contextmanager

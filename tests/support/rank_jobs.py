@@ -57,6 +57,13 @@ def hang_on(rank: int) -> None:
     sum_of_ranks()
 
 
+def stop_on(rank: int) -> None:
+    """A rank that cannot even say where it stands."""
+    if distributed.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sum_of_ranks()
+
+
 def hang_in_a_collective(missing: int) -> None:
     if distributed.get_rank() != missing:
         sum_of_ranks()

@@ -21,6 +21,7 @@ from rank_jobs import (
     return_a_lambda,
     slow_but_moving,
     start_ranks_inside,
+    stop_on,
     sum_of_ranks,
 )
 
@@ -149,6 +150,11 @@ def test_a_hang_ends_within_the_set_time_and_names_the_rank_the_others_wait_for(
     assert "rank 1: no progress for 1 s, last seen: step 0: a long sleep" in str(error)
     assert "in hang_on" in text
     assert "rank 2 was last seen: step 0: before the collective" in text
+
+
+def test_a_rank_that_was_stopped_is_the_one_that_the_others_wait_for(impatient: RankPool) -> None:
+    error, _ = failure(impatient, stop_on, 2)
+    assert (error.rank, error.cause) == (2, Cause.HUNG)
 
 
 def test_a_collective_that_one_rank_leaves_out_is_a_hang(impatient: RankPool) -> None:
