@@ -170,6 +170,7 @@ class Executor:
 
     def _free(self, operation: Free) -> None:
         machine, buffer = self.machine, operation.buffer
+        machine.computer.forget(buffer)
         home = machine.program.by_name[buffer].home
         match operation.mode:
             case FreeMode.WAITED:
@@ -190,7 +191,6 @@ class Executor:
     def _drop(self, buffer: str, remains: Remains) -> None:
         travelled = buffer in self._travelled
         self._travelled.discard(buffer)
-        self.machine.computer.forget(buffer)
         self.machine.memory.drop(buffer, remains, travelled=travelled)
 
     def _return_deferred(self, name: str) -> None:

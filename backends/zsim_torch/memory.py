@@ -149,8 +149,9 @@ class Memory:
             with self.setting.on_home(self.program.by_name[name].home):
                 spoil(remains.flat)
         storage = weakref.ref(remains.flat.untyped_storage())
+        on_cpu = remains.flat.device.type == "cpu"
         remains.flat = None
-        if travelled:
+        if travelled and on_cpu:
             _settle(storage)
 
     def part(self, name: str) -> torch.Tensor:
@@ -243,10 +244,6 @@ class Memory:
             for tensors in (self._flat.values(), produced)
             for tensor in tensors
         )
-
-    def alive(self) -> tuple[str, ...]:
-        """Names of the buffers that have memory, or the promise of it."""
-        return (*self._flat, *sorted(self._promised))
 
     def _bound(self, name: str) -> list[Part]:
         if name not in self._parts:

@@ -6,7 +6,6 @@ from itertools import chain
 import torch
 from torch import nn
 
-from zsim.model import Model
 from zsim.operation import (
     Action,
     AllReduce,
@@ -45,16 +44,6 @@ def _of_operation(operation: Operation) -> str | None:
                 f"{member.id}: adds up in {member.accumulate}; the torch backend adds up in the "
                 f"wire format, here {member.wire}"
             )
-    return None
-
-
-def of_model(model: Model) -> str | None:
-    """Why no torch backend can train `model`, or None."""
-    if model.tensor > 1:
-        return f"tensor: {model.tensor} ranks; the torch backend runs tensor degree 1"
-    for unit in model.units:
-        if len(unit.segments) != 1:
-            return f"unit {unit.name}: {len(unit.segments)} segments; the torch backend runs 1"
     return None
 
 

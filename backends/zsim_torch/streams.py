@@ -205,8 +205,8 @@ class CpuStreams:
 
     def _named(self, edges: Iterable[Edge]) -> Iterator[_Flight]:
         for edge in edges:
-            name = edge.operation if isinstance(edge, Previous) else edge
-            flight = self._latest.get(name)
+            # Nothing flies from step to step, so a previous instance has landed.
+            flight = None if isinstance(edge, Previous) else self._latest.get(edge)
             if flight is not None:
                 yield flight
 

@@ -99,7 +99,7 @@ def train(
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     taken = empty_module(module)
     observer = Observer() if chosen.observe else None
-    losses = _Losses(_loads(program))
+    losses = _Losses()
     bench = _Bench(schedule, program, rank=rank, device=device, observer=observer)
     executor = bench.executor(
         resolved,
@@ -117,11 +117,12 @@ def train(
             observer.traffic.clear()
         origin = executor.machine.streams.now()
         for step in range(steps):
+            losses.begin_step()
             executor.run_step(step)
         executor.machine.streams.drain()
     observed = bench.figures(executor)
     trace = _trace(executor, rank=rank, steps=steps, seed=seed, origin=origin)
-    own = losses.of_steps()
+    own = losses.means()
     trace = replace(
         trace, observed=observed, ranks=tuple(replace(one, losses=own) for one in trace.ranks)
     )
@@ -188,30 +189,24 @@ def _feed(batches: Iterable[object], device: torch.device) -> Callable[[], objec
 
 
 class _Losses:
-    """Losses of micro-batches, kept where they were made until the run has ended."""
+    """Losses of micro-batches, kept where they were made until the run has ended; setup's first."""
 
-    def __init__(self, per_step: int) -> None:
-        self.per_step = per_step
-        self.found: list[torch.Tensor | float] = []
+    def __init__(self) -> None:
+        self.steps: list[list[torch.Tensor | float]] = [[]]
+
+    def begin_step(self) -> None:
+        """What is added from now on belongs to another step."""
+        self.steps.append([])
 
     def add(self, loss: torch.Tensor) -> None:
         """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
-        self.found.append(float(loss) if loss.device.type == "cpu" else loss.detach().clone())
+        self.steps[-1].append(float(loss) if loss.device.type == "cpu" else loss.detach().clone())
 
-    def of_steps(self) -> tuple[float, ...]:
-        """The mean of each step."""
-        values = [float(loss) for loss in self.found]
-        size = self.per_step
+    def means(self) -> tuple[float, ...]:
+        """The mean of each step that had a loss."""
         return tuple(
-            sum(values[start : start + size]) / size for start in range(0, len(values), size or 1)
+            sum(float(loss) for loss in step) / len(step) for step in self.steps[1:] if step
         )
-
-
-def _loads(program: Program) -> int:
-    return sum(
-        isinstance(operation, Compute) and operation.action is Action.LOAD
-        for operation in walk(program.step)
-    )
 
 
 class _Bench:

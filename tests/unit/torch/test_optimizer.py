@@ -1,0 +1,87 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.rule import SGD, Adam, ClipNorm
+from zsim_torch.optimizer import Updated, clip, is_finite, sum_of_squares, unscale, update
+
+SIZE = 7
+
+
+@settings(deadline=None)  # the first call loads what torch needs
+@given(
+    st.builds(
+        Adam,
+        learning_rate=st.floats(1e-5, 0.1),
+        beta1=st.floats(0.0, 0.99),
+        beta2=st.floats(0.5, 0.999),
+        epsilon=st.floats(1e-8, 1e-3),
+        weight_decay=st.sampled_from([0.0, 0.1]),
+    ),
+    st.integers(0, 1000),
+)
+def test_adam_is_pytorchs(rule: Adam, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(SIZE, dtype=torch.float64, generator=generator)
+    parameter = torch.nn.Parameter(start.clone())
+    theirs = torch.optim.AdamW(
+        [parameter],
+        lr=rule.learning_rate,
+        betas=(rule.beta1, rule.beta2),
+        eps=rule.epsilon,
+        weight_decay=rule.weight_decay,
+    )
+    ours = start.clone()
+    moments = (torch.zeros_like(ours), torch.zeros_like(ours))
+    for step in range(1, 5):
+        gradient = torch.randn(SIZE, dtype=torch.float64, generator=generator)
+        parameter.grad = gradient.clone()
+        theirs.step()
+        operands = Updated(gradient=gradient, trained=ours, moments=moments)
+        update(rule, operands, {"step": step})
+    assert torch.allclose(ours, parameter, rtol=1e-12, atol=1e-14)
+
+
+def test_sgd_goes_down_the_gradient_in_the_format_of_what_it_trains() -> None:
+    trained = torch.ones(2, dtype=torch.float64)
+    gradient = torch.tensor([1.0, -2.0], dtype=torch.bfloat16)
+    update(SGD(learning_rate=0.5), Updated(gradient=gradient, trained=trained, moments=()), {})
+    assert trained.tolist() == [0.5, 2.0]
+
+
+def test_clipping_is_no_optimizer() -> None:
+    operands = Updated(gradient=torch.ones(1), trained=torch.ones(1), moments=())
+    with pytest.raises(ValueError, match="no optimizer"):
+        update(ClipNorm(maximum=1.0), operands, {})
+    with pytest.raises(ValueError, match="does not clip"):
+        clip(SGD(), torch.ones(1), [torch.ones(1)], 1.0)
+
+
+def test_the_norm_adds_up_in_the_format_of_its_target() -> None:
+    target = torch.empty(1)
+    gradients = [torch.full((10_000,), 10.0, dtype=torch.float16), torch.empty(0)]
+    sum_of_squares(gradients, target)
+    assert target.item() == pytest.approx(1e6)  # more than fp16 can hold
+
+
+@pytest.mark.parametrize(("value", "bad"), [(1.0, 0.0), (math.inf, 1.0), (math.nan, 1.0)])
+def test_one_element_that_is_not_finite_is_found(value: float, bad: float) -> None:
+    target = torch.full((1,), math.nan)
+    is_finite([torch.zeros(3), torch.tensor([0.0, value]), torch.empty(0)], target)
+    assert target.item() == bad
+
+
+@pytest.mark.parametrize("maximum", [1.0, 100.0])
+def test_clipping_is_pytorchs_also_of_scaled_gradients(maximum: float) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    parameter.grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    scaled = parameter.grad * 8
+    squares = torch.zeros(1, dtype=torch.float64)
+    sum_of_squares([scaled], squares)
+    unscale(scaled, 8)
+    clip(ClipNorm(maximum=maximum), squares, [scaled], 8)
+    torch.nn.utils.clip_grad_norm_([parameter], maximum)
+    assert torch.allclose(scaled, parameter.grad, rtol=1e-12)
