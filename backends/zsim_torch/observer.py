@@ -79,11 +79,6 @@ class Meter:
             self.live[name] -= size
         self._add(maker, size)
 
-    def bytes_now(self, name: str) -> int:
-        """Bytes of live storages of a maker, or of `STATE` or `ALL`."""
-        self._settle()
-        return self.live[name]
-
     def _add(self, maker: Maker, size: int) -> None:
         for name in self._names(maker):
             self.live[name] += size
