@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from zsim.check import Finding, check
 from zsim.mesh import Span
-from zsim.operation import Branch, Operation
+from zsim.operation import Branch, Operation, Previous
 from zsim.schedule import RankRole, Schedule
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "zero3_by_hand.py"
@@ -61,7 +61,11 @@ def without(schedule: Schedule, *names: str) -> Schedule:
         changes: dict[str, Any] = {}
         for field in ("after", "uses"):
             edges = getattr(operation, field, ())
-            kept = tuple(edge for edge in edges if edge not in names)
+            kept = tuple(
+                edge
+                for edge in edges
+                if (edge.operation if isinstance(edge, Previous) else edge) not in names
+            )
             if kept != edges:
                 changes[field] = kept
         return (replace(operation, **changes),) if changes else (operation,)

@@ -1,0 +1,205 @@
+"""Bugs of real runtimes, planted in zsim's own schedules: each is found and named.
+
+DS is deepspeedai/DeepSpeed, PT pytorch/pytorch, MLM NVIDIA/Megatron-LM; numbers are of issues.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from mutation import changed, edited, moved, split, twice, without
+
+from zsim.architecture import GPT
+from zsim.check import Finding, check
+from zsim.gpt import gpt
+from zsim.operation import Allocate, Compute, Copy, Free, Operation, Role
+from zsim.rule import SGD
+from zsim.schedule import Schedule
+from zsim.strategy import Precision, Strategy
+from zsim.zero import schedule
+
+SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
+
+
+def zero(**knobs: object) -> Schedule:
+    """zsim's own schedule of a small GPT on four ranks."""
+    strategy = Strategy(**({"data": 4, "optimizer": SGD()} | knobs))  # type: ignore[arg-type]  # knobs by name
+    return schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
+
+
+def operations(made: Schedule) -> Iterable[Operation]:
+    return made.programs[0].by_id.values()
+
+
+def first(made: Schedule, part: str) -> str:
+    """The first operation with `part` in its id."""
+    return next(each.id for each in operations(made) if part in each.id)
+
+
+def by(invariant: str, made: Schedule) -> list[Finding]:
+    return [each for each in check(made) if each.invariant == invariant]
+
+
+def test_parameters_without_gradient_on_some_ranks() -> None:
+    """PT 158719, 170667, 174862: some ranks reduce what others leave out."""
+    made = zero(stage=2)
+    (found,) = by("matching", split(made, without(made, first(made, "/reduce/"))))
+    assert found.role == "first and rest"
+
+
+def test_a_rank_without_norm_work_that_skips_the_reduction_of_the_norm() -> None:
+    """DS 1522: a stage with nothing to measure does not join the all-reduce of the norm."""
+    made = zero(stage=1, clip_norm=1.0)
+    (found,) = by("matching", split(made, without(made, "step/update/norm/reduce")))
+    assert found.operation == "step/update/norm/reduce"
+
+
+def test_a_norm_that_is_not_reduced() -> None:
+    """DS 7718: the norm of what one rank has, taken for the norm of all."""
+    found = by("placement", without(zero(stage=2, clip_norm=1.0), "step/update/norm/reduce"))
+    assert found
+    assert all("clips by norm, which is Partial over data" in each.why for each in found)
+
+
+def test_a_prefetched_parameter_that_is_never_used_and_never_freed() -> None:
+    """DS 5828, 3156, 4808, 6557: gathered ahead of a branch that is not taken any more."""
+    made = zero(stage=3)
+    gather = first(made, "/gather/")
+    target = made.programs[0].by_id[gather]
+    buffer = getattr(target, "target").buffer  # noqa: B009 (of an operation found by name)
+    free = next(
+        each.id for each in operations(made) if isinstance(each, Free) and each.buffer == buffer
+    )
+    found = by("lifetime", without(made, free))
+    assert any(buffer in each.why for each in found)
+
+
+def test_a_staging_buffer_that_is_freed_while_its_reduction_runs() -> None:
+    """PT 179443, 180889: the block of a reduction in flight goes to the next layer."""
+    made = zero(stage=2, bucket_elements=1)
+    free = next(
+        each
+        for each in operations(made)
+        if isinstance(each, Free) and each.buffer.endswith("/staging")
+    )
+    (found,) = by("lifetime", changed(made, free.id, uses=()))
+    assert found.operation == free.id
+    assert "may still use it" in found.why
+
+
+def test_a_buffer_of_another_stream_than_its_consumer() -> None:
+    """MLM 6187: the block may still be in use on the stream that it comes from."""
+    made = zero(stage=3, prefetch_units=0)
+    forward = next(
+        each
+        for each in operations(made)
+        if isinstance(each, Compute) and each.action == "forward" and "block0" in each.id
+    )
+    found = by("lifetime", changed(made, forward.id, after=()))
+    assert [each.operation for each in found] == [forward.id]
+    assert found[0].why.startswith("reuse")
+
+
+def test_a_reduction_that_is_silently_not_used() -> None:
+    """DS 4946: the branch that reduces is never taken."""
+    made = zero(stage=2)
+    reduce = first(made, "/reduce/")
+    found = {each.invariant for each in check(without(made, reduce))}
+    assert {"placement", "volume"} <= found
+
+
+def test_accumulation_that_saves_no_communication() -> None:
+    """Torchtune 1275, torchtitan 1929: reduced in each micro-batch after all."""
+    knobs = {"stage": 2, "gradient_accumulation_steps": 3}
+    once, each_time = zero(**knobs, reduce_once=True), zero(**knobs, reduce_once=False)
+    broken = replace(each_time, contract=replace(once.contract, peak_bytes=()))
+    (found,) = by("volume", broken)
+    assert found.operation == "data/reduce_scatter"
+
+
+def test_a_gather_of_what_is_gathered_already() -> None:
+    """PT 144800, MLM 6153: recompute triggers the prefetch of forward a second time."""
+    made = zero(stage=3)
+    (found,) = by("volume", twice(made, first(made, "/gather/")))
+    assert found.operation == "data/all_gather"
+
+
+def test_weights_that_are_freed_before_backward_reads_them() -> None:
+    """DS 8036, 8059: a compiler pass frees them after their last use in forward."""
+    made = zero(stage=3)
+    backward = next(
+        each for each in operations(made) if isinstance(each, Compute) and each.action == "backward"
+    )
+    weight = next(each.view.buffer for each in backward.operands if each.role is Role.PARAMETER)
+    frees = [
+        each.id for each in operations(made) if isinstance(each, Free) and each.buffer == weight
+    ]
+    found = by("lifetime", moved(made, frees[-1], before=backward.id))
+    assert found[0].operation == backward.id
+    assert "after it was freed" in found[0].why
+
+
+def test_gradients_of_several_steps_on_top_of_each_other() -> None:
+    """PT 139234: gradient memory of a step is still held when the next one begins."""
+    made = zero(stage=1)
+    free = next(
+        each.id
+        for each in operations(made)
+        if isinstance(each, Free) and each.buffer.endswith("/gradient") and "update" in each.id
+    )
+    (found,) = by("lifetime", without(made, free))
+    assert "alive when step ends" in found.why
+
+
+def test_a_cast_of_updated_parameters_that_is_left_out_of_the_gather() -> None:
+    """DS 7606: a copy of the parameters goes stale after the update."""
+    made = zero(stage=1, precision=Precision.BF16)
+    gather = next(
+        name
+        for name in made.programs[0].by_id
+        if name.startswith("step/update") and "/gather" in name
+    )
+    found = by("placement", without(made, gather))
+    assert found
+    assert all("valid only in the rank's own part" in each.why for each in found)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_optimizers_of_which_one_takes_the_other_ones_gradients(stage: int) -> None:
+    """MLM 4769: they share a buffer, and the second one reads what is not its own."""
+    made = zero(stage=stage, bucket_elements=1)
+    updates = [
+        each for each in operations(made) if isinstance(each, Compute) and each.action == "update"
+    ]
+    one, other = next(
+        (one, other)
+        for one in updates
+        for other in updates
+        if one is not other and one.operands[0].view.size == other.operands[0].view.size
+    )
+    wrong = replace(one, operands=(other.operands[0], *one.operands[1:]))
+    found = by("placement", edited(made, lambda each: (wrong if each.id == wrong.id else each,)))
+    assert any("hold different tensors" in each.why for each in found)
+
+
+def test_what_is_planted_is_not_there_before() -> None:
+    for stage in range(4):
+        assert check(zero(stage=stage, clip_norm=1.0, bucket_elements=1)) == ()
+
+
+def test_a_contribution_that_is_added_to_what_the_step_before_left() -> None:
+    """DS 6550, 7967: the first micro-batch adds instead of setting."""
+    made = zero(stage=2)
+    copy = next(each for each in operations(made) if isinstance(each, Copy) and not each.accumulate)
+    found = by("placement", changed(made, copy.id, accumulate=True))
+    assert any("written by nothing" in each.why for each in found)
+
+
+def test_memory_that_nobody_promised() -> None:
+    """DS 2869: a knob that is documented to bound memory does not."""
+    made = zero(stage=3, prefetch_units=0)
+    eager = zero(stage=3, prefetch_units=3)
+    broken = replace(eager, contract=made.contract)
+    (found,) = by("volume", broken)
+    assert isinstance(made.programs[0].by_id.get(found.operation), Allocate | None)
+    assert "promised are at most" in found.why
