@@ -1,6 +1,9 @@
 """What a schedule runs on: GPUs, the links between them, how many of each. A value, not a graph."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from itertools import pairwise
 
 from zsim.dtype import DType
 
@@ -71,13 +74,146 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Equal nodes of equal GPUs. GPUs of a node meet on a switch; nodes meet on another.
+class Host:
+    """The CPU side of a node: its memory, and the bandwidth of that."""
+
+    memory_bytes: int
+    memory_bytes_per_s: int
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bytes_per_s"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"host: {name} must be more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drives:
+    """The equal local NVMe drives of a node; bytes and rates of one."""
+
+    count: int
+    capacity_bytes: int
+    read_bytes_per_s: int
+    write_bytes_per_s: int
+
+    def __post_init__(self) -> None:
+        for name in ("count", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"drives: {name} must be more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boards:
+    """The baseboards among which a node's GPUs are split evenly, and what joins two of them.
+
+    `link` is all that one board sends to another, together; its latency comes on top of the way
+    within a board.
+    """
+
+    count: int
+    link: Link
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ClusterError(f"boards: {self.count} must be at least 2")
+
+
+class FabricKind(StrEnum):
+    """How the NICs of different nodes (or domains) meet."""
+
+    SINGLE_SWITCH = "single_switch"
+    """All on one switch that limits nothing."""
+    FAT_TREE = "fat_tree"
+    """All NICs of a node on one leaf; leaves meet on spines, these on cores."""
+    RAIL_OPTIMIZED = "rail_optimized"
+    """NIC j of every node on leaf j of its group of nodes; leaves meet on spines."""
+    RAIL_ONLY = "rail_only"
+    """One network for each NIC number; what changes rails does it inside a node."""
+    EXPLICIT = "explicit"
+    """The switches and links that `Fabric.edges` lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Switches that have others above them, seen as one for each group of nodes.
 
     Attributes:
-        switch_link: from a GPU to the switch of its node (NVLink to NVSwitch).
-        nic_link: from a node's switch to the network, one of `nics_per_node`.
+        name: "leaf" or "spine".
+        nodes_below: nodes below one group; on rails, the nodes that share the leaves of all rails.
+        oversubscription: capacity from below over capacity to above: 1 is none, 2 halves.
+        latency_ps: what going up from here and coming down again takes longer, in all.
+    """
+
+    name: str
+    nodes_below: int
+    oversubscription: Fraction = Fraction(1)
+    latency_ps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.nodes_below < 1:
+            raise ClusterError(f"{self.name}: nodes_below {self.nodes_below} must be at least 1")
+        if self.oversubscription <= 0:
+            raise ClusterError(
+                f"{self.name}: oversubscription {self.oversubscription} must be more than 0"
+            )
+        if self.latency_ps < 0:
+            raise ClusterError(f"{self.name}: latency_ps {self.latency_ps} must be at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricEdge:
+    """Both directions of one link of an explicit fabric, by the names of its ends.
+
+    `node3` is node 3 with all its NICs; every other name is a switch.
+    """
+
+    source: str
+    target: str
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What is between the NICs. The top (core, spine, or the single switch) limits nothing.
+
+    Attributes:
+        tiers: below the top, from the nodes up; a single switch has none.
+        edges: of an explicit fabric, and only there.
+    """
+
+    kind: FabricKind = FabricKind.SINGLE_SWITCH
+    tiers: tuple[Tier, ...] = ()
+    edges: tuple[FabricEdge, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tiers and self.kind in {FabricKind.SINGLE_SWITCH, FabricKind.EXPLICIT}:
+            raise ClusterError(f"fabric {self.kind}: has no tiers, {len(self.tiers)} given")
+        if not self.tiers and self.kind in {FabricKind.FAT_TREE, FabricKind.RAIL_OPTIMIZED}:
+            raise ClusterError(f"fabric {self.kind}: needs at least one tier")
+        if bool(self.edges) != (self.kind is FabricKind.EXPLICIT):
+            raise ClusterError(f"fabric {self.kind}: edges are for an explicit fabric, all of it")
+        for below, above in pairwise(self.tiers):
+            if above.nodes_below % below.nodes_below or above.nodes_below == below.nodes_below:
+                raise ClusterError(
+                    f"{above.name}: nodes_below {above.nodes_below} must be a multiple of "
+                    f"{below.nodes_below}, those of {below.name}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal GPUs. GPUs of a domain meet on a switch; nodes meet on a fabric.
+
+    Attributes:
+        switch_link: from a GPU to the switch of its domain (NVLink to NVSwitch).
+        nic_link: from a NIC to the fabric, one of `nics_per_node`.
         cites: where each number comes from, by key.
+        fabric: what is between the NICs.
+        nodes_per_domain: nodes whose GPUs one NVSwitch joins: 1, or more in a rack of NVLink.
+        pcie_link: from a GPU to the PCIe switch that it shares with its NIC.
+        gpus_per_pcie_switch: GPUs on one PCIe switch.
+        host: CPU memory of a node, where it is known.
+        drives: local drives of a node, where they are known.
+        boards: the baseboards of a node, where there are several.
     """
 
     name: str
@@ -88,13 +224,47 @@ class Cluster:
     nics_per_node: int
     nic_link: Link
     cites: tuple[tuple[str, str], ...] = ()
+    fabric: Fabric = Fabric()
+    nodes_per_domain: int = 1
+    pcie_link: Link | None = None
+    gpus_per_pcie_switch: int = 1
+    host: Host | None = None
+    drives: Drives | None = None
+    boards: Boards | None = None
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus_per_node", "nics_per_node"):
+        for name in (
+            "nodes",
+            "gpus_per_node",
+            "nics_per_node",
+            "nodes_per_domain",
+            "gpus_per_pcie_switch",
+        ):
             if getattr(self, name) < 1:
                 raise ClusterError(f"{name}: {getattr(self, name)} must be at least 1")
+        if self.boards is not None and self.gpus_per_node % self.boards.count:
+            raise ClusterError(
+                f"boards: {self.boards.count} must divide the {self.gpus_per_node} GPUs of a node"
+            )
 
     @property
     def ranks(self) -> int:
         """GPUs in the cluster."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def domains(self) -> int:
+        """NVSwitch domains; the last one may have fewer nodes than the others."""
+        return -(-self.nodes // self.nodes_per_domain)
+
+    @property
+    def node_bytes_per_s(self) -> int:
+        """What all NICs of a node send together."""
+        return self.nics_per_node * self.nic_link.bytes_per_s
+
+    def uplink_bytes_per_s(self, tier: int) -> Fraction:
+        """What a full group of the fabric's tier number `tier` sends up, over all rails."""
+        found = Fraction(self.fabric.tiers[tier].nodes_below * self.node_bytes_per_s)
+        for each in self.fabric.tiers[: tier + 1]:
+            found /= each.oversubscription
+        return found

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from fractions import Fraction
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
@@ -70,6 +71,8 @@ def codec_of(hint: Hint) -> Codec:
     """
     if hint in _SCALARS:
         return _scalar(hint)
+    if hint is Fraction:
+        return Codec(str, _decode_fraction)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum(hint)
     if is_dataclass(hint) and isinstance(hint, type):
@@ -123,6 +126,15 @@ def _decode_float(value: object) -> float:
     if isinstance(value, str) and value in NOT_FINITE:
         return float(value)
     raise FieldError(f"{shown(value)} must be a number")
+
+
+def _decode_fraction(value: object) -> Fraction:
+    try:
+        if isinstance(value, str):
+            return Fraction(value)
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise FieldError(f'{shown(value)} must be a fraction such as "3/2"')
 
 
 def _enum(kind: type[Enum]) -> Codec:
