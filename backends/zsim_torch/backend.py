@@ -1,27 +1,20 @@
 """The torch backend: starts ranks, or joins those that torchrun started, and runs a job on them."""
 
-import atexit
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from torch import distributed, nn
 
 from zsim.backend import Job, RefusedError
 from zsim.trace import Trace
 from zsim_torch import admission
-from zsim_torch.failure import Cause, RankFailedError, failure_of
 from zsim_torch.feed import feed
 from zsim_torch.gpt import gpt, initial_value
 from zsim_torch.machine import slowest_operation_s
-from zsim_torch.process_group import DeviceChoice, Placement, join, under_torchrun
-from zsim_torch.ranks import TIMEOUT_S, RankPool
+from zsim_torch.process_group import DeviceChoice, under_torchrun
+from zsim_torch.ranks import TIMEOUT_S, RankPool, run_ranks
 from zsim_torch.train import Option, merged, train
-
-_GRACE_S: Final = 3.0
-"""How long a rank that lost its peer waits under torchrun, so that the origin is heard first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +59,7 @@ class TorchBackend:
     ) -> None:
         if data is not None:
             admission.look_at(data)
-        self.data = data
+        self.data = None if data is None else data.absolute()
         self.timeout_s = timeout_s
         self.poison = poison
         self.device = device
@@ -86,33 +79,18 @@ class TorchBackend:
         reason = self.refusal(job)
         if reason is not None:
             raise RefusedError(reason)
-        work = Assignment(job=job, seed=seed, data=self.data, poison=self.poison)
-        placement = under_torchrun()
-        if placement is None and self.pool is not None:
-            return merged(self.pool.run(train_on_rank, work))
         ranks = job.schedule.mesh.size
-        local_ranks = ranks if placement is None else placement.local_ranks
-        timeout_s = self.timeout_s + slowest_operation_s(job.schedule, local_ranks)
-        if placement is not None:
-            return self._run_as(placement, work, timeout_s)
-        with RankPool(ranks, timeout_s=timeout_s, device=self.device) as pool:
-            return merged(pool.run(train_on_rank, work))
-
-    def _run_as(self, placement: Placement, work: Assignment, timeout_s: float) -> Trace:
-        """Run as the rank at `placement` of those that torchrun started."""
-        try:
-            if not distributed.is_initialized():
-                join(placement, self.device, timeout_s=timeout_s)
-                atexit.register(distributed.destroy_process_group)
-            own = train_on_rank(work)
-            traces: list[Trace | None] = [None] * placement.ranks
-            distributed.all_gather_object(traces, own)
-        except Exception as error:
-            failure = failure_of(placement.rank, error)
-            if failure.cause is Cause.LOST_ITS_PEER:
-                time.sleep(_GRACE_S)  # torchrun ends this process when it sees the origin fail
-            raise RankFailedError(failure, [failure.details]) from error
-        return merged([trace for trace in traces if trace is not None])
+        if self.pool is not None and self.pool.ranks != ranks:
+            raise RefusedError(
+                f"ranks: the schedule is for {ranks}, the pool has {self.pool.ranks}"
+            )
+        work = Assignment(job=job, seed=seed, data=self.data, poison=self.poison)
+        if self.pool is not None:
+            return merged(self.pool.run(train_on_rank, work))
+        timeout_s = self.timeout_s + slowest_operation_s(job.schedule, ranks)
+        return merged(
+            run_ranks(train_on_rank, work, ranks=ranks, timeout_s=timeout_s, device=self.device)
+        )
 
 
 def train_on_rank(work: Assignment) -> Trace:

@@ -36,7 +36,8 @@ from torch.distributed import distributed_c10d
 
 from zsim_torch import streams
 from zsim_torch.failure import Cause, Failure, RankFailedError, death, origin
-from zsim_torch.process_group import LOADED_LATE, DeviceChoice
+from zsim_torch.joined import run_joined
+from zsim_torch.process_group import LOADED_LATE, DeviceChoice, under_torchrun
 from zsim_torch.rank_process import STACKS_SIGNAL, Done, JobFile, RankOrder, in_rank, serve
 from zsim_torch.whereabouts import Note, Whereabouts
 
@@ -133,10 +134,17 @@ def run_ranks(
 ) -> tuple[Result, ...]:
     """Call `function(*arguments)` on `ranks` fresh local ranks; returns the results by rank.
 
+    Under torchrun no rank is started: every process calls this, is one rank, and gets all results.
+
     Raises:
         RankFailedError: a rank raised, died or made no progress for too long.
-        ValueError: `ranks` or `timeout_s` is not positive.
+        ValueError: `ranks` or `timeout_s` is not positive, or torchrun started another number.
     """
+    placement = under_torchrun()
+    if placement is not None:
+        if placement.ranks != ranks:
+            raise ValueError(f"ranks: {ranks} are asked for, torchrun started {placement.ranks}")
+        return run_joined(placement, function, *arguments, timeout_s=timeout_s, device=device)
     with RankPool(ranks, timeout_s=timeout_s, device=device) as pool:
         return pool.run(function, *arguments)
 

@@ -118,6 +118,11 @@ def test_what_is_refused_is_not_started() -> None:
     assert str(caught.value) == reason
 
 
+def test_a_pool_has_as_many_ranks_as_the_schedule(pool: RankPool) -> None:
+    with pytest.raises(RefusedError, match="^ranks: the schedule is for 1, the pool has 2$"):
+        TorchBackend(pool=pool).run(job(PLAIN), seed=0)
+
+
 def test_a_schedule_that_runs_no_unit_needs_no_model(pool: RankPool) -> None:
     build = ScheduleBuilder.of("sum", data=2)
     data, x = build.group("data", "data"), build.buffer("x", 4, persistent=True)

@@ -29,24 +29,21 @@ FAILING = """
 import sys
 from torch import distributed, ones
 from zsim.backend import RunFailedError
-from zsim.shell.source import Changes, read
-from zsim.backend import Job
-import zsim_torch.backend as backend
+from zsim_torch import run_ranks
 
-def fail(work):
+def fail():
     if distributed.get_rank() == 1:
         raise ValueError("mine")
     distributed.all_reduce(ones(1))
 
-backend.train_on_rank = fail
-document = read(sys.argv[1], Changes(settings=(), ranks=2)).document
-job = Job(schedule=document.schedule, model=document.model, cluster=document.cluster)
-try:
-    backend.TorchBackend().run(job, seed=0)
-except RunFailedError as error:
-    sys.stderr.write(f"{error}\\n")
-    sys.stderr.flush()
-    sys.exit(3)
+for ranks in (3, 2):
+    try:
+        run_ranks(fail, ranks=ranks)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\\n")
+    except RunFailedError as error:
+        sys.stderr.write(f"{error}\\n")
+        sys.exit(3)
 """
 
 
@@ -81,10 +78,10 @@ def test_the_command_joins_the_ranks_that_torchrun_started_and_the_first_one_spe
 
 def test_under_torchrun_a_failure_is_told_by_the_rank_that_failed(tmp_path: Path) -> None:
     """Rank 0 sees its peer go; torchrun ends it before it would say so."""
-    scenario, script = tmp_path / "two.toml", tmp_path / "failing.py"
-    scenario.write_text(SCENARIO)
+    script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    done = torchrun(script, scenario, cwd=tmp_path)
+    done = torchrun(script, cwd=tmp_path)
     assert done.returncode != 0
     assert "rank 1: ValueError: mine (details: " in done.stderr
     assert "rank 0:" not in done.stderr
+    assert "ranks: 3 are asked for, torchrun started 2" in done.stderr

@@ -1,0 +1,44 @@
+"""Run a function as one of the ranks that torchrun started."""
+
+import atexit
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar, cast
+
+from torch import distributed
+
+from zsim_torch.failure import Cause, RankFailedError, failure_of
+from zsim_torch.process_group import DeviceChoice, Placement, join
+
+Result = TypeVar("Result")
+
+_GRACE_S: Final = 3.0
+"""How long a rank that lost its peer keeps silent, so that the origin is heard first."""
+
+
+def run_joined(
+    placement: Placement,
+    function: Callable[..., Result],
+    *arguments: object,
+    timeout_s: float,
+    device: DeviceChoice,
+) -> tuple[Result, ...]:
+    """Call `function(*arguments)` here, as all ranks do; returns what each returned, by rank.
+
+    The process group is joined by the first call and left when the process ends.
+
+    Raises:
+        RankFailedError: this rank raised, or lost another one.
+    """
+    try:
+        if not distributed.is_initialized():
+            join(placement, device, timeout_s=timeout_s)
+            atexit.register(distributed.destroy_process_group)
+        results: list[Result | None] = [None] * placement.ranks
+        distributed.all_gather_object(results, function(*arguments))
+    except Exception as error:
+        failure = failure_of(placement.rank, error)
+        if failure.cause is Cause.LOST_ITS_PEER:
+            time.sleep(_GRACE_S)  # torchrun ends this process when it sees the origin fail
+        raise RankFailedError(failure, [failure.details]) from error
+    return tuple(cast("list[Result]", results))
