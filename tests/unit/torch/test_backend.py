@@ -119,7 +119,7 @@ def test_what_is_refused_is_not_started() -> None:
 
 
 def test_a_pool_has_as_many_ranks_as_the_schedule(pool: RankPool) -> None:
-    with pytest.raises(RefusedError, match="^ranks: the schedule is for 1, the pool has 2$"):
+    with pytest.raises(RefusedError, match=r"^ranks: the schedule is for 1, the pool has 2$"):
         TorchBackend(pool=pool).run(job(PLAIN), seed=0)
 
 
