@@ -1,4 +1,4 @@
-"""What an algorithm answers for one collective: what it puts on links, and when bytes begin to flow.
+"""What an algorithm answers for one collective: loads of links, and when bytes begin to flow.
 
 An algorithm is asked with a collective, the number of bytes S of its whole tensor (the gathered
 one of an all-gather, the unreduced one of a reduce-scatter, what one rank sends to all others
