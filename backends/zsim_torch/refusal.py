@@ -52,11 +52,11 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast: it keeps cast copies of parameters; choose a precision in the strategy"
     by_name = {unit.name: unit for unit in units}
-    forecast = Forecast.of(program)
-    for visit in forecast.recomputed:
-        if visit.unit in by_name and _changes_buffers(by_name[visit.unit].module):
+    again = {visit.unit for visit in Forecast.of(program).recomputed}
+    for unit in units:
+        if unit.name in again and _changes_buffers(unit.module):
             return (
-                f"unit {visit.unit}: a batch norm changes its buffers in each forward, so it "
+                f"unit {unit.name}: a batch norm changes its buffers in each forward, so it "
                 "cannot be run again; turn checkpointing off for it"
             )
     for operation in walk(program.step):

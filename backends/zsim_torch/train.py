@@ -108,27 +108,13 @@ def train(
         on_loss=losses.add,
         poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
     )
-    with observer or nullcontext():
-        executor.run_setup()
-        taken.clear()
-        if distributed.is_initialized():
-            distributed.barrier()
-        if observer is not None:
-            observer.traffic.clear()
-        origin = executor.machine.streams.now()
-        for step in range(steps):
-            losses.begin_step()
-            executor.run_step(step)
-        executor.machine.streams.drain()
-    observed = bench.figures(executor)
-    trace = _trace(executor, rank=rank, steps=steps, seed=seed, origin=origin)
-    own = losses.means()
-    trace = replace(
-        trace, observed=observed, ranks=tuple(replace(one, losses=own) for one in trace.ranks)
+    origin = _run(executor, observer, taken, losses, steps=steps)
+    trace = _trace(
+        executor, rank=rank, steps=steps, seed=seed, origin=origin, losses=losses.means()
     )
     trained = Trained(
-        losses=_mean_over_ranks(own, device),
-        trace=trace,
+        losses=_mean_over_ranks(losses.means(), device),
+        trace=replace(trace, observed=bench.figures(executor)),
         scalars=dict(executor.scalars),
         _collect=lambda: {
             name: whole.view(shapes.get(name, whole.shape))
@@ -311,7 +297,39 @@ def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
     return peak
 
 
-def _trace(executor: Executor, *, rank: int, steps: int, seed: int, origin: int) -> Trace:
+def _run(
+    executor: Executor,
+    observer: Observer | None,
+    taken: dict[str, torch.Tensor],
+    losses: _Losses,
+    *,
+    steps: int,
+) -> int:
+    """Run setup and all steps; returns when the first step began. `taken` is empty after setup."""
+    with observer or nullcontext():
+        executor.run_setup()
+        taken.clear()
+        if distributed.is_initialized():
+            distributed.barrier()
+        if observer is not None:
+            observer.traffic.clear()
+        origin = executor.machine.streams.now()
+        for step in range(steps):
+            losses.begin_step()
+            executor.run_step(step)
+        executor.machine.streams.drain()
+    return origin
+
+
+def _trace(
+    executor: Executor,
+    *,
+    rank: int,
+    steps: int,
+    seed: int,
+    origin: int,
+    losses: tuple[float, ...],
+) -> Trace:
     machine = executor.machine
     events = machine.streams.events(origin)
     ends = [0] * steps
@@ -325,6 +343,7 @@ def _trace(executor: Executor, *, rank: int, steps: int, seed: int, origin: int)
         events=tuple(events),
         book=tuple(executor.book),
         transfers=tuple(executor.transfers),
+        losses=losses,
     )
     return Trace(
         backend="torch",
