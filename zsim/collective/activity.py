@@ -64,6 +64,26 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an algorithm does for a collective, at any speed of links. Bytes are per byte of S.
+
+    Attributes:
+        gpu_bytes: bytes that each GPU sends to its switch, and receives from it.
+        node_bytes: bytes that the ranks of a node together send through its NICs, and receive; 0
+            within one node.
+        local_bytes: bytes that a rank copies or reduces while it sends nothing.
+        near_hops: hops from GPU to GPU of a node that the first bytes take one after the other.
+        far_hops: hops between nodes that they take.
+    """
+
+    gpu_bytes: Fraction
+    node_bytes: Fraction = Fraction(0)
+    local_bytes: Fraction = Fraction(0)
+    near_hops: int = 0
+    far_hops: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
     """One collective on the links.
 

@@ -7,7 +7,7 @@ to use every NIC: its environment variable NCCL_CROSS_NIC and graph search, src/
 
 Bytes: Patarasuk and Yuan 2009, section 4. Latency: a chunk passes N - 1 edges of the ring one after
 the other in each phase, and the slowest chunk leaves out the fastest edge; an all-reduce is two
-phases. Trees, NVLS and hierarchical algorithms are not modelled.
+phases.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from math import lcm
 from typing import assert_never
 
 from zsim.cluster import Cluster
+from zsim.collective.activity import Collective, Shape, Work
 from zsim.collective.graph import (
     BETWEEN_NODES,
     WITHIN_NODE,
@@ -106,3 +107,36 @@ def link_bytes(
             for hop in pairwise(way):
                 found[hop] = found.get(hop, Fraction(0)) + share * size
     return found
+
+
+def work(collective: Collective, shape: Shape) -> Work | None:
+    """What a ring does, or None: an all-to-all and a send/receive go around no ring.
+
+    A broadcast and a reduction are a chain: every rank but the last passes on all S bytes. What
+    nobody sends is a rank's own shard: it is copied in an all-gather, and added at the end of a
+    reduce-scatter and between the laps of an all-reduce.
+    """
+    ranks = shape.ranks
+    if ranks == 1:
+        return Work(gpu_bytes=Fraction(0))
+    own = Fraction(1, ranks)
+    match collective:
+        case Collective.ALL_REDUCE:
+            laps, passed = 2, 2 * (1 - own)
+        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
+            laps, passed = 1, 1 - own
+        case Collective.BROADCAST | Collective.REDUCE:
+            laps, passed, own = 1, Fraction(1), Fraction(0)
+        case Collective.ALL_TO_ALL | Collective.SEND_RECEIVE:
+            return None
+        case _:
+            assert_never(collective)
+    far_hops = shape.nodes if shape.nodes > 1 else 0
+    far_hops = min(far_hops, ranks - 1)
+    return Work(
+        gpu_bytes=passed,
+        node_bytes=passed if far_hops else Fraction(0),
+        local_bytes=own,
+        near_hops=laps * (ranks - 1 - far_hops),
+        far_hops=laps * far_hops,
+    )
