@@ -1,0 +1,64 @@
+"""Real training by any drawn strategy ends where a plain loop does, in the booked memory."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from drawn import zero_strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, by_schedule, distance
+
+from zsim.rule import SGD, Adam
+from zsim.strategy import Precision, Strategy
+from zsim_torch.ranks import RankPool
+
+RANKS = 3
+
+
+def case_of(drawn: Strategy, data: int, optimizer: SGD | Adam) -> Case:
+    """`drawn` in a format that can be compared to 10 digits."""
+    strategy = replace(
+        drawn,
+        data=data,
+        tensor=1,
+        precision=Precision.FP64,
+        bucket_elements=min(drawn.bucket_elements, 60),
+        optimizer=optimizer,
+    )
+    return Case(strategy, steps=2, observe=True, poison=True)
+
+
+OPTIMIZERS = st.sampled_from([SGD(learning_rate=0.1), Adam(learning_rate=0.01, epsilon=1e-5)])
+
+
+def holds(case: Case, result: Result) -> None:
+    before, after, _ = by_plain_loop(case)
+    assert distance(result.parameters, after, before) <= BOUND[Precision.FP64]
+    observed = result.observed
+    assert observed["live_bytes_peak/state"] == observed["booked_bytes_peak/state"]
+
+
+@settings(deadline=None, max_examples=25)
+@given(zero_strategies(), OPTIMIZERS)
+def test_one_rank_trains_as_a_plain_loop_in_the_booked_memory(
+    drawn: Strategy, optimizer: SGD | Adam
+) -> None:
+    case = case_of(drawn, 1, optimizer)
+    holds(case, by_schedule(case))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(RANKS) as made:
+        yield made
+
+
+@settings(deadline=None, max_examples=8)
+@given(drawn=zero_strategies(), optimizer=OPTIMIZERS)
+def test_three_ranks_train_as_a_plain_loop_in_the_booked_memory(
+    pool: RankPool, drawn: Strategy, optimizer: SGD | Adam
+) -> None:
+    case = case_of(drawn, RANKS, optimizer)
+    for (result,) in pool.run(all_by_schedule, [case]):
+        holds(case, result)
