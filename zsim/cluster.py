@@ -101,22 +101,6 @@ class Drives:
                 raise ClusterError(f"drives: {name} must be more than 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boards:
-    """The baseboards among which a node's GPUs are split evenly, and what joins two of them.
-
-    `link` is all that one board sends to another, together; its latency comes on top of the way
-    within a board.
-    """
-
-    count: int
-    link: Link
-
-    def __post_init__(self) -> None:
-        if self.count < 2:
-            raise ClusterError(f"boards: {self.count} must be at least 2")
-
-
 class FabricKind(StrEnum):
     """How the NICs of different nodes (or domains) meet."""
 
@@ -213,7 +197,8 @@ class Cluster:
         gpus_per_pcie_switch: GPUs on one PCIe switch.
         host: CPU memory of a node, where it is known.
         drives: local drives of a node, where they are known.
-        boards: the baseboards of a node, where there are several.
+        board_link: what the two baseboards send each other, where a node has two: each has half of
+            the GPUs and of the NICs. Its latency comes on top of the way within a board.
     """
 
     name: str
@@ -230,7 +215,7 @@ class Cluster:
     gpus_per_pcie_switch: int = 1
     host: Host | None = None
     drives: Drives | None = None
-    boards: Boards | None = None
+    board_link: Link | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -242,10 +227,23 @@ class Cluster:
         ):
             if getattr(self, name) < 1:
                 raise ClusterError(f"{name}: {getattr(self, name)} must be at least 1")
-        if self.boards is not None and self.gpus_per_node % self.boards.count:
-            raise ClusterError(
-                f"boards: {self.boards.count} must divide the {self.gpus_per_node} GPUs of a node"
-            )
+        if self.board_link is not None and (self.gpus_per_node % 2 or self.nodes_per_domain > 1):
+            raise ClusterError("board_link: two boards need an even number of GPUs and one node")
+        for tier in self.fabric.tiers:
+            fewer, more = sorted((tier.nodes_below, self.nodes_per_domain))
+            if more % fewer:
+                raise ClusterError(
+                    f"{tier.name}: nodes_below {tier.nodes_below} must divide, or be a multiple "
+                    f"of, the {self.nodes_per_domain} nodes of a domain"
+                )
+        if self.fabric.edges:
+            self._refuse_lone_nodes()
+
+    def _refuse_lone_nodes(self) -> None:
+        ends = {end for edge in self.fabric.edges for end in (edge.source, edge.target)}
+        for node in range(self.nodes):
+            if f"node{node}" not in ends:
+                raise ClusterError(f"fabric: no edge for node{node} of {self.nodes} nodes")
 
     @property
     def ranks(self) -> int:

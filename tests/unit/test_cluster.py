@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from zsim.cluster import (
-    Boards,
     Cluster,
     ClusterError,
     Drives,
@@ -25,7 +24,7 @@ from zsim.codec import FieldError, decode_value, encode_value
 
 LINK = Link(bytes_per_s=10, latency_ps=3)
 LEAF = Tier(name="leaf", nodes_below=2, oversubscription=Fraction(3, 2), latency_ps=5)
-SPINE = Tier(name="spine", nodes_below=6, oversubscription=Fraction(2))
+SPINE = Tier(name="spine", nodes_below=12, oversubscription=Fraction(2))
 BARE = Cluster(
     name="bare",
     nodes=12,
@@ -38,15 +37,16 @@ BARE = Cluster(
 FULL = replace(
     BARE,
     fabric=Fabric(kind=FabricKind.FAT_TREE, tiers=(LEAF, SPINE)),
-    nodes_per_domain=5,
+    nodes_per_domain=4,
     pcie_link=LINK,
     gpus_per_pcie_switch=2,
     host=Host(memory_bytes=5, memory_bytes_per_s=6),
     drives=Drives(count=1, capacity_bytes=2, read_bytes_per_s=3, write_bytes_per_s=4),
-    boards=Boards(count=2, link=LINK),
 )
+BOARDS = replace(BARE, board_link=LINK)
 IRREGULAR = replace(
     BARE,
+    nodes=1,
     fabric=Fabric(
         kind=FabricKind.EXPLICIT,
         edges=(FabricEdge(source="node0", target="switch", link=LINK),),
@@ -54,7 +54,7 @@ IRREGULAR = replace(
 )
 
 
-@pytest.mark.parametrize("cluster", [BARE, FULL, IRREGULAR])
+@pytest.mark.parametrize("cluster", [BARE, FULL, BOARDS, IRREGULAR])
 def test_a_cluster_survives_json(cluster: Cluster) -> None:
     text = json.dumps(encode_value(cluster, Cluster))
     assert decode_value(json.loads(text), Cluster) == cluster
@@ -70,7 +70,7 @@ def test_what_is_no_fraction_is_refused_with_its_path(text: object) -> None:
 def test_each_tier_sends_up_what_oversubscription_leaves() -> None:
     assert FULL.node_bytes_per_s == 20
     assert FULL.uplink_bytes_per_s(0) == Fraction(2 * 20 * 2, 3)
-    assert FULL.uplink_bytes_per_s(1) == Fraction(6 * 20, 3)
+    assert FULL.uplink_bytes_per_s(1) == Fraction(12 * 20, 3)
 
 
 def test_the_last_domain_may_be_smaller() -> None:
@@ -106,10 +106,17 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Fabric(edges=IRREGULAR.fabric.edges),
         "fabric single_switch: edges are for an explicit fabric, all of it",
     ),
-    "one board": (lambda: Boards(count=1, link=LINK), "boards: 1 must be at least 2"),
     "boards that cut a GPU": (
-        lambda: replace(BARE, boards=Boards(count=3, link=LINK)),
-        "boards: 3 must divide the 4 GPUs of a node",
+        lambda: replace(BOARDS, gpus_per_node=3),
+        "board_link: two boards need an even number of GPUs and one node",
+    ),
+    "leaves that cut domains": (
+        lambda: replace(FULL, nodes_per_domain=3),
+        "leaf: nodes_below 2 must divide, or be a multiple of, the 3 nodes of a domain",
+    ),
+    "a node without an edge": (
+        lambda: replace(IRREGULAR, nodes=2),
+        "fabric: no edge for node1 of 2 nodes",
     ),
     "an empty domain": (
         lambda: replace(BARE, nodes_per_domain=0),
