@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from zsim.backend import Job
 from zsim.shell.answer import print_lines
 from zsim.summary import Summary
-from zsim.trace import Trace
+from zsim.trace import OutOfMemory, Trace
 from zsim.units import format_bytes, format_rate, format_seconds
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
@@ -61,9 +61,8 @@ def print_outcome(outcome: Outcome) -> None:
     print(outcome.title)
     lines = [("fits", _fits(outcome))]
     if trace.out_of_memory is not None:
-        alive = [f"{name} {format_bytes(size)}" for name, size in trace.out_of_memory.alive[:3]]
         lines.append(("out of memory at", trace.out_of_memory.operation))
-        lines.append(("largest then", ", ".join(alive)))
+        lines.append(("alive then", _alive(outcome.job, trace.out_of_memory)))
     if found.step_time_s:
         share = found.exposed_communication_s / found.step_time_s
         bound = "communication" if share > 0.5 else "compute"
@@ -91,6 +90,19 @@ def _fits(outcome: Outcome) -> str:
         return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
     capacity = format_bytes(job.cluster.gpu.memory_bytes)
     return f"{'yes' if found.fits else 'no'}: {where}, {job.cluster.gpu.name} has {capacity}"
+
+
+def _alive(job: Job, full: OutOfMemory) -> str:
+    """What was alive when memory ran out, by kind: how much, in how many buffers."""
+    buffers = job.schedule.program_of(full.rank).by_name
+    found: dict[str, list[int]] = {}
+    for name, size in full.alive:
+        found.setdefault(buffers[name].kind, []).append(size)
+    kinds = sorted(found.items(), key=lambda each: -sum(each[1]))
+    return ", ".join(
+        f"{kind} {format_bytes(sum(sizes))} in {len(sizes)} buffer{'s' if sizes[1:] else ''}"
+        for kind, sizes in kinds
+    )
 
 
 def _exposed(found: Summary, share: float) -> str:
