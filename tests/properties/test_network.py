@@ -1,0 +1,151 @@
+"""The fluid network, held against a network of chunks and against physics."""
+
+from collections.abc import Generator, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+import simpy
+from chunk_network import Activity, ChunkNetwork, Flow
+from drawn_clusters import NO_MODEL, RATES
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from zsim.backend import Job
+from zsim.builder import ScheduleBuilder
+from zsim.cluster import Cluster, Gpu, Link
+from zsim.collective.graph import full_graph, gpu_of, ways
+from zsim.collective.ring import ring_edges
+from zsim.schedule import Schedule
+from zsim_des import SimBackend
+from zsim_des.fair import Shape
+from zsim_des.network import Network
+
+MIB = 2**20
+GROUPS = {"rows": ("first",), "columns": ("second",), "all": ("first", "second")}
+
+speeds = st.sampled_from([10, 12.5, 25, 50, 300]).map(lambda gigabytes: int(gigabytes * 10**9))
+
+
+@st.composite
+def small_clusters(draw: st.DrawFn, ranks: int) -> Cluster:
+    """Nodes without latency on one switch, their GPUs shared evenly by their NICs."""
+    gpus_per_node = draw(st.integers(1, ranks))
+    nics = [count for count in range(1, gpus_per_node + 1) if gpus_per_node % count == 0]
+    return Cluster(
+        name="small",
+        nodes=-(-ranks // gpus_per_node),
+        gpus_per_node=gpus_per_node,
+        gpu=Gpu(name="any", memory_bytes=10**13, memory_bytes_per_s=10**12, rates=RATES),
+        switch_link=Link(bytes_per_s=draw(speeds)),
+        nics_per_node=draw(st.sampled_from(nics)),
+        nic_link=Link(bytes_per_s=draw(speeds)),
+    )
+
+
+def gathers(first: int, second: int, sizes: Sequence[tuple[str, int]]) -> Schedule:
+    """All-gathers ready together, each on a stream of its own: group and bytes of a shard."""
+    build = ScheduleBuilder.of("gathers", first=first, second=second)
+    for number, (axes, shard_bytes) in enumerate(sizes):
+        group = build.group(f"group{number}", *GROUPS[axes])
+        count = build.groups[-1].size(build.mesh)
+        stream = build.stream(f"stream{number}")
+        shard = build.buffer(f"shard{number}", shard_bytes // 4)
+        whole = build.buffer(f"whole{number}", shard_bytes // 4 * count)
+        build.step.allocate(shard, whole)
+        build.step.all_gather(f"gather{number}", group, shard.all, whole.all, stream=stream)
+    return build.schedule()
+
+
+def rings(
+    schedule: Schedule, number: int, shard_bytes: int, cluster: Cluster
+) -> dict[int, Activity]:
+    """What the ring of each communicator of a group sends on the full graph, by its first rank."""
+    mesh, group = schedule.mesh, schedule.groups[number]
+    found: dict[int, Activity] = {}
+    for members in {group.members(mesh, mesh.coordinates(rank)) for rank in range(mesh.size)}:
+        size_bytes = (len(members) - 1) * shard_bytes
+        flows = [
+            Flow(tuple(pairwise(way)), float(share * part * size_bytes))
+            for (source, target), share in ring_edges(cluster, members).items()
+            for way, part in ways(cluster, gpu_of(cluster, source), gpu_of(cluster, target))
+        ]
+        if flows:
+            found[members[0]] = Activity(size_bytes, flows)
+    return found
+
+
+def predicted(schedule: Schedule, cluster: Cluster) -> dict[tuple[str, int], int]:
+    """When each collective ended, by its name and a rank in it."""
+    job = Job(schedule=schedule, model=NO_MODEL, cluster=cluster)
+    trace = SimBackend(unfold=True).run(job, seed=0)
+    return {
+        (event.operation, rank.rank): event.end_ps for rank in trace.ranks for event in rank.events
+    }
+
+
+@given(st.integers(1, 3), st.integers(2, 4), st.data())
+@settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_collectives_end_when_chunks_that_take_turns_would(
+    first: int, second: int, data: st.DataObject
+) -> None:
+    cluster = data.draw(small_clusters(first * second))
+    drawn = st.tuples(st.sampled_from(list(GROUPS)), st.integers(64, 192).map(lambda n: n * MIB))
+    sizes = data.draw(st.lists(drawn, min_size=1, max_size=3))
+    schedule = gathers(first, second, sizes)
+    ends = predicted(schedule, cluster)
+    moving = {
+        (f"step/gather{number}", rank): ring
+        for number, (_, shard_bytes) in enumerate(sizes)
+        for rank, ring in rings(schedule, number, shard_bytes, cluster).items()
+    }
+    assume(moving)
+    graph = full_graph(cluster)
+    network = ChunkNetwork({edge: graph.edges[edge]["bytes_per_s"] for edge in graph.edges})
+    for name, end_s in zip(moving, network.ends_s(list(moving.values())), strict=True):
+        assert abs(ends[name] / (end_s * 1e12) - 1) < 0.03
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> tuple[list[int], list[tuple[Shape, int, int]]]:
+    """Capacities of links, and activities: bytes on links per byte of progress, size, start."""
+    capacities = draw(st.lists(st.integers(1, 400).map(lambda n: n * 10**9), min_size=1))
+    loads = st.dictionaries(
+        st.integers(0, len(capacities) - 1), st.fractions(Fraction(1, 8), 8), min_size=1
+    ).map(lambda taken: tuple(taken.items()))
+    each = st.tuples(loads, st.integers(1, 10**9), st.integers(0, 10**10))
+    return capacities, draw(st.lists(each, min_size=1, max_size=8))
+
+
+@given(traffic())
+@settings(deadline=None)
+def test_no_cut_ever_carries_more_than_its_bandwidth(
+    drawn: tuple[list[int], list[tuple[Shape, int, int]]],
+) -> None:
+    """Every link is a cut, and no window from one change to another carries more than it can."""
+    capacities, activities = drawn
+    env = simpy.Environment()
+    network = Network(env, capacities)
+    ends = [0] * len(activities)
+
+    def join(number: int) -> Generator[simpy.Event]:
+        shape, size_bytes, start_ps = activities[number]
+        yield env.timeout(start_ps)
+        network.join(network.number(shape), size_bytes, 0, lambda: finish(number))
+
+    def finish(number: int) -> None:
+        ends[number] = int(env.now)
+
+    for number in range(len(activities)):
+        env.process(join(number))
+    env.run()
+    starts = [start_ps for _, _, start_ps in activities]
+    for link, capacity in enumerate(capacities):
+        for begin in starts:
+            for end in ends:
+                # What began and ended within the window crossed the link within it.
+                crossed = sum(
+                    dict(shape).get(link, 0) * size_bytes
+                    for (shape, size_bytes, start), stop in zip(activities, ends, strict=True)
+                    if begin <= start and stop <= end
+                )
+                assert crossed * 10**12 <= capacity * (end - begin) or not crossed
