@@ -88,16 +88,17 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drives:
-    """The equal local NVMe drives of a node; bytes and rates of one."""
+    """The equal local NVMe drives of a node; bytes and, where known, rates of one."""
 
     count: int
     capacity_bytes: int
-    read_bytes_per_s: int
-    write_bytes_per_s: int
+    read_bytes_per_s: int | None = None
+    write_bytes_per_s: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("count", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ClusterError(f"drives: {name} must be more than 0")
 
 

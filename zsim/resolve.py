@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from zsim.architecture import GPT, ArchitectureError
 from zsim.cluster import Cluster, ClusterError
@@ -9,12 +10,12 @@ from zsim.equal_units import equal_units
 from zsim.gpt import gpt
 from zsim.model import Model, ModelError
 from zsim.rule import SGD, Adam
-from zsim.scenario import Scenario, ScenarioError, TrainTable
+from zsim.scenario import ClusterTable, Scenario, ScenarioError, TrainTable
 from zsim.strategy import LossScale, Strategy, StrategyError
-from zsim.topology import TopologyError
+from zsim.topology import TopologyError, UnknownTopologyError
 
-Topology = Callable[[str, int], Cluster]
-"""The cluster of a topology by name, with so many nodes; TopologyError if there is none."""
+Topology = Callable[[str, str | None, int], Cluster]
+"""The cluster of a topology by name, or of a node on a fabric, with so many nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +84,56 @@ def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
 def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     """The cluster that `[cluster]` describes, with its overrides; nodes as many as are needed."""
     table, parallel = scenario.cluster, scenario.parallel
-    try:
-        cluster = topology(table.topology, table.nodes or 1)
-    except (TopologyError, ClusterError) as error:
-        raise ScenarioError(f"cluster.topology: {error}") from None
+    cluster = _nodes_of(table, topology, table.nodes or 1)
     if table.nodes is None:
         if parallel.data is None:
             raise ScenarioError("cluster.nodes: missing; give it, or parallel.data")
         ranks = parallel.data * parallel.tensor
-        cluster = topology(table.topology, -(-ranks // cluster.gpus_per_node))
+        cluster = _nodes_of(table, topology, -(-ranks // cluster.gpus_per_node))
     if table.gpu_memory is not None:
         cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=table.gpu_memory))
     if table.nics_per_node is not None:
         cluster = replace(cluster, nics_per_node=table.nics_per_node)
+    if table.oversubscription is not None:
+        cluster = _oversubscribed(cluster, table.oversubscription)
     return cluster
+
+
+def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
+    """So many nodes of the topology, or of the node on its fabric: one or the other is given."""
+    node, fabric = table.node, table.fabric
+    if table.topology is not None:
+        if node is not None or fabric is not None:
+            key, value = ("node", node) if node is not None else ("fabric", fabric)
+            raise ScenarioError(
+                f"cluster.{key}: {value!r} stands without topology, which is a node on a fabric"
+            )
+        name, where = table.topology, "cluster.topology"
+    elif node is not None and fabric is not None:
+        name, where = node, "cluster"
+    elif node is None and fabric is None:
+        raise ScenarioError("cluster.topology: missing; give it, or node and fabric")
+    else:
+        missing, other = ("node", "fabric") if node is None else ("fabric", "node")
+        raise ScenarioError(f"cluster.{missing}: missing beside {other}")
+    try:
+        return topology(name, fabric, nodes)
+    except UnknownTopologyError as error:
+        raise ScenarioError(f"cluster.{error.part}: {error}") from None
+    except (TopologyError, ClusterError) as error:
+        raise ScenarioError(f"{where}: {error}") from None
+
+
+def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
+    """`cluster` with so much oversubscription at its leaves."""
+    fabric = cluster.fabric
+    if not fabric.tiers:
+        raise ScenarioError(
+            f"cluster.oversubscription: {oversubscription} is for a fabric with leaves, "
+            f"{fabric.kind} has none"
+        )
+    leaf = replace(fabric.tiers[0], oversubscription=oversubscription)
+    return replace(cluster, fabric=replace(fabric, tiers=(leaf, *fabric.tiers[1:])))
 
 
 def _degrees(scenario: Scenario, cluster: Cluster) -> tuple[int, int]:

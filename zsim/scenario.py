@@ -5,6 +5,7 @@ is wrong becomes one `ScenarioError` of one line: the field, the value, and what
 `zsim.resolve` turns a scenario into a model, a cluster and a strategy.
 """
 
+import fractions
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 from pydantic_core import ErrorDetails
 
 from zsim.strategy import Checkpointing, Keep, Precision
-from zsim.units import UnitError, parse_size
+from zsim.units import UnitError, parse_ratio, parse_size
 
 
 class ScenarioError(ValueError):
@@ -42,6 +43,13 @@ def _size(value: object) -> object:
         raise ValueError(f'must be a size such as "32 GB" or "80 GiB"{bits}') from None
 
 
+def _ratio(value: object) -> object:
+    try:
+        return parse_ratio(value)
+    except UnitError:
+        raise ValueError('must be a ratio of more than 0, such as 2 or "3/2"') from None
+
+
 LARGEST = 2**60
 """No count in a scenario is larger: a slip of the exponent is refused instead of computed."""
 
@@ -49,6 +57,7 @@ Whole = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=0, le=LARGEST
 Count = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=LARGEST)]
 Repeat = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=100_000)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Ratio = Annotated[fractions.Fraction, BeforeValidator(_ratio)]
 Flag = Annotated[bool, Strict()]
 Real = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
@@ -75,16 +84,19 @@ class ModelTable(Table):
 
 
 class ClusterTable(Table):
-    """`[cluster]`: a topology by name, and how many of its nodes.
+    """`[cluster]`: a topology by name, or a node and a fabric, and how many nodes.
 
-    Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory` and `nics_per_node`
-    replace what the topology says.
+    Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory`, `nics_per_node` and
+    `oversubscription` (of the leaves) replace what the topology says.
     """
 
-    topology: str
+    topology: str | None = None
+    node: str | None = None
+    fabric: str | None = None
     nodes: Count | None = None
     gpu_memory: Size | None = None
     nics_per_node: Repeat | None = None
+    oversubscription: Ratio | None = None
 
 
 class ParallelTable(Table):
@@ -209,8 +221,6 @@ def _setting_value(setting: str, text: str) -> object:
 
 LATER = {
     ("model", "hf_config"): "is not read yet; give the shape of the model, or parameters alone",
-    ("cluster", "node"): "is not read yet; give topology",
-    ("cluster", "fabric"): "is not read yet; give topology",
 }
 """Keys that are planned: what to write until then."""
 

@@ -77,6 +77,22 @@ def parse_rate(text: str) -> int:
     return _parse(text, _RATE, "125 TFLOP/s")
 
 
+def parse_ratio(value: object) -> Fraction:
+    """A ratio of more than 0: 2, 1.5 or "3/2".
+
+    Raises:
+        UnitError: `value` is none.
+    """
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            found = Fraction(str(value))
+        except (ValueError, ZeroDivisionError):
+            found = Fraction(0)
+        if found > 0:
+            return found
+    raise UnitError(f'{value!r} is not a ratio of more than 0, such as 2 or "3/2"')
+
+
 def format_bytes(size_bytes: int) -> str:
     """`size_bytes` with three digits and a decimal prefix: "31.4 GB"."""
     return f"{_scaled(size_bytes)}B"

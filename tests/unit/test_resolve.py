@@ -1,16 +1,17 @@
 """What a scenario means: degrees, nodes and batch sizes that follow, and what contradicts."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
-from zsim.cluster import Cluster, Gpu, Link, Rate
+from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
 from zsim.dtype import DType
 from zsim.resolve import Resolved, resolve
 from zsim.rule import SGD, Adam
 from zsim.scenario import ScenarioError, parse
 from zsim.strategy import Checkpointing, Precision
-from zsim.topology import UnknownTopologyError
+from zsim.topology import Part, UnknownTopologyError
 
 TEXT = """
 title = "two layers"
@@ -50,14 +51,67 @@ BOX = Cluster(
 )
 
 
-def boxes(name: str, nodes: int) -> Cluster:
-    if name != "boxes":
-        raise UnknownTopologyError(f"{name!r} must be boxes")
-    return replace(BOX, nodes=nodes)
+TREE = Fabric(kind=FabricKind.FAT_TREE, tiers=(Tier(name="leaf", nodes_below=4),))
+
+
+def boxes(name: str, fabric: str | None, nodes: int) -> Cluster:
+    if fabric is None:
+        if name != "boxes":
+            raise UnknownTopologyError(f"{name!r} must be boxes")
+        return replace(BOX, nodes=nodes)
+    if name != "box":
+        raise UnknownTopologyError(f"{name!r} must be box", Part.NODE)
+    if fabric != "tree":
+        raise UnknownTopologyError(f"{fabric!r} must be tree", Part.FABRIC)
+    return replace(BOX, nodes=nodes, fabric=TREE)
 
 
 def resolved(*settings: str, text: str = TEXT) -> Resolved:
     return resolve(parse(text, settings), boxes)
+
+
+ON_A_TREE = TEXT.replace('topology = "boxes"', 'node = "box"\nfabric = "tree"')
+
+
+def test_a_node_and_a_fabric_make_a_cluster() -> None:
+    cluster = resolved(text=ON_A_TREE).cluster
+    assert (cluster.nodes, cluster.fabric) == (2, TREE)
+    narrow = resolved("cluster.oversubscription=3/2", text=ON_A_TREE).cluster
+    assert [tier.oversubscription for tier in narrow.fabric.tiers] == [Fraction(3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"box"', '"bag"', "cluster.node: 'bag' must be box"),
+        ('"tree"', '"bush"', "cluster.fabric: 'bush' must be tree"),
+        ('node = "box"', "", "cluster.node: missing beside fabric"),
+        ('fabric = "tree"', "", "cluster.fabric: missing beside node"),
+        ('node = "box"\nfabric = "tree"', "", "cluster.topology: missing; give it, or node and"),
+        (
+            'node = "box"',
+            'topology = "boxes"',
+            "cluster.fabric: 'tree' stands without topology, which is a node on a fabric",
+        ),
+        (
+            'fabric = "tree"',
+            'topology = "boxes"',
+            "cluster.node: 'box' stands without topology, which is a node on a fabric",
+        ),
+    ],
+)
+def test_a_topology_or_a_node_on_a_fabric_never_both_nor_half(old: str, new: str, why: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        resolved(text=ON_A_TREE.replace(old, new))
+    assert str(caught.value).startswith(why)
+
+
+def test_oversubscription_is_for_a_fabric_with_leaves() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        resolved("cluster.oversubscription=2")
+    assert str(caught.value) == (
+        "cluster.oversubscription: 2 is for a fabric with leaves, single_switch has none"
+    )
 
 
 def test_data_is_what_the_tensor_axis_leaves() -> None:

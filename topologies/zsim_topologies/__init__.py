@@ -1,27 +1,45 @@
-"""Systems that ship with zsim: what a node is made of, every number with its source beside it."""
+"""Systems, nodes, fabrics and GPUs that ship with zsim, every number with its source beside it."""
 
 import tomllib
+from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from zsim.cluster import Cluster
-from zsim.topology import TopologyError, UnknownTopologyError, cluster_of
+from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
+
+FOLDERS = {Part.SYSTEM: "systems", Part.NODE: "nodes", Part.FABRIC: "fabrics", Part.GPU: "gpus"}
 
 
-def names() -> tuple[str, ...]:
-    """Names of all systems, sorted."""
-    found = (path.name for path in files(__name__).iterdir())
+@cache
+def names(part: Part = Part.SYSTEM) -> tuple[str, ...]:
+    """Names of all systems, or of all nodes, fabrics or GPUs, sorted."""
+    found = (path.name for path in files(__name__).joinpath(FOLDERS[part]).iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
-def text(name: str) -> str:
-    """The TOML of a system, as it stands.
+def text(name: str, part: Part = Part.SYSTEM) -> str:
+    """The TOML of a system, node, fabric or GPU, as it stands.
 
     Raises:
         UnknownTopologyError: there is none of that name; the message lists those that exist.
     """
-    if name not in names():
-        raise UnknownTopologyError(f"{name!r} must be one of {', '.join(names())}")
-    return files(__name__).joinpath(f"{name}.toml").read_text("utf-8")
+    if name not in names(part):
+        raise UnknownTopologyError(f"{name!r} must be one of {', '.join(names(part))}", part)
+    return files(__name__).joinpath(FOLDERS[part], f"{name}.toml").read_text("utf-8")
+
+
+def table(part: Part, name: str) -> dict[str, Any]:
+    """The same, read.
+
+    Raises:
+        UnknownTopologyError: there is none of that name; the message lists those that exist.
+        TopologyError: its file cannot be read.
+    """
+    try:
+        return tomllib.loads(text(name, part))
+    except tomllib.TOMLDecodeError as error:
+        raise TopologyError(f"{name}: not TOML: {error}") from None
 
 
 def load(name: str, nodes: int = 1) -> Cluster:
@@ -32,8 +50,4 @@ def load(name: str, nodes: int = 1) -> Cluster:
         TopologyError: its file cannot be read.
         ClusterError: `nodes` is less than 1.
     """
-    try:
-        table = tomllib.loads(text(name))
-    except tomllib.TOMLDecodeError as error:
-        raise TopologyError(f"{name}: not TOML: {error}") from None
-    return cluster_of(name, table, nodes)
+    return cluster_of(name, table(Part.SYSTEM, name), nodes, table)

@@ -1,7 +1,7 @@
 """What commands print: one JSON object, or a few lines with the answer first."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -137,15 +137,13 @@ def explain_finding(number: int, finding: "Finding") -> None:
         print(f"  {line}")
 
 
-def print_installed(
-    titles: Sequence[tuple[str, str]], topologies: Sequence[str], backends: Sequence[str]
-) -> None:
-    """`zsim list`: what can be run, on what, and where."""
+def print_installed(titles: Sequence[tuple[str, str]], parts: Mapping[str, Sequence[str]]) -> None:
+    """`zsim list`: what can be run, on what, and where, section by section."""
     width = max((len(name) for name, _ in titles), default=0)
     print("scenarios")
     for name, title in titles:
         print(f"  {name:<{width}}  {title}")
-    for what, names in (("topologies", topologies), ("backends", backends)):
+    for what, names in parts.items():
         print(what)
         for name in names:
             print(f"  {name}")

@@ -178,18 +178,28 @@ def list_() -> Code:
 
     from zsim.backend import names
     from zsim.shell.answer import print_installed
-    from zsim.shell.installed import scenarios, topology_names
+    from zsim.shell.installed import part_names, scenarios
+    from zsim.topology import Part
 
     titles = [(name, tomllib.loads(text)["title"]) for name, text in scenarios().items()]
-    print_installed(titles, topology_names(), names())
+    parts = {
+        "topologies": part_names(Part.SYSTEM),
+        "nodes": part_names(Part.NODE),
+        "fabrics": part_names(Part.FABRIC),
+        "gpus": part_names(Part.GPU),
+        "backends": names(),
+    }
+    print_installed(titles, parts)
     return Code.DONE
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A scenario or topology.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="A scenario, topology or part of one.", show_default=False)
+    ],
 ) -> Code:
-    """Print a scenario or topology that ships, as a start."""
+    """Print what ships: a scenario, topology, node, fabric or GPU."""
     from zsim.shell.source import shipped_text
 
     print(shipped_text(name), end="")

@@ -1,7 +1,7 @@
 """Scenarios and topologies that ship with installed packages, found through entry points.
 
-A package of scenarios has `names()` and `text(name)`; one of topologies has these and
-`load(name, nodes)`, which returns a `Cluster`.
+A package of scenarios has `names()` and `text(name)`; one of topologies has `names(part)` and
+`text(name, part)` for systems, nodes, fabrics and GPUs.
 """
 
 import tomllib
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from zsim.cluster import Cluster
-from zsim.topology import TopologyError, UnknownTopologyError, cluster_of
+from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
+from zsim.topology.edges import fabric_from_edges
+from zsim.topology.nccl import node_from_nccl
 
 
 class Scenarios(Protocol):
@@ -28,18 +30,14 @@ class Scenarios(Protocol):
 
 
 class Topologies(Protocol):
-    """A package that ships descriptions of clusters."""
+    """A package that ships descriptions of clusters and of their parts."""
 
-    def names(self) -> tuple[str, ...]:
-        """Their names, sorted."""
+    def names(self, part: Part) -> tuple[str, ...]:
+        """Names of its systems, nodes, fabrics or GPUs, sorted."""
         ...
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, part: Part) -> str:
         """The TOML of one of them."""
-        ...
-
-    def load(self, name: str, nodes: int) -> Cluster:
-        """The cluster of that name with so many nodes."""
         ...
 
 
@@ -50,42 +48,77 @@ def scenarios() -> dict[str, str]:
 
 
 @cache
-def _topologies() -> dict[str, Topologies]:
+def _topologies(part: Part) -> dict[str, Topologies]:
     packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
-    return {name: package for package in packages for name in package.names()}
+    return {name: package for package in packages for name in package.names(part)}
 
 
-def topology_names() -> tuple[str, ...]:
-    """Names of every topology that ships, sorted."""
-    return tuple(sorted(_topologies()))
+def part_names(part: Part) -> tuple[str, ...]:
+    """Names of every system, node, fabric or GPU that ships, sorted."""
+    return tuple(sorted(_topologies(part)))
 
 
-def topology_text(name: str) -> str:
-    """The TOML of the topology `name`, which ships."""
-    return _topologies()[name].text(name)
+def part_text(part: Part, name: str) -> str:
+    """The TOML of a system, node, fabric or GPU, which ships."""
+    return _topologies(part)[name].text(name, part)
 
 
-def topology(name: str, nodes: int) -> Cluster:
-    """The cluster called `name`, or in the file `name` if it ends in .toml, with so many nodes.
+def find(part: Part, name: str) -> dict[str, Any]:
+    """The table of a part that ships, or of the file `name`, which has a suffix.
 
     Raises:
         TopologyError: there is none, or it cannot be read; the message names those that ship.
     """
-    if name.endswith(".toml"):
-        return _from_file(Path(name), nodes)
-    if name not in _topologies():
-        raise UnknownTopologyError(f"{name!r} must be one of {', '.join(topology_names())}")
-    return _topologies()[name].load(name, nodes)
+    if name in _topologies(part):
+        return _toml(name, part_text(part, name))
+    match Path(name).suffix, part:
+        case ".toml", _:
+            return _toml(name, _file_text(name))
+        case ".xml", Part.NODE:
+            return node_from_nccl(name, _file_text(name), _gpu_by_device)
+        case ".csv", Part.FABRIC:
+            return fabric_from_edges(name, _file_text(name))
+        case _:
+            raise UnknownTopologyError(
+                f"{name!r} must be one of {', '.join(part_names(part))}", part
+            )
 
 
-def _from_file(path: Path, nodes: int) -> Cluster:
+def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
+    """So many nodes of the system `name`, or of the node `name` on `fabric`.
+
+    Raises:
+        TopologyError: there is none, or it cannot be read; the message names those that ship.
+        ClusterError: the parts do not fit each other.
+    """
+    if fabric is None:
+        return cluster_of(name, find(Part.SYSTEM, name), nodes, find)
+    full_name = f"{name} on {fabric}"
+    return cluster_of(full_name, {"node": name, "fabric": fabric}, nodes, find)
+
+
+def _file_text(name: str) -> str:
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        return Path(name).read_text("utf-8")
     except OSError as error:
-        raise TopologyError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TopologyError(f"{path}: not TOML: {error}") from None
-    return cluster_of(str(path), table, nodes)
+        raise TopologyError(f"{name}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError:
+        raise TopologyError(f"{name}: not text") from None
+
+
+def _toml(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TopologyError(f"{name}: not TOML: {error}") from None
+
+
+def _gpu_by_device(device: str) -> str | None:
+    """The GPU that ships which machines report as PCI device `device`."""
+    for name in part_names(Part.GPU):
+        if device in find(Part.GPU, name).get("pci_devices", ()):
+            return name
+    return None
 
 
 def _packages(group: str) -> Iterator[object]:

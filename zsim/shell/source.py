@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.shell.installed import scenarios, topology, topology_names, topology_text
+from zsim.shell.installed import part_names, part_text, scenarios, topology
 from zsim.shell.mistake import MistakeError, file_fault, mistakes
+from zsim.topology import Part
 
 if TYPE_CHECKING:
     from zsim.document import Document
@@ -44,7 +45,7 @@ def read(name: str, changes: Changes) -> Source:
 
 
 def shipped_text(name: str) -> str:
-    """The TOML of a scenario or topology that ships.
+    """The TOML of a scenario, or of a system, node, fabric or GPU, that ships.
 
     Raises:
         MistakeError: none of that name does.
@@ -52,9 +53,12 @@ def shipped_text(name: str) -> str:
     shipped = scenarios()
     if name in shipped:
         return shipped[name]
-    if name in topology_names():
-        return topology_text(name)
-    raise MistakeError(f"name: {name!r} must be one of {', '.join((*shipped, *topology_names()))}")
+    known = [*shipped]
+    for part in Part:
+        if name in part_names(part):
+            return part_text(part, name)
+        known += part_names(part)
+    raise MistakeError(f"name: {name!r} must be one of {', '.join(known)}")
 
 
 def _file_text(name: str, shipped: tuple[str, ...]) -> str:
