@@ -8,7 +8,6 @@ al. 2020, "An in-network architecture for accelerating shared-memory multiproces
 (ISCA); NVLink SHARP in NCCL since release 2.17.
 """
 
-
 from zsim.collective.activity import Collective, Shape, Work
 from zsim.collective.tree import between_nodes, depth
 

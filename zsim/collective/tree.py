@@ -26,7 +26,7 @@ def work(collective: Collective, shape: Shape) -> Work | None:
     """What the trees do, or None: they only all-reduce."""
     if collective is not Collective.ALL_REDUCE:
         return None
-    chain = int(-(-shape.ranks_per_node // 1)) - 1
+    chain = -(-shape.ranks // shape.nodes) - 1
     inner = Fraction(0) if not chain else Fraction(1) if chain == 1 else Fraction(2)
     far = between_nodes(shape.nodes)
     return Work(

@@ -1,0 +1,1 @@
+"""Constants from published measurements, and predictions beside them."""

@@ -1,0 +1,72 @@
+"""What vendors say of the hardware in published measurements: nominal bandwidths, never fitted.
+
+A row names its hardware in free text. Here is how that text is read, and what the machine has.
+"""
+
+import re
+from dataclasses import dataclass
+
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A kind of GPU in its usual node. Bandwidths are bytes per second, per direction.
+
+    Attributes:
+        domain: GPUs that one NVSwitch domain joins.
+        nic_bytes_per_s: of the NICs of such a domain, together, where the source names no other.
+        reduces: whether the switch can reduce (third generation NVSwitch and later).
+    """
+
+    gpu_bytes_per_s: int
+    domain: int
+    nic_bytes_per_s: int
+    reduces: bool
+
+
+# NVLink: A100 600 GB/s both ways, H100, H200 and H20 900, B200 1800 (NVIDIA's data sheets of each).
+# NICs of a node: DGX A100 8 x 200 Gb/s, DGX H100 and B200 8 x 400 Gb/s, GB200 NVL72 one of
+# 400 Gb/s per GPU (NVIDIA's system user guides). Without a named GPU: four ranks on each of four
+# HDR nodes are what the one publication of that kind reaches, so 4 x 200 Gb/s.
+GPUS = {
+    "gb200": Hardware(
+        gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 50 * GB, reduces=True
+    ),
+    "b200": Hardware(gpu_bytes_per_s=900 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),
+    "h200": Hardware(gpu_bytes_per_s=450 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),
+    "h100": Hardware(gpu_bytes_per_s=450 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),
+    "h20": Hardware(gpu_bytes_per_s=450 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),
+    "a100": Hardware(gpu_bytes_per_s=300 * GB, domain=8, nic_bytes_per_s=200 * GB, reduces=False),
+    "v100": Hardware(gpu_bytes_per_s=150 * GB, domain=16, nic_bytes_per_s=100 * GB, reduces=False),
+    "unnamed": Hardware(
+        gpu_bytes_per_s=300 * GB, domain=8, nic_bytes_per_s=100 * GB, reduces=False
+    ),
+}
+
+# What clouds put into a node: AWS p4d and p4de 400 Gb/s, p5, p5en and p6-b200 3,200 Gb/s of EFA
+# (AWS's pages of these instances); Google a3-megagpu-8g 1,600 Gb/s (its page of machine types);
+# Azure ND A100 v4 8 x 200 Gb/s (its page of sizes).
+CLOUDS = (
+    (r"p4de?\b", "aws_p4", 50 * GB),
+    (r"p5en\b", "aws_p5en", 400 * GB),
+    (r"p5\b", "aws_p5", 400 * GB),
+    (r"p6", "aws_p6", 400 * GB),
+    (r"a3-?mega", "gcp_a3mega", 200 * GB),
+    (r"azure|nd96", "azure_nd", 200 * GB),
+)
+
+
+def gpu_in(text: str) -> str:
+    """The kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
+    found = [name for name in GPUS if re.search(rf"\b{name}(?![0-9])", text.lower())]
+    return found[0] if found else "unnamed"
+
+
+def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
+    """Name of the cloud in `text`, else `otherwise` in plain words; bytes/s of a node's NICs."""
+    for pattern, name, nic_bytes_per_s in CLOUDS:
+        if re.search(pattern, text.lower()):
+            return name, nic_bytes_per_s
+    words = re.findall(r"[a-z0-9]+", re.split(r"[,;(]", otherwise.lower())[0])
+    return "_".join(words) or gpu, GPUS[gpu].nic_bytes_per_s

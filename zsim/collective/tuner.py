@@ -1,0 +1,174 @@
+"""Which algorithm and protocol a collective takes: the fastest as predicted, as NCCL's tuner does.
+
+NCCL compares algorithms by latency plus bytes over bandwidth and takes the least (its source file
+tuning.cc, and Hu et al. 2025, "Demystifying NCCL", describe the model). In-switch reduction is an
+exception, which NCCL rates by a bandwidth that does not depend on the group: it is taken from some
+group size on (`nvls_choice`), and then in preference to rings and trees only where it is faster.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from zsim.collective import direct, hierarchical, nvls, ring, tree
+from zsim.collective.activity import Activity, Algorithm, Collective, Protocol, Shape, Work
+from zsim.collective.profile import NetworkProfile, Terms, Timing, timing
+from zsim.units import PICOSECONDS_PER_SECOND
+
+_ALL = tuple(Protocol)
+_SIMPLE = (Protocol.SIMPLE,)
+_PROTOCOLS = {
+    Algorithm.RING: _ALL,
+    Algorithm.TREE: _ALL,
+    Algorithm.NVLS: _SIMPLE,
+    Algorithm.HIERARCHICAL: _SIMPLE,
+    Algorithm.DIRECT: _SIMPLE,
+}
+_WORK = {
+    Algorithm.RING: ring.work,
+    Algorithm.TREE: tree.work,
+    Algorithm.NVLS: nvls.work,
+    Algorithm.HIERARCHICAL: hierarchical.work,
+    Algorithm.DIRECT: direct.work,
+}
+_PARTS_PER_ONE = 10**6  # efficiencies are rounded to a millionth, to keep fractions small
+
+
+class NoAlgorithmError(ValueError):
+    """The algorithm that was asked for cannot do the collective in this group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidths:
+    """Nominal bytes per second, per direction: of a GPU's link, and of a node's NICs in use."""
+
+    gpu: int
+    node: int
+
+
+@lru_cache(maxsize=4096)
+def work(algorithm: Algorithm, collective: Collective, shape: Shape) -> Work | None:
+    """What `algorithm` does for the collective, or None if it cannot."""
+    return _WORK[algorithm](collective, shape)
+
+
+def candidates(collective: Collective, shape: Shape) -> Iterator[tuple[Algorithm, Protocol, Work]]:
+    """Every way to do the collective."""
+    for algorithm, protocols in _PROTOCOLS.items():
+        done = work(algorithm, collective, shape)
+        if done is not None:
+            for protocol in protocols:
+                yield algorithm, protocol, done
+
+
+def terms(collective: Collective, size_bytes: int, done: Work, links: Bandwidths) -> Terms[float]:
+    """`done` for S = `size_bytes`, in the units of the formula."""
+    adds = collective in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE}
+    local_s = size_bytes * float(done.local_bytes) / links.gpu
+    return Terms(
+        gpu_s=size_bytes * float(done.gpu_bytes) / links.gpu,
+        node_s=size_bytes * float(done.node_bytes) / links.node,
+        copy_s=0.0 if adds else local_s,
+        add_s=local_s if adds else 0.0,
+        link_bytes=size_bytes * float(done.gpu_bytes),
+        near_hops=float(done.near_hops),
+        far_hops=float(done.far_hops),
+        crosses=float(done.node_bytes > 0),
+    )
+
+
+def choose(
+    profile: NetworkProfile,
+    collective: Collective,
+    size_bytes: int,
+    shape: Shape,
+    *,
+    links: Bandwidths,
+    forced: Algorithm | None = None,
+) -> Activity:
+    """The activity that the collective is: of the fastest algorithm and protocol, or `forced`.
+
+    Raises:
+        NoAlgorithmError: `forced` cannot do it.
+    """
+    if shape.ranks == 1 or size_bytes == 0:
+        return Activity(
+            algorithm=forced or Algorithm.RING,
+            protocol=Protocol.SIMPLE,
+            latency_ps=0,
+            gpu_bytes=Fraction(0),
+            node_bytes=Fraction(0),
+        )
+    per_node = ranks_on_a_node(shape)
+    best: tuple[float, Algorithm, Protocol, Work, Timing[float]] | None = None
+    for algorithm, protocol, done in candidates(collective, shape):
+        wanted = profile.can(algorithm, per_node) if forced is None else algorithm is forced
+        if not wanted or (algorithm is Algorithm.NVLS and not profile.nvls):
+            continue
+        took = timing(profile, algorithm, protocol, terms(collective, size_bytes, done, links))
+        seconds = took.latency_s + max(took.gpu_s, took.node_s)
+        if best is None or seconds < best[0]:
+            best = seconds, algorithm, protocol, done, took
+    if best is None:
+        raise NoAlgorithmError(
+            f"{forced} cannot do {collective} over {shape.ranks} ranks on {shape.nodes} nodes"
+        )
+    _, algorithm, protocol, done, took = best
+    node_s = size_bytes * done.node_bytes / links.node
+    return Activity(
+        algorithm=algorithm,
+        protocol=protocol,
+        latency_ps=round(took.latency_s * PICOSECONDS_PER_SECOND),
+        gpu_bytes=done.gpu_bytes,
+        node_bytes=done.node_bytes,
+        gpu_efficiency=_share(size_bytes * done.gpu_bytes / links.gpu, took.gpu_s),
+        nic_efficiency=_share(node_s, took.node_s),
+    )
+
+
+def _share(nominal_s: Fraction, taken_s: float) -> Fraction:
+    if not taken_s:
+        return Fraction(1)
+    parts = round(float(nominal_s) / taken_s * _PARTS_PER_ONE)
+    return Fraction(min(_PARTS_PER_ONE, max(1, parts)), _PARTS_PER_ONE)
+
+
+def alone_s(
+    profile: NetworkProfile,
+    collective: Collective,
+    size_bytes: int,
+    shape: Shape,
+    *,
+    links: Bandwidths,
+) -> float:
+    """Seconds per collective in a benchmark's loop, on links to themselves.
+
+    The host launches one after the other, so it bounds what the device could do faster.
+    """
+    chosen = choose(profile, collective, size_bytes, shape, links=links)
+    device_ps = chosen.time_ps(size_bytes, gpu_bytes_per_s=links.gpu, node_bytes_per_s=links.node)
+    return max(device_ps / PICOSECONDS_PER_SECOND, host_s(profile, collective, shape))
+
+
+def host_s(profile: NetworkProfile, collective: Collective, shape: Shape) -> float:
+    """Seconds that the host needs to launch the collective."""
+    if count := peers(collective, shape):
+        return profile.base_s + count * profile.pair_s
+    return profile.launch_s
+
+
+def peers(collective: Collective, shape: Shape) -> int:
+    """Peers that a rank exchanges with directly; 0 if it is no direct exchange."""
+    match collective:
+        case Collective.ALL_TO_ALL:
+            return shape.ranks - 1
+        case Collective.SEND_RECEIVE:
+            return 1
+        case _:
+            return 0
+
+
+def ranks_on_a_node(shape: Shape) -> int:
+    """Ranks on the fullest node, as far as the shape knows."""
+    return -(-shape.ranks // shape.nodes)
