@@ -5,6 +5,7 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
 
+from zsim.collective.profile import NetworkProfile
 from zsim.dtype import DType
 
 
@@ -200,6 +201,7 @@ class Cluster:
         drives: local drives of a node, where they are known.
         board_link: what the two baseboards send each other, where a node has two: each has half of
             the GPUs and of the NICs. Its latency comes on top of the way within a board.
+        network: fitted constants of collectives; without them, rings at the speed of links.
     """
 
     name: str
@@ -217,6 +219,7 @@ class Cluster:
     host: Host | None = None
     drives: Drives | None = None
     board_link: Link | None = None
+    network: NetworkProfile | None = None
 
     def __post_init__(self) -> None:
         for name in (
