@@ -1,4 +1,7 @@
-"""Systems, nodes, fabrics and GPUs that ship with zsim, every number with its source beside it."""
+"""Systems, nodes, fabrics and GPUs that ship with zsim, every number with its source beside it.
+
+The folder `profiles` holds fitted constants of networks, by kind of GPU; `zsim calibrate` wrote it.
+"""
 
 import tomllib
 from functools import cache
@@ -51,3 +54,15 @@ def load(name: str, nodes: int = 1) -> Cluster:
         ClusterError: `nodes` is less than 1.
     """
     return cluster_of(name, table(Part.SYSTEM, name), nodes, table)
+
+
+@cache
+def profiles() -> dict[str, str]:
+    """TOML of the fitted constants of every kind of GPU, by its name."""
+    folder = files(__name__).joinpath("profiles")
+    found = {path.name: path.read_text("utf-8") for path in folder.iterdir()}
+    return {
+        name.removesuffix(".toml"): text
+        for name, text in sorted(found.items())
+        if name.endswith(".toml")
+    }

@@ -206,6 +206,37 @@ def show(
     return Code.DONE
 
 
+@app.command()
+def calibrate(
+    source: Annotated[
+        Path, typer.Option("--from", metavar="DIR", help="Folder of published tables, in CSV.")
+    ],
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that the profiles are written to.")
+    ] = Path("profiles"),
+) -> Code:
+    """Fit the constants of networks to published rows; writes profiles."""
+    from zsim.shell.calibrate import calibrate as calibrate_from
+
+    calibrate_from(source, to)
+    return Code.DONE
+
+
+@app.command()
+def validate(
+    what: Annotated[str, typer.Argument(metavar="network", help="What is predicted.")],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of published tables, in CSV.")],
+    json: Json = False,
+) -> Code:
+    """What is predicted beside what was published, with errors."""
+    from zsim.shell.validate import validate_network
+
+    if what != "network":
+        raise MistakeError(f"{what!r} must be network")
+    validate_network(data, as_json=json)
+    return Code.DONE
+
+
 class _Usage(Protocol):
     """typer's word for a wrong command line."""
 

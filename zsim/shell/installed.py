@@ -1,7 +1,7 @@
 """Scenarios and topologies that ship with installed packages, found through entry points.
 
 A package of scenarios has `names()` and `text(name)`; one of topologies has `names(part)` and
-`text(name, part)` for systems, nodes, fabrics and GPUs.
+`text(name, part)` for systems, nodes, fabrics and GPUs, and `profiles()` for fitted constants.
 """
 
 import tomllib
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from zsim.cluster import Cluster
+from zsim.collective.profiles import Profiles, parse
 from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.topology.edges import fabric_from_edges
 from zsim.topology.nccl import node_from_nccl
@@ -40,6 +41,10 @@ class Topologies(Protocol):
         """The TOML of one of them."""
         ...
 
+    def profiles(self) -> dict[str, str]:
+        """TOML of fitted constants, by kind of GPU."""
+        ...
+
 
 def scenarios() -> dict[str, str]:
     """TOML of every scenario that ships, by name."""
@@ -51,6 +56,14 @@ def scenarios() -> dict[str, str]:
 def _topologies(part: Part) -> dict[str, Topologies]:
     packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
     return {name: package for package in packages for name in package.names(part)}
+
+
+@cache
+def network_profiles() -> dict[str, Profiles]:
+    """Fitted constants of networks, by kind of GPU."""
+    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
+    texts = {name: text for each in packages for name, text in each.profiles().items()}
+    return {name: parse(name, tomllib.loads(text)) for name, text in texts.items()}
 
 
 def part_names(part: Part) -> tuple[str, ...]:

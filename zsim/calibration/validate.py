@@ -1,0 +1,83 @@
+"""Predictions beside published measurements: errors by file, by hardware and by size."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from zsim.calibration.calibrate import Judged, judged, size_class
+from zsim.calibration.measured import Measurement, Unmodelled
+from zsim.collective.profiles import Profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Errors of `rows` predictions, as fractions of what was measured."""
+
+    rows: int
+    median: float
+    mean: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How well one file is predicted.
+
+    Attributes:
+        rows: rows of the file, modelled or not.
+        errors: of all that are modelled; None if none is.
+        by_class: the same by (hardware, class of size).
+        unmodelled: the rows that are not, each with the reason.
+        in_band: share of predictions inside the published band, where there is one.
+    """
+
+    file: str
+    rows: int
+    errors: Errors | None
+    by_class: Mapping[tuple[str, str], Errors]
+    unmodelled: tuple[Unmodelled, ...]
+    in_band: float | None
+
+
+def verdict(
+    file: str,
+    rows: Sequence[Measurement],
+    left: Sequence[Unmodelled],
+    profiles: Mapping[str, Profiles],
+) -> Verdict:
+    """Predict `rows`, each with the profile of its kind of GPU; `left` were not readable."""
+    found: list[Judged] = []
+    unmodelled = list(left)
+    for row in rows:
+        if row.gpu in profiles:
+            found += judged(profiles[row.gpu], [row])
+        else:
+            unmodelled.append(Unmodelled(file=file, row=row.row, reason=f"no profile of {row.gpu}"))
+    by_class: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in found:
+        row = each.measurement
+        by_class[row.gpu, size_class(row.size_bytes)].append(each.error)
+    return Verdict(
+        file=file,
+        rows=len(rows) + len(left),
+        errors=_errors([each.error for each in found]) if found else None,
+        by_class={key: _errors(errors) for key, errors in sorted(by_class.items())},
+        unmodelled=tuple(unmodelled),
+        in_band=_in_band(found),
+    )
+
+
+def _errors(errors: Sequence[float]) -> Errors:
+    p90 = quantiles(errors, n=10, method="inclusive")[-1] if len(errors) > 1 else errors[0]
+    return Errors(rows=len(errors), median=median(errors), mean=fmean(errors), p90=p90)
+
+
+def _in_band(found: Sequence[Judged]) -> float | None:
+    inside = [
+        low <= each.predicted_s <= high
+        for each in found
+        if each.measurement.band is not None
+        for low, high in (each.measurement.band,)
+    ]
+    return sum(inside) / len(inside) if inside else None

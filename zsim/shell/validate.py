@@ -1,0 +1,83 @@
+"""`zsim validate network`: what is predicted beside what others measured."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from zsim.calibration.validate import Errors, Verdict, verdict
+from zsim.shell.answer import print_json
+from zsim.shell.installed import network_profiles
+from zsim.shell.measured import measurements
+
+
+def validate_network(folder: Path, *, as_json: bool) -> None:
+    """Print how well the profiles that ship predict the tables in `folder`.
+
+    Raises:
+        MistakeError: there is nothing to read.
+    """
+    profiles = network_profiles()
+    verdicts = [
+        verdict(name, found, left, profiles) for name, (found, left) in measurements(folder).items()
+    ]
+    if as_json:
+        print_json({"files": {each.file: _object(each) for each in verdicts}})
+    else:
+        _print(verdicts)
+
+
+def _object(found: Verdict) -> dict[str, object]:
+    errors = found.errors
+    result: dict[str, object] = {
+        "rows": found.rows,
+        "modelled": errors.rows if errors else 0,
+        "median_abs_error": errors.median if errors else None,
+        "mean_abs_error": errors.mean if errors else None,
+        "p90_abs_error": errors.p90 if errors else None,
+        "hardware": {},
+        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
+    }
+    hardware: dict[str, dict[str, object]] = {}
+    for (gpu, size), each in found.by_class.items():
+        hardware.setdefault(gpu, {})[size] = {
+            "modelled": each.rows,
+            "median_abs_error": each.median,
+            "mean_abs_error": each.mean,
+            "p90_abs_error": each.p90,
+        }
+    result["hardware"] = hardware
+    if found.in_band is not None:
+        result["inside_published_band"] = found.in_band
+    return result
+
+
+def _print(verdicts: Sequence[Verdict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("file", "hardware", "size"):
+        table.add_column(name, no_wrap=True)
+    for name in ("rows", "median", "mean", "90 %"):
+        table.add_column(name, justify="right")
+    for found in verdicts:
+        if found.errors is not None:
+            table.add_row(found.file, "all", "all", *_figures(found.errors))
+        for (gpu, size), errors in found.by_class.items():
+            table.add_row("", gpu, size, *_figures(errors))
+    Console(width=100, highlight=False).print(table)
+    for found in verdicts:
+        modelled = found.errors.rows if found.errors else 0
+        print(f"{found.file}: {modelled} of {found.rows} rows are modelled")
+        for reason, count in Counter(each.reason for each in found.unmodelled).items():
+            rows = [str(each.row) for each in found.unmodelled if each.reason == reason]
+            print(f"  not {'line' if count == 1 else 'lines'} {', '.join(rows)}: {reason}")
+        if found.in_band is not None:
+            print(f"  {found.in_band:.0%} of the predictions are inside the published band")
+
+
+def _figures(errors: Errors) -> tuple[str, ...]:
+    return (
+        str(errors.rows),
+        *(f"{value:.1%}" for value in (errors.median, errors.mean, errors.p90)),
+    )
