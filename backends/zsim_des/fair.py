@@ -7,7 +7,9 @@ Shape = tuple[tuple[int, Fraction], ...]
 """What an activity takes: pairs of link number and bytes on it for each byte of progress."""
 
 
-def fair_rates(shapes: Sequence[Shape], capacities: Sequence[int]) -> tuple[Fraction, ...]:
+def fair_rates(
+    shapes: Sequence[Shape], capacities: Sequence[int | Fraction]
+) -> tuple[Fraction, ...]:
     """Bytes of progress per second of each activity, max-min fair (progressive filling).
 
     All rates rise together until a link is full; the activities on it stay where they are, the
@@ -17,7 +19,7 @@ def fair_rates(shapes: Sequence[Shape], capacities: Sequence[int]) -> tuple[Frac
     Every activity uses at least one link.
     """
     if len(shapes) == 1:
-        return (min(capacities[link] / taken for link, taken in shapes[0]),)
+        return (min(Fraction(capacities[link]) / taken for link, taken in shapes[0]),)
     left: dict[int, Fraction] = {}
     pressure: dict[int, Fraction] = {}
     for shape in shapes:

@@ -13,9 +13,7 @@ Loads = dict[int, Fraction]
 """Bytes on one link of each class, by its number, for each byte that neighbours exchange."""
 
 TO_SWITCH, FROM_SWITCH = "gpu->switch", "switch->gpu"
-OUT = ("switch->nic", "nic->network")
-IN = ("network->nic", "nic->switch")
-NAMES = (TO_SWITCH, FROM_SWITCH, *OUT, *IN)
+TO_PCIE, FROM_PCIE = "gpu->pcie", "pcie->gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,74 +22,81 @@ class LinkClass:
 
     names: tuple[str, ...]
     count: Fraction
-    bytes_per_s: int
+    bytes_per_s: Fraction
 
 
 class Links:
     """Numbers link classes and says what rings and Sends load them with.
 
-    A GPU's two directions and a NIC's two directions are a link class each per rank class and NIC
-    class. The two hops of a NIC carry the same bytes at the same rate, so they limit as one.
+    A GPU's two directions are a link class each per rank class, and the links between nodes are as
+    the fold has them. The two hops of a NIC carry the same bytes at the same rate, so they limit as
+    one. Where GPUs reach their NICs through PCIe, what leaves the domain takes that way; elsewhere
+    the NICs hang on the switch.
     """
 
     def __init__(self, fold: Fold, cluster: Cluster) -> None:
         self.classes: list[LinkClass] = []
         self._fold = fold
         self._graph = class_graph(cluster)
-        switch, nic = cluster.switch_link.bytes_per_s, cluster.nic_link.bytes_per_s
+        switch = cluster.switch_link.bytes_per_s
         self._up = [self._add((TO_SWITCH,), each.count, switch) for each in fold.ranks]
         self._down = [self._add((FROM_SWITCH,), each.count, switch) for each in fold.ranks]
-        self._out = [self._add(OUT, each.count, nic) for each in fold.nics]
-        self._in = [self._add(IN, each.count, nic) for each in fold.nics]
+        self._pcie: list[tuple[int, int]] = []
+        if cluster.pcie_link is not None:
+            speed = cluster.pcie_link.bytes_per_s
+            self._pcie = [
+                (
+                    self._add((TO_PCIE,), each.count, speed),
+                    self._add((FROM_PCIE,), each.count, speed),
+                )
+                for each in fold.ranks
+            ]
+        self._rings: dict[int, Loads] = {}
+        self._sends: dict[tuple[int, str, int], Loads] = {}
+        for each in fold.links:
+            number = self._add(each.names, each.count, each.bytes_per_s)
+            for communicator, load in each.rings.items():
+                self._rings.setdefault(communicator, {})[number] = load
+            for sender, load in each.sends.items():
+                self._sends.setdefault(sender, {})[number] = load
 
-    def _add(self, names: tuple[str, ...], count: int | Fraction, bytes_per_s: int) -> int:
-        self.classes.append(LinkClass(names, Fraction(count), bytes_per_s))
+    def _add(
+        self, names: tuple[str, ...], count: int | Fraction, bytes_per_s: int | Fraction
+    ) -> int:
+        self.classes.append(LinkClass(names, Fraction(count), Fraction(bytes_per_s)))
         return len(self.classes) - 1
 
     def ring(self, communicator: CommunicatorClass) -> Loads:
         """Loads of a ring in every communicator of the class."""
         loads: Loads = {}
         for index in communicator.classes:
-            loads[self._up[index]] = loads[self._down[index]] = Fraction(1)
-        if communicator.nodes == 1:
-            return loads
-        group = communicator.group
-        for number, nic in enumerate(self._fold.nics):
-            share = sum(
-                (
-                    ranks * self._fold.ranks[index].shares[group]
-                    for index, ranks in nic.ranks.items()
-                    if index in communicator.classes
-                ),
-                Fraction(0),
-            )
+            share = self._fold.ranks[index].shares[communicator.group] if self._pcie else 0
             if share:
-                loads[self._out[number]] = loads[self._in[number]] = share
-        return loads
+                to_pcie, from_pcie = self._pcie[index]
+                loads[to_pcie] = loads[from_pcie] = Fraction(share)
+            if share < 1:
+                loads[self._up[index]] = loads[self._down[index]] = Fraction(1 - share)
+        return loads | self._rings.get(communicator.index, {})
 
     def send(self, source: RankClass, group: str, offset: int) -> Loads:
         """Loads when every rank of `source` sends one byte per byte of progress to its peer."""
         peer = source.peers[group, offset]
-        loads: Loads = {
-            self._up[source.index]: Fraction(1),
-            self._down[peer.rank_class]: Fraction(1),
-        }
-        if peer.is_far:
-            for number, nic in enumerate(self._fold.nics):
-                if ranks := nic.ranks.get(source.index):
-                    loads[self._out[number]] = ranks
-                if ranks := nic.ranks.get(peer.rank_class):
-                    loads[self._in[number]] = ranks
-        return loads
+        up, down = self._up[source.index], self._down[peer.rank_class]
+        if peer.is_far and self._pcie:
+            up, down = self._pcie[source.index][0], self._pcie[peer.rank_class][1]
+        far = self._sends.get((source.index, group, offset), {})
+        return {up: Fraction(1), down: Fraction(1)} | far
 
     def lap_ps(self, communicator: CommunicatorClass) -> int:
         """Picoseconds in which the first byte goes once around the ring."""
-        return RingShape(ranks=communicator.ranks, nodes=communicator.nodes).lap_ps(self._graph)
+        shape = RingShape(ranks=communicator.ranks, nodes=communicator.domains)
+        return shape.lap_ps(self._graph) + communicator.climb_ps
 
     def send_latency_ps(self, source: RankClass, group: str, offset: int) -> int:
         """Picoseconds of the way to the peer."""
-        is_far = source.peers[group, offset].is_far
-        return latency_ps(self._graph, BETWEEN_NODES if is_far else WITHIN_NODE)
+        peer = source.peers[group, offset]
+        way = BETWEEN_NODES if peer.is_far else WITHIN_NODE
+        return latency_ps(self._graph, way) + peer.climb_ps
 
 
 def joined(parts: list[tuple[Loads, int]]) -> tuple[Shape, int]:

@@ -25,7 +25,7 @@ class Network:
     Progress is exact; only the time at which an activity ends is rounded, up to a picosecond.
     """
 
-    def __init__(self, env: simpy.Environment, capacities: Sequence[int]) -> None:
+    def __init__(self, env: simpy.Environment, capacities: Sequence[int | Fraction]) -> None:
         self.env = env
         self.moved: dict[tuple[int, int], int] = {}
         self._capacities = capacities

@@ -19,7 +19,7 @@ from zsim.trace import Event, LinkUse, OutOfMemory, RankTrace, Trace, Transfer
 from zsim_des.engine import Instance, Rank
 from zsim_des.fold import fold
 from zsim_des.instruction import Lowered, LoweringError, lower
-from zsim_des.links import NAMES, Links
+from zsim_des.links import Links
 from zsim_des.network import Network
 from zsim_des.rendezvous import MismatchError, Rendezvous
 
@@ -199,7 +199,7 @@ def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:
             for link, taken in network.shape(number):
                 moved[link] += taken * size_bytes * links.classes[link].count
     uses: list[LinkUse] = []
-    for name in NAMES:
+    for name in dict.fromkeys(name for each in links.classes for name in each.names):
         classes = zip(links.classes, moved, strict=True)
         alike = [(each, size) for each, size in classes if name in each.names]
         if not any(size for _, size in alike):
@@ -209,7 +209,7 @@ def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:
                 link=name,
                 count=ceil(sum(each.count for each, _ in alike)),
                 bytes=int(sum(size for _, size in alike)),
-                capacity_bytes_per_s=alike[0][0].bytes_per_s,
+                capacity_bytes_per_s=int(alike[0][0].bytes_per_s),
             )
         )
     return tuple(uses)

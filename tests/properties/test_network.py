@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import simpy
 from chunk_network import Activity, ChunkNetwork, Flow
-from drawn_clusters import NO_MODEL, RATES
+from drawn_clusters import NO_MODEL, RATES, fabrics
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ speeds = st.sampled_from([10, 12.5, 25, 50, 300]).map(lambda gigabytes: int(giga
 
 @st.composite
 def small_clusters(draw: st.DrawFn, ranks: int) -> Cluster:
-    """Nodes without latency on one switch, their GPUs shared evenly by their NICs."""
+    """Nodes without latency on any fabric, their GPUs shared evenly by their NICs."""
     gpus_per_node = draw(st.integers(1, ranks))
     nics = [count for count in range(1, gpus_per_node + 1) if gpus_per_node % count == 0]
     return Cluster(
@@ -39,6 +39,7 @@ def small_clusters(draw: st.DrawFn, ranks: int) -> Cluster:
         switch_link=Link(bytes_per_s=draw(speeds)),
         nics_per_node=draw(st.sampled_from(nics)),
         nic_link=Link(bytes_per_s=draw(speeds)),
+        fabric=draw(fabrics(latencies=False)),
     )
 
 

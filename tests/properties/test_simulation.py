@@ -103,8 +103,15 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
         if transfer.step == job.steps - 1
     )
     on_links = {use.link: use.bytes for use in trace.links}
-    assert on_links.get("gpu->switch", 0) == on_links.get("switch->gpu", 0) == sent
-    assert on_links.get("switch->nic", 0) == on_links.get("network->nic", 0) <= sent
+    near, pcie = on_links.get("gpu->switch", 0), on_links.get("gpu->pcie", 0)
+    assert near == on_links.get("switch->gpu", 0)
+    assert pcie == on_links.get("pcie->gpu", 0)
+    assert near + pcie == sent
+    out, spine = on_links.get("switch->nic", 0), on_links.get("leaf->spine", 0)
+    assert out == on_links.get("nic->switch", 0) <= sent
+    leaf = spine + on_links.get("leaf->network", 0)
+    assert leaf == on_links.get("spine->leaf", 0) + on_links.get("network->leaf", 0) <= out
+    assert on_links.get("spine->network", 0) == on_links.get("network->spine", 0) <= leaf
 
 
 @given(any_cases)

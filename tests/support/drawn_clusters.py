@@ -1,11 +1,12 @@
 """What Hypothesis draws to simulate: clusters of any shape, and schedules that cannot hang."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from hypothesis import strategies as st
 
 from zsim.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link, Rate
+from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
 from zsim.dtype import DType
 from zsim.mesh import Span
 from zsim.model import BATCH, Model, Segment, Unit, Value
@@ -42,7 +43,13 @@ NO_MODEL = Model(
 def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
     """A cluster with at least `ranks` GPUs: numbers of GPUs and NICs that need not divide."""
     gpus_per_node = draw(st.integers(1, max(2, ranks)))
+    fabric = draw(fabrics())
+    below = [tier.nodes_below for tier in fabric.tiers]
+    domains = [n for n in (1, 1, 2, 3) if all(b % n == 0 or n % b == 0 for b in below)]
     return Cluster(
+        fabric=fabric,
+        nodes_per_domain=draw(st.sampled_from(domains)),
+        pcie_link=draw(st.sampled_from([None, None, Link(bytes_per_s=2 * 10**8)])),
         name="drawn",
         nodes=-(-ranks // gpus_per_node) + draw(st.integers(0, 1)),
         gpus_per_node=gpus_per_node,
@@ -57,6 +64,29 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
         nics_per_node=draw(st.integers(1, 5)),
         nic_link=draw(links()),
     )
+
+
+@st.composite
+def fabrics(draw: st.DrawFn, *, latencies: bool = True) -> Fabric:
+    """Any fabric of up to three levels, without latencies if they are not wanted."""
+    kind = draw(st.sampled_from([kind for kind in FabricKind if kind is not FabricKind.EXPLICIT]))
+    if kind is FabricKind.SINGLE_SWITCH:
+        return Fabric()
+    tiers: list[Tier] = []
+    below = 1
+    for name in draw(st.sampled_from([("leaf",), ("leaf", "spine")])):
+        below *= draw(st.integers(1, 3)) if not tiers else draw(st.integers(2, 3))
+        oversubscription = Fraction(draw(st.sampled_from([1, 2, 3])))
+        latency_ps = draw(st.sampled_from([0, 11])) if latencies else 0
+        tiers.append(
+            Tier(
+                name=name,
+                nodes_below=below,
+                oversubscription=oversubscription,
+                latency_ps=latency_ps,
+            )
+        )
+    return Fabric(kind=kind, tiers=tuple(tiers))
 
 
 @st.composite

@@ -1,9 +1,11 @@
 """The links of a cluster as a graph: of classes with multiplicities, or every link on request.
 
-GPUs of a node meet on its switch, NICs hang on the switch, nodes meet on one network that itself
-limits nothing. Every link is two edges, one per direction. Each GPU sends to other nodes through
-the NIC nearest to it: GPU i of g uses NIC floor(i * k / g) of k, or with more NICs than GPUs its
-share of k / g of them.
+GPUs of an NVSwitch domain meet on its switch, NICs hang on the switch, nodes meet on a fabric of
+switches with tiers, whose top limits nothing. Every link is two edges, one per direction. Each GPU
+sends to other nodes through the NIC nearest to it: GPU i of g uses NIC floor(i * k / g) of k, or
+with more NICs than GPUs its share of k / g of them. On rails it takes the NIC of the rail that is
+the target's. Switches of a tier are one for each group of nodes (and rail, where they are apart),
+with all their uplinks as one link. PCIe and fabrics given by their edges are not in the graph.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from zsim.cluster import Cluster
+from zsim.cluster import Cluster, FabricKind
 
 GPU, SWITCH, NIC, NETWORK = "gpu", "switch", "nic", "network"
 WITHIN_NODE = (GPU, SWITCH, GPU)
@@ -66,18 +68,46 @@ THE_NETWORK = Device(NETWORK)
 def full_graph(cluster: Cluster) -> "Graph[Device]":
     """Every GPU, switch and NIC, and both directions of every link. Costs as much as there are."""
     graph: Graph[Device] = nx.DiGraph()
+    switch, nic_link = cluster.switch_link.bytes_per_s, cluster.nic_link.bytes_per_s
     for node in range(cluster.nodes):
-        hub = Device(SWITCH, node)
+        hub = _hub(cluster, node)
         for index in range(cluster.gpus_per_node):
-            _connect(graph, Device(GPU, node, index), hub, cluster.switch_link.bytes_per_s)
+            _connect(graph, Device(GPU, node, index), hub, switch)
         for index in range(cluster.nics_per_node):
             nic = Device(NIC, node, index)
-            _connect(graph, nic, hub, cluster.nic_link.bytes_per_s)
-            _connect(graph, nic, THE_NETWORK, cluster.nic_link.bytes_per_s)
+            tiers = _tiers(cluster, nic)
+            _connect(graph, nic, hub, nic_link)
+            _connect(graph, nic, tiers[0], nic_link)
+            for number, (low, high) in enumerate(pairwise(tiers)):
+                speed = cluster.uplink_bytes_per_s(number)
+                if _has_rails(cluster, number):
+                    speed /= cluster.nics_per_node
+                _connect(graph, low, high, speed)
     return graph
 
 
-def _connect(graph: "Graph[Device]", one: Device, other: Device, bytes_per_s: int) -> None:
+def _hub(cluster: Cluster, node: int) -> Device:
+    """The switch of the domain of a node."""
+    return Device(SWITCH, node // cluster.nodes_per_domain)
+
+
+def _has_rails(cluster: Cluster, tier: int) -> bool:
+    kind = cluster.fabric.kind
+    return kind is FabricKind.RAIL_ONLY or (kind is FabricKind.RAIL_OPTIMIZED and tier == 0)
+
+
+def _tiers(cluster: Cluster, nic: Device) -> list[Device]:
+    """The switches above a NIC, from its leaf to the top."""
+    found: list[Device] = []
+    for number, tier in enumerate(cluster.fabric.tiers):
+        rail = nic.number if _has_rails(cluster, number) else 0
+        found.append(Device(tier.name, nic.node // tier.nodes_below, rail))
+    return [*found, THE_NETWORK]
+
+
+def _connect(
+    graph: "Graph[Device]", one: Device, other: Device, bytes_per_s: int | Fraction
+) -> None:
     graph.add_edge(one, other, bytes_per_s=bytes_per_s)
     graph.add_edge(other, one, bytes_per_s=bytes_per_s)
 
@@ -105,10 +135,17 @@ def ways(
     cluster: Cluster, source: Device, target: Device
 ) -> Iterator[tuple[tuple[Device, ...], Fraction]]:
     """Ways from one GPU to another, each with the share of the bytes that takes it."""
-    hub, far_hub = Device(SWITCH, source.node), Device(SWITCH, target.node)
+    hub, far_hub = _hub(cluster, source.node), _hub(cluster, target.node)
     if hub == far_hub:
         yield (source, hub, target), Fraction(1)
         return
-    for nic, share in nearest_nics(cluster, source):
-        for far_nic, far_share in nearest_nics(cluster, target):
-            yield (source, hub, nic, THE_NETWORK, far_nic, far_hub, target), share * far_share
+    on_rails = cluster.fabric.kind in {FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY}
+    for far_nic, far_share in nearest_nics(cluster, target):
+        near = nearest_nics(cluster, source)
+        if on_rails:
+            near = [(far_nic._replace(node=source.node), Fraction(1))]
+        for nic, share in near:
+            up, down = _tiers(cluster, nic), _tiers(cluster, far_nic)
+            meet = next(index for index, switch in enumerate(up) if switch == down[index])
+            above = (*up[: meet + 1], *reversed(down[:meet]))
+            yield (source, hub, nic, *above, far_nic, far_hub, target), share * far_share

@@ -83,7 +83,8 @@ def ring_edges(cluster: Cluster, members: Sequence[int]) -> dict[tuple[int, int]
     """
     nodes: dict[int, list[int]] = {}
     for rank in members:
-        nodes.setdefault(gpu_of(cluster, rank).node, []).append(rank)
+        domain = gpu_of(cluster, rank).node // cluster.nodes_per_domain
+        nodes.setdefault(domain, []).append(rank)
     if len(members) == 1:
         return {}
     ring_count = lcm(*(len(ranks) for ranks in nodes.values())) if len(nodes) > 1 else 1
