@@ -8,7 +8,9 @@ Proved of layouts and persistent buffers, with sizes of zero and fewer elements 
 * of each parameter layout a role holds one persistent parameter buffer (the whole, or the rank's
   shard), one master if any layout has one, and as many moments as the others;
 * where ranks hold a layout as shards, every rank along the axis holds its own;
-* what is initialized has a layout that says with what.
+* what is initialized has a layout that says with what;
+* a segment that reads a parameter out of a whole layout reads all of one piece; with the model
+  given, its parameters in the order of the unit.
 
 A parameter layout is one that a persistent buffer of kind parameter holds. That segments divide a
 layout evenly, and that buffers are as large as their segments, holds of every schedule that exists.
@@ -24,7 +26,7 @@ from zsim.check.finding import Finding
 from zsim.check.subject import Subject
 from zsim.layout import Layout
 from zsim.mesh import Group
-from zsim.operation import Action, Compute
+from zsim.operation import Action, Compute, Role, View, walk
 from zsim.schedule import Buffer, Kind, Program, Schedule
 
 INVARIANT = "partition"
@@ -43,6 +45,7 @@ def examine(subject: Subject) -> list[Finding]:
         for operation in each.setup.operations:
             if isinstance(operation, Compute) and operation.action is Action.INITIALIZE:
                 found += _without_layout(each.program, operation)
+        found += _Reads(subject, each.program).inspect()
     return found
 
 
@@ -179,3 +182,61 @@ def _without_layout(program: Program, initialize: Compute) -> Iterator[Finding]:
         if buffer.layout is None:
             why = f"initializes {buffer.name}, which has no layout that says with what"
             yield _finding(program.role, initialize.id, why)
+
+
+class _Reads:
+    """Whether segments read the parameters that they are about."""
+
+    def __init__(self, subject: Subject, program: Program) -> None:
+        self.program = program
+        self.pieces = {
+            layout.name: {(piece.start, piece.size): piece.parameter for piece in layout.pieces}
+            for layout in subject.schedule.layouts
+        }
+        self.needed = {
+            (unit.name, number): segment.parameters
+            for unit in (subject.model.units if subject.model is not None else ())
+            for number, segment in enumerate(unit.segments)
+        }
+        self.names: dict[int, str | None] = {}
+
+    def inspect(self) -> Iterator[Finding]:
+        """Every operation that reads something else."""
+        segments = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+        for operation in walk(self.program.step):
+            if isinstance(operation, Compute) and operation.action in segments:
+                yield from self._operation(operation)
+
+    def _operation(self, compute: Compute) -> Iterator[Finding]:
+        views = [each.view for each in compute.operands if each.role is Role.PARAMETER]
+        names = [self._name(view) for view in views]
+        for view, name in zip(views, names, strict=True):
+            if name is None:
+                why = f"computes with a part of {view.buffer} that is no parameter"
+                where = f"elements {view.start} to {view.start + view.size}"
+                yield _finding(self.program.role, compute.id, why, where)
+        needed = self.needed.get((compute.unit, compute.segment))
+        if needed is None or None in names:
+            return
+        known = len(names) == len(needed)
+        if not known or any(name and name != due for name, due in zip(names, needed, strict=True)):
+            yield _finding(
+                self.program.role,
+                compute.id,
+                f"computes with other parameters than segment {compute.segment} of "
+                f"{compute.unit} has",
+                f"reads {', '.join(name or 'something' for name in names)}",
+                f"needs {', '.join(needed)}",
+            )
+
+    def _name(self, view: View) -> str | None:
+        """The parameter that `view` is; nothing if it is none, "" where no layout can say."""
+        key = id(view)
+        if key not in self.names:
+            layout = self.program.by_name[view.buffer].layout
+            whole = layout is not None and view.axis is None and view.layout is None
+            if not whole or view.size == 0 or layout is None:
+                self.names[key] = ""
+            else:
+                self.names[key] = self.pieces[layout].get((view.start, view.size))
+        return self.names[key]

@@ -39,6 +39,8 @@ from zsim.check.value import (
     REPLICATE,
     SHARD,
     SUMMANDS,
+    VERDICT,
+    VERDICTS,
     WHOLE,
     WORDS,
     WRITTEN,
@@ -121,7 +123,7 @@ class _Walk:
         )
         self.flowing = tuple(SHARD if name == DATA else ANY for name in axes)
         self.summand = tuple(PARTIAL if name == DATA else ANY for name in axes)
-        self._collective: dict[tuple[type[Operation], str, bool], Rule] = {}
+        self._collective: dict[tuple[type[Operation], str, frozenset[int]], Rule] = {}
         self._inside: dict[str, list[int]] = {}
 
     def part(self, numbered: Numbered, values: Values) -> list[Values]:
@@ -254,8 +256,9 @@ class _Walk:
             axis = self.ledger.axes[placed.index(MIXED)]
             why = f"measures gradients of which some are Shard and some Replicate over {axis}"
             self.ledger.note(compute.id, why, ("no single reduction makes their sum complete",))
+        apart = VERDICT if compute.action is Action.FINITE else PARTIAL
         number = tuple(
-            PARTIAL if code == SHARD or axis != DATA else ANY if code == MIXED else code
+            apart if code == SHARD or axis != DATA else ANY if code == MIXED else code
             for axis, code in zip(self.ledger.axes, placed, strict=True)
         )
         for operand in compute.operands:
@@ -295,11 +298,12 @@ class _Walk:
         match operation:
             case AllGather():
                 rule, after, verb = self._rule(operation, PARTS, "Shard"), REPLICATE, "gathers"
+            case AllReduce(reduction=Reduction.MAX) | ReduceScatter(reduction=Reduction.MAX):
+                rule = self._rule(operation, VERDICTS, "a verdict or Replicate")
+                after = REPLICATE if isinstance(operation, AllReduce) else SHARD
+                verb = "takes the maximum of"
             case ReduceScatter():
                 rule, after, verb = self._rule(operation, SUMMANDS, "Partial"), SHARD, "reduces"
-            case AllReduce(reduction=Reduction.MAX):
-                allowed = SUMMANDS | WHOLE
-                rule, after, verb = self._rule(operation, allowed, "Partial"), REPLICATE, "reduces"
             case AllReduce():
                 rule, after, verb = self._rule(operation, SUMMANDS, "Partial"), REPLICATE, "reduces"
             case Broadcast():
@@ -329,7 +333,7 @@ class _Walk:
     def _rule(self, operation: Operation, allowed: frozenset[int], needs: str) -> Rule:
         """`allowed` along the axes of the operation's group, any value along the others."""
         assert isinstance(operation, AllGather | ReduceScatter | AllReduce | Broadcast)
-        key = (type(operation), operation.group, allowed is SUMMANDS)
+        key = (type(operation), operation.group, allowed)
         if key not in self._collective:
             along = self._along_group(operation.group)
             self._collective[key] = Rule(

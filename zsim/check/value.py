@@ -1,7 +1,9 @@
 """What a value is along an axis of the mesh, and the values that a rank's buffers hold.
 
 The words are those of DTensor; `OWN` is a shard that stands at its place in memory for the whole
-tensor, of which all else is stale. `ANY` is a constant, or what no rule of a schedule can judge.
+tensor, of which all else is stale. `VERDICT` is what each rank found in its own part; their maximum
+is the answer, as it is not of summands. `ANY` is a constant, or what no rule of a schedule can
+judge.
 """
 
 from dataclasses import dataclass, field
@@ -10,13 +12,14 @@ from zsim.check.finding import Finding
 from zsim.operation import View
 from zsim.schedule import Program, Schedule
 
-ANY, REPLICATE, SHARD, PARTIAL, OWN, MIXED, NOTHING = range(7)
+ANY, REPLICATE, SHARD, PARTIAL, VERDICT, OWN, MIXED, NOTHING = range(8)
 
 WORDS = {
     ANY: "any",
     REPLICATE: "Replicate",
     SHARD: "Shard",
     PARTIAL: "Partial",
+    VERDICT: "each rank's own verdict",
     OWN: "valid only in the rank's own part",
     MIXED: "Replicate, Shard or Partial in different places",
     NOTHING: "written by nothing",
@@ -104,8 +107,9 @@ class Values:
 WHOLE = frozenset({ANY, REPLICATE})
 COMPLETE = frozenset({ANY, REPLICATE, SHARD})
 SUMMANDS = frozenset({ANY, PARTIAL})
+VERDICTS = frozenset({ANY, REPLICATE, VERDICT})
 PARTS = frozenset({ANY, SHARD})
-WRITTEN = frozenset({ANY, REPLICATE, SHARD, PARTIAL})
+WRITTEN = frozenset({ANY, REPLICATE, SHARD, PARTIAL, VERDICT})
 """What an operand may be along an axis."""
 
 

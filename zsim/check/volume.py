@@ -2,8 +2,10 @@
 
 Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
 and collective with scalars apart, equal the promise as integers; the largest book of each pool, in
-host issue order over setup and a step, is not above its promise. What the contract leaves out is
-not examined. Of a branch, `otherwise` counts for the wire, and both lists for memory.
+host issue order over setup and a step, is not above its promise. A contract that names its strategy
+promises, where the model is given, what the closed forms say of both: volume and loss divisor. What
+the contract leaves out is not examined. Of a branch, `otherwise` counts for the wire, and both
+lists for memory.
 
 Assumed: a deferred free returns as late as the schedule allows.
 
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from zsim.allocator import book, peak_bytes
 from zsim.check.finding import Finding
 from zsim.check.subject import NumberedProgram, Subject
+from zsim.closed_form import wire_bytes
 from zsim.collective.volume import is_scalar, ring_equivalent_bytes
 from zsim.numbered import Numbered
 from zsim.operation import (
@@ -38,7 +41,7 @@ Line = tuple[str, str, bool]
 def examine(subject: Subject) -> list[Finding]:
     """Every line of the promised volume that is not kept, and every pool that holds more."""
     contract = subject.schedule.contract
-    found: list[Finding] = []
+    found = list(_contract(subject))
     promised: Counter[Line] = Counter()
     for line in contract.wire_bytes or ():
         promised[line.group, line.collective, line.scalar] += line.bytes
@@ -49,6 +52,28 @@ def examine(subject: Subject) -> list[Finding]:
             if role == each.program.role:
                 found += _memory(each.program, pool, size)
     return found
+
+
+def _contract(subject: Subject) -> Iterator[Finding]:
+    """What the contract promises otherwise than model and strategy say."""
+    contract, model = subject.schedule.contract, subject.model
+    strategy = contract.strategy
+    if strategy is None or model is None or model.tensor != strategy.tensor:
+        return
+    divisor = strategy.data * strategy.gradient_accumulation_steps
+    needed = wire_bytes(model, strategy)
+    for name, promised, said in (
+        ("loss_divisor", contract.loss_divisor, divisor),
+        ("wire_bytes", set(contract.wire_bytes or ()), set(needed)),
+    ):
+        if promised != said and (name != "wire_bytes" or contract.wire_bytes is not None):
+            yield Finding(
+                invariant=INVARIANT,
+                role="",
+                operation=f"contract/{name}",
+                why=f"promises another {name} than model and strategy say",
+                witness=(f"promised: {promised}", f"by closed form: {said}"),
+            )
 
 
 def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> Iterator[Finding]:

@@ -202,6 +202,12 @@ def test_a_maximum_may_be_taken_of_copies() -> None:
     assert case.found() == []
 
 
+def test_a_maximum_of_summands_is_not_their_sum() -> None:
+    case = Gradients()
+    case.step.all_reduce("reduce", "data", case.whole.all, reduction=Reduction.MAX)
+    assert "takes the maximum of whole, which is Partial over data" in case.found()[0].why
+
+
 def test_an_update_whose_state_is_placed_otherwise_is_found() -> None:
     case = Gradients()
     case.scatter()
@@ -279,7 +285,8 @@ def test_a_branch_decides_on_what_all_ranks_have() -> None:
         return case.found()
 
     assert branch(reduces=True) == []
-    assert "decides on number, which is Partial over data" in branch(reduces=False)[0].why
+    verdict = "decides on number, which is each rank's own verdict over data"
+    assert verdict in branch(reduces=False)[0].why
 
 
 def test_both_lists_of_a_branch_are_gone_through() -> None:
