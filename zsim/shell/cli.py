@@ -1,4 +1,4 @@
-"""The command line: `zsim run`, `check`, `plan`, `list` and `show`.
+"""The command line: `zsim run`, `check`, `plan`, `topology`, `list`, `show` and others.
 
 Exit codes: 0 done; 1 the answer is no (findings, does not fit); 2 the caller's mistake; 3 the run
 itself failed; 130 interrupted. What is heavy is imported by the command that needs it.
@@ -168,6 +168,29 @@ def plan(
         print_json(plan_object(found))
     else:
         print_plan(source.title, found)
+    return Code.DONE
+
+
+@app.command()
+def topology(
+    name: Annotated[
+        str, typer.Argument(help="A system or node that ships, or a file.", show_default=False)
+    ],
+    nodes: Annotated[
+        int, typer.Option(metavar="N", parser=at_least(1), help="So many nodes of it.")
+    ] = 1,
+    fabric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The fabric that a node is put on.")
+    ] = None,
+    drawing: Annotated[
+        Path | None, typer.Option("--draw", metavar="FILE", help="Draw it there: .svg or .png.")
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """What a cluster is made of and can carry; draws it."""
+    from zsim.shell.topology import Request, describe
+
+    describe(Request(name=name, nodes=nodes, fabric=fabric, drawing=drawing, as_json=json))
     return Code.DONE
 
 

@@ -1,0 +1,192 @@
+"""`zsim topology`: what a cluster is made of, what it can carry, and its picture."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from zsim.cluster import Cluster, ClusterError, FabricKind
+from zsim.shell.answer import print_json, print_lines
+from zsim.shell.installed import part_names, topology
+from zsim.shell.mistake import MistakeError, file_fault, mistakes
+from zsim.shell.written import write
+from zsim.topology import Part, TopologyError
+from zsim.topology.cut import Cut, cuts, narrowest
+from zsim.topology.description import LinkClass, link_classes
+from zsim.topology.drawing import draw, rate, speed
+from zsim.units import format_bytes, format_rate
+
+ONE_SWITCH = "single_switch"
+"""What a node is put on where no fabric is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What `zsim topology` was asked."""
+
+    name: str
+    nodes: int
+    fabric: str | None
+    drawing: Path | None
+    as_json: bool
+
+
+class _Cairo(Protocol):
+    """cairosvg, as far as it is used."""
+
+    def svg2png(self, *, bytestring: bytes, scale: float) -> bytes:
+        """The picture as PNG."""
+        ...
+
+
+def describe(request: Request) -> None:
+    """Print what the cluster is, and draw it if asked.
+
+    Raises:
+        MistakeError: there is no such cluster, or the picture cannot be written.
+    """
+    if request.drawing is not None and request.drawing.suffix not in {".svg", ".png"}:
+        raise MistakeError(f"--draw: {request.drawing}: must end in .svg or .png")
+    cluster = _cluster(request)
+    found = cuts(cluster)
+    if request.drawing is not None:
+        _draw(request.drawing, draw(cluster, narrowest(found) if found else None))
+    if request.as_json:
+        print_json(topology_object(cluster, found))
+    else:
+        print(cluster.name)
+        print_lines(_lines(cluster, found))
+
+
+def _cluster(request: Request) -> Cluster:
+    name, fabric = request.name, request.fabric
+    if fabric is None and (name in part_names(Part.NODE) or name.endswith(".xml")):
+        fabric = ONE_SWITCH
+    if fabric is None and name not in part_names(Part.SYSTEM) and not name.endswith(".toml"):
+        known = ", ".join((*part_names(Part.SYSTEM), *part_names(Part.NODE)))
+        raise MistakeError(f"name: {name!r} must be a file (.toml, .xml) or one of {known}")
+    if fabric is not None and name in part_names(Part.SYSTEM):
+        raise MistakeError(f"--fabric: {name} is a node on a fabric already")
+    with mistakes(TopologyError, ClusterError):
+        return topology(name, fabric, request.nodes)
+
+
+def _draw(path: Path, svg: str) -> None:
+    if path.suffix == ".svg":
+        write(path, svg)
+        return
+    try:
+        cairo = cast("_Cairo", import_module("cairosvg"))
+    except (ImportError, OSError) as error:  # the library, or cairo itself below it
+        raise MistakeError(
+            f"--draw: {path}: PNG needs cairosvg (pip install 'zsim[draw]') and the cairo library, "
+            f"SVG needs nothing: {error}"
+        ) from None
+    try:
+        path.write_bytes(cairo.svg2png(bytestring=svg.encode(), scale=2.0))
+    except OSError as error:
+        raise file_fault(str(path), error) from None
+
+
+def _lines(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:
+    gpu, host, drives = cluster.gpu, cluster.host, cluster.drives
+    yield "nodes", f"{cluster.nodes:,} of {cluster.gpus_per_node} GPUs: {cluster.ranks:,} in all"
+    peak = max(gpu.rates, key=lambda each: each.peak)
+    memory = f"{format_bytes(gpu.memory_bytes)} at {rate(gpu.memory_bytes_per_s)}"
+    yield "GPU", f"{gpu.name}: {memory}, {format_rate(peak.peak)} in {peak.dtype}"
+    if host is not None:
+        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
+        local = ""
+        if drives is not None:
+            local = f", {drives.count} drives of {format_bytes(drives.capacity_bytes)}"
+        yield "host", f"{memory}{local}"
+    if cluster.nodes_per_domain > 1:
+        yield "NVSwitch domains", f"{cluster.domains:,} of {cluster.nodes_per_domain} nodes"
+    yield "NICs", _who_is_served(cluster)
+    yield "fabric", _fabric(cluster)
+    for each in link_classes(cluster):
+        what = f"{each.count:,} x {speed(each.link)}"
+        yield "links", f"{each.source} to {each.target}: {what} each way"
+    if found:
+        bisection, least = found[-1], narrowest(found)
+        yield "bisection", _cut(bisection)
+        yield "narrowest cut", f"{least.where}: {_cut(least)}"
+
+
+def _cut(cut: Cut) -> str:
+    each = rate(int(cut.bytes_per_s_per_gpu))
+    return f"{rate(cut.bytes_per_s)} each way for {cut.gpus:,} GPUs, {each} for each"
+
+
+def _who_is_served(cluster: Cluster) -> str:
+    gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
+    if gpus == nics:
+        return f"{nics} of a node, one for each GPU"
+    if nics < gpus and gpus % nics == 0:
+        return f"{nics} of a node, one for each {gpus // nics} GPUs"
+    if nics % gpus == 0:
+        return f"{nics} of a node, {nics // gpus} for each GPU"
+    return f"{nics} of a node, each for the GPUs nearest to it"
+
+
+def _fabric(cluster: Cluster) -> str:
+    fabric = cluster.fabric
+    match fabric.kind:
+        case FabricKind.SINGLE_SWITCH:
+            return "one switch that limits nothing"
+        case FabricKind.EXPLICIT:
+            return f"{len(fabric.edges)} links as listed"
+        case _:
+            parts = [
+                f"{tier.nodes_below} nodes below a {tier.name}, {tier.oversubscription} : 1"
+                for tier in fabric.tiers
+            ]
+            return "; ".join([fabric.kind, *parts])
+
+
+def topology_object(cluster: Cluster, found: tuple[Cut, ...]) -> dict[str, object]:
+    """`zsim topology --json`."""
+    return {
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus": cluster.ranks,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nics_per_node": cluster.nics_per_node,
+        "nodes_per_domain": cluster.nodes_per_domain,
+        "gpu": cluster.gpu.name,
+        "gpu_memory_bytes": cluster.gpu.memory_bytes,
+        "fabric": cluster.fabric.kind,
+        "tiers": [
+            {
+                "name": tier.name,
+                "nodes_below": tier.nodes_below,
+                "oversubscription": float(tier.oversubscription),
+            }
+            for tier in cluster.fabric.tiers
+        ],
+        "links": [_link_object(each) for each in link_classes(cluster)],
+        "bisection_bytes_per_s": found[-1].bytes_per_s if found else None,
+        "narrowest_cut": _cut_object(narrowest(found)) if found else None,
+        "cuts": [_cut_object(cut) for cut in found],
+        "sources": dict(cluster.cites),
+    }
+
+
+def _link_object(each: LinkClass) -> dict[str, object]:
+    return {
+        "source": each.source,
+        "target": each.target,
+        "count": each.count,
+        "bytes_per_s": each.link.bytes_per_s,
+        "latency_s": each.link.latency_ps / 1e12,
+    }
+
+
+def _cut_object(cut: Cut) -> dict[str, object]:
+    return {
+        "where": cut.where,
+        "gpus": cut.gpus,
+        "bytes_per_s": cut.bytes_per_s,
+        "bytes_per_s_per_gpu": float(cut.bytes_per_s_per_gpu),
+    }
