@@ -100,6 +100,9 @@ class Rendezvous:
             if meeting.come:
                 _must_match((entry, member), meeting.come[0])
             meeting.come.append((entry, member))
+        meetings = [self._meetings[key] for key in entry.keys]
+        if any(len(meeting.come) < meeting.needed for meeting in meetings):
+            return
         met = self._met(entry)
         if met is not None:
             for one in met:
@@ -110,9 +113,13 @@ class Rendezvous:
     def _met(self, entry: Entry) -> list[Entry] | None:
         """Every entry that starts with this one, in order of rank class; None if one is missing."""
         found = {id(entry): entry}
+        seen: set[Key] = set()
         waiting = [entry]
         while waiting:
             for key in waiting.pop().keys:
+                if key in seen:
+                    continue
+                seen.add(key)
                 meeting = self._meetings.get(key)
                 if meeting is None or len(meeting.come) < meeting.needed:
                     return None
@@ -140,7 +147,8 @@ class Rendezvous:
     def _start(self, met: list[Entry]) -> None:
         """Send the bytes of all entries as one activity, from when the last of them was ready."""
         first = met[0]
-        if len(met) == 1 and len(first.keys) == 1 and not isinstance(first.members[0][0], Send):
+        is_one = all(len(entry.keys) == 1 for entry in met)
+        if is_one and not isinstance(first.members[0][0], Send | Receive):
             member, size_bytes = first.members[0]
             number, latency_ps = self._ring(first.rank_class, member)
         else:

@@ -1,26 +1,25 @@
 """`SimBackend`: a job in, a trace out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from math import ceil
 
 import simpy
 
-from zsim.allocator import Returns, book, peak_bytes, pools, witness
+from zsim.allocator import peak_bytes, pools, witness
 from zsim.backend import Job, RefusedError, RunFailedError
-from zsim.cluster import ClusterError
-from zsim.collective.volume import element_count, is_scalar
+from zsim.cluster import ClusterError, Gpu
 from zsim.issue import NO_OVERFLOW, SETUP
-from zsim.operation import Allocate, Free, Operation
-from zsim.plan import COLLECTIVE
-from zsim.schedule import Place, Pool, Scope
-from zsim.trace import Event, LinkUse, OutOfMemory, RankTrace, Trace, Transfer
-from zsim_des.engine import Instance, Rank
+from zsim.schedule import Place, Pool, Schedule, Scope
+from zsim.trace import LinkUse, OutOfMemory, RankTrace, Trace
+from zsim_des.engine import Rank
 from zsim_des.fold import fold
 from zsim_des.instruction import Lowered, LoweringError, lower
 from zsim_des.links import Links
 from zsim_des.network import Network
+from zsim_des.record import Records
 from zsim_des.rendezvous import MismatchError, Rendezvous
 
 TRUST = (
@@ -47,6 +46,7 @@ class SimBackend:
     ) -> None:
         self.unfold = unfold
         self.overflow_steps = overflow_steps
+        self._lowered: _LoweredSchedule | None = None
 
     def refusal(self, job: Job) -> str | None:
         """One line that says why `job` cannot be simulated, or None."""
@@ -63,6 +63,33 @@ class SimBackend:
             RefusedError: more ranks than GPUs, an unknown rate, an edge to a later operation.
             RunFailedError: operations wait for ever, or meet others that do not match.
         """
+        done = self._simulate(job)
+        records = Records(job, self.overflow_steps, done.begin_ps)
+        traces = tuple(records.rank_trace(rank) for rank in done.ranks)
+        return Trace(
+            backend=self.name,
+            schedule=job.schedule.name,
+            seed=seed,
+            steps=job.steps,
+            ranks=traces,
+            step_end_ps=done.step_ends_ps(job.steps),
+            links=_link_use(done.network, done.links, job.steps - 1),
+            out_of_memory=_out_of_memory(traces, job),
+            trust=TRUST.format(gpu=job.cluster.gpu.name, cluster=job.cluster.name),
+        )
+
+    def step_ends_ps(self, job: Job) -> tuple[int, ...]:
+        """When each step ends, and nothing else: for many what-if questions in a row.
+
+        The same numbers as in the trace of `run`, without the time that recording takes. What does
+        not depend on the cluster's links is kept for the next call with the same schedule.
+
+        Raises:
+            RefusedError, RunFailedError: as `run`.
+        """
+        return self._simulate(job).step_ends_ps(job.steps)
+
+    def _simulate(self, job: Job) -> "_Done":
         lowered = self._lower(job)
         folded = fold(job.schedule, job.cluster, unfold=self.unfold)
         links = Links(folded, job.cluster)
@@ -76,18 +103,7 @@ class SimBackend:
         for rank in ranks:
             rank.begin(rank.program.step, begin_ps)
         self._drain(env, ranks, range(job.steps))
-        traces = tuple(_rank_trace(rank, self, job, begin_ps) for rank in ranks)
-        return Trace(
-            backend=self.name,
-            schedule=job.schedule.name,
-            seed=seed,
-            steps=job.steps,
-            ranks=traces,
-            step_end_ps=_step_ends(ranks, job.steps, begin_ps),
-            links=_link_use(network, links, job.steps - 1),
-            out_of_memory=_out_of_memory(traces, job),
-            trust=TRUST.format(gpu=job.cluster.gpu.name, cluster=job.cluster.name),
-        )
+        return _Done(ranks, links, network, begin_ps)
 
     def _lower(self, job: Job) -> dict[str, Lowered]:
         if job.schedule.mesh.size > job.cluster.ranks:
@@ -95,13 +111,17 @@ class SimBackend:
                 f"cluster.nodes: {job.cluster.nodes} nodes have {job.cluster.ranks} GPUs, "
                 f"{job.schedule.mesh.size} ranks need as many"
             )
+        kept, gpu = self._lowered, job.cluster.gpu
+        if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
+            return kept.programs
         try:
-            return {
-                program.role: lower(job.schedule, program, job.cluster.gpu)
-                for program in job.schedule.programs
+            programs = {
+                program.role: lower(job.schedule, program, gpu) for program in job.schedule.programs
             }
         except (LoweringError, ClusterError) as error:
             raise RefusedError(str(error)) from None
+        self._lowered = _LoweredSchedule(job.schedule, gpu, programs)
+        return programs
 
     def _drain(self, env: simpy.Environment, ranks: Sequence[Rank], steps: Sequence[int]) -> int:
         """Let the hosts issue `steps` until everything has drained; when that is."""
@@ -118,77 +138,33 @@ class SimBackend:
         return max(rank.drained_ps() for rank in ranks)
 
 
-class _Measured:
-    """Deferred frees return at the first allocation that the host issues after the uses ended."""
+@dataclass(frozen=True, slots=True)
+class _LoweredSchedule:
+    """Instructions by role, and what they were made from."""
 
-    def __init__(self, instances: Sequence[Instance], slots: dict[str, int]) -> None:
-        self._instances = {instance.step: instance for instance in instances}
-        self._slots = slots
-        self._now_ps = 0
-
-    def issue(self, step: int, operation: Operation) -> None:
-        """The host issues `operation`."""
-        if isinstance(operation, Allocate):
-            self._now_ps = self._instances[step].noted[operation.id]
-
-    def over(self, step: int, free: Free) -> bool:
-        """Whether every use had ended when the host issued the latest allocation."""
-        ends = self._instances[step].ends
-        return all(ends[self._slots[use]] <= self._now_ps for use in free.uses)
+    schedule: Schedule
+    gpu: Gpu
+    programs: dict[str, Lowered]
 
 
-def _rank_trace(rank: Rank, backend: SimBackend, job: Job, begin_ps: int) -> RankTrace:
-    of = rank.rank_class
-    events: list[Event] = []
-    transfers: list[Transfer] = []
-    streams = job.schedule.streams
-    for instance in rank.instances:
-        step, starts, ends = instance.step, instance.starts, instance.ends
-        for what in instance.issued:
-            if what.operation is None:
-                continue
-            slot = what.slot
-            stream = streams[what.stream]
-            events.append(
-                Event(
-                    operation=what.name,
-                    step=step,
-                    stream=stream,
-                    start_ps=starts[slot] - begin_ps,
-                    end_ps=ends[slot] - begin_ps,
-                )
-            )
-            for member, size_bytes in what.members:
-                transfers.append(
-                    Transfer(
-                        operation=member.id,
-                        step=step,
-                        group=member.group,
-                        collective=COLLECTIVE[type(member)],
-                        elements=element_count(member),
-                        bytes=size_bytes,
-                        scalar=is_scalar(member),
-                    )
-                )
-    returns: Returns = _Measured(rank.instances, rank.program.slots)
-    return RankTrace(
-        rank=of.rank,
-        role=of.program.role,
-        stands_for=of.count,
-        events=tuple(events),
-        book=book(of.program, job.steps, backend.overflow_steps, returns),
-        transfers=tuple(transfers),
-    )
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What is left when everything has drained. The first step began at `begin_ps`."""
 
+    ranks: Sequence[Rank]
+    links: Links
+    network: Network
+    begin_ps: int
 
-def _step_ends(ranks: Sequence[Rank], steps: int, begin_ps: int) -> tuple[int, ...]:
-    ends = [0] * steps
-    for rank in ranks:
-        for instance in rank.instances:
-            if instance.step != SETUP:
-                drained = max(instance.ends, default=0) - begin_ps
-                ends[instance.step] = max(ends[instance.step], drained)
-    return tuple(ends)
+    def step_ends_ps(self, steps: int) -> tuple[int, ...]:
+        """When all streams of all ranks had drained of each step, since the first began."""
+        ends = [0] * steps
+        for rank in self.ranks:
+            for instance in rank.instances:
+                if instance.step != SETUP:
+                    drained = max(instance.ends, default=0) - self.begin_ps
+                    ends[instance.step] = max(ends[instance.step], drained)
+        return tuple(ends)
 
 
 def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:

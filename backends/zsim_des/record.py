@@ -1,0 +1,109 @@
+"""What simulated ranks leave behind, as traces: events, transfers, the allocator's book."""
+
+from collections.abc import Sequence
+
+from zsim.allocator import book
+from zsim.backend import Job
+from zsim.collective.volume import element_count, is_scalar
+from zsim.operation import Allocate, Free, FreeMode, Operation
+from zsim.plan import COLLECTIVE
+from zsim.trace import BookEntry, Event, RankTrace, Transfer
+from zsim_des.engine import Instance, Rank
+
+
+class Records:
+    """Makes traces of the ranks of one run; the first step began at `begin_ps`.
+
+    Ranks of a role issue the same operations, so they share their transfers, and their book unless
+    a deferred free makes it depend on time.
+    """
+
+    def __init__(self, job: Job, overflow_steps: frozenset[int], begin_ps: int) -> None:
+        self._job = job
+        self._overflow_steps = overflow_steps
+        self._begin_ps = begin_ps
+        self._transfers: dict[str, tuple[Transfer, ...]] = {}
+        self._books: dict[str, tuple[BookEntry, ...]] = {}
+
+    def rank_trace(self, rank: Rank) -> RankTrace:
+        """What one rank did."""
+        of = rank.rank_class
+        role = of.program.role
+        if role not in self._transfers:
+            self._transfers[role] = _transfers(rank)
+        return RankTrace(
+            rank=of.rank,
+            role=role,
+            stands_for=of.count,
+            events=self._events(rank),
+            book=self._book(rank),
+            transfers=self._transfers[role],
+        )
+
+    def _events(self, rank: Rank) -> tuple[Event, ...]:
+        streams, begin_ps = self._job.schedule.streams, self._begin_ps
+        return tuple(
+            [
+                Event(
+                    operation=what.name,
+                    step=instance.step,
+                    stream=streams[what.stream],
+                    start_ps=instance.starts[what.slot] - begin_ps,
+                    end_ps=instance.ends[what.slot] - begin_ps,
+                )
+                for instance in rank.instances
+                for what in instance.issued
+                if what.operation is not None
+            ]
+        )
+
+    def _book(self, rank: Rank) -> tuple[BookEntry, ...]:
+        program = rank.rank_class.program
+        found = self._books.get(program.role)
+        if found is None:
+            returns = _Measured(rank.instances, rank.program.slots)
+            found = book(program, self._job.steps, self._overflow_steps, returns)
+            if not any(
+                isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+                for operation in program.by_id.values()
+            ):
+                self._books[program.role] = found
+        return found
+
+
+def _transfers(rank: Rank) -> tuple[Transfer, ...]:
+    return tuple(
+        [
+            Transfer(
+                operation=member.id,
+                step=instance.step,
+                group=member.group,
+                collective=COLLECTIVE[type(member)],
+                elements=element_count(member),
+                bytes=size_bytes,
+                scalar=is_scalar(member),
+            )
+            for instance in rank.instances
+            for what in instance.issued
+            for member, size_bytes in what.members
+        ]
+    )
+
+
+class _Measured:
+    """Deferred frees return at the first allocation that the host issues after the uses ended."""
+
+    def __init__(self, instances: Sequence[Instance], slots: dict[str, int]) -> None:
+        self._instances = {instance.step: instance for instance in instances}
+        self._slots = slots
+        self._now_ps = 0
+
+    def issue(self, step: int, operation: Operation) -> None:
+        """The host issues `operation`."""
+        if isinstance(operation, Allocate):
+            self._now_ps = self._instances[step].noted[operation.id]
+
+    def over(self, step: int, free: Free) -> bool:
+        """Whether every use had ended when the host issued the latest allocation."""
+        ends = self._instances[step].ends
+        return all(ends[self._slots[use]] <= self._now_ps for use in free.uses)
