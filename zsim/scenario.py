@@ -151,7 +151,7 @@ class TrainTable(Table):
     weight_decay: NotNegative | None = None
     clip_norm: Positive | None = None
     loss_scale: LossScaleTable = LossScaleTable()
-    steps: Repeat = 1
+    steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight
 
 
 class Scenario(Table):

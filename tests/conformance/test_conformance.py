@@ -64,7 +64,13 @@ STRATEGIES = {
         prefetch_units=3,
         reductions_in_flight=0,
     ),
-    "one rank": Strategy(stage=3, data=1),
+    # With a CUDA device the torch backend runs one rank on it, with NCCL.
+    "one rank, stage 0": Strategy(stage=0, clip_norm=1.0),
+    "one rank, stage 1": Strategy(stage=1, precision=Precision.BF16),
+    "one rank, stage 2": Strategy(stage=2, precision=Precision.FP16, bucket_elements=200),
+    "one rank, stage 3": Strategy(
+        stage=3, gradient_accumulation_steps=2, checkpointing=Checkpointing.FULL
+    ),
 }
 
 

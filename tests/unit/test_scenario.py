@@ -35,7 +35,7 @@ def test_a_scenario_says_what_its_file_says() -> None:
     scenario = parse(TEXT)
     assert scenario.model.hidden_size == 8
     assert scenario.activations.checkpointing is Checkpointing.FULL
-    assert scenario.train.steps == 1  # a key left out has its default
+    assert scenario.train.steps == 2  # a key left out has its default
 
 
 def test_a_whole_valued_float_is_a_whole_number() -> None:
