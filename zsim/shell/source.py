@@ -62,11 +62,13 @@ def shipped_text(name: str) -> str:
 
 
 def _file_text(name: str, shipped: tuple[str, ...]) -> str:
+    missing = f"scenario: {name!r} must be a file or one of {', '.join(shipped)}"
+    if not name:
+        raise MistakeError(missing)
     try:
         return Path(name).read_text("utf-8")
     except FileNotFoundError:
-        known = ", ".join(shipped)
-        raise MistakeError(f"scenario: {name!r} must be a file or one of {known}") from None
+        raise MistakeError(missing) from None
     except UnicodeDecodeError:
         raise MistakeError(f"{name}: not text: scenarios are TOML, schedules JSON") from None
     except OSError as error:

@@ -155,7 +155,7 @@ def test_a_folder_is_no_scenario(ask: Ask, tmp_path: Path) -> None:
 
 def test_a_name_that_no_file_can_have_is_refused(ask: Ask) -> None:
     assert refused(ask("run", "a\0b")).startswith("scenario: 'a\\x00b' must be")
-    assert refused(ask("run", "")).startswith("")
+    assert refused(ask("run", "")).startswith("scenario: '' must be a file or one of ")
 
 
 def test_an_unknown_backend_is_refused_with_those_registered(ask: Ask, scenario: Path) -> None:
