@@ -4,11 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zsim_topologies
 from zsim.cluster import Cluster, FabricKind
 from zsim.shell.installed import topology
 from zsim.topology import Part, TopologyError, cluster_of
+from zsim.topology.edges import fabric_from_edges
+from zsim.topology.fabric import fabric_of
+from zsim.topology.nccl import node_from_nccl
+from zsim.topology.node import node_of
 
 GPU = """
       <pci busid="0000:1{number}:00.0" class="0x030200" vendor="0x10de" device="0x20b2"
@@ -36,6 +42,11 @@ def xml() -> str:
     cpus = [f'  <cpu numaid="{s}">\n{switch}\n  </cpu>' for s, switch in enumerate(switches)]
     return "\n".join(['<system version="1">', *cpus, f"  <cpu>{SLOW_NIC}</cpu>", "</system>"])
 
+
+DGX = {
+    **zsim_topologies.table(Part.NODE, "dgx_a100"),
+    "gpu": zsim_topologies.table(Part.GPU, "a100_sxm4_80gb"),
+}
 
 LINKS = """source,target,bandwidth_per_direction,latency
 # two leaves
@@ -141,6 +152,32 @@ def test_a_list_that_is_no_fabric_is_refused_in_one_line(
     with pytest.raises(TopologyError) as caught:
         joined(tmp_path, LINKS.replace(old, new), nodes=3)
     assert str(caught.value).startswith(f"{tmp_path}/links.csv: {why}")
+
+
+@given(st.data())
+def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    text, read = data.draw(
+        st.sampled_from(
+            [
+                (LINKS, lambda text: fabric_from_edges("file", text)),
+                (xml(), lambda text: node_from_nccl("file", text, lambda _: "a100_sxm4_80gb")),
+            ]
+        )
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 30)))
+        text = text[:start] + data.draw(st.text(max_size=5)) + text[end:]
+    refused = "file: "
+    try:
+        table = read(text)
+        if "edges" in table:
+            fabric_of("file", table, node_of("dgx", DGX))
+        else:
+            cluster_of("file", table, 1, zsim_topologies.table)
+    except TopologyError as error:
+        refused = str(error)
+    assert refused.startswith("file: ")
 
 
 def test_the_list_in_the_documentation_is_one(tmp_path: Path) -> None:

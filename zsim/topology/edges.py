@@ -29,11 +29,14 @@ def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
         if line.strip() and not line.lstrip().startswith("#")
     ]
     columns = list(EdgeTable.model_fields)
-    rows = [
-        (number, [cell.strip() for cell in row])
-        for number, line in lines
-        for row in csv.reader([line])
-    ]
+    try:
+        rows = [
+            (number, [cell.strip() for cell in row])
+            for number, line in lines
+            for row in csv.reader([line])
+        ]
+    except csv.Error as error:
+        raise TopologyError(f"{name}: not CSV: {error}") from None
     if not rows or rows[0][1] != columns:
         raise TopologyError(f"{name}: the first line must be {','.join(columns)}")
     if len(rows) == 1:

@@ -21,7 +21,7 @@ from math import lcm
 from typing import Annotated, Any
 
 import networkx as nx
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from zsim.cluster import Cluster, ClusterError, Fabric, FabricEdge, FabricKind, Link, Tier
 from zsim.topology.table import Bandwidth, Count, Plain, Table, Time, TopologyError, read
@@ -39,11 +39,15 @@ class _TierTable(Table):
     latency_source: str
 
 
+Name = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
+"""Of a switch or node: one word."""
+
+
 class EdgeTable(Plain):
     """`[[edges]]` of an explicit fabric: both directions of a link."""
 
-    source: str
-    target: str
+    source: Name
+    target: Name
     bandwidth_per_direction: Bandwidth
     latency: Time
 

@@ -46,7 +46,7 @@ Size = Annotated[int, BeforeValidator(lambda value: parse_size(_text(value)))]
 Bandwidth = Annotated[int, BeforeValidator(lambda value: parse_bandwidth(_text(value)))]
 FlopRate = Annotated[int, BeforeValidator(lambda value: parse_rate(_text(value)))]
 Time = Annotated[int, BeforeValidator(lambda value: parse_time(_text(value)))]
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=65536, strict=True)]
 
 
 class Plain(BaseModel):
