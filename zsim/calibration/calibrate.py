@@ -2,16 +2,19 @@
 
 To see how far the constants carry, each group of rows - a file, hardware, collective and size of
 group - is held out once: everything is fitted again without it, and it is predicted. The constants
-that are written are fitted to all rows.
+that are written are fitted to all rows. The kind of GPU with most rows comes first; the others
+start from its constants, and keep those of which their own rows say nothing. What crosses nodes is
+InfiniBand unless a system measured something else: GPUs differ there less than transports do.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import geometric_mean, median
 
-from zsim.calibration.fit import OF_LINKS, START, fitted, points
-from zsim.calibration.hardware import GPUS
-from zsim.calibration.measured import SCALING, Measurement
+from zsim.calibration.fit import OF_FABRIC, OF_LINKS, RACK_NIC, START, fitted, points
+from zsim.calibration.hardware import GPUS, speaks_verbs
+from zsim.calibration.measured import SCALING, Measurement, stated_fabric
 from zsim.collective.profile import NAMES, NetworkProfile
 from zsim.collective.profiles import Profiles
 from zsim.collective.tuner import alone_s
@@ -63,18 +66,64 @@ def calibrated(rows: Sequence[Measurement], *, report: Callable[[str], None]) ->
     `report` is told what is being done.
     """
     found: list[Profiles] = []
-    used = [row for row in rows if row.file != SCALING]
-    for gpu in sorted({row.gpu for row in used}):
+    measured = [row for row in rows if row.file != SCALING]
+    stated = {row.system: row for row in map(stated_fabric, measured) if row}
+    used = [*measured, *stated.values()]
+    counts = Counter(row.gpu for row in used)
+    start = START
+    for gpu, count in counts.most_common():
         of_gpu = [row for row in used if row.gpu == gpu]
-        report(f"{gpu}: {len(of_gpu)} rows")
-        profiles = _fitted(gpu, of_gpu)
+        report(f"{gpu}: {count} rows")
+        profiles = _fitted(gpu, of_gpu, start)
         errors = _medians("fitted", judged(profiles, of_gpu))
-        errors |= _medians("held_out", _held_out(gpu, of_gpu))
+        errors |= _medians("held_out", _held_out(gpu, of_gpu, start))
         found.append(replace(profiles, errors=errors))
-    return found
+        near = found[0].shared
+        far = {name: getattr(START, name) for name in OF_FABRIC}
+        start = replace(near, nvls=near.nvls or START.nvls, **far)
+    crossed = {(row.gpu, row.system) for row in measured if row.shape.nodes > 1}
+    usual = _usual_fabric(found, crossed)
+    return [_with_fabric(each, crossed, usual, seen=stated) for each in found]
 
 
-def _held_out(gpu: str, rows: Sequence[Measurement]) -> list[Judged]:
+def _usual_fabric(
+    found: Sequence[Profiles], crossed: Collection[tuple[str, str]]
+) -> dict[str, float]:
+    """Constants of an ordinary InfiniBand fabric: the geometric mean over systems with one."""
+    known = [
+        profiles.systems[system]
+        for profiles in found
+        for system in sorted(profiles.systems)
+        if (profiles.gpu, system) in crossed and speaks_verbs(system, profiles.gpu)
+    ]
+    if not known:
+        return {}
+    return {name: geometric_mean(getattr(each, name) for each in known) for name in OF_FABRIC}
+
+
+def _with_fabric(
+    profiles: Profiles,
+    crossed: Collection[tuple[str, str]],
+    usual: Mapping[str, float],
+    *,
+    seen: Collection[str],
+) -> Profiles:
+    """What was never measured across nodes gets the `usual` fabric.
+
+    So do the shared constants, unless the node of this GPU is a rack. A system in `seen` has said
+    what its NICs carry, and keeps that.
+    """
+    if GPUS[profiles.gpu].is_rack:
+        return profiles
+    systems = dict(profiles.systems)
+    for name, system in systems.items():
+        if (profiles.gpu, name) not in crossed:
+            kept = {"nic": system.nic} if name in seen else {}
+            systems[name] = replace(system, **{**usual, **kept})
+    return replace(profiles, shared=replace(profiles.shared, **usual), systems=systems)
+
+
+def _held_out(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> list[Judged]:
     groups = sorted({row.group for row in rows})
     folds = min(FOLDS, len(groups))
     if folds < 2:
@@ -82,17 +131,21 @@ def _held_out(gpu: str, rows: Sequence[Measurement]) -> list[Judged]:
     found: list[Judged] = []
     for fold in range(folds):
         out = set(groups[fold::folds])
-        profiles = _fitted(gpu, [row for row in rows if row.group not in out])
+        profiles = _fitted(gpu, [row for row in rows if row.group not in out], start)
         found += judged(profiles, [row for row in rows if row.group in out])
     return found
 
 
-def _fitted(gpu: str, rows: Sequence[Measurement]) -> Profiles:
-    start = START if GPUS[gpu].reduces else replace(START, nvls=0.0)
-    shared = fitted(points(rows), start, NAMES)
+def _fitted(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> Profiles:
+    hardware = GPUS[gpu]
+    begin = start if hardware.reduces else replace(start, nvls=0.0)
+    if hardware.is_rack:
+        begin = replace(begin, nic=RACK_NIC)
+    shared = fitted(points(rows), begin, NAMES)
     of_systems = set(NAMES) - OF_LINKS
-    systems: dict[str, NetworkProfile] = {}
-    for name in sorted({row.system for row in rows}):
+    names = sorted({row.system for row in rows})
+    systems = dict.fromkeys(names, shared)
+    for name in names if len(names) > 1 else ():
         of_system = [row for row in rows if row.system == name]
         systems[name] = fitted(points(of_system), shared, of_systems)
     return Profiles(

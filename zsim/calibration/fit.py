@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from zsim.calibration.measured import Measurement
 from zsim.collective.activity import Algorithm, Collective, Protocol, Shape
-from zsim.collective.profile import NAMES, SHARES, NetworkProfile, Terms, timing
+from zsim.collective.profile import NAMES, NetworkProfile, Terms, timing
 from zsim.collective.tuner import Bandwidths, candidates, peers, ranks_on_a_node, terms
 
 Array = NDArray[np.float64]
@@ -58,13 +58,38 @@ CHOICES = (0.6125, 0.64, 0.69)
 OF_LINKS = frozenset({"link", "ll", "ll128", "tree", "direct", "ll_hop_s", "ll128_hop_s"})
 """Constants that all systems with one kind of GPU share."""
 
+OF_FABRIC = ("far_base_s", "far_hop_s", "nic", "far_fill_s", "far_fill_bytes")
+"""Constants that only rows from several nodes speak of."""
+
+BOUNDS = (
+    ("fill_s", (1e-6, 1e-3)),
+    ("_bytes", (1e5, 1e9)),
+    ("launch_s", (2e-6, 1e-4)),
+    ("pair_s", (1e-6, 5e-5)),
+    ("far_base_s", (1e-6, 1e-3)),
+    ("far_hop_s", (1e-6, 1e-3)),
+    ("base_s", (1e-6, 1e-4)),
+    ("hop_s", (1e-7, 2e-5)),
+    ("ll128", (0.3, 0.95)),  # 1 of 16 words is a flag
+    ("ll", (0.05, 0.5)),  # 1 of 2 is
+    ("nvls_choice", (0.5, 1.0)),
+    ("nic", (0.7, 1.0)),
+    ("copy", (0.8, 10.0)),
+    ("add", (0.8, 10.0)),
+    ("", (0.4, 1.0)),  # the other shares of the link
+)
+"""Least and most that a constant may be, by the end of its name: the first that matches."""
+
+RACK_NIC = 0.2
+"""Where the search for `nic` begins if a rack is one node: few channels do not fill its NICs."""
+
 SMALL_BYTES = 64 * 2**10
 SMALL_WEIGHT = 0.15  # below 64 KiB a benchmark measures its host more than its network
 PRICE = 0.001  # of leaving the start by a factor e, in mean error
 FIRST_STEP, LAST_STEP = 0.3, 1e-3
 LEAPS = (0.25, 0.5, 2.0, 4.0)  # tried once for each constant: what lies across a plateau
 SWEEPS = 60
-SEED, ATTEMPTS, SPREAD = 0, 4, 0.5  # searches; all but the first begin where a shake leads
+SEED, ATTEMPTS, SPREAD = 0, 6, 0.5  # searches; all but the first begin where a shake leads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +127,8 @@ class Predictor:
         rows = defaultdict(list)
         for number, point in enumerate(all_points):
             for algorithm, protocol, done in candidates(point.collective, point.shape):
+                if algorithm is Algorithm.HIERARCHICAL:
+                    continue
                 found = terms(point.collective, point.size_bytes, done, point.links)
                 rows[algorithm, protocol].append((number, found))
         self._ways = [
@@ -116,7 +143,7 @@ class Predictor:
         """What `tuner.alone_s` says of each configuration."""
         reduces = np.zeros(self._count, dtype=np.bool_)
         for ranks, there in self._ranks.items():
-            if profile.can(Algorithm.NVLS, ranks):
+            if profile.chooses(Algorithm.NVLS, ranks):
                 reduces |= there
         best = np.full(self._count, np.inf)
         for algorithm, protocol, numbers, found in self._ways:
@@ -217,5 +244,7 @@ def _searched(loss: _Loss, start: NetworkProfile, names: Sequence[str]) -> Netwo
 
 
 def _bounded(profile: NetworkProfile, name: str, value: float) -> NetworkProfile:
-    limit = {"ll": 0.5, "ll128": 0.95}.get(name, 1.0)  # flags are half of LL, 1/16 of LL128
-    return replace(profile, **{name: min(value, limit) if name in SHARES else value})
+    low, high = next(limits for end, limits in BOUNDS if name.endswith(end))
+    if name == "nic" and profile.nic < low:  # a rack, see RACK_NIC
+        low = RACK_NIC / 4
+    return replace(profile, **{name: min(max(value, low), high)})

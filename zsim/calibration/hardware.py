@@ -24,6 +24,11 @@ class Hardware:
     nic_bytes_per_s: int
     reduces: bool
 
+    @property
+    def is_rack(self) -> bool:
+        """Whether the domain is many nodes."""
+        return self.domain > 16
+
 
 # NVLink: A100 600 GB/s both ways, H100, H200 and H20 900, B200 1800 (NVIDIA's data sheets of each).
 # NICs of a node: DGX A100 8 x 200 Gb/s, DGX H100 and B200 8 x 400 Gb/s, GB200 NVL72 one of
@@ -56,6 +61,9 @@ CLOUDS = (
     (r"azure|nd96", "azure_nd", 200 * GB),
 )
 
+OWN_TRANSPORT = ("aws_", "gcp_")
+"""Beginnings of systems that do not speak InfiniBand verbs: EFA, TCPXO."""
+
 
 def gpu_in(text: str) -> str:
     """The kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
@@ -70,3 +78,13 @@ def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
             return name, nic_bytes_per_s
     words = re.findall(r"[a-z0-9]+", re.split(r"[,;(]", otherwise.lower())[0])
     return "_".join(words) or gpu, GPUS[gpu].nic_bytes_per_s
+
+
+def speaks_verbs(system: str, gpu: str) -> bool:
+    """Whether ordinary InfiniBand nodes are judged by what was measured on this system.
+
+    Not where the transport is a cloud's own, where a rack is the node, or where the NICs are not
+    known by a data sheet.
+    """
+    own = system.startswith(OWN_TRANSPORT)
+    return not own and gpu != "unnamed" and not GPUS[gpu].is_rack

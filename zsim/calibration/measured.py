@@ -5,8 +5,9 @@ predicted badly; a row that says more than a link can carry is named and left ou
 time is not what the column says.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from zsim.calibration.hardware import GPUS, gpu_in, system_in
@@ -15,6 +16,8 @@ from zsim.collective.tuner import Bandwidths, candidates
 from zsim.units import UnitError, parse_size
 
 Row = Mapping[str, str]
+
+STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
 
 SWEEPS, ONE_NODE = "nccl_tests_sweeps", "collectives_h100_one_node"
 ALL_REDUCE, SCALING = "allreduce_h200_b200", "collective_bandwidth_h100_scaling"
@@ -33,6 +36,7 @@ class Measurement:
         gpu: key of zsim.calibration.hardware.GPUS.
         system: the machine and software that measured it, in one word.
         band: least and most seconds within which a congested cluster stayed, if the row says so.
+        nic_bytes_per_s: what one NIC of the system was seen to carry, if the row says so.
     """
 
     file: str
@@ -46,6 +50,7 @@ class Measurement:
     links: Bandwidths
     source: str
     band: tuple[float, float] | None = None
+    nic_bytes_per_s: float | None = None
 
     @property
     def group(self) -> tuple[str, str, str, str, int]:
@@ -110,6 +115,28 @@ def _sweep(number: int, row: Row) -> Measurement:
         seconds=_positive(row, time) / 1e6,
         links=Bandwidths(gpu=GPUS[gpu].gpu_bytes_per_s, node=nic),
         source=row["source"],
+        nic_bytes_per_s=_stated_nic(row["nic"]),
+    )
+
+
+def _stated_nic(text: str) -> float | None:
+    """Bytes per second in a note such as "per-NIC busbw 48.8 GB/s implies 400 Gb/s"."""
+    found = re.search(r"per-NIC busbw ([0-9]+(?:\.[0-9]+)?) GB/s", text)
+    return float(found.group(1)) * 1e9 if found else None
+
+
+def stated_fabric(row: Measurement) -> Measurement | None:
+    """What the row says of one NIC, as a large ring of two ranks on two nodes; None if nothing."""
+    if row.nic_bytes_per_s is None:
+        return None
+    return replace(
+        row,
+        collective=Collective.ALL_GATHER,
+        shape=Shape(ranks=2, nodes=2),
+        size_bytes=STATED_BYTES,
+        seconds=STATED_BYTES / 2 / row.nic_bytes_per_s,
+        links=Bandwidths(gpu=row.links.gpu, node=row.links.node // GPUS[row.gpu].domain),
+        nic_bytes_per_s=None,
     )
 
 
@@ -188,8 +215,8 @@ def _collective(row: Row) -> Collective:
 
 def _shape(gpu: str, ranks: int, nodes: int) -> Shape:
     """The communicator over NVSwitch domains: several nodes may be one."""
-    domain = GPUS[gpu].domain
-    domains = -(-ranks // domain) if domain > 16 else nodes
+    hardware = GPUS[gpu]
+    domains = -(-ranks // hardware.domain) if hardware.is_rack else nodes
     if not 1 <= domains <= ranks:
         raise _RowError(f"{ranks} ranks on {nodes} nodes")
     return Shape(ranks=ranks, nodes=domains)

@@ -82,11 +82,19 @@ class NetworkProfile:
             if name in SHARES and value > 1:
                 raise ProfileError(f"{name}: {value} must be at most 1, it is a share")
 
-    def can(self, algorithm: Algorithm, ranks: int) -> bool:
-        """Whether this hardware takes `algorithm` in a group of `ranks` per node."""
-        if algorithm is not Algorithm.NVLS:
-            return True
-        return self.nvls > 0 and ranks > 1 and ranks < self.nvls_choice * 2 * (ranks - 1)
+    def can(self, algorithm: Algorithm) -> bool:
+        """Whether this hardware has what `algorithm` needs: a switch that reduces, for NVLS."""
+        return algorithm is not Algorithm.NVLS or self.nvls > 0
+
+    def chooses(self, algorithm: Algorithm, ranks: int) -> bool:
+        """Whether NCCL considers `algorithm` here in a group with `ranks` on a node."""
+        match algorithm:
+            case Algorithm.HIERARCHICAL:
+                return False
+            case Algorithm.NVLS:
+                return self.nvls > 0 and 1 < ranks < self.nvls_choice * 2 * (ranks - 1)
+            case _:
+                return True
 
 
 SHARES = frozenset({"link", "ll", "ll128", "tree", "direct", "nvls", "nic"})

@@ -86,9 +86,10 @@ def parse(name: str, table: Mapping[str, object]) -> Profiles:
     systems = table.get("systems", {})
     if not isinstance(systems, dict):
         raise ProfileError(f"{name}: systems must be a table")
+    changed = {str(each): _numbers(name, systems, each) for each in systems}
     try:
         shared = NetworkProfile(**constants)
-        known = {str(each): replace(shared, **_numbers(name, systems, each)) for each in systems}
+        known = {each: replace(shared, **numbers) for each, numbers in changed.items()}
     except ProfileError as error:
         raise ProfileError(f"{name}: {error}") from None
     return Profiles(

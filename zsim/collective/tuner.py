@@ -4,6 +4,7 @@ NCCL compares algorithms by latency plus bytes over bandwidth and takes the leas
 tuning.cc, and Hu et al. 2025, "Demystifying NCCL", describe the model). In-switch reduction is an
 exception, which NCCL rates by a bandwidth that does not depend on the group: it is taken from some
 group size on (`nvls_choice`), and then in preference to rings and trees only where it is faster.
+The hierarchical algorithm is none of NCCL's: it is taken where it is forced.
 """
 
 from collections.abc import Iterator
@@ -103,8 +104,11 @@ def choose(
     per_node = ranks_on_a_node(shape)
     best: tuple[float, Algorithm, Protocol, Work, Timing[float]] | None = None
     for algorithm, protocol, done in candidates(collective, shape):
-        wanted = profile.can(algorithm, per_node) if forced is None else algorithm is forced
-        if not wanted or (algorithm is Algorithm.NVLS and not profile.nvls):
+        if forced is None:
+            wanted = profile.chooses(algorithm, per_node)
+        else:
+            wanted = algorithm is forced and profile.can(algorithm)
+        if not wanted:
             continue
         took = timing(profile, algorithm, protocol, terms(collective, size_bytes, done, links))
         seconds = took.latency_s + max(took.gpu_s, took.node_s)

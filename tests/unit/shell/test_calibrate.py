@@ -1,0 +1,112 @@
+"""`zsim calibrate` and `zsim validate network`: files in, files and figures out."""
+
+import csv
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zsim.calibration.fit import START
+from zsim.collective.activity import Collective, Shape
+from zsim.collective.profiles import parse
+from zsim.collective.tuner import Bandwidths, alone_s
+from zsim.shell.cli import Code, answer
+from zsim.shell.installed import network_profiles
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run a command line; exit code, standard output, standard error."""
+
+    def asked(*words: str | Path) -> tuple[int, str, str]:
+        code = answer([str(word) for word in words])
+        captured = capsys.readouterr()
+        return int(code), captured.out, captured.err
+
+    return asked
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """A folder with measurements of one collective on hardware that has the start's constants."""
+    links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
+    rows: list[dict[str, object]] = []
+    for power in range(16, 32, 3):
+        seconds = alone_s(START, Collective.ALL_GATHER, 2**power, Shape(ranks=8), links=links)
+        rows.append(
+            {
+                "gpu": "NVIDIA H100",
+                "collective": "all-gather",
+                "group_size": 8,
+                "total_tensor_bytes": 2**power,
+                "time_us": seconds * 1e6,
+                "source": "drawn",
+            }
+        )
+    with (tmp_path / "collectives_h100_one_node.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return tmp_path
+
+
+def test_a_folder_of_rows_becomes_a_profile_for_each_gpu(ask: Ask, tables: Path) -> None:
+    code, out, err = ask("calibrate", "--from", tables, "--to", tables / "profiles")
+    assert code == Code.DONE
+    assert "h100: 6 rows" in err
+    assert "median error 0.0% fitted, nothing to hold out" in out
+    (written,) = (tables / "profiles").iterdir()
+    profiles = parse("h100", tomllib.loads(written.read_text("utf-8")))
+    assert profiles.shared.link == START.link
+    assert profiles.publications == ("drawn",)
+
+
+def test_predictions_stand_beside_what_was_measured(ask: Ask, tables: Path) -> None:
+    code, out, _ = ask("validate", "network", "--data", tables, "--json")
+    assert code == Code.DONE
+    found = json.loads(out)["files"]["collectives_h100_one_node"]
+    assert (found["rows"], found["modelled"], found["unmodelled"]) == (6, 6, [])
+    for key in ("median_abs_error", "mean_abs_error", "p90_abs_error"):
+        assert 0 <= found[key] < 1
+    assert set(found["hardware"]["h100"]) == {"64 KiB to 16 MiB", "16 MiB and more"}
+    code, out, _ = ask("validate", "network", "--data", tables)
+    assert code == Code.DONE
+    assert "collectives_h100_one_node: 6 of 6 rows are modelled" in out
+
+
+@pytest.mark.parametrize("command", [("calibrate", "--from"), ("validate", "network", "--data")])
+def test_what_cannot_be_read_is_refused_in_one_line(
+    ask: Ask, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.mkdir()
+    assert ask(*command, missing) == (Code.MISTAKE, "", f"zsim: {missing}: no such folder\n")
+    code, _, err = ask(*command, empty)
+    assert code == Code.MISTAKE
+    assert err.startswith(f"zsim: {empty}: holds none of nccl_tests_sweeps.csv, ")
+    table = empty / "collectives_h100_one_node.csv"
+    table.write_text("gpu,collective\nH100,all-gather\n", "utf-8")
+    code, _, err = ask(*command, empty)
+    assert (code, err.count("\n")) == (Code.MISTAKE, 1)
+    assert "collectives_h100_one_node: no column 'group_size'" in err
+    table.write_bytes(b"\xff\xfe\x00")
+    code, _, err = ask(*command, empty)
+    assert (code, err.count("\n")) == (Code.MISTAKE, 1)
+
+
+def test_only_the_network_can_be_validated(ask: Ask, tmp_path: Path) -> None:
+    code, _, err = ask("validate", "weather", "--data", tmp_path)
+    assert (code, err) == (Code.MISTAKE, "zsim: 'weather' must be network\n")
+
+
+def test_every_profile_that_ships_is_of_the_gpu_that_it_is_named_after() -> None:
+    profiles = network_profiles()
+    assert {"a100", "b200", "gb200", "h100", "h200"} <= set(profiles)
+    for name, each in profiles.items():
+        assert each.gpu == name
+        assert each.publications
+        assert each.errors
