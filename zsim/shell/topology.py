@@ -1,7 +1,7 @@
 """`zsim topology`: what a cluster is made of, what it can carry, and its picture."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -100,6 +100,9 @@ def _lines(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]
         local = ""
         if drives is not None:
             local = f", {drives.count} drives of {format_bytes(drives.capacity_bytes)}"
+            rates = {"read": drives.read_bytes_per_s, "written": drives.write_bytes_per_s}
+            known = [f"{how} at {rate(value)}" for how, value in rates.items() if value]
+            local += f", {' and '.join(known)}" if known else ""
         yield "host", f"{memory}{local}"
     if cluster.nodes_per_domain > 1:
         yield "NVSwitch domains", f"{cluster.domains:,} of {cluster.nodes_per_domain} nodes"
@@ -156,6 +159,8 @@ def topology_object(cluster: Cluster, found: tuple[Cut, ...]) -> dict[str, objec
         "nodes_per_domain": cluster.nodes_per_domain,
         "gpu": cluster.gpu.name,
         "gpu_memory_bytes": cluster.gpu.memory_bytes,
+        "host": None if cluster.host is None else asdict(cluster.host),
+        "drives": None if cluster.drives is None else asdict(cluster.drives),
         "fabric": cluster.fabric.kind,
         "tiers": [
             {

@@ -81,9 +81,26 @@ def test_the_json_counts_links_and_cuts_in_bytes_and_seconds(
     assert nics["latency_s"] == pytest.approx(3.1e-6)
     assert found["narrowest_cut"]["bytes_per_s"] == 100 * 10**9  # 800 Gb/s out of a node
     assert found["bisection_bytes_per_s"] == 12 * 100 * 10**9
+    assert found["host"]["memory_bytes"] == 1_500 * 10**9
+    assert found["drives"] == {
+        "count": 8,
+        "capacity_bytes": 3_840 * 10**9,
+        "read_bytes_per_s": 3_500_000_000,
+        "write_bytes_per_s": None,
+    }
     boards = next(each for each in found["cuts"] if "board" in each["where"])
     assert boards["bytes_per_s"] == 1250 * 10**9  # NVSwitch to the other board, and half the NICs
     assert all(found["sources"].values())
+
+
+def test_drives_are_described_as_far_as_they_are_known(ask: Ask) -> None:
+    def words(node: str) -> str:
+        return " ".join(ask(node)[1].split())
+
+    assert "8 drives of 1 TB, read at 2.7 GB/s and written at 2.7 GB/s NICs" in words("p4d")
+    assert "8 drives of 3.84 TB, read at 6.25 GB/s NICs" in words("dgx_a100")
+    assert "8 drives of 3.84 TB NICs" in words("p5")
+    assert " host " not in words("hgx_b200")
 
 
 def test_what_is_oversubscribed_is_where_the_narrowest_cut_is(
