@@ -20,8 +20,9 @@ lint: .venv/installed
 	.venv/bin/mypy
 	.venv/bin/pyright
 
-bench: .venv-run/installed  ## the 96-layer step: generation, check, simulation
+bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs per second
 	.venv-run/bin/python benchmarks/step_96_layers.py
+	.venv-run/bin/python -m benchmarks.scale
 
 format: .venv/installed
 	.venv/bin/ruff check --fix

@@ -50,13 +50,16 @@ class Instance:
         return event
 
 
+NOBODY: Sequence[tuple[Instance, int]] = ()
+
+
 @dataclass(slots=True)
 class Queued:
     """An entry of a stream, with all that it waits for beyond its place in the queue."""
 
     what: Enqueue
     instance: Instance
-    earlier: list[tuple[Instance, int]]
+    earlier: Sequence[tuple[Instance, int]]
     keys: tuple[Key, ...]
     issued_ps: int
 
@@ -147,7 +150,7 @@ class Rank:
     def _put(self, what: Enqueue, instance: Instance) -> None:
         self._host_ps += what.launch_ps
         instance.issued.append(what)
-        earlier = self._earlier(what.after) if what.after.earlier else []
+        earlier = self._earlier(what.after) if what.after.earlier else NOBODY
         keys: tuple[Key, ...] = ()
         if what.members:
             keys = self._rendezvous.keys(self.rank_class, what.members)
@@ -163,13 +166,15 @@ class Rank:
 
     def _stream(self, stream: Stream) -> Steps:
         free_ps = 0
+        queue = stream.queue
         while True:
-            if not stream.queue:
+            if not queue:
                 stream.bell = self.env.event()
                 yield stream.bell
-            queued = stream.at = stream.queue.popleft()
+            queued = stream.at = queue.popleft()
             what, instance = queued.what, queued.instance
-            ready_ps = max(free_ps, queued.issued_ps)
+            ready_ps = queued.issued_ps
+            ready_ps = max(ready_ps, free_ps)
             ends = instance.ends
             for slot in what.after.here:
                 if ends[slot] < 0:
@@ -190,8 +195,9 @@ class Rank:
                 stream.entry = None
                 free_ps = ends[slot]
             else:
-                free_ps = ready_ps + what.time_ps
-                instance.finish(slot, free_ps)
+                free_ps = ends[slot] = ready_ps + what.time_ps
+                if instance.watched:
+                    instance.finish(slot, free_ps)
             stream.at = None
 
     def _entry(self, queued: Queued, ready_ps: int) -> Entry:

@@ -15,7 +15,7 @@ import numpy as np
 from zsim.cluster import Cluster
 from zsim.schedule import Program, Schedule
 from zsim_des.colour import Colours
-from zsim_des.spread import Ints, Spread, coordinates, spreads
+from zsim_des.spread import Ints, Spread, Used, spreads, used_groups
 from zsim_des.wiring import Table, Wiring
 
 SendKey = tuple[int, str, int]
@@ -93,26 +93,30 @@ class Fold:
     links: tuple[FarLinks, ...]
 
 
-def fold(schedule: Schedule, cluster: Cluster, *, unfold: bool = False) -> Fold:
-    """The classes of `schedule` on `cluster`; with `unfold` every rank and link is its own."""
-    wiring = Wiring(cluster)
-    return _Folding(schedule, cluster, wiring, unfold=unfold).fold()
+def fold(
+    schedule: Schedule, cluster: Cluster, *, unfold: bool = False, used: Used | None = None
+) -> Fold:
+    """The classes of `schedule` on `cluster`; with `unfold` every rank and link is its own.
+
+    `used` are the groups of the schedule in use, if they are known.
+    """
+    known = used_groups(schedule) if used is None else used
+    return _Folding(schedule, cluster, known, unfold=unfold).fold()
 
 
 class _Folding:
     """What is known by rank, by communicator and by link, on the way to classes."""
 
-    def __init__(
-        self, schedule: Schedule, cluster: Cluster, wiring: Wiring, *, unfold: bool
-    ) -> None:
+    def __init__(self, schedule: Schedule, cluster: Cluster, used: Used, *, unfold: bool) -> None:
         every = np.arange(schedule.mesh.size)
         self._schedule = schedule
         self._cluster = cluster
-        self._wiring = wiring
+        self._wiring = wiring = Wiring(cluster)
         self._node, place = np.divmod(every, cluster.gpus_per_node)
         rail = wiring.rail(self._node, place)
-        places = coordinates(schedule.mesh)
-        self._spreads = spreads(schedule, places, self._node, per_domain=cluster.nodes_per_domain)
+        places, self._spreads = spreads(
+            schedule, used, self._node, per_domain=cluster.nodes_per_domain
+        )
         self._rings = [wiring.ring(spread, self._node, rail) for spread in self._spreads]
         self._laps_ps = [wiring.laps_ps(spread, self._node) for spread in self._spreads]
         self._sends = [

@@ -16,6 +16,10 @@ Key = tuple[int | str, ...]
 """What is met: a communicator class and the number of its collective, or a pair and its number."""
 
 
+ALONE: tuple[Key, ...] = (("alone",),)
+"""Where a class meets itself: its collective waits for nobody else."""
+
+
 class MismatchError(RuntimeError):
     """Ranks met with operations that do not belong together."""
 
@@ -61,6 +65,12 @@ class Rendezvous:
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
     ) -> tuple[Key, ...]:
         """Where members of an operation that the host of `rank_class` issues now will meet."""
+        if len(members) == 1:
+            member, _ = members[0]
+            if not isinstance(member, Send | Receive):
+                communicator = rank_class.communicators[member.group]
+                if len(communicator.classes) == 1:
+                    return ALONE
         return tuple([self._key(rank_class, member) for member, _ in members])
 
     def _key(self, rank_class: RankClass, member: Communication) -> Key:
@@ -84,12 +94,9 @@ class Rendezvous:
         Raises:
             MismatchError: what others brought to the same place is another operation.
         """
-        if len(entry.keys) == 1:
-            member, _ = entry.members[0]
-            communicator = entry.rank_class.communicators[member.group]
-            if len(communicator.classes) == 1 and not isinstance(member, Send | Receive):
-                self._start([entry])
-                return
+        if entry.keys is ALONE:
+            self._start([entry])
+            return
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
             if meeting is None:

@@ -21,6 +21,7 @@ from zsim_des.links import Links
 from zsim_des.network import Network
 from zsim_des.record import Records
 from zsim_des.rendezvous import MismatchError, Rendezvous
+from zsim_des.spread import Used, used_groups
 
 TRUST = (
     "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
@@ -91,12 +92,15 @@ class SimBackend:
 
     def _simulate(self, job: Job) -> "_Done":
         lowered = self._lower(job)
-        folded = fold(job.schedule, job.cluster, unfold=self.unfold)
+        folded = fold(job.schedule, job.cluster, unfold=self.unfold, used=lowered.used)
         links = Links(folded, job.cluster)
         env = simpy.Environment()
         network = Network(env, [each.bytes_per_s for each in links.classes])
         rendezvous = Rendezvous(env, links, network)
-        ranks = [Rank(env, each, lowered[each.program.role], rendezvous) for each in folded.ranks]
+        ranks = [
+            Rank(env, each, lowered.programs[each.program.role], rendezvous)
+            for each in folded.ranks
+        ]
         for rank in ranks:
             rank.begin(rank.program.setup, 0)
         begin_ps = self._drain(env, ranks, [SETUP])
@@ -105,7 +109,7 @@ class SimBackend:
         self._drain(env, ranks, range(job.steps))
         return _Done(ranks, links, network, begin_ps)
 
-    def _lower(self, job: Job) -> dict[str, Lowered]:
+    def _lower(self, job: Job) -> "_LoweredSchedule":
         if job.schedule.mesh.size > job.cluster.ranks:
             raise RefusedError(
                 f"cluster.nodes: {job.cluster.nodes} nodes have {job.cluster.ranks} GPUs, "
@@ -113,15 +117,16 @@ class SimBackend:
             )
         kept, gpu = self._lowered, job.cluster.gpu
         if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
-            return kept.programs
+            return kept
         try:
             programs = {
                 program.role: lower(job.schedule, program, gpu) for program in job.schedule.programs
             }
         except (LoweringError, ClusterError) as error:
             raise RefusedError(str(error)) from None
-        self._lowered = _LoweredSchedule(job.schedule, gpu, programs)
-        return programs
+        made = _LoweredSchedule(job.schedule, gpu, programs, used_groups(job.schedule))
+        self._lowered = made
+        return made
 
     def _drain(self, env: simpy.Environment, ranks: Sequence[Rank], steps: Sequence[int]) -> int:
         """Let the hosts issue `steps` until everything has drained; when that is."""
@@ -140,11 +145,12 @@ class SimBackend:
 
 @dataclass(frozen=True, slots=True)
 class _LoweredSchedule:
-    """Instructions by role, and what they were made from."""
+    """Instructions by role and the groups in use, and what they were made from."""
 
     schedule: Schedule
     gpu: Gpu
     programs: dict[str, Lowered]
+    used: Used
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from zsim.schedule import Schedule
 
 Ints = npt.NDArray[np.int64]
 
+Used = dict[str, list[int]]
+"""By group the offsets of its Sends and Receives."""
+
 COLLECTIVES = (AllGather, AllReduce, Broadcast, Receive, ReduceScatter, Send, Together)
 
 
@@ -42,7 +45,7 @@ class Spread:
     far: dict[int, Ints] = field(default_factory=dict[int, "Ints"])
 
 
-def coordinates(mesh: Mesh) -> dict[str, Ints]:
+def _coordinates(mesh: Mesh) -> dict[str, Ints]:
     """By axis the coordinate of each rank."""
     rest = np.arange(mesh.size)
     found: dict[str, Ints] = {}
@@ -52,14 +55,15 @@ def coordinates(mesh: Mesh) -> dict[str, Ints]:
 
 
 def spreads(
-    schedule: Schedule, places: dict[str, Ints], node: Ints, per_domain: int
-) -> list[Spread]:
-    """Where the groups that some program uses lie: `places` are coordinates, `node` is by rank.
+    schedule: Schedule, used: Used, node: Ints, *, per_domain: int
+) -> tuple[dict[str, Ints], list[Spread]]:
+    """Coordinates by axis and rank, and where the `used` groups lie. `node` is by rank.
 
     A domain is `per_domain` nodes.
     """
+    places = _coordinates(schedule.mesh)
     found: list[Spread] = []
-    for name, offsets in _used(schedule).items():
+    for name, offsets in used.items():
         group = schedule.group_by_name[name]
         members = _members(schedule.mesh, group, places)
         spread = _spread(name, members, node, per_domain=per_domain)
@@ -70,10 +74,10 @@ def spreads(
             spread.peer[offset] = peer
             spread.far[offset] = np.where(peer < 0, -1, domain[peer] != domain)
         found.append(spread)
-    return found
+    return places, found
 
 
-def _used(schedule: Schedule) -> dict[str, list[int]]:
+def used_groups(schedule: Schedule) -> Used:
     """Groups that some program uses, each with the offsets of its Sends and Receives."""
     found: dict[str, list[int]] = {}
     for program in schedule.programs:
