@@ -32,6 +32,10 @@ class RunFailedError(RuntimeError):
     """The run itself failed: a rank died, or nothing moved for too long."""
 
 
+class NoWayError(RuntimeError):
+    """Ranks that have to exchange bytes cannot: the answer is no, and the message names the cut."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A schedule to run for `steps` steps, with the model it trains and the cluster it has."""

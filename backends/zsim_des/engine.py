@@ -15,6 +15,7 @@ from zsim.issue import SETUP
 from zsim_des.fold import RankClass
 from zsim_des.instruction import After, Choose, Enqueue, Instruction, Lowered, Note
 from zsim_des.rendezvous import Entry, Key, Rendezvous
+from zsim_des.trouble import Pace
 
 Steps = Generator[simpy.Event, None, None]
 UNKNOWN = -1
@@ -84,6 +85,8 @@ class Rank:
         rank_class: RankClass,
         program: Lowered,
         rendezvous: Rendezvous,
+        *,
+        pace: Pace | None,
     ) -> None:
         self.env = env
         self.rank_class = rank_class
@@ -91,6 +94,8 @@ class Rank:
         self.instances: list[Instance] = []
         self.host_at = ""
         self._host_ps = 0
+        self._pace = pace
+        self._begin_ps = 0
         self._instructions: tuple[Instruction, ...] = ()
         self._rendezvous = rendezvous
         self._last: dict[int, Instance] = {}
@@ -102,7 +107,7 @@ class Rank:
     def begin(self, part: tuple[Instruction, ...], begin_ps: int) -> None:
         """The host stands before `part`, setup or the step, at `begin_ps`."""
         self._instructions = part
-        self._host_ps = begin_ps
+        self._host_ps = self._begin_ps = begin_ps
 
     def host(self, steps: Sequence[int], overflow_steps: frozenset[int]) -> Steps:
         """The process of the host: issue the part once for each of `steps`."""
@@ -195,10 +200,19 @@ class Rank:
                 stream.entry = None
                 free_ps = ends[slot]
             else:
-                free_ps = ends[slot] = ready_ps + what.time_ps
+                free_ps = ready_ps + what.time_ps
+                if self._pace is not None and instance.step != SETUP:
+                    free_ps = self._paced(self._pace, queued, ready_ps)
+                ends[slot] = free_ps
                 if instance.watched:
                     instance.finish(slot, free_ps)
             stream.at = None
+
+    def _paced(self, pace: Pace, queued: Queued, start_ps: int) -> int:
+        """When a kernel ends on a rank that is slower or faster than it should be."""
+        which = queued.instance.step * len(self.program.slots) + queued.what.slot
+        begin_ps = self._begin_ps
+        return begin_ps + pace.end_ps(start_ps - begin_ps, queued.what.time_ps, which)
 
     def _entry(self, queued: Queued, ready_ps: int) -> Entry:
         instance, slot = queued.instance, queued.what.slot

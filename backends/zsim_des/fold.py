@@ -12,10 +12,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from zsim.cluster import Cluster
+from zsim.fault import Window
 from zsim.schedule import Program, Schedule
-from zsim_des.colour import Colours
+from zsim_des.colour import Colours, mixed, numbered, sums
 from zsim_des.spread import Ints, Spread, Used, spreads, used_groups
+from zsim_des.trouble import Trouble
 from zsim_des.wiring import Table, Wiring
 
 SendKey = tuple[int, str, int]
@@ -73,7 +74,8 @@ class FarLinks:
     """`count` links between nodes that carry the same; `number` is one of them.
 
     `rings` has the bytes on one of them per byte of each communicator class, `sends` per byte that
-    each rank of a class sends.
+    each rank of a class sends, `neighbours` per byte that a NIC of each neighbour sends. `slow`
+    says by how much they are divided, and when.
     """
 
     number: int
@@ -82,6 +84,8 @@ class FarLinks:
     bytes_per_s: Fraction
     rings: dict[int, Fraction]
     sends: dict[SendKey, Fraction]
+    neighbours: dict[int, Fraction]
+    slow: tuple[tuple[Fraction, Window], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,24 +98,31 @@ class Fold:
 
 
 def fold(
-    schedule: Schedule, cluster: Cluster, *, unfold: bool = False, used: Used | None = None
+    schedule: Schedule, trouble: Trouble, *, unfold: bool = False, used: Used | None = None
 ) -> Fold:
-    """The classes of `schedule` on `cluster`; with `unfold` every rank and link is its own.
+    """The classes of `schedule` on the cluster of `trouble`, a rank in trouble apart from others.
 
-    `used` are the groups of the schedule in use, if they are known.
+    With `unfold` every rank and link is its own. `used` are the groups of the schedule in use, if
+    they are known.
+
+    Raises:
+        CutError: ranks that have to exchange bytes have no way left.
     """
     known = used_groups(schedule) if used is None else used
-    return _Folding(schedule, cluster, known, unfold=unfold).fold()
+    return _Folding(schedule, trouble, known, unfold=unfold).fold()
 
 
 class _Folding:
     """What is known by rank, by communicator and by link, on the way to classes."""
 
-    def __init__(self, schedule: Schedule, cluster: Cluster, used: Used, *, unfold: bool) -> None:
+    def __init__(self, schedule: Schedule, trouble: Trouble, used: Used, *, unfold: bool) -> None:
+        cluster = trouble.cluster
         every = np.arange(schedule.mesh.size)
         self._schedule = schedule
-        self._cluster = cluster
-        self._wiring = wiring = Wiring(cluster)
+        self._wiring = wiring = Wiring(cluster, trouble.dead)
+        self._neighbours = trouble.tables(wiring)
+        self._slow = trouble.links(wiring)
+        self._rank_marks = trouble.rank_marks(schedule.mesh.size)
         self._node, place = np.divmod(every, cluster.gpus_per_node)
         rail = wiring.rail(self._node, place)
         places, self._spreads = spreads(
@@ -149,7 +160,7 @@ class _Folding:
                     for name, limit in mesh.limits(box).items():
                         inside &= (places[name] >= limit.start) & (places[name] < limit.stop)
                     role[inside] = index
-        found = [role]
+        found = [role, self._rank_marks]
         for spread, laps_ps in zip(self._spreads, self._laps_ps, strict=True):
             found += [spread.on_domain, spread.domains, *spread.far.values()]
             held = spread.communicator >= 0
@@ -160,7 +171,15 @@ class _Folding:
         marks = np.zeros(self._wiring.link_count, np.int64)
         for index, kind in enumerate(self._wiring.kinds):
             marks[kind.first : kind.first + kind.count] = index
-        return marks
+        total = mixed(marks, 0)
+        for number, table in enumerate(self._neighbours):
+            total += sums(table.link, mixed(table.owner, 10 + number), len(total))
+        kinds = list(dict.fromkeys(map(tuple, self._slow.values())))
+        slow = np.zeros(len(total), np.int64)
+        for link, ways in self._slow.items():
+            slow[link] = kinds.index(tuple(ways)) + 1
+        total += mixed(slow, 1)
+        return numbered(total)
 
     def fold(self) -> Fold:
         """The classes."""
@@ -247,9 +266,16 @@ class _Folding:
                     bytes_per_s=kind.bytes_per_s,
                     rings={key: load / kind.multiple for key, load in ring_loads.items()},
                     sends={key: load / kind.multiple for key, load in send_loads.items()},
+                    neighbours=self._of_neighbours(number),
+                    slow=tuple(self._slow.get(number, ())),
                 )
             )
         return tuple(found)
+
+    def _of_neighbours(self, link: int) -> dict[int, Fraction]:
+        """Bytes on a link per byte that a NIC of each neighbour sends."""
+        counts = [int((table.link == link).sum()) for table in self._neighbours]
+        return {number: Fraction(count) for number, count in enumerate(counts) if count}
 
 
 def _entries(table: Table, index: Ints) -> list[tuple[int, int, Fraction]]:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zsim.cluster import Cluster
 from zsim.collective.graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
 from zsim.collective.ring import RingShape
+from zsim.fault import Window
 from zsim_des.fair import Shape
 from zsim_des.fold import CommunicatorClass, Fold, RankClass
+from zsim_des.trouble import Trouble
 
 Loads = dict[int, Fraction]
 """Bytes on one link of each class, by its number, for each byte that neighbours exchange."""
@@ -31,16 +32,27 @@ class Links:
     A GPU's two directions are a link class each per rank class, and the links between nodes are as
     the fold has them. The two hops of a NIC carry the same bytes at the same rate, so they limit as
     one. Where GPUs reach their NICs through PCIe, what leaves the domain takes that way; elsewhere
-    the NICs hang on the switch.
+    the NICs hang on the switch. `slow` are link classes with what divides them and when,
+    `neighbours` what each neighbour puts on links, one of them its own that holds what it wants.
     """
 
-    def __init__(self, fold: Fold, cluster: Cluster) -> None:
+    def __init__(self, fold: Fold, trouble: Trouble) -> None:
+        cluster = trouble.cluster
         self.classes: list[LinkClass] = []
+        self.slow: list[tuple[int, Fraction, Window]] = []
+        self.neighbours: list[Loads] = []
         self._fold = fold
         self._graph = class_graph(cluster)
         switch = cluster.switch_link.bytes_per_s
         self._up = [self._add((TO_SWITCH,), each.count, switch) for each in fold.ranks]
         self._down = [self._add((FROM_SWITCH,), each.count, switch) for each in fold.ranks]
+        for index, ranks in enumerate(fold.ranks):
+            for factor, window in trouble.switch_links(ranks.rank):
+                self.slow.append((self._up[index], factor, window))
+                self.slow.append((self._down[index], factor, window))
+        for neighbour in trouble.neighbours:
+            own = self._add(("neighbour",), 1, neighbour.bytes_per_s)
+            self.neighbours.append({own: Fraction(1)})
         self._pcie: list[tuple[int, int]] = []
         if cluster.pcie_link is not None:
             speed = cluster.pcie_link.bytes_per_s
@@ -59,6 +71,9 @@ class Links:
                 self._rings.setdefault(communicator, {})[number] = load
             for sender, load in each.sends.items():
                 self._sends.setdefault(sender, {})[number] = load
+            for neighbour_number, load in each.neighbours.items():
+                self.neighbours[neighbour_number][number] = load
+            self.slow += [(number, factor, window) for factor, window in each.slow]
 
     def _add(
         self, names: tuple[str, ...], count: int | Fraction, bytes_per_s: int | Fraction

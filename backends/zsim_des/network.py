@@ -12,10 +12,13 @@ from zsim_des.fair import Shape, fair_rates
 
 @dataclass(slots=True)
 class Flow:
-    """An activity in flight: what is left of it, in bytes of progress, since the last change."""
+    """An activity in flight: what is left of it, in bytes of progress, since the last change.
+
+    One that has no end, a neighbour's, has None left.
+    """
 
     shape: int
-    left: Fraction
+    left: Fraction | None
     finish: Callable[[], None]
 
 
@@ -28,7 +31,7 @@ class Network:
     def __init__(self, env: simpy.Environment, capacities: Sequence[int | Fraction]) -> None:
         self.env = env
         self.moved: dict[tuple[int, int], int] = {}
-        self._capacities = capacities
+        self._capacities = list(capacities)
         self._shapes: list[Shape] = []
         self._numbers: dict[Shape, int] = {}
         self._flows: list[Flow] = []
@@ -54,6 +57,27 @@ class Network:
         self._flows.append(Flow(shape, Fraction(size_bytes), finish))
         self._arm()
 
+    def occupy(self, shape: int) -> Callable[[], None]:
+        """Traffic without end from now on; call what is returned to end it."""
+        flow = Flow(shape, None, _nothing)
+        self._advance()
+        self._flows.append(flow)
+        self._arm()
+
+        def leave() -> None:
+            self._advance()
+            self._flows.remove(flow)
+            self._arm()
+
+        return leave
+
+    def scale(self, link: int, factor: Fraction) -> None:
+        """Multiply the bandwidth of `link` from now on."""
+        self._advance()
+        self._capacities[link] *= factor
+        self._rates.clear()
+        self._arm()
+
     def _rates_now(self) -> tuple[Fraction, ...]:
         key = tuple([flow.shape for flow in self._flows])
         rates = self._rates.get(key)
@@ -71,7 +95,8 @@ class Network:
         self._changed_ps = now
         if passed_ps and self._flows:
             for flow, rate in zip(self._flows, self._rates_now(), strict=True):
-                flow.left -= rate * passed_ps
+                if flow.left is not None:
+                    flow.left -= rate * passed_ps
 
     def _arm(self) -> None:
         """Wake up when the next activity ends; an earlier alarm no longer counts."""
@@ -79,9 +104,15 @@ class Network:
         if not self._flows:
             return
         wait_ps = min(
-            -(-flow.left.numerator * rate.denominator // (flow.left.denominator * rate.numerator))
-            for flow, rate in zip(self._flows, self._rates_now(), strict=True)
+            (
+                -(-left.numerator * rate.denominator // (left.denominator * rate.numerator))
+                for flow, rate in zip(self._flows, self._rates_now(), strict=True)
+                if (left := flow.left) is not None
+            ),
+            default=None,
         )
+        if wait_ps is None:
+            return
         alarm = self.env.timeout(max(0, wait_ps))
         alarm.callbacks.append(lambda _: self._alarm(version))
 
@@ -94,8 +125,12 @@ class Network:
             flow.finish()
             return
         self._advance()
-        done = [flow for flow in self._flows if flow.left <= 0]
-        self._flows = [flow for flow in self._flows if flow.left > 0]
+        done = [flow for flow in self._flows if flow.left is not None and flow.left <= 0]
+        self._flows = [flow for flow in self._flows if flow.left is None or flow.left > 0]
         self._arm()
         for flow in done:
             flow.finish()
+
+
+def _nothing() -> None:
+    """Traffic without end does not finish."""

@@ -1,16 +1,18 @@
 """`SimBackend`: a job in, a trace out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from math import ceil
 
 import simpy
 
 from zsim.allocator import peak_bytes, pools, witness
-from zsim.backend import Job, RefusedError, RunFailedError
+from zsim.backend import Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster import ClusterError, Gpu
+from zsim.fault import Fault, Neighbour, Window
 from zsim.issue import NO_OVERFLOW, SETUP
 from zsim.schedule import Place, Pool, Schedule, Scope
 from zsim.trace import LinkUse, OutOfMemory, RankTrace, Trace
@@ -21,12 +23,18 @@ from zsim_des.links import Links
 from zsim_des.network import Network
 from zsim_des.record import Records
 from zsim_des.rendezvous import MismatchError, Rendezvous
+from zsim_des.routes import CutError
 from zsim_des.spread import Used, used_groups
+from zsim_des.trouble import Trouble
 
 TRUST = (
     "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
     "published, and have not been judged against measurements"
 )
+
+
+At = Callable[[int, Callable[[], None]], None]
+"""Does something at a time after the first step began."""
 
 
 class SimBackend:
@@ -38,15 +46,25 @@ class SimBackend:
     Attributes:
         unfold: simulate every rank for itself instead of one of each class.
         overflow_steps: steps in which every branch finds a value that is not zero.
+        faults: what is slow or dead. Ranks that a fault tells apart are simulated apart; jitter
+            tells all of them apart.
+        neighbours: other jobs that use the links.
     """
 
     name = "sim"
 
     def __init__(
-        self, *, unfold: bool = False, overflow_steps: frozenset[int] = NO_OVERFLOW
+        self,
+        *,
+        unfold: bool = False,
+        overflow_steps: frozenset[int] = NO_OVERFLOW,
+        faults: Sequence[Fault] = (),
+        neighbours: Sequence[Neighbour] = (),
     ) -> None:
         self.unfold = unfold
         self.overflow_steps = overflow_steps
+        self.faults = tuple(faults)
+        self.neighbours = tuple(neighbours)
         self._lowered: _LoweredSchedule | None = None
 
     def refusal(self, job: Job) -> str | None:
@@ -64,7 +82,7 @@ class SimBackend:
             RefusedError: more ranks than GPUs, an unknown rate, an edge to a later operation.
             RunFailedError: operations wait for ever, or meet others that do not match.
         """
-        done = self._simulate(job)
+        done = self._simulate(job, seed)
         records = Records(job, self.overflow_steps, done.begin_ps)
         traces = tuple(records.rank_trace(rank) for rank in done.ranks)
         return Trace(
@@ -79,7 +97,7 @@ class SimBackend:
             trust=TRUST.format(gpu=job.cluster.gpu.name, cluster=job.cluster.name),
         )
 
-    def step_ends_ps(self, job: Job) -> tuple[int, ...]:
+    def step_ends_ps(self, job: Job, *, seed: int = 0) -> tuple[int, ...]:
         """When each step ends, and nothing else: for many what-if questions in a row.
 
         The same numbers as in the trace of `run`, without the time that recording takes. What does
@@ -88,22 +106,33 @@ class SimBackend:
         Raises:
             RefusedError, RunFailedError: as `run`.
         """
-        return self._simulate(job).step_ends_ps(job.steps)
+        return self._simulate(job, seed).step_ends_ps(job.steps)
 
-    def _simulate(self, job: Job) -> "_Done":
+    def _simulate(self, job: Job, seed: int) -> "_Done":
         lowered = self._lower(job)
-        folded = fold(job.schedule, job.cluster, unfold=self.unfold, used=lowered.used)
-        links = Links(folded, job.cluster)
+        trouble = Trouble(self.faults, self.neighbours, cluster=job.cluster, seed=seed)
+        try:
+            folded = fold(job.schedule, trouble, unfold=self.unfold, used=lowered.used)
+        except CutError as error:
+            raise NoWayError(str(error)) from None
+        links = Links(folded, trouble)
         env = simpy.Environment()
         network = Network(env, [each.bytes_per_s for each in links.classes])
         rendezvous = Rendezvous(env, links, network)
         ranks = [
-            Rank(env, each, lowered.programs[each.program.role], rendezvous)
+            Rank(
+                env,
+                each,
+                lowered.programs[each.program.role],
+                rendezvous,
+                pace=trouble.pace(each.rank),
+            )
             for each in folded.ranks
         ]
         for rank in ranks:
             rank.begin(rank.program.setup, 0)
         begin_ps = self._drain(env, ranks, [SETUP])
+        _begin_trouble(network, links, trouble, begin_ps)
         for rank in ranks:
             rank.begin(rank.program.step, begin_ps)
         self._drain(env, ranks, range(job.steps))
@@ -171,6 +200,29 @@ class _Done:
                     drained = max(instance.ends, default=0) - self.begin_ps
                     ends[instance.step] = max(ends[instance.step], drained)
         return tuple(ends)
+
+
+def _begin_trouble(network: Network, links: Links, trouble: Trouble, begin_ps: int) -> None:
+    """Let slow links and neighbours come and go at their times after `begin_ps`."""
+    env = network.env
+
+    def at(time_ps: int, act: Callable[[], None]) -> None:
+        alarm = env.timeout(begin_ps + time_ps - int(env.now))
+        alarm.callbacks.append(lambda _: act())
+
+    for link, factor, window in links.slow:
+        at(window.start_ps, partial(network.scale, link, 1 / factor))
+        if window.end_ps is not None:
+            at(window.end_ps, partial(network.scale, link, factor))
+    for neighbour, loads in zip(trouble.neighbours, links.neighbours, strict=True):
+        shape = network.number(tuple(sorted(loads.items())))
+        at(neighbour.window.start_ps, partial(_visit, at, network, shape, neighbour.window))
+
+
+def _visit(at: At, network: Network, shape: int, window: Window) -> None:
+    leave = network.occupy(shape)
+    if window.end_ps is not None:
+        at(window.end_ps, leave)
 
 
 def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:

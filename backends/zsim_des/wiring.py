@@ -151,6 +151,29 @@ class Wiring:
         owner = ranks[np.concatenate(shares)]
         return Table(owner, np.concatenate(links), np.ones_like(owner))
 
+    def neighbour(self, first: int, last: int) -> Table:
+        """What a ring over the nodes from `first` to `last`, through all NICs, puts on links."""
+        nodes = np.repeat(np.arange(first, last + 1), self.rails)
+        before = np.where(nodes == first, last, nodes - 1)
+        rail = np.tile(np.arange(self.rails), last + 1 - first)
+        links = [self._out + nodes * self.rails + rail, self._in + nodes * self.rails + rail]
+        links += [link for link, _ in self._climb(before, nodes, rail)]
+        link = np.concatenate(links)
+        return Table(np.zeros_like(link), link, np.ones_like(link))
+
+    def nic_links(self, node: int, rail: int) -> tuple[int, ...]:
+        """Both directions of the NICs of a rail."""
+        return (self._out + node * self.rails + rail, self._in + node * self.rails + rail)
+
+    def uplinks(self, tier: int, group: int) -> tuple[int, ...]:
+        """Both directions of all uplinks of a group of a tier."""
+        width = self.rails if self.has_rails(tier) else 1
+        return tuple(
+            first + group * width + rail
+            for first in (self._up[tier], self._down[tier])
+            for rail in range(width)
+        )
+
     def _common_rail(self, source: Ints, target: Ints, rail: Ints) -> Ints:
         if self._alive is None:
             return rail

@@ -3,12 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from drawn import jobs
-from drawn_clusters import NO_MODEL, clusters, harmless_schedules
+from drawn_clusters import NO_MODEL, clusters, harmless_schedules, troubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.backend import Job
+from zsim.backend import Job, NoWayError
 from zsim.trace import Event, RankTrace, Trace
 from zsim.zero import schedule
 from zsim_des import SimBackend
@@ -51,12 +52,19 @@ def by_rank(trace: Trace, job: Job) -> dict[int, RankTrace]:
     return {rank.rank: rank for rank in trace.ranks}
 
 
-@given(any_cases)
+@given(any_cases, st.data())
 @settings(deadline=None, max_examples=150)
-def test_folded_and_unfolded_agree_to_the_picosecond(case: Case) -> None:
+def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataObject) -> None:
     job = case.job
-    folded = SimBackend().run(job, seed=0)
-    unfolded = SimBackend(unfold=True).run(job, seed=0)
+    trouble = data.draw(troubles(job.cluster, job.schedule.mesh.size))
+    try:
+        folded = SimBackend(faults=trouble[0], neighbours=trouble[1]).run(job, seed=0)
+    except NoWayError:
+        with pytest.raises(NoWayError):
+            SimBackend(unfold=True, faults=trouble[0]).run(job, seed=0)
+        return
+    backend = SimBackend(unfold=True, faults=trouble[0], neighbours=trouble[1])
+    unfolded = backend.run(job, seed=0)
     assert folded.step_end_ps == unfolded.step_end_ps
     assert folded.links == unfolded.links
     assert folded.out_of_memory == unfolded.out_of_memory

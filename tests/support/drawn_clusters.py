@@ -8,6 +8,16 @@ from hypothesis import strategies as st
 from zsim.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
 from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
 from zsim.dtype import DType
+from zsim.fault import (
+    DeadNic,
+    Fault,
+    Neighbour,
+    SlowGpu,
+    SlowNic,
+    SlowSwitchLink,
+    SlowUplinks,
+    Window,
+)
 from zsim.mesh import Span
 from zsim.model import BATCH, Model, Segment, Unit, Value
 from zsim.operation import FreeMode
@@ -87,6 +97,42 @@ def fabrics(draw: st.DrawFn, *, latencies: bool = True) -> Fabric:
             )
         )
     return Fabric(kind=kind, tiers=tuple(tiers))
+
+
+@st.composite
+def troubles(
+    draw: st.DrawFn, cluster: Cluster, ranks: int
+) -> tuple[tuple[Fault, ...], tuple[Neighbour, ...]]:
+    """Now and then faults and neighbours of any kind but jitter, at any time."""
+    factors = st.sampled_from([Fraction(2), Fraction(7, 3)])
+    windows = st.sampled_from([Window(), Window(start_ps=500), Window(start_ps=9, end_ps=10**6)])
+    nodes = st.integers(0, cluster.nodes - 1)
+    nics = st.integers(0, cluster.nics_per_node - 1)
+    rank = st.integers(0, ranks - 1)
+    kinds: list[st.SearchStrategy[Fault]] = [
+        st.builds(SlowGpu, rank=rank, factor=factors, window=windows),
+        st.builds(SlowSwitchLink, rank=rank, factor=factors, window=windows),
+        st.builds(SlowNic, node=nodes, nic=nics, factor=factors, window=windows),
+        st.builds(DeadNic, node=nodes, nic=nics),
+    ]
+    for tier, each in enumerate(cluster.fabric.tiers):
+        groups = st.integers(0, -(-cluster.nodes // each.nodes_below) - 1)
+        kinds.append(
+            st.builds(SlowUplinks, tier=st.just(tier), group=groups, factor=factors, window=windows)
+        )
+    faults = draw(st.lists(st.one_of(kinds), max_size=2))
+    neighbours: list[Neighbour] = []
+    if cluster.nodes > 1 and draw(st.booleans()):
+        first = draw(st.integers(0, cluster.nodes - 2))
+        neighbours.append(
+            Neighbour(
+                first_node=first,
+                last_node=draw(st.integers(first + 1, cluster.nodes - 1)),
+                bytes_per_s=draw(st.sampled_from([10**6, 10**10])),
+                window=draw(windows),
+            )
+        )
+    return tuple(faults), tuple(neighbours)
 
 
 @st.composite

@@ -15,6 +15,11 @@ from zsim.mesh import Mesh, Span
 from zsim.schedule import Schedule
 from zsim_des.fold import fold
 from zsim_des.links import Links
+from zsim_des.trouble import Trouble
+
+
+def healthy(cluster: Cluster) -> Trouble:
+    return Trouble((), (), cluster=cluster, seed=0)
 
 
 def grid(first: int, second: int, axes: tuple[str, ...]) -> Schedule:
@@ -61,8 +66,8 @@ def test_classes_load_links_as_the_rings_of_the_full_graph_do(
     expected = Counter[tuple[str, Fraction]]()
     for (source, target), size in link_bytes(cluster, flows).items():
         expected[f"{source.kind}->{target.kind}", size] += 1
-    folded = fold(schedule, cluster)
-    links = Links(folded, cluster)
+    folded = fold(schedule, healthy(cluster))
+    links = Links(folded, healthy(cluster))
     carried: dict[int, Fraction] = {}
     for communicator in folded.communicators:
         if communicator.ranks > 1:
@@ -87,13 +92,13 @@ def test_a_schedule_that_all_ranks_share_has_one_class_however_many_there_are() 
         nics_per_node=8,
         nic_link=link,
     )
-    folded = fold(schedule, cluster)
+    folded = fold(schedule, healthy(cluster))
     (ranks,) = folded.ranks
     assert (ranks.rank, ranks.count) == (0, 6400)
     (communicator,) = folded.communicators
     assert (communicator.ranks, communicator.domains, communicator.count) == (400, 400, 16)
     # 12 GPUs per node: groups lie on nodes in more ways than one, and ranks with them.
-    assert len(fold(schedule, replace(cluster, nodes=600, gpus_per_node=12)).ranks) > 1
+    assert len(fold(schedule, healthy(replace(cluster, nodes=600, gpus_per_node=12))).ranks) > 1
 
 
 def test_a_rank_that_does_something_else_splits_those_who_meet_it() -> None:
@@ -119,7 +124,7 @@ def test_a_rank_that_does_something_else_splits_those_who_meet_it() -> None:
         nics_per_node=6,
         nic_link=link,
     )
-    folded = fold(build.schedule(), cluster)
+    folded = fold(build.schedule(), healthy(cluster))
     assert [(each.program.role, each.count) for each in folded.ranks] == [
         ("slow", 1),
         ("peer", 1),

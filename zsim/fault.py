@@ -1,0 +1,118 @@
+"""What goes wrong in a cluster, and who else uses it. Values; the simulation says what they cost.
+
+Times count from the start of the first step. A factor says how many times slower something is.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+class FaultError(ValueError):
+    """A fault that cannot be; the message starts with the name of the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """From `start_ps` until just before `end_ps`; without an end, for ever."""
+
+    start_ps: int = 0
+    end_ps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start_ps < 0:
+            raise FaultError(f"start: {self.start_ps} must be at least 0")
+        if self.end_ps is not None and self.end_ps <= self.start_ps:
+            raise FaultError(f"end: {self.end_ps} must be later than the start, {self.start_ps}")
+
+    def holds(self, at_ps: int) -> bool:
+        """Whether `at_ps` lies in it."""
+        return self.start_ps <= at_ps and (self.end_ps is None or at_ps < self.end_ps)
+
+
+ALWAYS = Window()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGpu:
+    """Kernels of one rank take `factor` times as long."""
+
+    rank: int
+    factor: Fraction
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNic:
+    """One NIC has its bandwidth divided by `factor`, in both directions."""
+
+    node: int
+    nic: int
+    factor: Fraction
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSwitchLink:
+    """The link of one rank to the switch of its domain has its bandwidth divided by `factor`."""
+
+    rank: int
+    factor: Fraction
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowUplinks:
+    """What group number `group` of a tier sends up and gets down is divided by `factor`.
+
+    `tier` counts from the nodes; on rails the switches of all rails of the group are slow.
+    """
+
+    tier: int
+    group: int
+    factor: Fraction
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadNic:
+    """One NIC does not work in the whole run; its GPUs use the next one of the node that does."""
+
+    node: int
+    nic: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Every kernel of every rank takes its own time: log-normal, with median 1.
+
+    `deviation` is that of the logarithm, so about the relative one. Drawn from the seed of the run
+    and the rank, step and operation, in no order. No two ranks are alike then: the simulation costs
+    as much as it has ranks.
+    """
+
+    deviation: float
+    window: Window = ALWAYS
+
+
+Fault = SlowGpu | SlowNic | SlowSwitchLink | SlowUplinks | DeadNic | Jitter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Another job: a ring over the nodes from `first_node` to `last_node`, through all their NICs.
+
+    Every NIC sends and receives `bytes_per_s` if it can; what the links lack is shared fairly.
+    """
+
+    first_node: int
+    last_node: int
+    bytes_per_s: int
+    window: Window = ALWAYS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_node < self.last_node:
+            raise FaultError(
+                f"nodes: {self.first_node} to {self.last_node} must be two or more, ascending"
+            )
+        if self.bytes_per_s < 1:
+            raise FaultError(f"bandwidth: {self.bytes_per_s} must be more than 0")
