@@ -117,6 +117,14 @@ def test_what_one_nic_carries_is_taken_from_a_note() -> None:
     assert stated_fabric(plain[0]) is None
 
 
+def test_half_the_ranks_of_a_node_reach_half_of_its_nics() -> None:
+    whole, half = (
+        read("nccl_tests_sweeps", [sweep(Collective.ALL_GATHER, 16, 2**28, n_nodes=nodes)])[0][0]
+        for nodes in ("2", "4")
+    )
+    assert (whole.links.node, half.links.node) == (400 * 10**9, 200 * 10**9)
+
+
 def test_a_profile_survives_its_file() -> None:
     profiles = Profiles(
         gpu="h100",
@@ -158,6 +166,7 @@ def test_a_profile_that_is_none_is_refused_in_one_line(
         ({"size_bytes": ""}, "size_bytes '' is not a number"),
         ({"oop_time_us": "0"}, "oop_time_us '0' is not more than 0"),
         ({"n_nodes": "9"}, "8 ranks on 9 nodes"),
+        ({"gpu": "L40S"}, "gpu 'L40S' is not known"),
         ({"oop_time_us": "1"}, "234881 GB/s on a link of 450 GB/s: its size is not S"),
     ],
 )

@@ -8,6 +8,7 @@ time is not what the column says.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import isfinite
 
 from zsim.calibration.hardware import GPUS, gpu_in, system_in
@@ -101,8 +102,9 @@ def read(file: str, rows: Iterable[Row]) -> tuple[list[Measurement], list[Unmode
 
 
 def _sweep(number: int, row: Row) -> Measurement:
-    gpu, ranks = gpu_in(row["gpu"]), _whole(row, "n_ranks")
+    gpu, ranks = _gpu(row), _whole(row, "n_ranks")
     system, nic = system_in(f"{row['cluster']} {row['nic']}", row["dataset"], gpu)
+    shape = _shape(gpu, ranks, _whole(row, "n_nodes"))
     time = "oop_time_us" if row["oop_time_us"] else "ip_time_us"
     return Measurement(
         file=SWEEPS,
@@ -110,10 +112,10 @@ def _sweep(number: int, row: Row) -> Measurement:
         gpu=gpu,
         system=system,
         collective=_collective(row),
-        shape=_shape(gpu, ranks, _whole(row, "n_nodes")),
+        shape=shape,
         size_bytes=_whole(row, "size_bytes"),
         seconds=_positive(row, time) / 1e6,
-        links=Bandwidths(gpu=GPUS[gpu].gpu_bytes_per_s, node=nic),
+        links=_links(gpu, nic, shape),
         source=row["source"],
         nic_bytes_per_s=_stated_nic(row["nic"]),
     )
@@ -129,53 +131,57 @@ def stated_fabric(row: Measurement) -> Measurement | None:
     """What the row says of one NIC, as a large ring of two ranks on two nodes; None if nothing."""
     if row.nic_bytes_per_s is None:
         return None
+    shape = Shape(ranks=2, nodes=2)
     return replace(
         row,
         collective=Collective.ALL_GATHER,
-        shape=Shape(ranks=2, nodes=2),
+        shape=shape,
         size_bytes=STATED_BYTES,
         seconds=STATED_BYTES / 2 / row.nic_bytes_per_s,
-        links=Bandwidths(gpu=row.links.gpu, node=row.links.node // GPUS[row.gpu].domain),
+        links=_links(row.gpu, GPUS[row.gpu].nic_bytes_per_s, shape),
         nic_bytes_per_s=None,
     )
 
 
 def _one_node(number: int, row: Row) -> Measurement:
-    gpu, ranks = gpu_in(row["gpu"]), _whole(row, "group_size")
+    gpu, ranks = _gpu(row), _whole(row, "group_size")
+    shape = _shape(gpu, ranks, 1)
     return Measurement(
         file=ONE_NODE,
         row=number,
         gpu=gpu,
         system="xla",
         collective=_collective(row),
-        shape=_shape(gpu, ranks, 1),
+        shape=shape,
         size_bytes=_whole(row, "total_tensor_bytes"),
         seconds=_positive(row, "time_us") / 1e6,
-        links=Bandwidths(gpu=GPUS[gpu].gpu_bytes_per_s, node=GPUS[gpu].nic_bytes_per_s),
+        links=_links(gpu, GPUS[gpu].nic_bytes_per_s, shape),
         source=row["source"],
     )
 
 
 def _all_reduce(number: int, row: Row) -> Measurement:
-    gpu, ranks = gpu_in(row["gpu"]), _whole(row, "n_ranks")
+    gpu, ranks = _gpu(row), _whole(row, "n_ranks")
     system, nic = system_in(row["platform"], row["platform"], gpu)
+    shape = _shape(gpu, ranks, _whole(row, "n_nodes"))
     return Measurement(
         file=ALL_REDUCE,
         row=number,
         gpu=gpu,
         system=system,
         collective=_collective(row),
-        shape=_shape(gpu, ranks, _whole(row, "n_nodes")),
+        shape=shape,
         size_bytes=_whole(row, "size_bytes"),
         seconds=_positive(row, "time_us_derived") / 1e6,
-        links=Bandwidths(gpu=GPUS[gpu].gpu_bytes_per_s, node=nic),
+        links=_links(gpu, nic, shape),
         source=row["source"],
     )
 
 
 def _scaling(number: int, row: Row) -> Measurement:
-    gpu, ranks = gpu_in(row["gpu"]), _whole(row, "n_ranks")
+    gpu, ranks = _gpu(row), _whole(row, "n_ranks")
     collective = _collective(row)
+    shape = _shape(gpu, ranks, _whole(row, "n_nodes"))
     size = _size(row["size"])
     around = 2 if collective is Collective.ALL_REDUCE else 1
     moved = size * around * (ranks - 1) / ranks
@@ -189,10 +195,10 @@ def _scaling(number: int, row: Row) -> Measurement:
         gpu=gpu,
         system="congested",
         collective=collective,
-        shape=_shape(gpu, ranks, _whole(row, "n_nodes")),
+        shape=shape,
         size_bytes=size,
         seconds=seconds("bandwidth_GBps"),
-        links=Bandwidths(gpu=GPUS[gpu].gpu_bytes_per_s, node=GPUS[gpu].nic_bytes_per_s),
+        links=_links(gpu, GPUS[gpu].nic_bytes_per_s, shape),
         source=row["source"],
         band=(seconds("p95_GBps"), seconds("p5_GBps")),
     )
@@ -213,6 +219,15 @@ def _collective(row: Row) -> Collective:
     return _COLLECTIVES[name]
 
 
+def _gpu(row: Row) -> str:
+    """The kind of GPU; a row may say that its source does not name one."""
+    words = row["gpu"].strip().lower()
+    gpu = gpu_in(words)
+    if gpu == "unnamed" and words not in {"", "not stated"}:
+        raise _RowError(f"gpu {row['gpu']!r} is not known")
+    return gpu
+
+
 def _shape(gpu: str, ranks: int, nodes: int) -> Shape:
     """The communicator over NVSwitch domains: several nodes may be one."""
     hardware = GPUS[gpu]
@@ -220,6 +235,18 @@ def _shape(gpu: str, ranks: int, nodes: int) -> Shape:
     if not 1 <= domains <= ranks:
         raise _RowError(f"{ranks} ranks on {nodes} nodes")
     return Shape(ranks=ranks, nodes=domains)
+
+
+def _links(gpu: str, nic_bytes_per_s: int, shape: Shape) -> Bandwidths:
+    """Links in use: a GPU sends through the NICs nearest to it, so half a node has half of them.
+
+    A rack has more NICs than a collective has channels: there the channels count.
+    """
+    hardware = GPUS[gpu]
+    used = Fraction(1)
+    if not hardware.is_rack:
+        used = min(used, shape.ranks_per_node / hardware.domain)
+    return Bandwidths(gpu=hardware.gpu_bytes_per_s, node=max(1, int(nic_bytes_per_s * used)))
 
 
 def _size(text: str) -> int:
