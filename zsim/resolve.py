@@ -7,12 +7,14 @@ from fractions import Fraction
 from zsim.architecture import GPT, ArchitectureError
 from zsim.cluster import Cluster, ClusterError
 from zsim.equal_units import equal_units
+from zsim.fault import Fault, Neighbour
 from zsim.gpt import gpt
 from zsim.model import Model, ModelError
 from zsim.rule import SGD, Adam
 from zsim.scenario import ClusterTable, Scenario, ScenarioError, TrainTable
 from zsim.strategy import LossScale, Strategy, StrategyError
 from zsim.topology import TopologyError, UnknownTopologyError
+from zsim.trouble import faults, neighbours
 
 Topology = Callable[[str, str | None, int], Cluster]
 """The cluster of a topology by name, or of a node on a fabric, with so many nodes."""
@@ -26,6 +28,8 @@ class Resolved:
     cluster: Cluster
     strategy: Strategy
     steps: int
+    faults: tuple[Fault, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +58,14 @@ def resolve(scenario: Scenario, topology: Topology) -> Resolved:
     except ClusterError as error:
         raise ScenarioError(f"train.precision: {strategy.precision}: {error}") from None
     nodes = -(-strategy.ranks // cluster.gpus_per_node)
+    cluster = replace(cluster, nodes=nodes)
     return Resolved(
         model=_model(scenario, strategy, batches),
-        cluster=replace(cluster, nodes=nodes),
+        cluster=cluster,
         strategy=strategy,
         steps=scenario.train.steps,
+        faults=faults(scenario, cluster),
+        neighbours=neighbours(scenario),
     )
 
 

@@ -9,13 +9,13 @@ import fractions
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
 from zsim.strategy import Checkpointing, Keep, Precision
-from zsim.units import UnitError, parse_ratio, parse_size
+from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
 
 
 class ScenarioError(ValueError):
@@ -50,6 +50,22 @@ def _ratio(value: object) -> object:
         raise ValueError('must be a ratio of more than 0, such as 2 or "3/2"') from None
 
 
+def _bandwidth(value: object) -> object:
+    try:
+        return parse_bandwidth(str(value))
+    except UnitError:
+        raise ValueError('must be a bandwidth such as "10 GB/s"') from None
+
+
+def _time(value: object) -> object:
+    if value in {0, "0"}:
+        return 0
+    try:
+        return parse_time(str(value))
+    except UnitError:
+        raise ValueError('must be a time such as "1.5 s"') from None
+
+
 LARGEST = 2**60
 """No count in a scenario is larger: a slip of the exponent is refused instead of computed."""
 
@@ -57,6 +73,8 @@ Whole = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=0, le=LARGEST
 Count = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=LARGEST)]
 Repeat = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=100_000)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
+Bandwidth = Annotated[int, BeforeValidator(_bandwidth), Field(ge=1)]
+Time = Annotated[int, BeforeValidator(_time), Field(ge=0)]
 Ratio = Annotated[fractions.Fraction, BeforeValidator(_ratio)]
 Flag = Annotated[bool, Strict()]
 Real = Annotated[float, Strict(), Field(allow_inf_nan=False)]
@@ -154,6 +172,33 @@ class TrainTable(Table):
     steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight
 
 
+class FaultTable(Table):
+    """`[[fault]]`: what is slow or dead, from `start` to `end` of the first step on.
+
+    Which other keys there are depends on `kind`; `zsim.trouble` says.
+    """
+
+    kind: Literal["gpu", "switch_link", "nic", "leaf", "spine", "jitter"]
+    rank: Whole | None = None
+    node: Whole | None = None
+    nic: Whole | None = None
+    group: Whole | None = None
+    factor: Ratio | None = None
+    dead: Flag = False
+    deviation: Positive | None = None
+    start: Time = 0
+    end: Time | None = None
+
+
+class NeighbourTable(Table):
+    """`[[neighbour]]`: another job on the nodes from the first to the last of `nodes`."""
+
+    nodes: tuple[Whole, Whole]
+    bandwidth_per_direction: Bandwidth
+    start: Time = 0
+    end: Time | None = None
+
+
 class Scenario(Table):
     """A scenario file, read: every key has the right type and lies in its range."""
 
@@ -164,6 +209,8 @@ class Scenario(Table):
     zero: ZeroTable
     activations: ActivationsTable = ActivationsTable()
     train: TrainTable
+    fault: tuple[FaultTable, ...] = ()
+    neighbour: tuple[NeighbourTable, ...] = ()
 
 
 def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
@@ -248,7 +295,9 @@ def _line(errors: list[ErrorDetails]) -> str:
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     error = (unknown or errors)[0]
     path = error["loc"]
-    field = ".".join(key if key.isidentifier() else repr(key) for key in map(str, path))
+    field = ".".join(
+        key if key.isidentifier() or key.isdecimal() else repr(key) for key in map(str, path)
+    )
     if unknown:
         return f"{field}: {LATER.get(cast('tuple[str, str]', path)) or _unknown(path)}"
     bounds = {name: _whole(bound) for name, bound in (error.get("ctx") or {}).items()}
@@ -268,7 +317,9 @@ def _unknown(path: tuple[int | str, ...]) -> str:
 def _fields_at(path: tuple[int | str, ...]) -> Mapping[str, object]:
     table: type[BaseModel] = Scenario
     for name in path:
-        table = cast("type[BaseModel]", table.model_fields[str(name)].annotation)
+        if isinstance(name, str):
+            found = table.model_fields[name].annotation
+            table = cast("type[BaseModel]", (*get_args(found), found)[0])
     return table.model_fields
 
 

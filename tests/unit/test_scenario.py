@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
@@ -149,8 +150,9 @@ def test_every_knob_of_the_stages_can_be_set_and_has_the_default_of_the_strategy
 
 def keys(table: type[BaseModel]) -> Iterator[str]:
     for name, field in table.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation)
+        kind = next(iter(get_args(field.annotation)), field.annotation)  # a list of tables
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys(kind)
         else:
             yield name
 

@@ -14,13 +14,14 @@ LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that has ended."""
+    """A run that has ended; with faults or neighbours, beside the step time without them."""
 
     title: str
     job: Job
     trace: Trace
     summary: Summary
     wall_time_s: float
+    healthy_step_time_s: float | None = None
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -36,6 +37,7 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
         "backend": trace.backend,
         "fits": found.fits,
         "step_time_s": found.step_time_s,
+        "healthy_step_time_s": outcome.healthy_step_time_s,
         "model_tflops_per_gpu": found.model_tflops_per_gpu,
         "hardware_tflops_per_gpu": found.hardware_tflops_per_gpu,
         "mfu": found.mfu,
@@ -68,6 +70,7 @@ def print_outcome(outcome: Outcome) -> None:
         bound = "communication" if share > 0.5 else "compute"
         lines += [
             ("step time", f"{format_seconds(found.step_time_s)}, bound by {bound}"),
+            *_trouble(outcome),
             ("exposed communication", _exposed(found, share)),
             ("throughput", _rates(found)),
         ]
@@ -81,6 +84,17 @@ def print_outcome(outcome: Outcome) -> None:
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
     lines.append(("trust", trace.trust))
     print_lines(lines)
+
+
+def _trouble(outcome: Outcome) -> list[tuple[str, str]]:
+    """What faults and neighbours cost, where there are some."""
+    healthy_s, step_s = outcome.healthy_step_time_s, outcome.summary.step_time_s
+    if not healthy_s:
+        return []
+    lost_s = step_s - healthy_s
+    lost = f"{'+' if lost_s >= 0 else '-'}{format_seconds(abs(lost_s))}" if lost_s else "nothing"
+    without = f"{format_seconds(healthy_s)} without faults and neighbours"
+    return [("they cost", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
 
 
 def _fits(outcome: Outcome) -> str:

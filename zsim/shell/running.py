@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
 
-from zsim.backend import Backend, BackendError, Job, load
+from zsim.backend import Backend, BackendError, Job, NoWayError, load
 from zsim.check import check
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.document import encode_trace
@@ -42,13 +42,17 @@ def run(request: Request) -> bool:
         MistakeError: it cannot be run as asked.
         RunFailedError: it began and could not end.
     """
-    backend = _backend(request)
     changes = request.changes
     joined = os.environ.get("WORLD_SIZE", "")
     if request.backend == "torch" and changes.ranks is None and joined.isdecimal():
         changes = replace(changes, ranks=int(joined))  # torchrun started so many
     source = read(request.source, changes)
     job = _job(request.source, source)
+    settings: dict[str, object] = {"data": request.data} if request.data is not None else {}
+    trouble: dict[str, object] = {}
+    if source.faults or source.neighbours:
+        trouble = {"faults": source.faults, "neighbours": source.neighbours}
+    backend = _backend(request, settings | trouble)
     if request.backend == "torch":
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
     if request.check:
@@ -60,8 +64,16 @@ def run(request: Request) -> bool:
                 print_findings(job.schedule, findings)
             return False
     started = perf_counter()
-    with mistakes(BackendError), _spinner(f"{source.title} on {request.backend}"):
-        trace = backend.run(job, seed=request.seed)
+    try:
+        with mistakes(BackendError), _spinner(f"{source.title} on {request.backend}"):
+            trace = backend.run(job, seed=request.seed)
+            healthy = _backend(request, settings).run(job, seed=request.seed) if trouble else None
+    except NoWayError as cut:
+        if request.as_json:
+            print_json({"cut": str(cut)})
+        else:
+            print(f"{source.title}\ncut off: {cut}")
+        return False
     wall_time_s = perf_counter() - started
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return True
@@ -73,6 +85,7 @@ def run(request: Request) -> bool:
         trace=trace,
         summary=summary(job, trace),
         wall_time_s=wall_time_s,
+        healthy_step_time_s=summary(job, healthy).step_time_s if healthy is not None else None,
     )
     if request.as_json:
         print_json(outcome_object(outcome))
@@ -81,15 +94,16 @@ def run(request: Request) -> bool:
     return outcome.summary.fits
 
 
-def _backend(request: Request) -> Backend:
+def _backend(request: Request, settings: dict[str, object]) -> Backend:
     with mistakes(BackendError):
         kind = load(request.backend)
-    if request.data is None:
-        return kind()
-    if "data" not in signature(kind).parameters:
+    known = signature(kind).parameters
+    if "data" in settings and "data" not in known:
         raise MistakeError(f"--data: {request.data}: backend {request.backend} reads no data")
+    if "faults" in settings and "faults" not in known:
+        raise MistakeError(f"fault, neighbour: backend {request.backend} simulates none")
     with mistakes(ValueError):
-        return kind(data=request.data)  # type: ignore[call-arg]  # its own setting, seen above
+        return kind(**settings)
 
 
 def _job(name: str, source: Source) -> Job:

@@ -10,6 +10,7 @@ from zsim.topology import Part
 
 if TYPE_CHECKING:
     from zsim.document import Document
+    from zsim.fault import Fault, Neighbour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Source:
 
     title: str
     document: "Document"
+    faults: "tuple[Fault, ...]" = ()
+    neighbours: "tuple[Neighbour, ...]" = ()
 
 
 def read(name: str, changes: Changes) -> Source:
@@ -115,4 +118,6 @@ def _scenario(name: str, text: str, changes: Changes) -> Source:
             cluster=resolved.cluster,
             steps=resolved.steps,
         ),
+        faults=resolved.faults,
+        neighbours=resolved.neighbours,
     )
