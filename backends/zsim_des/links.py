@@ -1,8 +1,10 @@
 """Link classes of a folded cluster, and what each communicator puts on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from zsim.collective.activity import Shape as CommunicatorShape
+from zsim.collective.demand import Decision, Demand, Demands, Ringed, Ways
 from zsim.collective.graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
 from zsim.collective.ring import RingShape
 from zsim.fault import Window
@@ -36,13 +38,18 @@ class Links:
     `neighbours` what each neighbour puts on links, one of them its own that holds what it wants.
     """
 
-    def __init__(self, fold: Fold, trouble: Trouble) -> None:
+    def __init__(self, fold: Fold, trouble: Trouble, decision: Decision | None = None) -> None:
         cluster = trouble.cluster
         self.classes: list[LinkClass] = []
         self.slow: list[tuple[int, Fraction, Window]] = []
         self.neighbours: list[Loads] = []
         self._fold = fold
         self._graph = class_graph(cluster)
+        ways = Ways(
+            near_ps=latency_ps(self._graph, WITHIN_NODE),
+            far_ps=latency_ps(self._graph, BETWEEN_NODES),
+        )
+        self._demands = Demands(cluster=cluster, decision=decision or Decision(), ways=ways)
         switch = cluster.switch_link.bytes_per_s
         self._up = [self._add((TO_SWITCH,), each.count, switch) for each in fold.ranks]
         self._down = [self._add((FROM_SWITCH,), each.count, switch) for each in fold.ranks]
@@ -81,17 +88,30 @@ class Links:
         self.classes.append(LinkClass(names, Fraction(count), Fraction(bytes_per_s)))
         return len(self.classes) - 1
 
-    def ring(self, communicator: CommunicatorClass) -> Loads:
-        """Loads of a ring in every communicator of the class."""
+    def demand(
+        self, communicator: CommunicatorClass, operation: Ringed, ring_bytes: int
+    ) -> Demand | None:
+        """What a collective asks for that is not the plain ring of so many bytes; else None."""
+        shape = CommunicatorShape(ranks=communicator.ranks, nodes=communicator.domains)
+        found = self._demands.of(operation, ring_bytes, shape)
+        if found is None or shape.nodes == 1:
+            return found
+        return replace(found, latency_ps=found.latency_ps + communicator.climb_ps)
+
+    def ring(self, communicator: CommunicatorClass, demand: Demand | None = None) -> Loads:
+        """Loads of a ring in every communicator of the class, or of what asks for `demand`."""
+        near, far = (demand.near, demand.far) if demand else (Fraction(1), Fraction(1))
         loads: Loads = {}
         for index in communicator.classes:
             share = self._fold.ranks[index].shares[communicator.group] if self._pcie else 0
             if share:
                 to_pcie, from_pcie = self._pcie[index]
-                loads[to_pcie] = loads[from_pcie] = Fraction(share)
+                loads[to_pcie] = loads[from_pcie] = share * far
             if share < 1:
-                loads[self._up[index]] = loads[self._down[index]] = Fraction(1 - share)
-        return loads | self._rings.get(communicator.index, {})
+                inside = max(Fraction(0), near - share * far)
+                loads[self._up[index]] = loads[self._down[index]] = inside
+        between = self._rings.get(communicator.index, {})
+        return loads | {link: load * far for link, load in between.items()}
 
     def send(self, source: RankClass, group: str, offset: int) -> Loads:
         """Loads when every rank of `source` sends one byte per byte of progress to its peer."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from zsim.collective.demand import Ringed
 from zsim.collective.ring import laps
 from zsim.collective.volume import element_count
 from zsim.operation import Broadcast, Communication, Receive, Send
@@ -59,7 +60,7 @@ class Rendezvous:
         self._network = network
         self._meetings: dict[Key, Meeting] = {}
         self._counts: dict[Key, int] = {}
-        self._rings: dict[int, tuple[int, int]] = {}
+        self._rings: dict[tuple[int, type[Ringed], int], tuple[int, int]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -155,9 +156,9 @@ class Rendezvous:
         """Send the bytes of all entries as one activity, from when the last of them was ready."""
         first = met[0]
         is_one = all(len(entry.keys) == 1 for entry in met)
-        if is_one and not isinstance(first.members[0][0], Send | Receive):
-            member, size_bytes = first.members[0]
-            number, latency_ps = self._ring(first.rank_class, member)
+        member, size_bytes = first.members[0]
+        if is_one and not isinstance(member, Send | Receive):
+            number, latency_ps = self._ring(first.rank_class, member, size_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
         begin_ps = max([entry.ready_ps for entry in met]) + latency_ps
@@ -175,16 +176,20 @@ class Rendezvous:
         alarm = self.env.timeout(begin_ps - int(self.env.now))
         alarm.callbacks.append(lambda _: self._network.join(number, size_bytes, step, finish))
 
-    def _ring(self, rank_class: RankClass, member: Communication) -> tuple[int, int]:
+    def _ring(self, rank_class: RankClass, member: Ringed, size_bytes: int) -> tuple[int, int]:
         """Shape number and latency of a collective."""
         communicator = rank_class.communicators[member.group]
-        found = self._rings.get(communicator.index)
+        key = (communicator.index, type(member), size_bytes)
+        found = self._rings.get(key)
         if found is None:
-            shape = tuple(self._links.ring(communicator).items())
-            found = (self._network.number(shape), self._links.lap_ps(communicator))
-            self._rings[communicator.index] = found
-        number, lap_ps = found
-        return number, lap_ps * laps(member)
+            demand = self._links.demand(communicator, member, size_bytes)
+            shape = tuple(self._links.ring(communicator, demand).items())
+            if demand is None:
+                latency_ps = self._links.lap_ps(communicator) * laps(member)
+            else:
+                latency_ps = demand.latency_ps
+            found = self._rings[key] = (self._network.number(shape), latency_ps)
+        return found
 
     def _together(self, met: list[Entry]) -> tuple[int, int, int]:
         """Shape number, bytes of progress and latency of all members of all entries as one."""
@@ -201,7 +206,7 @@ class Rendezvous:
                     loads = self._links.send(*peer)
                     latency_ps = self._links.send_latency_ps(*peer)
                 else:
-                    number, latency_ps = self._ring(entry.rank_class, member)
+                    number, latency_ps = self._ring(entry.rank_class, member, size_bytes)
                     loads = dict(self._network.shape(number))
                 longest_ps = max(longest_ps, latency_ps)
                 if size_bytes:

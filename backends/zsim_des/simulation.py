@@ -12,6 +12,7 @@ import simpy
 from zsim.allocator import peak_bytes, pools, witness
 from zsim.backend import Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster import ClusterError, Gpu
+from zsim.collective.demand import Decision
 from zsim.fault import Fault, Neighbour, Window
 from zsim.issue import NO_OVERFLOW, SETUP
 from zsim.schedule import Place, Pool, Schedule, Scope
@@ -49,6 +50,8 @@ class SimBackend:
         faults: what is slow or dead. Ranks that a fault tells apart are simulated apart; jitter
             tells all of them apart.
         neighbours: other jobs that use the links.
+        decision: the algorithm that collectives take where they can, and in how many chunks;
+            without one the tuner chooses if the cluster has fitted constants, else it is a ring.
     """
 
     name = "sim"
@@ -60,11 +63,13 @@ class SimBackend:
         overflow_steps: frozenset[int] = NO_OVERFLOW,
         faults: Sequence[Fault] = (),
         neighbours: Sequence[Neighbour] = (),
+        decision: Decision | None = None,
     ) -> None:
         self.unfold = unfold
         self.overflow_steps = overflow_steps
         self.faults = tuple(faults)
         self.neighbours = tuple(neighbours)
+        self.decision = decision
         self._lowered: _LoweredSchedule | None = None
 
     def refusal(self, job: Job) -> str | None:
@@ -115,7 +120,7 @@ class SimBackend:
             folded = fold(job.schedule, trouble, unfold=self.unfold, used=lowered.used)
         except CutError as error:
             raise NoWayError(str(error)) from None
-        links = Links(folded, trouble)
+        links = Links(folded, trouble, self.decision)
         env = simpy.Environment()
         network = Network(env, [each.bytes_per_s for each in links.classes])
         rendezvous = Rendezvous(env, links, network)
