@@ -9,16 +9,16 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .PHONY: run test lint bench format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
-	.venv-run/bin/zsim run zero_100b
+	@.venv-run/bin/zsim run zero_100b
 
 test: lint  ## everything that has to pass
-	.venv/bin/pytest
+	@.venv/bin/pytest
 
 lint: .venv/installed
-	.venv/bin/ruff check
-	.venv/bin/ruff format --check
-	.venv/bin/mypy
-	.venv/bin/pyright
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@.venv/bin/mypy
+	@.venv/bin/pyright
 
 bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs per second
 	.venv-run/bin/python benchmarks/step_96_layers.py
