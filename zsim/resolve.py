@@ -6,18 +6,24 @@ from fractions import Fraction
 
 from zsim.architecture import GPT, ArchitectureError
 from zsim.cluster import Cluster, ClusterError
+from zsim.collective.activity import Algorithm
+from zsim.collective.demand import Decision
+from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.equal_units import equal_units
 from zsim.fault import Fault, Neighbour
 from zsim.gpt import gpt
 from zsim.model import Model, ModelError
 from zsim.rule import SGD, Adam
-from zsim.scenario import ClusterTable, Scenario, ScenarioError, TrainTable
+from zsim.scenario import ClusterTable, NetworkTable, Scenario, ScenarioError, TrainTable
 from zsim.strategy import LossScale, Strategy, StrategyError
 from zsim.topology import TopologyError, UnknownTopologyError
 from zsim.trouble import faults, neighbours
 
 Topology = Callable[[str, str | None, int], Cluster]
 """The cluster of a topology by name, or of a node on a fabric, with so many nodes."""
+
+Constants = Callable[[str], NetworkProfile]
+"""Fitted constants of a network by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,7 @@ class Resolved:
     steps: int
     faults: tuple[Fault, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +47,18 @@ class Batches:
     accumulation_steps: int
 
 
-def resolve(scenario: Scenario, topology: Topology) -> Resolved:
+def resolve(scenario: Scenario, topology: Topology, constants: Constants) -> Resolved:
     """Settle every number of `scenario`.
 
     Raises:
         ScenarioError: two fields contradict each other, or the topology does not exist.
     """
     cluster = _cluster(scenario, topology)
+    if scenario.network.profile is not None:
+        try:
+            cluster = replace(cluster, network=constants(scenario.network.profile))
+        except ProfileError as error:
+            raise ScenarioError(f"network.profile: {error}") from None
     tensor, data = _degrees(scenario, cluster)
     batches = _batches(scenario.train, data)
     try:
@@ -66,7 +78,15 @@ def resolve(scenario: Scenario, topology: Topology) -> Resolved:
         steps=scenario.train.steps,
         faults=faults(scenario, cluster),
         neighbours=neighbours(scenario),
+        decision=_decision(scenario.network),
     )
+
+
+def _decision(table: NetworkTable) -> Decision | None:
+    """What is asked for of collectives; None if nothing is."""
+    if table.algorithm is None:
+        return None
+    return Decision(algorithm=Algorithm(table.algorithm), chunks=table.chunks)
 
 
 def on_ranks(scenario: Scenario, ranks: int) -> Scenario:

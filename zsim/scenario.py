@@ -172,6 +172,14 @@ class TrainTable(Table):
     steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight
 
 
+class NetworkTable(Table):
+    """`[network]`: how collectives run, and the fitted constants that say what they cost."""
+
+    algorithm: Literal["ring", "tree", "nvls", "hierarchical"] | None = None
+    chunks: Repeat = 4
+    profile: str | None = None
+
+
 class FaultTable(Table):
     """`[[fault]]`: what is slow or dead, from `start` to `end` of the first step on.
 
@@ -209,6 +217,7 @@ class Scenario(Table):
     zero: ZeroTable
     activations: ActivationsTable = ActivationsTable()
     train: TrainTable
+    network: NetworkTable = NetworkTable()
     fault: tuple[FaultTable, ...] = ()
     neighbour: tuple[NeighbourTable, ...] = ()
 

@@ -5,7 +5,9 @@ from fractions import Fraction
 
 import pytest
 
+from zsim.calibration.fit import START
 from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
+from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.dtype import DType
 from zsim.resolve import Resolved, resolve
 from zsim.rule import SGD, Adam
@@ -66,8 +68,21 @@ def boxes(name: str, fabric: str | None, nodes: int) -> Cluster:
     return replace(BOX, nodes=nodes, fabric=TREE)
 
 
+def constants(name: str) -> NetworkProfile:
+    if name != "any":
+        raise ProfileError(f"{name!r} must be any")
+    return START
+
+
 def resolved(*settings: str, text: str = TEXT) -> Resolved:
-    return resolve(parse(text, settings), boxes)
+    return resolve(parse(text, settings), boxes, constants)
+
+
+def test_fitted_constants_are_had_by_name() -> None:
+    assert resolved().cluster.network is None
+    assert resolved("network.profile=any").cluster.network == START
+    with pytest.raises(ScenarioError, match=r"network\.profile: 'none' must be any"):
+        resolved("network.profile=none")
 
 
 ON_A_TREE = TEXT.replace('topology = "boxes"', 'node = "box"\nfabric = "tree"')

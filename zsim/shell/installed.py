@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from zsim.cluster import Cluster
+from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.collective.profiles import Profiles, parse
 from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.topology.edges import fabric_from_edges
@@ -64,6 +65,20 @@ def network_profiles() -> dict[str, Profiles]:
     packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
     texts = {name: text for each in packages for name, text in each.profiles().items()}
     return {name: parse(name, tomllib.loads(text)) for name, text in texts.items()}
+
+
+def network_profile(name: str) -> NetworkProfile:
+    """Fitted constants called `name`: of a kind of GPU, or GPU/SYSTEM.
+
+    Raises:
+        ProfileError: there are none; the message names those that ship.
+    """
+    gpu, _, system = name.partition("/")
+    known = network_profiles()
+    names = [*known, *(f"{each}/{one}" for each in known for one in sorted(known[each].systems))]
+    if name not in names:
+        raise ProfileError(f"{name!r} must be one of {', '.join(names)}")
+    return known[gpu].of(system)
 
 
 def part_names(part: Part) -> tuple[str, ...]:

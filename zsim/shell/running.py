@@ -48,10 +48,7 @@ def run(request: Request) -> bool:
         changes = replace(changes, ranks=int(joined))  # torchrun started so many
     source = read(request.source, changes)
     job = _job(request.source, source)
-    settings: dict[str, object] = {"data": request.data} if request.data is not None else {}
-    trouble: dict[str, object] = {}
-    if source.faults or source.neighbours:
-        trouble = {"faults": source.faults, "neighbours": source.neighbours}
+    settings, trouble = _settings(request, source)
     backend = _backend(request, settings | trouble)
     if request.backend == "torch":
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
@@ -94,6 +91,17 @@ def run(request: Request) -> bool:
     return outcome.summary.fits
 
 
+def _settings(request: Request, source: Source) -> tuple[dict[str, object], dict[str, object]]:
+    """Settings of the backend, and those that are trouble: a healthy run goes without them."""
+    settings: dict[str, object] = {"data": request.data} if request.data is not None else {}
+    if source.decision is not None:
+        settings["decision"] = source.decision
+    trouble: dict[str, object] = {}
+    if source.faults or source.neighbours:
+        trouble = {"faults": source.faults, "neighbours": source.neighbours}
+    return settings, trouble
+
+
 def _backend(request: Request, settings: dict[str, object]) -> Backend:
     with mistakes(BackendError):
         kind = load(request.backend)
@@ -102,6 +110,8 @@ def _backend(request: Request, settings: dict[str, object]) -> Backend:
         raise MistakeError(f"--data: {request.data}: backend {request.backend} reads no data")
     if "faults" in settings and "faults" not in known:
         raise MistakeError(f"fault, neighbour: backend {request.backend} simulates none")
+    if "decision" in settings and "decision" not in known:
+        raise MistakeError(f"network.algorithm: backend {request.backend} takes its own")
     with mistakes(ValueError):
         return kind(**settings)
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.shell.installed import part_names, part_text, scenarios, topology
+from zsim.shell.installed import network_profile, part_names, part_text, scenarios, topology
 from zsim.shell.mistake import MistakeError, file_fault, mistakes
 from zsim.topology import Part
 
 if TYPE_CHECKING:
+    from zsim.collective.demand import Decision
     from zsim.document import Document
     from zsim.fault import Fault, Neighbour
 
@@ -30,6 +31,7 @@ class Source:
     document: "Document"
     faults: "tuple[Fault, ...]" = ()
     neighbours: "tuple[Neighbour, ...]" = ()
+    decision: "Decision | None" = None
 
 
 def read(name: str, changes: Changes) -> Source:
@@ -108,7 +110,7 @@ def _scenario(name: str, text: str, changes: Changes) -> Source:
         scenario = parse(text, settings)
         if changes.ranks is not None:
             scenario = on_ranks(scenario, changes.ranks)
-        resolved = resolve(scenario, topology)
+        resolved = resolve(scenario, topology, network_profile)
         made = schedule(resolved.model, resolved.strategy)
     return Source(
         title=scenario.title,
@@ -120,4 +122,5 @@ def _scenario(name: str, text: str, changes: Changes) -> Source:
         ),
         faults=resolved.faults,
         neighbours=resolved.neighbours,
+        decision=resolved.decision,
     )
