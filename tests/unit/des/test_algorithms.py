@@ -6,7 +6,7 @@ import pytest
 from drawn_clusters import NO_MODEL
 
 from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
+from zsim.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.calibration.fit import START
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.collective.activity import Algorithm, Collective, Shape
@@ -98,3 +98,20 @@ def test_a_switch_that_reduces_is_faster_than_a_ring_in_a_node() -> None:
     node = replace(CLUSTER, nodes=1)
     reduce = collective(Collective.ALL_REDUCE, 16)
     assert step_ps(reduce, node, Algorithm.NVLS) < 0.6 * step_ps(reduce, node)
+
+
+def test_folded_and_unfolded_agree_to_the_picosecond_with_fitted_constants() -> None:
+    build = ScheduleBuilder.of("two at once", data=6, tensor=4)
+    groups = [build.group(axis, axis) for axis in ("data", "tensor")]
+    for name, group in zip((COMPUTE, COMMUNICATION), groups, strict=True):
+        whole = build.buffer(name, 2**20)
+        build.step.allocate(whole)
+        build.step.all_reduce(f"reduce-{name}", group, whole.all, whole.all, stream=name)
+    cluster = replace(CLUSTER, nodes=6, gpus_per_node=4, nics_per_node=2, network=START)
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=cluster, steps=2)
+    for decision in (Decision(), Decision(algorithm=Algorithm.HIERARCHICAL)):
+        folded, unfolded = (
+            SimBackend(unfold=unfold, decision=decision).step_ends_ps(job)
+            for unfold in (False, True)
+        )
+        assert folded == unfolded
