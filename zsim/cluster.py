@@ -34,13 +34,18 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One accelerator: memory, its bandwidth, and rates by format."""
+    """One accelerator: memory, its bandwidth, and rates by format.
+
+    `slowdown_beside_collective` says how many times as long kernels take while a collective is on
+    the GPU: 1 until somebody has measured it.
+    """
 
     name: str
     memory_bytes: int
     memory_bytes_per_s: int
     rates: tuple[Rate, ...]
     launch_ps: int = 0
+    slowdown_beside_collective: Fraction = Fraction(1)
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bytes_per_s"):
@@ -48,6 +53,11 @@ class Gpu:
                 raise ClusterError(f"gpu {self.name}: {name} must be more than 0")
         if self.launch_ps < 0:
             raise ClusterError(f"gpu {self.name}: launch_ps {self.launch_ps} must be at least 0")
+        if self.slowdown_beside_collective < 1:
+            slowdown = self.slowdown_beside_collective
+            raise ClusterError(
+                f"gpu {self.name}: slowdown_beside_collective {slowdown} must be at least 1"
+            )
 
     def rate(self, dtype: DType) -> Rate:
         """Rates of `dtype`.

@@ -8,10 +8,12 @@ the network.
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import simpy
 
 from zsim.issue import SETUP
+from zsim_des.beside import Beside
 from zsim_des.fold import RankClass
 from zsim_des.instruction import After, Choose, Enqueue, Instruction, Lowered, Note
 from zsim_des.rendezvous import Entry, Key, Rendezvous
@@ -77,7 +79,10 @@ class Stream:
 
 
 class Rank:
-    """The host and streams of one rank class."""
+    """The host and streams of one rank class.
+
+    Kernels run at `pace`, and take `slowdown` times as long while a collective is on the GPU.
+    """
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Rank:
         rendezvous: Rendezvous,
         *,
         pace: Pace | None,
+        slowdown: Fraction,
     ) -> None:
         self.env = env
         self.rank_class = rank_class
@@ -95,6 +101,7 @@ class Rank:
         self.host_at = ""
         self._host_ps = 0
         self._pace = pace
+        self._beside = Beside(env, slowdown) if slowdown != 1 else None
         self._begin_ps = 0
         self._instructions: tuple[Instruction, ...] = ()
         self._rendezvous = rendezvous
@@ -191,28 +198,41 @@ class Rank:
                 ready_ps = max(ready_ps, where.ends[slot])
             slot = what.slot
             instance.starts[slot] = ready_ps
+            if self._beside is not None:
+                yield from self._beside.reach(ready_ps)
             if what.members:
-                entry = self._entry(queued, ready_ps)
-                stream.entry = entry
-                self._rendezvous.come(entry)
-                if ends[slot] < 0:
-                    yield instance.watch(self.env, slot)
+                stream.entry = self._entry(queued, ready_ps)
+                yield from self._communicate(stream.entry, queued)
                 stream.entry = None
                 free_ps = ends[slot]
             else:
-                free_ps = ready_ps + what.time_ps
-                if self._pace is not None and instance.step != SETUP:
-                    free_ps = self._paced(self._pace, queued, ready_ps)
-                ends[slot] = free_ps
-                if instance.watched:
-                    instance.finish(slot, free_ps)
+                free_ps = self._end_ps(queued, ready_ps)
+                if self._beside is not None and free_ps > ready_ps:
+                    yield from self._beside.kernel(free_ps - ready_ps)
+                    free_ps = int(self.env.now)
+                instance.finish(slot, free_ps)
             stream.at = None
 
-    def _paced(self, pace: Pace, queued: Queued, start_ps: int) -> int:
-        """When a kernel ends on a rank that is slower or faster than it should be."""
-        which = queued.instance.step * len(self.program.slots) + queued.what.slot
+    def _communicate(self, entry: Entry, queued: Queued) -> Steps:
+        """Meet the others, and wait until it is done."""
+        instance, slot = queued.instance, queued.what.slot
+        if self._beside is not None:
+            self._beside.collective(1)
+        self._rendezvous.come(entry)
+        if instance.ends[slot] < 0:
+            yield instance.watch(self.env, slot)
+        if self._beside is not None:
+            yield from self._beside.reach(instance.ends[slot])
+            self._beside.collective(-1)
+
+    def _end_ps(self, queued: Queued, start_ps: int) -> int:
+        """When a kernel ends that has the GPU to itself."""
+        what = queued.what
+        if self._pace is None or queued.instance.step == SETUP:
+            return start_ps + what.time_ps
+        which = queued.instance.step * len(self.program.slots) + what.slot
         begin_ps = self._begin_ps
-        return begin_ps + pace.end_ps(start_ps - begin_ps, queued.what.time_ps, which)
+        return begin_ps + self._pace.end_ps(start_ps - begin_ps, what.time_ps, which)
 
     def _entry(self, queued: Queued, ready_ps: int) -> Entry:
         instance, slot = queued.instance, queued.what.slot

@@ -11,7 +11,7 @@ import simpy
 
 from zsim.allocator import peak_bytes, pools, witness
 from zsim.backend import Job, NoWayError, RefusedError, RunFailedError
-from zsim.cluster import ClusterError, Gpu
+from zsim.cluster import Cluster, ClusterError, Gpu
 from zsim.collective.demand import Decision
 from zsim.fault import Fault, Neighbour, Window
 from zsim.issue import NO_OVERFLOW, SETUP
@@ -32,6 +32,15 @@ TRUST = (
     "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
     "published, and have not been judged against measurements"
 )
+FITTED = (
+    "unvalidated: times of kernels come from {gpu} rates and memory bandwidth as published; "
+    "collectives take fitted constants, which zsim validate network judges"
+)
+
+
+def _trust(cluster: Cluster) -> str:
+    sentence = TRUST if cluster.network is None else FITTED
+    return sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
 
 
 At = Callable[[int, Callable[[], None]], None]
@@ -99,7 +108,7 @@ class SimBackend:
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces, job),
-            trust=TRUST.format(gpu=job.cluster.gpu.name, cluster=job.cluster.name),
+            trust=_trust(job.cluster),
         )
 
     def step_ends_ps(self, job: Job, *, seed: int = 0) -> tuple[int, ...]:
@@ -131,6 +140,7 @@ class SimBackend:
                 lowered.programs[each.program.role],
                 rendezvous,
                 pace=trouble.pace(each.rank),
+                slowdown=job.cluster.gpu.slowdown_beside_collective,
             )
             for each in folded.ranks
         ]

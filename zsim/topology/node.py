@@ -18,7 +18,10 @@ Every table says where its numbers come from in `source`; a number from elsewher
 `quoted`. Reading the file is for the package that ships it.
 """
 
-from typing import Any
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from zsim.cluster import Cluster, ClusterError, Drives, Gpu, Host, Rate
 from zsim.dtype import DType
@@ -35,6 +38,7 @@ from zsim.topology.table import (
     cites,
     read,
 )
+from zsim.units import parse_ratio
 
 
 class _Rates(Table):
@@ -56,6 +60,8 @@ class _GpuTable(Table):
     memory_bandwidth_source: str | None = None
     launch: Time = 0
     launch_source: str | None = None
+    slowdown_beside_collective: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(1)
+    slowdown_beside_collective_source: str | None = None
     pci_devices: tuple[str, ...] = ()
     pci_devices_source: str | None = None
     rates: dict[DType, _Rates]
@@ -71,6 +77,7 @@ class _GpuTable(Table):
                 for dtype, rate in self.rates.items()
             ),
             launch_ps=self.launch,
+            slowdown_beside_collective=self.slowdown_beside_collective,
         )
 
 

@@ -1,6 +1,7 @@
 """Times that can be worked out on paper."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from drawn_clusters import NO_MODEL
@@ -115,6 +116,28 @@ def test_compute_overlaps_communication_and_edges_order_them() -> None:
         "reduce": (0, end_ps),
         "meanwhile": (0, 4000),
         "then": (end_ps, end_ps + 1600),
+    }
+
+
+def test_kernels_take_longer_while_a_collective_is_on_the_gpu() -> None:
+    build = ScheduleBuilder.of("beside", data=4)
+    group = build.group("data", "data")
+    x, y, z = build.buffer("x", 25), build.buffer("y", 1000), build.buffer("z", 100)
+    build.step.allocate(x, y, z)
+    build.step.all_reduce("reduce", group, x.all)
+    build.step.fill("meanwhile", y.all, 0.0)
+    build.step.fill("then", z.all, 0.0)
+    slow = replace(CLUSTER.gpu, slowdown_beside_collective=Fraction(3, 2))
+    # 2 x 3 chunks of 7 elements and 2 x 3 steps of 14 ps. In these 1,764 ps two thirds of as much
+    # work are done; the rest of 4,000 ps of work goes on alone.
+    end_ps = 6 * 7 * 4 * 10 + 6 * 14
+    worked_ps = end_ps * 2 // 3
+    found = times(run(build.schedule(), replace(CLUSTER, gpu=slow)))
+    done_ps = end_ps + 4000 - worked_ps
+    assert found == {
+        "reduce": (0, end_ps),
+        "meanwhile": (0, done_ps),
+        "then": (done_ps, done_ps + 400),
     }
 
 
