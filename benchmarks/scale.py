@@ -5,8 +5,8 @@
 The workload is that of step_96_layers.py, generated and simulated without the check. Folded, ranks
 that no one can tell apart are simulated once, so cost grows with classes and operations. Unfolded,
 every rank and every link is its own class. What-if questions change bandwidths, fabric, nodes and
-NICs; the schedule is made once for each number of GPUs. CPU seconds of one process unless said
-otherwise. ASTRA-sim's figures: see step_96_layers.py.
+NICs, and three of eight have a fault; the schedule is made once for each number of GPUs. CPU
+seconds of one process unless said otherwise. ASTRA-sim's figures: see step_96_layers.py.
 """
 
 import resource
@@ -20,6 +20,7 @@ from fractions import Fraction
 from benchmarks.step_96_layers import ASTRA_SIM, cluster, model
 from zsim.backend import Job
 from zsim.cluster import Cluster, Fabric, FabricKind, Tier
+from zsim.fault import DeadNic, Fault, SlowGpu, SlowNic
 from zsim.rule import SGD
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
@@ -30,6 +31,12 @@ TARGETS_S = {512: 0.04, 1024: 0.04, 16_384: 0.2, 131_072: 2.0}
 UNFOLDED_GPUS, UNFOLDED_TARGET_S = 512, 10.0
 WHAT_IFS, WHAT_IFS_PER_S = 600, 300
 CORES = 2
+FAULTS: tuple[tuple[Fault, ...], ...] = (
+    (SlowGpu(rank=17, factor=Fraction(5, 4)),),
+    (SlowNic(node=3, nic=1, factor=Fraction(2)),),
+    (DeadNic(node=2, nic=0),),
+    *[()] * 5,
+)
 REPETITIONS = 7
 LAYERS = model()
 
@@ -73,7 +80,7 @@ def what_ifs(first: int) -> float:
         gpus = 512 if number < WHAT_IFS // 2 else 256
         given = question(cluster(gpus, schedules[gpus]), everything, number)
         job = Job(schedule=schedules[gpus], model=LAYERS, cluster=given)
-        backends[gpus].step_ends_ps(job)
+        backends[gpus].step_ends_ps(job, faults=FAULTS[number // CORES % len(FAULTS)])
     return time.process_time() - begin
 
 

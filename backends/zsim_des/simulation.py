@@ -111,20 +111,24 @@ class SimBackend:
             trust=_trust(job.cluster),
         )
 
-    def step_ends_ps(self, job: Job, *, seed: int = 0) -> tuple[int, ...]:
+    def step_ends_ps(
+        self, job: Job, *, seed: int = 0, faults: Sequence[Fault] = ()
+    ) -> tuple[int, ...]:
         """When each step ends, and nothing else: for many what-if questions in a row.
 
         The same numbers as in the trace of `run`, without the time that recording takes. What does
-        not depend on the cluster's links is kept for the next call with the same schedule.
+        not depend on the cluster's links is kept for the next call with the same schedule. `faults`
+        come on top of those of the backend.
 
         Raises:
             RefusedError, RunFailedError: as `run`.
         """
-        return self._simulate(job, seed).step_ends_ps(job.steps)
+        return self._simulate(job, seed, faults).step_ends_ps(job.steps)
 
-    def _simulate(self, job: Job, seed: int) -> "_Done":
+    def _simulate(self, job: Job, seed: int, faults: Sequence[Fault] = ()) -> "_Done":
         lowered = self._lower(job)
-        trouble = Trouble(self.faults, self.neighbours, cluster=job.cluster, seed=seed)
+        everything = (*self.faults, *faults)
+        trouble = Trouble(everything, self.neighbours, cluster=job.cluster, seed=seed)
         try:
             folded = fold(job.schedule, trouble, unfold=self.unfold, used=lowered.used)
         except CutError as error:

@@ -145,6 +145,20 @@ def test_jitter_repeats_with_its_seed_and_makes_all_wait_for_the_slowest() -> No
     assert 4_000 * 0.9 + 30_000 < one < 4_000 * 1.5 + 30_000
 
 
+def test_faults_of_one_question_are_those_of_a_backend() -> None:
+    build = ScheduleBuilder.of("question", data=8)
+    x = build.buffer("x", 1000)
+    build.step.allocate(x)
+    build.step.fill("work", x.all, 0.0)
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=CLUSTER)
+    faults = [SlowGpu(rank=3, factor=Fraction(3, 2))]
+    backend = SimBackend()
+    assert backend.step_ends_ps(job) == (4_000,)
+    assert backend.step_ends_ps(job, faults=faults) == (6_000,)
+    assert backend.step_ends_ps(job) == (4_000,)
+    assert SimBackend(faults=faults).run(job, seed=0).step_end_ps == (6_000,)
+
+
 def test_a_rank_in_trouble_is_a_class_of_its_own() -> None:
     build = ScheduleBuilder.of("large", data=1000)
     group = build.group("data", "data")
