@@ -42,7 +42,7 @@ def behind(command: str) -> str:
     if command != "make run":
         return command
     recipe = re.search(
-        r"^run:.*\n\t\.venv-run/bin/(.+)$", (ROOT / "Makefile").read_text("utf-8"), re.M
+        r"^run:.*\n\t@?\.venv-run/bin/(.+)$", (ROOT / "Makefile").read_text("utf-8"), re.M
     )
     assert recipe is not None
     return recipe.group(1)
