@@ -26,8 +26,7 @@ def test_the_algorithm_of_collectives_can_be_forced(capsys: pytest.CaptureFixtur
 def test_an_algorithm_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["run", "tiny", "--set", "network.algorithm=star"]) == 2
     assert capsys.readouterr().err == (
-        "zsim: tiny: network.algorithm: 'star' must be 'ring', 'tree', 'nvls' or "
-        "'hierarchical'\n"
+        "zsim: tiny: network.algorithm: 'star' must be 'ring', 'tree', 'nvls' or 'hierarchical'\n"
     )
 
 
