@@ -71,14 +71,20 @@ def drop_a_bias_gradient(made: Schedule) -> Schedule:
     return replace(made, programs=(replace(program, step=step),))
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", list(BOUND))
 @pytest.mark.parametrize("optimizer", [SGD(learning_rate=0.1), Adam(epsilon=1e-5)])
 def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
-    precision: Precision, optimizer: SGD | Adam
+    stage: int, precision: Precision, optimizer: SGD | Adam
 ) -> None:
-    case = Case(
-        Strategy(stage=0, gradient_accumulation_steps=3, precision=precision, optimizer=optimizer)
+    strategy = Strategy(
+        stage=stage,
+        gradient_accumulation_steps=3,
+        precision=precision,
+        optimizer=optimizer,
+        reduce_once=True,
     )
+    case = Case(strategy)
     before, after, _ = by_plain_loop(case)
     assert distance(by_schedule(case).parameters, after, before) <= BOUND[precision]
     planted = by_schedule(case, drop_a_bias_gradient(case.schedule()))
