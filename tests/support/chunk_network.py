@@ -5,7 +5,8 @@ activities are cut into steps of equal progress, in bytes that a rank sends, and
 chunk per step: a flow that has half of a rank's bytes has chunks of half the size, as if the rank
 spread its bytes over as many channels in every activity. A link sends one chunk at a time and takes
 turns between the flows that wait at it. A chunk is stored at every hop and then sent on. No flow
-injects a chunk before every flow of its activity has delivered all but the last `WINDOW` before it.
+injects a chunk before every flow of its activity has delivered all but the last few before it: at
+least `WINDOW`, and more than the hops of the longest way, or the window itself would be the limit.
 """
 
 import heapq
@@ -41,6 +42,7 @@ class Crowd:
 
     flows: Sequence[Flow]
     chunk_count: int
+    window: int
     sent: list[int]
     delivered: list[int]
 
@@ -73,7 +75,8 @@ class ChunkNetwork:
         for activity in activities:
             zeros = [0] * len(activity.flows)
             steps = round(activity.size_bytes / step_bytes)
-            self._crowds.append(Crowd(activity.flows, steps, zeros, zeros.copy()))
+            window = max(WINDOW, 2 + max(len(flow.way) for flow in activity.flows))
+            self._crowds.append(Crowd(activity.flows, steps, window, zeros, zeros.copy()))
         ends = [0.0] * len(activities)
         for number in range(len(activities)):
             self._inject(number)
@@ -85,7 +88,7 @@ class ChunkNetwork:
 
     def _inject(self, number: int) -> None:
         crowd = self._crowds[number]
-        limit = min(crowd.chunk_count, min(crowd.delivered) + WINDOW)
+        limit = min(crowd.chunk_count, min(crowd.delivered) + crowd.window)
         for index, sent in enumerate(crowd.sent):
             for _ in range(sent, limit):
                 self._queue(number, index, 0)

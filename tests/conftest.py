@@ -1,0 +1,6 @@
+"""How Hypothesis runs here: no deadline (machines are shared), and a line that replays a failure."""
+
+from hypothesis import settings
+
+settings.register_profile("zsim", deadline=None, print_blob=True)
+settings.load_profile("zsim")
