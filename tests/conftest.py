@@ -1,4 +1,4 @@
-"""How Hypothesis runs here: no deadline (machines are shared), and a line that replays a failure."""
+"""How Hypothesis runs: no deadline (machines are shared), and a line that replays a failure."""
 
 from hypothesis import settings
 
