@@ -1,30 +1,18 @@
 """What a schedule will hold and move, read off its buffers and operations before anything runs."""
 
 from dataclasses import dataclass
-from typing import assert_never
 
 from zsim.allocator import Peak, book, peak
-from zsim.collective.volume import is_scalar, ring_equivalent_bytes
+from zsim.collective.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.issue import taken
 from zsim.model import Model
 from zsim.operation import (
     AllGather,
-    Allocate,
     AllReduce,
-    Branch,
     Broadcast,
-    Communication,
-    Compute,
-    Copy,
-    Fill,
-    Free,
-    HostWait,
-    Operation,
     Receive,
     ReduceScatter,
     Send,
-    SetScalar,
-    Together,
     walk,
 )
 from zsim.schedule import MODEL_STATE, Kind, Program, Schedule, WireBytes
@@ -105,7 +93,7 @@ def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
     count = {group.name: group.size(schedule.mesh) for group in schedule.groups}
     totals: dict[tuple[str, str, bool], int] = {}
     for operation in taken(program.step, overflows=False):
-        for member in _communications(operation):
+        for member in communications(operation):
             key = (member.group, COLLECTIVE[type(member)], is_scalar(member))
             size = ring_equivalent_bytes(member, count[member.group])
             totals[key] = totals.get(key, 0) + size
@@ -114,17 +102,3 @@ def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
         for (group, collective, scalar), size in sorted(totals.items())
         if size
     )
-
-
-def _communications(operation: Operation) -> tuple[Communication, ...]:
-    match operation:
-        case Together(members=members):
-            return members
-        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
-            return (operation,)
-        case Allocate() | Free() | Compute() | Fill() | Copy() | HostWait() | SetScalar():
-            return ()
-        case Branch():
-            return ()
-        case _:
-            assert_never(operation)

@@ -4,31 +4,19 @@ It shows what the protocol of a backend asks for. It moves no bytes, has no cloc
 so a schedule that would hang elsewhere runs here.
 """
 
-from typing import assert_never
-
 from zsim.allocator import book
 from zsim.backend import Job
-from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
+from zsim.collective.volume import communications, element_count, is_scalar, ring_equivalent_bytes
 from zsim.issue import issued
 from zsim.operation import (
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
     Communication,
-    Compute,
-    Copy,
-    Fill,
     Free,
     HostWait,
     Operation,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     StreamOperation,
-    Together,
 )
 from zsim.plan import COLLECTIVE
 from zsim.schedule import Program, RankRole, Schedule
@@ -71,7 +59,7 @@ def _record(schedule: Schedule, role: RankRole, program: Program, steps: int) ->
             events.append(
                 Event(operation=operation.id, step=step, stream=queued.stream, start_ps=0, end_ps=0)
             )
-        transfers += [_transfer(schedule, step, member) for member in _communications(operation)]
+        transfers += [_transfer(schedule, step, member) for member in communications(operation)]
     return RankTrace(
         rank=next(rank for rank in range(schedule.mesh.size) if schedule.role_of(rank) == role),
         role=role.name,
@@ -86,20 +74,6 @@ def _on_stream(operation: Operation) -> StreamOperation | None:
     if isinstance(operation, Allocate | Free | HostWait | SetScalar | Branch):
         return None
     return operation
-
-
-def _communications(operation: Operation) -> tuple[Communication, ...]:
-    match operation:
-        case Together(members=members):
-            return members
-        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
-            return (operation,)
-        case Allocate() | Free() | Compute() | Fill() | Copy() | HostWait() | SetScalar():
-            return ()
-        case Branch():
-            return ()
-        case _:
-            assert_never(operation)
 
 
 def _transfer(schedule: Schedule, step: int, member: Communication) -> Transfer:

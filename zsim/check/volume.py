@@ -19,16 +19,14 @@ from zsim.allocator import book, peak_bytes
 from zsim.check.finding import Finding
 from zsim.check.subject import NumberedProgram, Subject
 from zsim.closed_form import wire_bytes
-from zsim.collective.volume import is_scalar, ring_equivalent_bytes
+from zsim.collective.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.numbered import Numbered
 from zsim.operation import (
     Allocate,
     Branch,
-    Communication,
     Free,
     FreeMode,
     Operation,
-    Together,
 )
 from zsim.plan import COLLECTIVE
 from zsim.schedule import Program
@@ -85,7 +83,7 @@ def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> I
     for number in step.communications:
         if counted is not None and number not in counted:
             continue
-        for member in _members(step.operations[number]):
+        for member in communications(step.operations[number]):
             size = ring_equivalent_bytes(member, counts[member.group])
             if size:
                 line = (member.group, COLLECTIVE[type(member)], is_scalar(member))
@@ -112,12 +110,6 @@ def _without_overflow(step: Numbered, items: list[int]) -> set[int]:
         if number in step.sides:
             found |= _without_overflow(step, step.sides[number][1])
     return found
-
-
-def _members(operation: Operation) -> tuple[Communication, ...]:
-    if isinstance(operation, Together):
-        return operation.members
-    return (operation,) if isinstance(operation, Communication) else ()
 
 
 def _memory(program: Program, pool: str, promised: int) -> Iterator[Finding]:

@@ -9,12 +9,22 @@ from typing import assert_never
 
 from zsim.operation import (
     AllGather,
+    Allocate,
     AllReduce,
+    Branch,
     Broadcast,
     Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
     Receive,
     ReduceScatter,
     Send,
+    SetScalar,
+    Together,
 )
 
 
@@ -69,5 +79,20 @@ def is_scalar(operation: Communication) -> bool:
             return whole.size == 1
         case Broadcast(source=whole) | Send(source=whole) | Receive(target=whole):
             return whole.size == 1
+        case _:
+            assert_never(operation)
+
+
+def communications(operation: Operation) -> tuple[Communication, ...]:
+    """What `operation` hands to its communicator: itself, the members of a Together, nothing."""
+    match operation:
+        case Together(members=members):
+            return members
+        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            return (operation,)
+        case (
+            Allocate() | Free() | Compute() | Fill() | Copy() | HostWait() | SetScalar() | Branch()
+        ):
+            return ()
         case _:
             assert_never(operation)

@@ -18,7 +18,7 @@ from zsim.schedule import (
 )
 from zsim.strategy import Strategy
 from zsim.zero.bucket import Buckets, fill
-from zsim.zero.draft import COMMUNICATION, COMPUTE, POOL, Draft
+from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, POOL, TENSOR, WORLD, Draft
 from zsim.zero.flow import UnitVisit, visits
 from zsim.zero.gather import Gathers, Replicas
 from zsim.zero.optimizer import Ending
@@ -43,17 +43,15 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     states = write_setup(draft, strategy, buckets)
     setup, draft.operations = draft.operations, []
     _write_step(draft, model, strategy, buckets=buckets, states=states)
-    mesh = Mesh(
-        axes=(Axis(name="data", size=strategy.data), Axis(name="tensor", size=strategy.tensor))
-    )
+    mesh = Mesh(axes=(Axis(name=DATA, size=strategy.data), Axis(name=TENSOR, size=strategy.tensor)))
     return Schedule(
         name=f"{model.name}, ZeRO stage {strategy.stage}",
         mesh=mesh,
         roles=(RankRole(name=ROLE),),
         groups=(
-            Group(name="data", axes=("data",)),
-            Group(name="tensor", axes=("tensor",)),
-            Group(name="world", axes=("data", "tensor")),
+            Group(name=DATA, axes=(DATA,)),
+            Group(name=TENSOR, axes=(TENSOR,)),
+            Group(name=WORLD, axes=(DATA, TENSOR)),
         ),
         streams=(COMPUTE, COMMUNICATION),
         pools=(Pool(name=POOL),),

@@ -9,6 +9,10 @@ from zsim.schedule import Buffer, Kind
 COMPUTE = "compute"
 COMMUNICATION = "communication"
 POOL = "device"
+DATA = "data"
+TENSOR = "tensor"
+WORLD = "world"
+"""Axes, and the groups along each and along both."""
 
 
 class Draft:

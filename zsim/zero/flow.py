@@ -46,10 +46,15 @@ class SegmentVisit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitVisit:
-    """One unit in one pass, with what of its input is put away after it or brought back before."""
+    """One unit in one pass, with what of its input is put away after it or brought back before.
+
+    `again` says that the unit is checkpointed: its forward saves nothing, its backward runs it
+    again.
+    """
 
     unit: int
     backward: bool
+    again: bool
     segments: tuple[SegmentVisit, ...]
     parts: tuple[str, ...] = ()
 
@@ -75,14 +80,16 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
             )
             for number, segment in enumerate(unit.segments)
         )
-        found.append(UnitVisit(unit=index, backward=False, segments=segments, parts=parts))
+        found.append(
+            UnitVisit(unit=index, backward=False, again=again, segments=segments, parts=parts)
+        )
     for index in reversed(range(len(model.units))):
-        unit = model.units[index]
-        again = full and unit.checkpoint
+        unit, again = model.units[index], found[index].again
         found.append(
             UnitVisit(
                 unit=index,
                 backward=True,
+                again=again,
                 segments=_backward(unit, again=again, parts=found[index].parts),
                 parts=found[index].parts,
             )

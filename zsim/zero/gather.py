@@ -12,11 +12,9 @@ from zsim.operation import AllGather, Edge, Previous
 from zsim.schedule import Kind
 from zsim.strategy import Keep, Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.draft import COMMUNICATION, Draft
+from zsim.zero.draft import COMMUNICATION, DATA, Draft
 from zsim.zero.flow import UnitVisit
 from zsim.zero.state import BucketState, gather_path, update_path
-
-DATA = "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from zsim.rule import Adam, ClipNorm
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.draft import COMMUNICATION, COMPUTE, Draft
+from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, WORLD, Draft
 from zsim.zero.reduce import Reduced
 from zsim.zero.state import (
     GOOD_STEPS,
@@ -37,8 +37,6 @@ from zsim.zero.state import (
     updated_view,
 )
 
-DATA = "data"
-WORLD = "world"
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
 
@@ -84,7 +82,7 @@ class Ending:
             )
         )
         assert skip.alive == go_on.alive
-        draft.peak_bytes = max(draft.peak_bytes, skip.peak_bytes)
+        draft.join(skip)
         draft.join(go_on)
         draft.free(flag, (draft.path("overflow/reduce"),))
 

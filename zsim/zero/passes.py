@@ -23,11 +23,9 @@ from zsim.operation import (
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.draft import COMPUTE, Draft
+from zsim.zero.draft import COMPUTE, TENSOR, Draft
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit
 from zsim.zero.state import LOSS_SCALE
-
-TENSOR = "tensor"
 
 Held = Callable[[int, UnitVisit], str]
 """The buffer that holds a bucket's parameters during a visit."""
@@ -82,18 +80,13 @@ class Passes:
 
     def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
         """Run the unit; the id of its last operation that reads parameters."""
-        keeps = not any(part.action is Action.RECOMPUTE for part in visit.segments)
         last = ""
         for part in visit.segments:
-            last = self._run(visit, part, after, saves=keeps and not self._again(visit))
+            last = self._run(visit, part, after, saves=not visit.again)
             after = ()
         for name in visit.parts:
             self._put_away(name)
         return last
-
-    def _again(self, visit: UnitVisit) -> bool:
-        unit = self.model.units[visit.unit]
-        return unit.checkpoint and self.strategy.checkpointing != "none"
 
     def backward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
         """Run the unit backward, recomputing first if it is checkpointed; the id as in forward."""

@@ -14,11 +14,9 @@ from zsim.operation import AllReduce, Copy, Fill, ReduceScatter, View
 from zsim.schedule import Kind
 from zsim.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Run
-from zsim.zero.draft import COMMUNICATION, COMPUTE, Draft
+from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, Draft
 from zsim.zero.passes import Passes
 from zsim.zero.state import own_view
-
-DATA = "data"
 
 
 @dataclass(slots=True)

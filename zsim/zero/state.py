@@ -8,7 +8,7 @@ from zsim.rule import Adam
 from zsim.schedule import Kind, Scalar
 from zsim.strategy import Precision, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.draft import COMPUTE, Draft
+from zsim.zero.draft import COMPUTE, DATA, Draft
 
 LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"
@@ -55,7 +55,7 @@ def declare(draft: Draft, bucket: Bucket, strategy: Strategy) -> BucketState:
             dtype,
             kind,
             layout=bucket.name,
-            shard="data" if sharded else None,
+            shard=DATA if sharded else None,
         )
 
     precision = strategy.precision
@@ -73,7 +73,7 @@ def own_view(draft: Draft, bucket: Bucket, buffer: str) -> View:
     """The rank's own shard of a buffer, which holds the shard alone or the whole bucket."""
     if draft.buffers[buffer].shard is not None:
         return draft.all(buffer)
-    return View(buffer=buffer, size=bucket.shard, axis="data")
+    return View(buffer=buffer, size=bucket.shard, axis=DATA)
 
 
 def updated_view(draft: Draft, bucket: Bucket, buffer: str, strategy: Strategy) -> View:
