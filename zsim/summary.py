@@ -50,7 +50,6 @@ class Summary:
     tokens_per_s: float
     peak_allocated_bytes: int
     memory_by_kind: tuple[tuple[Kind, int], ...]
-    peak_operation: str
     exposed_communication_s: float
     exposed_by_group: tuple[tuple[str, float], ...]
     fits: bool
@@ -79,7 +78,6 @@ def summary(job: Job, trace: Trace) -> Summary:
         tokens_per_s=_per_second(batches * job.model.tokens, seconds),
         peak_allocated_bytes=largest.bytes,
         memory_by_kind=largest.by_kind,
-        peak_operation=largest.operation,
         exposed_communication_s=exposed / PICOSECONDS_PER_SECOND,
         exposed_by_group=tuple(
             (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
