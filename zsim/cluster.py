@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from zsim.collective.profile import NetworkProfile
+from zsim.cost.kernel_profile import KernelProfile
 from zsim.dtype import DType
 
 
@@ -33,11 +34,39 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Memory of a GPU that a training process takes beside its tensors, in bytes.
+
+    Attributes:
+        context_bytes: the CUDA context with the kernels that are loaded.
+        workspace_bytes: what cuBLAS works in.
+        communicator_bytes: buffers of NCCL, for each communicator that a rank is in.
+    """
+
+    context_bytes: int = 0
+    workspace_bytes: int = 0
+    communicator_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("context_bytes", "workspace_bytes", "communicator_bytes"):
+            if getattr(self, name) < 0:
+                raise ClusterError(f"overheads: {name} {getattr(self, name)} must be at least 0")
+
+    def total_bytes(self, communicators: int) -> int:
+        """All of it, of a rank that is in so many communicators."""
+        return self.context_bytes + self.workspace_bytes + communicators * self.communicator_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator: memory, its bandwidth, and rates by format.
 
+    `memory_bytes` is what the vendor prints, `visible_bytes` what the driver shows where that is
+    known; `overheads` is what tensors do not get of it.
+
     `slowdown_beside_collective` says how many times as long kernels take while a collective is on
-    the GPU: 1 until somebody has measured it.
+    the GPU: 1 until somebody has measured it. With `kernels`, fitted constants, kernels take what
+    these say of their shapes, and of `rates` the peaks count alone.
     """
 
     name: str
@@ -46,10 +75,14 @@ class Gpu:
     rates: tuple[Rate, ...]
     launch_ps: int = 0
     slowdown_beside_collective: Fraction = Fraction(1)
+    kernels: KernelProfile | None = None
+    visible_bytes: int | None = None
+    overheads: Overheads = Overheads()
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "memory_bytes_per_s"):
-            if getattr(self, name) < 1:
+        for name in ("memory_bytes", "memory_bytes_per_s", "visible_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ClusterError(f"gpu {self.name}: {name} must be more than 0")
         if self.launch_ps < 0:
             raise ClusterError(f"gpu {self.name}: launch_ps {self.launch_ps} must be at least 0")
@@ -58,6 +91,11 @@ class Gpu:
             raise ClusterError(
                 f"gpu {self.name}: slowdown_beside_collective {slowdown} must be at least 1"
             )
+
+    def usable_bytes(self, communicators: int) -> int:
+        """What is left for the tensors of a rank that is in so many communicators."""
+        visible = self.memory_bytes if self.visible_bytes is None else self.visible_bytes
+        return max(0, visible - self.overheads.total_bytes(communicators))
 
     def rate(self, dtype: DType) -> Rate:
         """Rates of `dtype`.
@@ -206,7 +244,8 @@ class Cluster:
         fabric: what is between the NICs.
         nodes_per_domain: nodes whose GPUs one NVSwitch joins: 1, or more in a rack of NVLink.
         pcie_link: from a GPU to the PCIe switch that it shares with its NIC.
-        gpus_per_pcie_switch: GPUs on one PCIe switch.
+        gpus_per_pcie_switch: GPUs on one PCIe switch, which reaches the host over one link as fast
+            as a GPU's: an assumption, that it has as many lanes up as each GPU has.
         host: CPU memory of a node, where it is known.
         drives: local drives of a node, where they are known.
         board_link: what the two baseboards send each other, where a node has two: each has half of
@@ -268,6 +307,11 @@ class Cluster:
     def domains(self) -> int:
         """NVSwitch domains; the last one may have fewer nodes than the others."""
         return -(-self.nodes // self.nodes_per_domain)
+
+    @property
+    def pcie_switches(self) -> int:
+        """PCIe switches of a node."""
+        return -(-self.gpus_per_node // self.gpus_per_pcie_switch)
 
     @property
     def node_bytes_per_s(self) -> int:

@@ -64,21 +64,67 @@ class SlowSwitchLink:
 class SlowUplinks:
     """What group number `group` of a tier sends up and gets down is divided by `factor`.
 
-    `tier` counts from the nodes; on rails the switches of all rails of the group are slow.
+    `tier` counts from the nodes. Where the group has a switch for each rail, the one of `rail` is
+    slow, or without a rail all of them.
     """
 
     tier: int
     group: int
+    factor: Fraction
+    rail: int | None = None
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowEdge:
+    """One link of an explicit fabric has its bandwidth divided by `factor`, in both directions."""
+
+    source: str
+    target: str
     factor: Fraction
     window: Window = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadNic:
-    """One NIC does not work in the whole run; its GPUs use the next one of the node that does."""
+    """One NIC does not work; its GPUs use the next one of the node that does."""
 
     node: int
     nic: int
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadSwitchLink:
+    """The link of one rank to the switch of its domain does not work.
+
+    It reaches the others through the GPUs on its PCIe switch, else through the NICs there.
+    """
+
+    rank: int
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadUplinks:
+    """All links up from a group of a tier, or from its switch of one rail, do not work.
+
+    On rails the group's nodes use other rails; elsewhere it is cut off.
+    """
+
+    tier: int
+    group: int
+    rail: int | None = None
+    window: Window = ALWAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEdge:
+    """One link of an explicit fabric does not work; bytes take the fewest hops that are left."""
+
+    source: str
+    target: str
+    window: Window = ALWAYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +140,9 @@ class Jitter:
     window: Window = ALWAYS
 
 
-Fault = SlowGpu | SlowNic | SlowSwitchLink | SlowUplinks | DeadNic | Jitter
+Slow = SlowNic | SlowSwitchLink | SlowUplinks | SlowEdge
+Dead = DeadNic | DeadSwitchLink | DeadUplinks | DeadEdge
+Fault = SlowGpu | Slow | Dead | Jitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

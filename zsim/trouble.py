@@ -4,11 +4,15 @@ from fractions import Fraction
 
 from zsim.cluster import Cluster
 from zsim.fault import (
+    DeadEdge,
     DeadNic,
+    DeadSwitchLink,
+    DeadUplinks,
     Fault,
     FaultError,
     Jitter,
     Neighbour,
+    SlowEdge,
     SlowGpu,
     SlowNic,
     SlowSwitchLink,
@@ -18,14 +22,20 @@ from zsim.fault import (
 from zsim.scenario import FaultTable, Scenario, ScenarioError
 
 NEEDED = {
-    "gpu": ("rank", "factor"),
-    "switch_link": ("rank", "factor"),
-    "nic": ("node", "nic", "factor"),
-    "leaf": ("group", "factor"),
-    "spine": ("group", "factor"),
+    "gpu": ("rank",),
+    "switch_link": ("rank",),
+    "nic": ("node", "nic"),
+    "leaf": ("group",),
+    "spine": ("group",),
+    "link": ("source", "target"),
     "jitter": ("deviation",),
 }
-"""Keys of each kind of fault, beside `start` and `end`. A NIC may be `dead` instead."""
+"""Keys of each kind of fault, beside `start` and `end`; all but jitter have a `factor` too."""
+
+CAN_DIE = ("switch_link", "nic", "leaf", "spine", "link")
+"""What may be `dead` instead of slower by a factor."""
+
+OPTIONAL = {"leaf": ("rail",), "spine": ("rail",)}
 
 
 def faults(scenario: Scenario, cluster: Cluster) -> tuple[Fault, ...]:
@@ -76,35 +86,52 @@ def _fault(table: FaultTable, cluster: Cluster) -> Fault:
         case "gpu":
             return SlowGpu(rank=rank, factor=factor, window=window)
         case "switch_link":
+            if table.dead:
+                return DeadSwitchLink(rank=rank, window=window)
             return SlowSwitchLink(rank=rank, factor=factor, window=window)
         case "nic":
             if table.dead:
-                return DeadNic(node=node, nic=nic)
+                return DeadNic(node=node, nic=nic, window=window)
             return SlowNic(node=node, nic=nic, factor=factor, window=window)
         case "leaf" | "spine":
-            names = [tier.name for tier in cluster.fabric.tiers]
-            if table.kind not in names:
-                tiers = ", ".join(names) or "none"
-                raise FaultError(f"kind: {table.kind!r} has no uplinks here; with some: {tiers}")
-            tier = names.index(table.kind)
-            return SlowUplinks(tier=tier, group=group, factor=factor, window=window)
+            tier = _tier(table.kind, cluster)
+            if table.dead:
+                return DeadUplinks(tier=tier, group=group, rail=table.rail, window=window)
+            return SlowUplinks(
+                tier=tier, group=group, rail=table.rail, factor=factor, window=window
+            )
+        case "link":
+            source, target = table.source or "", table.target or ""
+            if table.dead:
+                return DeadEdge(source=source, target=target, window=window)
+            return SlowEdge(source=source, target=target, factor=factor, window=window)
         case "jitter":
             return Jitter(deviation=table.deviation or 0.0, window=window)
+
+
+def _tier(kind: str, cluster: Cluster) -> int:
+    """The number of the tier that a kind of fault names."""
+    names = [tier.name for tier in cluster.fabric.tiers]
+    if kind not in names:
+        tiers = ", ".join(names) or "none"
+        raise FaultError(f"kind: {kind!r} has no uplinks here; with some: {tiers}")
+    return names.index(kind)
 
 
 def _must_have(table: FaultTable) -> None:
     """Raise unless the keys are those of the kind."""
     needed = NEEDED[table.kind]
-    if table.kind == "nic" and table.dead:
-        needed = ("node", "nic", "dead")
+    if table.kind in CAN_DIE and table.dead:
+        needed = (*needed, "dead")
+    elif table.kind != "jitter":
+        needed = (*needed, "factor")
     given = table.model_fields_set - {"kind", "start", "end"}
     for key in needed:
         if key not in given:
             raise FaultError(f"{key}: missing; {table.kind} needs {', '.join(needed)}")
+    known = (*needed, *OPTIONAL.get(table.kind, ()))
     for key in sorted(given):
-        if key not in needed:
-            raise FaultError(f"{key}: not a key of {table.kind}, which has {', '.join(needed)}")
+        if key not in known:
+            raise FaultError(f"{key}: not a key of {table.kind}, which has {', '.join(known)}")
     if table.factor is not None and table.factor < 1:
         raise FaultError(f"factor: {table.factor} must be at least 1, times slower")
-    if table.dead and table.model_fields_set & {"start", "end"}:
-        raise FaultError("dead: a NIC is dead for the whole run; leave out start and end")

@@ -1,6 +1,7 @@
 """Systems, nodes, fabrics and GPUs that ship with zsim, every number with its source beside it.
 
-The folder `profiles` holds fitted constants of networks, by kind of GPU; `zsim calibrate` wrote it.
+The folders `profiles` and `kernels` hold fitted constants of networks and of kernels, by kind of
+GPU; `zsim calibrate` wrote them.
 """
 
 import tomllib
@@ -58,8 +59,18 @@ def load(name: str, nodes: int = 1) -> Cluster:
 
 @cache
 def profiles() -> dict[str, str]:
-    """TOML of the fitted constants of every kind of GPU, by its name."""
-    folder = files(__name__).joinpath("profiles")
+    """TOML of the fitted constants of networks of every kind of GPU, by its name."""
+    return _fitted("profiles")
+
+
+@cache
+def kernel_profiles() -> dict[str, str]:
+    """TOML of the fitted constants of kernels of every kind of GPU, by its name."""
+    return _fitted("kernels")
+
+
+def _fitted(folder_name: str) -> dict[str, str]:
+    folder = files(__name__).joinpath(folder_name)
     found = {path.name: path.read_text("utf-8") for path in folder.iterdir()}
     return {
         name.removesuffix(".toml"): text

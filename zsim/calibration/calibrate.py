@@ -3,8 +3,10 @@
 To see how far the constants carry, each group of rows - a file, hardware, collective and size of
 group - is held out once: everything is fitted again without it, and it is predicted. The constants
 that are written are fitted to all rows. The kind of GPU with most rows comes first; the others
-start from its constants, and keep those of which their own rows say nothing. What crosses nodes is
-InfiniBand unless a system measured something else: GPUs differ there less than transports do.
+start from its constants, but for those of its hosts and fabrics, and keep those of which their own
+rows say nothing. What crosses nodes is InfiniBand unless a system measured something else: GPUs
+differ there less than transports do. A GPU of which only links were timed is scaled from the one
+with most rows whose switch does not reduce either.
 """
 
 from collections import Counter
@@ -12,15 +14,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 
-from zsim.calibration.fit import OF_FABRIC, OF_LINKS, RACK_NIC, START, fitted, points
-from zsim.calibration.hardware import GPUS, speaks_verbs
+from zsim.calibration.constants import FABRIC, RACK_NIC, START
+from zsim.calibration.fit import fitted
+from zsim.calibration.hardware import GPUS, UNNAMED, speaks_verbs
+from zsim.calibration.links import TimedLinks, scaled
 from zsim.calibration.measured import SCALING, Measurement, stated_fabric
-from zsim.collective.profile import NAMES, NetworkProfile
+from zsim.collective.profile import NetworkProfile
 from zsim.collective.profiles import Profiles
 from zsim.collective.tuner import alone_s
 
-FOLDS = 4
 MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
+SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}
+"""Classes of size for which errors are kept, with their name in a profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +65,15 @@ def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[Judged]:
     ]
 
 
-def calibrated(rows: Sequence[Measurement], *, report: Callable[[str], None]) -> list[Profiles]:
-    """Profiles of every kind of GPU in `rows`. The congested cluster is left to validation.
+def calibrated(
+    rows: Sequence[Measurement],
+    *,
+    links: Mapping[str, Sequence[TimedLinks]] | None = None,
+    report: Callable[[str], None],
+) -> list[Profiles]:
+    """Profiles of every kind of GPU in `rows` and `links`, which are by kind of GPU.
 
-    `report` is told what is being done.
+    The congested cluster is left to validation. `report` is told what is being done.
     """
     found: list[Profiles] = []
     measured = [row for row in rows if row.file != SCALING]
@@ -79,11 +89,17 @@ def calibrated(rows: Sequence[Measurement], *, report: Callable[[str], None]) ->
         errors |= _medians("held_out", _held_out(gpu, of_gpu, start))
         found.append(replace(profiles, errors=errors))
         near = found[0].shared
-        far = {name: getattr(START, name) for name in OF_FABRIC}
-        start = replace(near, nvls=near.nvls or START.nvls, **far)
+        others = {name: getattr(START, name) for name in (*FABRIC, "launch_s")}
+        start = replace(near, nvls=near.nvls or START.nvls, **others)
     crossed = {(row.gpu, row.system) for row in measured if row.shape.nodes > 1}
     usual = _usual_fabric(found, crossed)
-    return [_with_fabric(each, crossed, usual, seen=stated) for each in found]
+    found = [_with_fabric(each, crossed, usual, seen=stated) for each in found]
+    plain = [each for each in found if not GPUS[each.gpu].reduces and each.gpu != UNNAMED]
+    for gpu, timed in (links or {}).items():
+        if plain and gpu not in counts and (like := scaled(gpu, timed, plain[0])):
+            report(f"{gpu}: {len(timed)} rows of links, scaled from {plain[0].gpu}")
+            found.append(like)
+    return found
 
 
 def _usual_fabric(
@@ -98,7 +114,7 @@ def _usual_fabric(
     ]
     if not known:
         return {}
-    return {name: geometric_mean(getattr(each, name) for each in known) for name in OF_FABRIC}
+    return {name: geometric_mean(getattr(each, name) for each in known) for name in FABRIC}
 
 
 def _with_fabric(
@@ -125,14 +141,12 @@ def _with_fabric(
 
 def _held_out(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> list[Judged]:
     groups = sorted({row.group for row in rows})
-    folds = min(FOLDS, len(groups))
-    if folds < 2:
+    if len(groups) < 2:
         return []
     found: list[Judged] = []
-    for fold in range(folds):
-        out = set(groups[fold::folds])
-        profiles = _fitted(gpu, [row for row in rows if row.group not in out], start)
-        found += judged(profiles, [row for row in rows if row.group in out])
+    for group in groups:
+        profiles = _fitted(gpu, [row for row in rows if row.group != group], start)
+        found += judged(profiles, [row for row in rows if row.group == group])
     return found
 
 
@@ -141,23 +155,17 @@ def _fitted(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> Pro
     begin = start if hardware.reduces else replace(start, nvls=0.0)
     if hardware.is_rack:
         begin = replace(begin, nic=RACK_NIC)
-    shared = fitted(points(rows), begin, NAMES)
-    of_systems = set(NAMES) - OF_LINKS
-    names = sorted({row.system for row in rows})
-    systems = dict.fromkeys(names, shared)
-    for name in names if len(names) > 1 else ():
-        of_system = [row for row in rows if row.system == name]
-        systems[name] = fitted(points(of_system), shared, of_systems)
+    found = fitted(rows, begin)
     return Profiles(
         gpu=gpu,
-        shared=shared,
-        systems=systems,
-        publications=tuple(sorted({_publication(row.source) for row in rows})),
+        shared=found.shared,
+        systems=found.systems,
+        publications=tuple(sorted({publication(row.source) for row in rows})),
         errors={},
     )
 
 
-def _publication(source: str) -> str:
+def publication(source: str) -> str:
     """The repository and revision of a source, without the path of a file in it."""
     head, _, revision = source.partition("@")
     words = revision.split(" ")
@@ -168,9 +176,8 @@ def _publication(source: str) -> str:
 
 
 def _medians(kind: str, all_judged: Sequence[Judged]) -> dict[str, float]:
-    names = {"64 KiB to 16 MiB": "medium", "16 MiB and more": "large"}
     found: dict[str, float] = {}
-    for size, name in names.items():
+    for size, name in SIZE_CLASSES.items():
         errors = [
             each.error for each in all_judged if size_class(each.measurement.size_bytes) == size
         ]

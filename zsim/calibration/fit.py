@@ -1,250 +1,278 @@
-"""The fit: constants that bring the median of the errors down, by search along each of them.
+"""The fit: one set of constants for a GPU, and exceptions of systems, found together.
 
-The loss is the mean of |log(predicted / measured)|, in which a few wild rows do not pull on the
-rest, plus a price on every constant that leaves its start. Each configuration that was measured
-several times counts once, by its median. The search is deterministic: each constant in turn is
-multiplied up and down, by steps that grow with success and shrink without, from a few places.
+What is made small is the sum over measured configurations of |log(predicted / measured)|, in
+which a few wild rows do not pull on the rest, plus a price on every constant that leaves its start,
+and a higher one on every exception that a system takes for itself. Each configuration that was
+measured several times counts once, by its median. The search goes down by least squares that are
+weighted again in each step (Holland and Welsch 1977), damped as Levenberg and Marquardt do, and
+along each constant by itself where protocols change and slopes say nothing; from a few places, the
+same ones every time.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
-from statistics import median
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zsim.calibration.constants import CHOICES, EXCEPTIONS, bounds, searched
 from zsim.calibration.measured import Measurement
-from zsim.collective.activity import Algorithm, Collective, Protocol, Shape
-from zsim.collective.profile import NAMES, NetworkProfile, Terms, timing
-from zsim.collective.tuner import Bandwidths, candidates, peers, ranks_on_a_node, terms
-
-Array = NDArray[np.float64]
-
-START = NetworkProfile(
-    launch_s=12e-6,
-    pair_s=8e-6,
-    base_s=6e-6,
-    ll_hop_s=1e-6,
-    ll128_hop_s=1.5e-6,
-    simple_hop_s=3e-6,
-    far_base_s=20e-6,
-    far_hop_s=6e-6,
-    link=0.85,
-    ll=0.25,
-    ll128=0.8,
-    tree=0.85,
-    direct=0.8,
-    nvls=0.68,
-    nvls_choice=0.64,
-    nic=0.9,
-    copy=2.0,
-    add=2.0,
-    fill_s=40e-6,
-    fill_bytes=16e6,
-    nvls_fill_s=60e-6,
-    nvls_fill_bytes=40e6,
-    direct_fill_s=40e-6,
-    direct_fill_bytes=16e6,
-    far_fill_s=100e-6,
-    far_fill_bytes=64e6,
-)
-"""Where a search begins, of the order of what NCCL's tuner assumes; data move what they name."""
-
-CHOICES = (0.6125, 0.64, 0.69)
-"""Values of nvls_choice: from 6, from 5 or from 4 ranks on."""
-
-OF_LINKS = frozenset({"link", "ll", "ll128", "tree", "direct", "ll_hop_s", "ll128_hop_s"})
-"""Constants that all systems with one kind of GPU share."""
-
-OF_FABRIC = ("far_base_s", "far_hop_s", "nic", "far_fill_s", "far_fill_bytes")
-"""Constants that only rows from several nodes speak of."""
-
-BOUNDS = (
-    ("fill_s", (1e-6, 1e-3)),
-    ("_bytes", (1e5, 1e9)),
-    ("launch_s", (2e-6, 1e-4)),
-    ("pair_s", (1e-6, 5e-5)),
-    ("far_base_s", (1e-6, 1e-3)),
-    ("far_hop_s", (1e-6, 1e-3)),
-    ("base_s", (1e-6, 1e-4)),
-    ("hop_s", (1e-7, 2e-5)),
-    ("ll128", (0.3, 0.95)),  # 1 of 16 words is a flag
-    ("ll", (0.05, 0.5)),  # 1 of 2 is
-    ("nvls_choice", (0.5, 1.0)),
-    ("nic", (0.7, 1.0)),
-    ("copy", (0.8, 10.0)),
-    ("add", (0.8, 10.0)),
-    ("", (0.4, 1.0)),  # the other shares of the link
-)
-"""Least and most that a constant may be, by the end of its name: the first that matches."""
-
-RACK_NIC = 0.2
-"""Where the search for `nic` begins if a rack is one node: few channels do not fill its NICs."""
+from zsim.calibration.predictor import Array, Point, Predictor, points
+from zsim.collective import direct
+from zsim.collective.profile import NetworkProfile
 
 SMALL_BYTES = 64 * 2**10
 SMALL_WEIGHT = 0.15  # below 64 KiB a benchmark measures its host more than its network
-PRICE = 0.001  # of leaving the start by a factor e, in mean error
-FIRST_STEP, LAST_STEP = 0.3, 1e-3
-LEAPS = (0.25, 0.5, 2.0, 4.0)  # tried once for each constant: what lies across a plateau
-SWEEPS = 60
-SEED, ATTEMPTS, SPREAD = 0, 6, 0.5  # searches; all but the first begin where a shake leads
+PRICE = 0.03  # of leaving the start by a factor e, in rows that are wrong by as much
+EXCEPTION_PRICE = 0.1
+ROUND = 0.02  # errors below this count by their square, and exceptions below it are none
+ATTEMPTS, SPREAD, SEED = 2, 0.5, 0  # all but the first begin where a shake leads
+ROUNDS, DESCENTS, SWEEPS = 8, 12, 2
+FIRST_STEP, LAST_STEP, LARGEST_STEP = 0.15, 0.005, 1.0
+SLOPE_STEP = 0.02
+ENOUGH = 1e-3  # a relative gain below which a descent ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One configuration, measured once or often; `seconds` is the median."""
+class Fit:
+    """Constants shared by all systems, and of each system; `loss` says how well they do."""
 
-    collective: Collective
-    shape: Shape
-    size_bytes: int
-    links: Bandwidths
-    seconds: float
-
-
-def points(rows: Collection[Measurement]) -> list[Point]:
-    """Configurations in `rows`, in order of appearance. Systems are told apart."""
-    found: defaultdict[tuple[str, str, Collective, Shape, int, Bandwidths], list[float]]
-    found = defaultdict(list)
-    for row in rows:
-        key = (row.file, row.system, row.collective, row.shape, row.size_bytes, row.links)
-        found[key].append(row.seconds)
-    return [
-        Point(
-            collective=key[2], shape=key[3], size_bytes=key[4], links=key[5], seconds=median(all_)
-        )
-        for key, all_ in found.items()
-    ]
-
-
-class Predictor:
-    """Predicts many configurations at once. What does not depend on constants is kept."""
-
-    def __init__(self, all_points: Sequence[Point]) -> None:
-        self._count = len(all_points)
-        rows: defaultdict[tuple[Algorithm, Protocol], list[tuple[int, Terms[float]]]]
-        rows = defaultdict(list)
-        for number, point in enumerate(all_points):
-            for algorithm, protocol, done in candidates(point.collective, point.shape):
-                if algorithm is Algorithm.HIERARCHICAL:
-                    continue
-                found = terms(point.collective, point.size_bytes, done, point.links)
-                rows[algorithm, protocol].append((number, found))
-        self._ways = [
-            (*way, np.array([number for number, _ in found]), _stacked([t for _, t in found]))
-            for way, found in rows.items()
-        ]
-        ranks = np.array([ranks_on_a_node(point.shape) for point in all_points])
-        self._ranks = {int(each): ranks == each for each in set(ranks.tolist())}
-        self._peers = np.array([peers(point.collective, point.shape) for point in all_points])
-
-    def seconds(self, profile: NetworkProfile) -> Array:
-        """What `tuner.alone_s` says of each configuration."""
-        reduces = np.zeros(self._count, dtype=np.bool_)
-        for ranks, there in self._ranks.items():
-            if profile.chooses(Algorithm.NVLS, ranks):
-                reduces |= there
-        best = np.full(self._count, np.inf)
-        for algorithm, protocol, numbers, found in self._ways:
-            if algorithm is Algorithm.NVLS and not profile.nvls:
-                continue
-            took = timing(profile, algorithm, protocol, found)
-            total = took.latency_s + np.maximum(took.gpu_s, took.node_s)
-            if algorithm is Algorithm.NVLS:
-                total = np.where(reduces[numbers], total, np.inf)
-            best[numbers] = np.minimum(best[numbers], total)
-        direct_s = profile.base_s + self._peers * profile.pair_s
-        host_s = np.where(self._peers > 0, direct_s, profile.launch_s)
-        seconds: Array = np.maximum(best, host_s)
-        return seconds
-
-
-def _stacked(found: Sequence[Terms[float]]) -> Terms[Array]:
-    def column(name: str) -> Array:
-        return np.array([getattr(each, name) for each in found], dtype=np.float64)
-
-    return Terms(
-        gpu_s=column("gpu_s"),
-        node_s=column("node_s"),
-        copy_s=column("copy_s"),
-        add_s=column("add_s"),
-        link_bytes=column("link_bytes"),
-        near_hops=column("near_hops"),
-        far_hops=column("far_hops"),
-        crosses=column("crosses"),
-    )
-
-
-class _Loss:
-    """The mean error of constants on `all_points`, plus the price of leaving `start`."""
-
-    def __init__(self, all_points: Sequence[Point], start: NetworkProfile) -> None:
-        self._predictor = Predictor(all_points)
-        self._measured = np.log(np.array([point.seconds for point in all_points]))
-        small = np.array([point.size_bytes < SMALL_BYTES for point in all_points])
-        self._weights = np.where(small, SMALL_WEIGHT, 1.0)
-        self._start = start
-
-    def __call__(self, profile: NetworkProfile) -> float:
-        errors = np.abs(np.log(self._predictor.seconds(profile)) - self._measured)
-        moved = sum(
-            abs(log(getattr(profile, name) / getattr(self._start, name)))
-            for name in NAMES
-            if getattr(self._start, name)
-        )
-        return float((self._weights * errors).sum() / self._weights.sum()) + PRICE * moved
+    shared: NetworkProfile
+    systems: Mapping[str, NetworkProfile]
+    loss: float
 
 
 def fitted(
-    all_points: Sequence[Point], start: NetworkProfile, free: Collection[str]
-) -> NetworkProfile:
-    """`start` with the constants named in `free` moved to where they fit `all_points` best."""
-    loss = _Loss(all_points, start)
-    searched = [name for name in NAMES if name in free and getattr(start, name)]
-    choices = [start.nvls_choice]
-    if "nvls_choice" in searched:
-        searched.remove("nvls_choice")
-        if start.nvls and any(point.shape.ranks_per_node in {4, 5} for point in all_points):
-            choices = list(CHOICES)
-    random = np.random.default_rng(SEED)
-    found: list[NetworkProfile] = []
-    for choice in choices:
-        begin = replace(start, nvls_choice=choice)
-        for attempt in range(ATTEMPTS):
-            spread = random.normal(scale=SPREAD, size=len(searched)) if attempt else np.zeros(0)
-            for name, shift in zip(searched, spread, strict=False):
-                begin = _bounded(begin, name, getattr(start, name) * exp(float(shift)))
-            found.append(_searched(loss, begin, searched))
-    return min(found, key=loss)
+    rows: Collection[Measurement],
+    start: NetworkProfile,
+    *,
+    exceptions: Collection[str] = EXCEPTIONS,
+) -> Fit:
+    """Constants that fit `rows` best, from `start` on; a system may differ in `exceptions`.
+
+    A system that is the only one has none.
+    """
+    by_system: defaultdict[str, list[Measurement]] = defaultdict(list)
+    for row in rows:
+        by_system[row.system].append(row)
+    all_points = {name: points(by_system[name]) for name in sorted(by_system)}
+    allowed = exceptions if len(all_points) > 1 else ()
+    begins = [_Problem(all_points, each, allowed) for each in _choices(start, all_points)]
+    first, problem = min(((_found(each, 0), each) for each in begins), key=lambda it: it[0].loss)
+    others = [_found(problem, attempt) for attempt in range(1, ATTEMPTS)]
+    return min([first, *others], key=lambda fit: fit.loss)
 
 
-def _searched(loss: _Loss, start: NetworkProfile, names: Sequence[str]) -> NetworkProfile:
-    best = start
-    for name in names:
-        leaps = [_bounded(best, name, getattr(best, name) * leap) for leap in LEAPS]
-        best = min([best, *leaps], key=loss)
-    least = loss(best)
-    steps = dict.fromkeys(names, FIRST_STEP)
+def _choices(
+    start: NetworkProfile, all_points: Mapping[str, Sequence[Point]]
+) -> list[NetworkProfile]:
+    """Starts that differ in the group size from which the switch reduces, if rows can tell."""
+    told = any(p.shape.ranks_per_node in {4, 5} for found in all_points.values() for p in found)
+    if not start.nvls or not told:
+        return [start]
+    return [replace(start, nvls_choice=choice) for choice in CHOICES]
+
+
+class _Problem:
+    """A vector of logarithms, the shared constants and then those of each system, and its loss."""
+
+    def __init__(
+        self,
+        all_points: Mapping[str, Sequence[Point]],
+        start: NetworkProfile,
+        exceptions: Collection[str],
+    ) -> None:
+        self.systems = tuple(all_points)
+        self.names = searched(start)
+        self.excepted = np.array(
+            [number for number, name in enumerate(self.names) if name in exceptions], dtype=np.intp
+        )
+        self.home = np.log([getattr(start, name) for name in self.names])
+        limits = np.array([bounds(name, start) for name in self.names])
+        self.low, self.high = limits[:, 0], limits[:, 1]
+        self.count = len(self.names) + len(self.excepted) * len(self.systems)
+        self._start = start
+        self._predictors = [Predictor(all_points[name]) for name in self.systems]
+        self._measured = [np.log([p.seconds for p in all_points[name]]) for name in self.systems]
+        self._weights = [
+            np.array(
+                [SMALL_WEIGHT if p.size_bytes < SMALL_BYTES else 1.0 for p in all_points[name]]
+            )
+            for name in self.systems
+        ]
+        self._fastest = [_fastest_s(all_points[name]) for name in self.systems]
+
+    def beginning(self, attempt: int) -> Array:
+        """Where an attempt begins: at the start, or shaken; launches as fast as was measured."""
+        vector = np.zeros(self.count)
+        shake = np.random.default_rng(SEED + attempt).normal(scale=SPREAD, size=len(self.names))
+        vector[: len(self.names)] = self.inside(self.home + (shake if attempt else 0))
+        launch = self.names.index("launch_s")
+        for system, fastest_s in enumerate(self._fastest):
+            if launch in self.excepted and fastest_s is not None:
+                place = self._place(system) + int(np.flatnonzero(self.excepted == launch)[0])
+                vector[place] = log(fastest_s) - vector[launch]
+        return vector
+
+    def inside(self, constants: Array) -> Array:
+        """The constants within their bounds."""
+        return np.clip(constants, self.low, self.high)
+
+    def _place(self, system: int) -> int:
+        return len(self.names) + system * len(self.excepted)
+
+    def places(self, system: int) -> NDArray[np.intp]:
+        """Places in the vector on which the predictions of a system depend."""
+        own = self._place(system) + np.arange(len(self.excepted))
+        return np.concatenate([np.arange(len(self.names)), own]).astype(np.intp)
+
+    def constants(self, vector: Array, system: int) -> Array:
+        """The logarithms of the constants of one system."""
+        found = vector[: len(self.names)].copy()
+        place = self._place(system)
+        found[self.excepted] += vector[place : place + len(self.excepted)]
+        return self.inside(found)
+
+    def profile(self, constants: Array) -> NetworkProfile:
+        """The profile with these constants."""
+        values = dict(zip(self.names, np.exp(constants).tolist(), strict=True))
+        return replace(self._start, **values)
+
+    def errors(self, constants: Array, system: int) -> Array:
+        """log(predicted / measured) of each point of a system."""
+        predicted = np.log(self._predictors[system].seconds(self.profile(constants)))
+        return predicted - self._measured[system]
+
+    def part(self, vector: Array, system: int) -> float:
+        """The errors of one system, summed."""
+        errors = self.errors(self.constants(vector, system), system)
+        return float(self._weights[system] @ _rounded(errors))
+
+    def price(self, vector: Array) -> float:
+        """What constants cost that are not where they began."""
+        shared = len(self.names)
+        moved = _rounded(vector[:shared] - self.home).sum() * PRICE
+        return float(moved + _rounded(vector[shared:]).sum() * EXCEPTION_PRICE)
+
+    def loss(self, vector: Array) -> float:
+        """All errors, and the price."""
+        parts = (self.part(vector, system) for system in range(len(self.systems)))
+        return sum(parts) + self.price(vector)
+
+    def normal(self, vector: Array) -> tuple[Array, Array]:
+        """Matrix and gradient of the weighted least squares that stand for the loss here."""
+        matrix, gradient = np.zeros((self.count, self.count)), np.zeros(self.count)
+        for system, weights in enumerate(self._weights):
+            constants = self.constants(vector, system)
+            errors = self.errors(constants, system)
+            slopes = self._slopes(constants, errors, system)
+            slopes = np.concatenate([slopes, slopes[:, self.excepted]], axis=1)
+            weighted = weights / _rounded(errors)
+            places = self.places(system)
+            matrix[np.ix_(places, places)] += slopes.T @ (weighted[:, None] * slopes)
+            gradient[places] += slopes.T @ (weighted * errors)
+        shared = len(self.names)
+        away = np.concatenate([vector[:shared] - self.home, vector[shared:]])
+        price = np.where(np.arange(self.count) < shared, PRICE, EXCEPTION_PRICE) / _rounded(away)
+        matrix[np.diag_indices(self.count)] += price
+        return matrix, gradient + price * away
+
+    def _slopes(self, constants: Array, errors: Array, system: int) -> Array:
+        slopes = np.empty((len(errors), len(self.names)))
+        for number in range(len(self.names)):
+            inner = constants[number] + SLOPE_STEP <= self.high[number]
+            step = SLOPE_STEP if inner else -SLOPE_STEP
+            moved = constants.copy()
+            moved[number] += step
+            slopes[:, number] = (self.errors(moved, system) - errors) / step
+        return slopes
+
+
+def _rounded(values: Array) -> Array:
+    """Nearly the absolute values, but smooth at 0."""
+    found: Array = np.sqrt(values * values + ROUND * ROUND)
+    return found
+
+
+def _fastest_s(found: Sequence[Point]) -> float | None:
+    """The least time of a collective that is launched once."""
+    return min((p.seconds for p in found if not direct.peers(p.collective, p.shape)), default=None)
+
+
+def _found(problem: _Problem, attempt: int) -> Fit:
+    vector = problem.beginning(attempt)
+    steps = np.full(problem.count, FIRST_STEP)
+    loss = problem.loss(vector)
+    for _ in range(ROUNDS):
+        vector = _swept(problem, _descended(problem, vector), steps)
+        before, loss = loss, problem.loss(vector)
+        if before - loss < 2 * ENOUGH * before:
+            break
+    shared = len(problem.names)
+    vector[shared:][np.abs(vector[shared:]) < ROUND] = 0
+    return Fit(
+        shared=problem.profile(vector[:shared]),
+        systems={
+            name: problem.profile(problem.constants(vector, system))
+            for system, name in enumerate(problem.systems)
+        },
+        loss=problem.loss(vector),
+    )
+
+
+def _descended(problem: _Problem, vector: Array) -> Array:
+    """Down by damped steps until they gain little."""
+    shared = len(problem.names)
+    loss, damping = problem.loss(vector), 0.01
+    for _ in range(DESCENTS):
+        matrix, gradient = problem.normal(vector)
+        free = np.ones(problem.count, dtype=np.bool_)
+        free[:shared] &= (vector[:shared] > problem.low + 1e-9) | (gradient[:shared] < 0)
+        free[:shared] &= (vector[:shared] < problem.high - 1e-9) | (gradient[:shared] > 0)
+        places = np.flatnonzero(free)
+        inner = matrix[np.ix_(places, places)]
+        for _ in range(6):
+            step = np.zeros(problem.count)
+            damped = inner + damping * np.diag(np.diag(inner) + 1e-3)
+            step[places] = np.clip(-np.linalg.solve(damped, gradient[places]), -0.5, 0.5)
+            moved = vector + step
+            moved[:shared] = problem.inside(moved[:shared])
+            less = problem.loss(moved)
+            if less < loss:
+                break
+            damping = max(damping, 1e-3) * 6
+        else:
+            return vector
+        gain, vector, loss, damping = loss - less, moved, less, max(damping / 4, 1e-4)
+        if gain < ENOUGH * loss:
+            break
+    return vector
+
+
+def _swept(problem: _Problem, vector: Array, steps: Array) -> Array:
+    """Along each constant by itself; `steps` grow with success and shrink without."""
+    shared = len(problem.names)
+    every = range(len(problem.systems))
+    parts = [problem.part(vector, system) for system in every]
+    loss = sum(parts) + problem.price(vector)
     for _ in range(SWEEPS):
-        for name in names:
-            for sign in (1, -1):
-                value = getattr(best, name) * exp(sign * steps[name])
-                moved = _bounded(best, name, value)
-                tried = loss(moved)
-                if tried < least - 1e-9:
-                    best, least = moved, tried
-                    steps[name] *= 1.5
+        for place in range(problem.count):
+            touched = every if place < shared else [(place - shared) // len(problem.excepted)]
+            for step in (steps[place], -steps[place]):
+                moved = vector.copy()
+                moved[place] += step
+                moved[:shared] = problem.inside(moved[:shared])
+                tried = [
+                    problem.part(moved, system) if system in touched else parts[system]
+                    for system in every
+                ]
+                less = sum(tried) + problem.price(moved)
+                if less < loss - 1e-9:
+                    vector, parts, loss = moved, tried, less
+                    steps[place] = min(steps[place] * 1.6, LARGEST_STEP)
                     break
             else:
-                steps[name] *= 0.5
-        if max(steps.values(), default=0) < LAST_STEP:
-            break
-    return best
-
-
-def _bounded(profile: NetworkProfile, name: str, value: float) -> NetworkProfile:
-    low, high = next(limits for end, limits in BOUNDS if name.endswith(end))
-    if name == "nic" and profile.nic < low:  # a rack, see RACK_NIC
-        low = RACK_NIC / 4
-    return replace(profile, **{name: min(max(value, low), high)})
+                steps[place] = max(steps[place] / 2, LAST_STEP)
+    return vector

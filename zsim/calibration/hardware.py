@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 GB = 10**9
 
+UNNAMED = "unnamed"
+"""A GPU that a source does not name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -32,8 +35,11 @@ class Hardware:
 
 # NVLink: A100 600 GB/s both ways, H100, H200 and H20 900, B200 1800 (NVIDIA's data sheets of each).
 # NICs of a node: DGX A100 8 x 200 Gb/s, DGX H100 and B200 8 x 400 Gb/s, GB200 NVL72 one of
-# 400 Gb/s per GPU (NVIDIA's system user guides). Without a named GPU: four ranks on each of four
-# HDR nodes are what the one publication of that kind reaches, so 4 x 200 Gb/s.
+# 400 Gb/s per GPU (NVIDIA's system user guides). Looked up: the DGX B200 user guide, which gives 8
+# GPUs 14.4 TB/s of NVLink and 8 NICs of 400 Gb/s; and for GB200 a system description in MLCommons'
+# inference results v6.1, by which each GPU has 18 links as B200 has, and each tray of 4 four
+# ConnectX-7. Without a named GPU: four ranks on each of four HDR nodes are what the one publication
+# of that kind reaches, so 4 x 200 Gb/s.
 GPUS = {
     "gb200": Hardware(
         gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 50 * GB, reduces=True
@@ -44,17 +50,16 @@ GPUS = {
     "h20": Hardware(gpu_bytes_per_s=450 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),
     "a100": Hardware(gpu_bytes_per_s=300 * GB, domain=8, nic_bytes_per_s=200 * GB, reduces=False),
     "v100": Hardware(gpu_bytes_per_s=150 * GB, domain=16, nic_bytes_per_s=100 * GB, reduces=False),
-    "unnamed": Hardware(
-        gpu_bytes_per_s=300 * GB, domain=8, nic_bytes_per_s=100 * GB, reduces=False
-    ),
+    UNNAMED: Hardware(gpu_bytes_per_s=300 * GB, domain=8, nic_bytes_per_s=100 * GB, reduces=False),
 }
 
 # What clouds put into a node: AWS p4d and p4de 400 Gb/s, p5, p5en and p6-b200 3,200 Gb/s of EFA
 # (AWS's pages of these instances); Google a3-megagpu-8g 1,600 Gb/s (its page of machine types);
-# Azure ND A100 v4 8 x 200 Gb/s (its page of sizes).
+# Azure ND A100 v4 8 x 200 Gb/s (its page of sizes). p5 under Kubernetes (EKS) was measured apart.
 CLOUDS = (
     (r"p4de?\b", "aws_p4", 50 * GB),
     (r"p5en\b", "aws_p5en", 400 * GB),
+    (r"p5\b.*\beks\b", "aws_p5_eks", 400 * GB),
     (r"p5\b", "aws_p5", 400 * GB),
     (r"p6", "aws_p6", 400 * GB),
     (r"a3-?mega", "gcp_a3mega", 200 * GB),
@@ -68,7 +73,7 @@ OWN_TRANSPORT = ("aws_", "gcp_")
 def gpu_in(text: str) -> str:
     """The kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
     found = [name for name in GPUS if re.search(rf"\b{name}(?![0-9])", text.lower())]
-    return found[0] if found else "unnamed"
+    return found[0] if found else UNNAMED
 
 
 def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
@@ -87,4 +92,4 @@ def speaks_verbs(system: str, gpu: str) -> bool:
     known by a data sheet.
     """
     own = system.startswith(OWN_TRANSPORT)
-    return not own and gpu != "unnamed" and not GPUS[gpu].is_rack
+    return not own and gpu != UNNAMED and not GPUS[gpu].is_rack

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 
-from zsim.calibration.hardware import GPUS, gpu_in, system_in
+from zsim.calibration.hardware import GPUS, UNNAMED, gpu_in, system_in
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.tuner import Bandwidths, candidates
 from zsim.units import UnitError, parse_size
@@ -54,9 +54,9 @@ class Measurement:
     nic_bytes_per_s: float | None = None
 
     @property
-    def group(self) -> tuple[str, str, str, str, int]:
+    def group(self) -> tuple[str, str, str, int]:
         """What is held out together: file, hardware, collective and size of the group."""
-        return self.file, self.gpu, self.system, self.collective, self.shape.ranks
+        return self.file, self.gpu, self.collective, self.shape.ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ def _gpu(row: Row) -> str:
     """The kind of GPU; a row may say that its source does not name one."""
     words = row["gpu"].strip().lower()
     gpu = gpu_in(words)
-    if gpu == "unnamed" and words not in {"", "not stated"}:
+    if gpu == UNNAMED and words not in {"", "not stated"}:
         raise _RowError(f"gpu {row['gpu']!r} is not known")
     return gpu
 

@@ -3,7 +3,8 @@
 Each of n ranks owns 1/n of the tensor. It reads its part through the switch, which fetches it from
 every GPU and adds (each GPU sends S, receives S/n), and writes the sum through the switch, which
 delivers it to every GPU (each sends S/n, receives S): 1 + 1/n per direction, against 2 (n - 1)/n
-of a ring. Between nodes the owners of equal parts all-reduce over the two trees. Sources: Klenk et
+of a ring. Between nodes the owners of equal parts all-reduce over the two trees, each through the
+NIC beside it. Sources: Klenk et
 al. 2020, "An in-network architecture for accelerating shared-memory multiprocessor collectives"
 (ISCA); NVLink SHARP in NCCL since release 2.17.
 """
@@ -18,7 +19,7 @@ def work(collective: Collective, shape: Shape) -> Work | None:
         return None
     far = between_nodes(shape.nodes)
     return Work(
-        gpu_bytes=1 + 1 / shape.ranks_per_node + far / shape.ranks_per_node,
+        gpu_bytes=1 + 1 / shape.ranks_per_node,
         node_bytes=far,
         near_hops=2,
         far_hops=2 * depth(shape.nodes),

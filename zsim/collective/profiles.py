@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from zsim.collective.profile import NAMES, NetworkProfile, ProfileError
 
+KEYS = frozenset({"gpu", "scaled_from", "publications", "errors", "constants", "systems"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
@@ -19,6 +21,7 @@ class Profiles:
         shared: fitted to all systems together, for a system that is not known.
         systems: by name, fitted to each.
         publications: what they were fitted to.
+        scaled_from: the GPU whose constants stand for what nobody measured on this one.
         errors: fractions, by name: how well they do on rows fitted and on rows held out.
     """
 
@@ -26,6 +29,7 @@ class Profiles:
     shared: NetworkProfile
     systems: Mapping[str, NetworkProfile]
     publications: tuple[str, ...] = ()
+    scaled_from: str | None = None
     errors: Mapping[str, float]
 
     def of(self, system: str | None) -> NetworkProfile:
@@ -38,6 +42,7 @@ def text(profiles: Profiles) -> str:
     lines = [
         "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
         f'gpu = "{profiles.gpu}"',
+        *([f'scaled_from = "{profiles.scaled_from}"'] if profiles.scaled_from else []),
         "publications = [",
         *(f"    {_quoted(each)}," for each in profiles.publications),
         "]",
@@ -73,12 +78,15 @@ def parse(name: str, table: Mapping[str, object]) -> Profiles:
     Raises:
         ProfileError: a key is missing, unknown or of the wrong kind.
     """
-    unknown = sorted(set(table) - {"gpu", "publications", "errors", "constants", "systems"})
+    unknown = sorted(set(table) - KEYS)
     if unknown:
         raise ProfileError(f"{name}: {unknown[0]} is not a key of a profile")
     gpu, publications = table.get("gpu"), table.get("publications", [])
     if not isinstance(gpu, str) or not isinstance(publications, list):
         raise ProfileError(f"{name}: gpu must be a name and publications a list")
+    nearest = table.get("scaled_from")
+    if nearest is not None and not isinstance(nearest, str):
+        raise ProfileError(f"{name}: scaled_from must be the name of a GPU")
     constants = _numbers(name, table, "constants")
     missing = [each for each in NAMES if each not in constants]
     if missing:
@@ -97,6 +105,7 @@ def parse(name: str, table: Mapping[str, object]) -> Profiles:
         shared=shared,
         systems=known,
         publications=tuple(str(each) for each in publications),
+        scaled_from=nearest,
         errors=_numbers(name, table, "errors"),
     )
 

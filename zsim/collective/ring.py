@@ -1,34 +1,21 @@
-"""The ring algorithm on a cluster: which neighbours exchange how much, and how long a lap takes.
+"""The ring algorithm: what it does for a collective, and how long a lap takes.
 
 Ranks of a node stand next to each other in the ring, so every node is entered and left once. A ring
 with m ranks on a node is m rings in one, each with 1/m of the bytes: ring j leaves the node at the
-j-th of its ranks and enters at the next, through the NICs nearest to these. (NCCL builds such rings
-to use every NIC: its environment variable NCCL_CROSS_NIC and graph search, src/graph/search.cc.)
+j-th of its ranks and enters at the next. (NCCL builds such rings to use every NIC: its environment
+variable NCCL_CROSS_NIC and graph search, src/graph/search.cc.)
 
 Bytes: Patarasuk and Yuan 2009, section 4. Latency: a chunk passes N - 1 edges of the ring one after
 the other in each phase, and the slowest chunk leaves out the fastest edge; an all-reduce is two
 phases.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from math import lcm
 from typing import assert_never
 
-from zsim.cluster import Cluster
 from zsim.collective.activity import Collective, Shape, Work
-from zsim.collective.graph import (
-    BETWEEN_NODES,
-    WITHIN_NODE,
-    Device,
-    Graph,
-    gpu_of,
-    latency_ps,
-    ways,
-)
+from zsim.collective.graph import BETWEEN_NODES, WITHIN_NODE, Graph, latency_ps
 from zsim.operation import (
     AllGather,
     AllReduce,
@@ -74,40 +61,6 @@ def laps(operation: Communication) -> int:
             return 0
         case _:
             assert_never(operation)
-
-
-def ring_edges(cluster: Cluster, members: Sequence[int]) -> dict[tuple[int, int], Fraction]:
-    """Pairs of neighbours (source, target) and the share of a ring's bytes that passes there.
-
-    `members` are ranks, ascending. The shares add up to the number of members.
-    """
-    nodes: dict[int, list[int]] = {}
-    for rank in members:
-        domain = gpu_of(cluster, rank).node // cluster.nodes_per_domain
-        nodes.setdefault(domain, []).append(rank)
-    if len(members) == 1:
-        return {}
-    ring_count = lcm(*(len(ranks) for ranks in nodes.values())) if len(nodes) > 1 else 1
-    edges: Counter[tuple[int, int]] = Counter()
-    for ring in range(ring_count):
-        order: list[int] = []
-        for ranks in nodes.values():
-            first = (ring + 1) % len(ranks)
-            order += ranks[first:] + ranks[:first]
-        edges.update(zip(order, order[1:] + order[:1], strict=True))
-    return {edge: Fraction(count, ring_count) for edge, count in edges.items()}
-
-
-def link_bytes(
-    cluster: Cluster, flows: Iterable[tuple[int, int, Fraction]]
-) -> dict[tuple[Device, Device], Fraction]:
-    """Bytes on every link of the full graph for flows given as (source, target, bytes)."""
-    found: dict[tuple[Device, Device], Fraction] = {}
-    for source, target, size in flows:
-        for way, share in ways(cluster, gpu_of(cluster, source), gpu_of(cluster, target)):
-            for hop in pairwise(way):
-                found[hop] = found.get(hop, Fraction(0)) + share * size
-    return found
 
 
 def work(collective: Collective, shape: Shape) -> Work | None:

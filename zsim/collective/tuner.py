@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import log2
 
 from zsim.collective import direct, hierarchical, nvls, ring, tree
 from zsim.collective.activity import Activity, Algorithm, Collective, Protocol, Shape, Work
@@ -63,18 +64,26 @@ def candidates(collective: Collective, shape: Shape) -> Iterator[tuple[Algorithm
                 yield algorithm, protocol, done
 
 
-def terms(collective: Collective, size_bytes: int, done: Work, links: Bandwidths) -> Terms[float]:
-    """`done` for S = `size_bytes`, in the units of the formula."""
+def terms(
+    collective: Collective, size_bytes: int, shape: Shape, *, done: Work, links: Bandwidths
+) -> Terms[float]:
+    """`done` for S = `size_bytes` in `shape`, in the units of the formula."""
     adds = collective in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE}
     local_s = size_bytes * float(done.local_bytes) / links.gpu
+    gpu_s = size_bytes * float(done.gpu_bytes) / links.gpu
+    channels = direct.channels(collective, size_bytes, shape)
     return Terms(
-        gpu_s=size_bytes * float(done.gpu_bytes) / links.gpu,
+        gpu_s=gpu_s,
         node_s=size_bytes * float(done.node_bytes) / links.node,
         copy_s=0.0 if adds else local_s,
         add_s=local_s if adds else 0.0,
         link_bytes=size_bytes * float(done.gpu_bytes),
+        channel_s=gpu_s / channels if channels else 0.0,
+        doublings=log2((direct.peers(collective, shape) + 1) / 2) if channels else 0.0,
+        ranks=float(shape.ranks_per_node),
         near_hops=float(done.near_hops),
         far_hops=float(done.far_hops),
+        far_fills=float(done.far_hops * done.node_bytes),
         crosses=float(done.node_bytes > 0),
     )
 
@@ -110,7 +119,12 @@ def choose(
             wanted = algorithm is forced and profile.can(algorithm)
         if not wanted:
             continue
-        took = timing(profile, algorithm, protocol, terms(collective, size_bytes, done, links))
+        took = timing(
+            profile,
+            algorithm,
+            protocol,
+            terms(collective, size_bytes, shape, done=done, links=links),
+        )
         seconds = took.latency_s + max(took.gpu_s, took.node_s)
         if best is None or seconds < best[0]:
             best = seconds, algorithm, protocol, done, took
@@ -157,20 +171,7 @@ def alone_s(
 
 def host_s(profile: NetworkProfile, collective: Collective, shape: Shape) -> float:
     """Seconds that the host needs to launch the collective."""
-    if count := peers(collective, shape):
-        return profile.base_s + count * profile.pair_s
-    return profile.launch_s
-
-
-def peers(collective: Collective, shape: Shape) -> int:
-    """Peers that a rank exchanges with directly; 0 if it is no direct exchange."""
-    match collective:
-        case Collective.ALL_TO_ALL:
-            return shape.ranks - 1
-        case Collective.SEND_RECEIVE:
-            return 1
-        case _:
-            return 0
+    return profile.launch_s + direct.peers(collective, shape) * profile.pair_s
 
 
 def ranks_on_a_node(shape: Shape) -> int:

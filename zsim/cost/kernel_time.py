@@ -2,14 +2,17 @@
 
 Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
 multicore architectures": a kernel takes as long as the slower of its arithmetic and its memory
-traffic. Efficiency by shape, caches and slowdown beside a collective are not modelled.
+traffic. With fitted constants its efficiency depends on shape (`zsim.cost.fitted_time`). Caches are
+not modelled.
 """
 
+from math import ceil
 from typing import assert_never
 
 from zsim.access import accesses
 from zsim.cluster import Gpu
-from zsim.kernel import Kernel, KernelKind
+from zsim.cost.fitted_time import Peaks, fitted_s
+from zsim.kernel import Kernel
 from zsim.operation import Compute, Copy, Fill, View
 from zsim.schedule import Program
 from zsim.units import PICOSECONDS_PER_SECOND
@@ -27,15 +30,22 @@ def memory_ps(size_bytes: int, gpu: Gpu) -> int:
 def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
     """Picoseconds of `kernel` on `gpu`, rounded up; without the launch, which the host pays.
 
+    Copies and fills, which are no kernels of a model, never take fitted constants.
+
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
     """
+    if gpu.kernels is not None:
+        peak = gpu.rate(kernel.dtype).peak if kernel.kind.multiplies_matrices else 0
+        peaks = Peaks(flops=peak, bytes=gpu.memory_bytes_per_s)
+        return ceil(fitted_s(kernel, peaks, gpu.kernels) * PICOSECONDS_PER_SECOND)
     traffic_ps = memory_ps(kernel.bytes, gpu)
-    if not kernel.flops:
+    flops = kernel.executed_flops
+    if not flops:
         return traffic_ps
     rate = gpu.rate(kernel.dtype)
-    per_second = rate.matmul if kernel.kind is KernelKind.MATMUL else rate.elementwise
-    return max(_ceil_ps(kernel.flops, per_second), traffic_ps)
+    per_second = rate.matmul if kernel.kind.multiplies_matrices else rate.elementwise
+    return max(_ceil_ps(flops, per_second), traffic_ps)
 
 
 def view_bytes(view: View, program: Program) -> int:
@@ -49,8 +59,10 @@ def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
         case Fill(target=target):
             return view_bytes(target, program)
         case Copy(source=source, target=target, accumulate=accumulate):
-            written = view_bytes(target, program)
-            return view_bytes(source, program) + (2 if accumulate else 1) * written
+            # By parameter the sizes may differ, and no more is moved than the smaller has.
+            moved = min(source.size, target.size)
+            each = program.by_name[target.buffer].dtype.size_bytes * (2 if accumulate else 1)
+            return moved * (program.by_name[source.buffer].dtype.size_bytes + each)
         case Compute():
             return sum(
                 (access.reads + access.writes) * view_bytes(access.view, program)

@@ -150,7 +150,6 @@ class _Parted:
             hubs = [("switch", domain, board) for board in range(2)]
             self._add(hubs[0], hubs[1], cluster.board_link.bytes_per_s * count)
         gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
-        switches = -(-gpus // cluster.gpus_per_pcie_switch)
         for gpu in range(gpus):
             end = SOURCE if node * gpus + gpu < self._gpus else SINK
             hub = hubs[gpu * len(hubs) // gpus]
@@ -161,7 +160,7 @@ class _Parted:
         for nic in range(nics):
             below = hubs[nic * len(hubs) // nics]
             if cluster.pcie_link is not None:
-                below = ("pcie", key, nic * switches // nics)
+                below = ("pcie", key, nic * cluster.pcie_switches // nics)
             self._add(below, self._above_nic(node, nic), cluster.nic_link.bytes_per_s * count)
 
     def _above_nic(self, node: int, nic: int) -> Vertex:

@@ -32,6 +32,10 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
                 source="GPU", target="PCIe switch", count=cluster.ranks, link=cluster.pcie_link
             )
         )
+        switches = cluster.nodes * cluster.pcie_switches
+        found.append(
+            LinkClass(source="PCIe switch", target="host", count=switches, link=cluster.pcie_link)
+        )
     found.append(
         LinkClass(
             source="NIC",

@@ -10,9 +10,9 @@ from statistics import fmean
 import networkx as nx
 
 from zsim.cluster import Cluster, Fabric, FabricKind, Link
+from zsim.sheet import ALARM, FAINT, Box, Sheet
 from zsim.topology.cut import Cut
 from zsim.topology.description import LinkClass, edges_in_use, link_classes, rails, top_name
-from zsim.topology.sheet import ALARM, FAINT, Box, Sheet
 from zsim.units import format_bytes, format_seconds
 
 WIDTH, LEFT, RIGHT, NOTES = 1320.0, 40.0, 980.0, 1010.0
@@ -282,7 +282,7 @@ def _node(sheet: Sheet, cluster: Cluster, frame: Box, cut: Cut | None) -> None:
     gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
     rows = {"nic": y + 36, "pcie": y + 106, "gpu": y + 184, "hub": y + 268}
     cells = _row(nics, rows["nic"], 36), _row(gpus, rows["gpu"], 44)
-    switches = _row(-(-gpus // cluster.gpus_per_pcie_switch), rows["pcie"], 32)
+    switches = _row(cluster.pcie_switches, rows["pcie"], 32)
     hubs = _row(1 if cluster.board_link is None else 2, rows["hub"], 40)
     for number, cell in enumerate(cells[0]):
         row = switches if cluster.pcie_link is not None else cells[1]

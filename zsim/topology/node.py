@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from zsim.cluster import Cluster, ClusterError, Drives, Gpu, Host, Rate
+from zsim.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overheads, Rate
 from zsim.dtype import DType
 from zsim.topology.table import (
     Bandwidth,
@@ -62,6 +62,14 @@ class _GpuTable(Table):
     launch_source: str | None = None
     slowdown_beside_collective: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(1)
     slowdown_beside_collective_source: str | None = None
+    visible_memory: Size | None = None
+    visible_memory_source: str | None = None
+    context: Size = 0
+    context_source: str | None = None
+    workspace: Size = 0
+    workspace_source: str | None = None
+    communicator: Size = 0
+    communicator_source: str | None = None
     pci_devices: tuple[str, ...] = ()
     pci_devices_source: str | None = None
     rates: dict[DType, _Rates]
@@ -78,6 +86,12 @@ class _GpuTable(Table):
             ),
             launch_ps=self.launch,
             slowdown_beside_collective=self.slowdown_beside_collective,
+            visible_bytes=self.visible_memory,
+            overheads=Overheads(
+                context_bytes=self.context,
+                workspace_bytes=self.workspace,
+                communicator_bytes=self.communicator,
+            ),
         )
 
 

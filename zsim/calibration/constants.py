@@ -1,0 +1,88 @@
+"""The constants that are fitted: where their search begins, how far it may go, whose they are.
+
+What belongs to the GPU, its links and the algorithms is one set for all systems that have it. What
+a system may have otherwise is named here, and nothing else: its host (how fast it launches), its
+fabric, and what releases of software do differently (how fast kernels add and copy, how well the
+switch that reduces is used).
+"""
+
+from math import log
+
+from zsim.collective.profile import NAMES, NetworkProfile
+
+START = NetworkProfile(
+    launch_s=35e-6,
+    pair_s=4e-6,
+    base_s=6e-6,
+    ll_hop_s=1e-6,
+    ll128_hop_s=1.5e-6,
+    simple_hop_s=3e-6,
+    nvls_hop_s=8e-6,
+    far_base_s=20e-6,
+    far_hop_s=6e-6,
+    link=0.85,
+    ll=0.25,
+    ll128=0.8,
+    tree=0.85,
+    direct=0.8,
+    channel=0.045,
+    spread=0.03,
+    nvls=0.68,
+    nvls_choice=0.64,
+    nic=0.9,
+    copy=2.0,
+    add=2.0,
+    fill_s=350e-6,
+    fill_bytes=2e9,
+    nvls_fill_s=8e-6,
+    nvls_fill_bytes=20e6,
+    direct_fill_s=40e-6,
+    direct_fill_bytes=16e6,
+    far_fill_s=50e-6,
+    far_fill_bytes=64e6,
+)
+"""Where a search begins, of the order of what NCCL's tuner assumes; data move what they name."""
+
+CHOICES = (0.64, 0.6125, 0.69)
+"""Values of nvls_choice: from 5, from 6 or from 4 ranks on."""
+
+HOST = ("launch_s", "pair_s", "base_s")
+FABRIC = ("far_base_s", "far_hop_s", "nic", "far_fill_s", "far_fill_bytes")
+SOFTWARE = ("nvls", "copy", "add")
+EXCEPTIONS = frozenset({*HOST, *FABRIC, *SOFTWARE})
+"""Constants that a system may have for itself, where its measurements say so."""
+
+RACK_NIC = 0.2
+"""Where the search for `nic` begins if a rack is one node: few channels do not fill its NICs."""
+
+_BOUNDS = (
+    ("fill_s", (1e-6, 1e-2)),
+    ("_bytes", (1e5, 1e11)),
+    ("launch_s", (2e-6, 1e-4)),
+    ("pair_s", (1e-7, 5e-5)),
+    ("far_base_s", (1e-6, 1e-3)),
+    ("far_hop_s", (1e-6, 1e-3)),
+    ("base_s", (1e-6, 1e-4)),
+    ("hop_s", (1e-7, 2e-5)),
+    ("ll128", (0.3, 0.95)),  # 1 of 16 words is a flag
+    ("ll", (0.05, 0.5)),  # 1 of 2 is
+    ("channel", (0.01, 0.2)),
+    ("spread", (0.001, 0.2)),
+    ("nic", (0.7, 1.0)),
+    ("copy", (0.8, 10.0)),
+    ("add", (0.8, 10.0)),
+    ("", (0.4, 1.0)),  # the other shares of the link
+)
+
+
+def searched(start: NetworkProfile) -> list[str]:
+    """Constants that are searched from `start` on; what hardware cannot do stays 0."""
+    return [name for name in NAMES if name != "nvls_choice" and getattr(start, name)]
+
+
+def bounds(name: str, start: NetworkProfile) -> tuple[float, float]:
+    """Logarithms of the least and most that a constant may be, by the end of its name."""
+    low, high = next(limits for end, limits in _BOUNDS if name.endswith(end))
+    if name == "nic" and start.nic < low:  # a rack, see RACK_NIC
+        low = RACK_NIC / 4
+    return log(low), log(high)

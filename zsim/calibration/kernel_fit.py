@@ -1,0 +1,195 @@
+"""From times of kernels to constants, one file for each kind of GPU.
+
+The loss is the mean of |log(predicted / measured)|, in which a few wild rows do not pull on the
+rest. Constants of products are searched together, by steps up and down along each of them; the
+share of every other kind is searched alone. Rows are held out by their shape, a quarter at a time,
+and predicted by constants fitted to the rest; what is written is fitted to all of them.
+
+A GPU starts from the constants of its sibling and keeps those of which its rows say nothing. Where
+only one direction of a kind has rows, the other keeps the sibling's ratio to it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import log
+from statistics import fmean, median
+from zlib import crc32
+
+from zsim.calibration.calibrate import publication
+from zsim.calibration.kernel_rows import CHIPS, KernelRow
+from zsim.cost.fitted_time import fitted_s
+from zsim.cost.kernel_profile import ASSUMED, NAMES, FittedKernels, KernelProfile
+from zsim.kernel import KernelKind
+
+START = KernelProfile(
+    processors=108,
+    fixed_s=4e-6,
+    product=0.85,
+    product_fill=150,
+    tile_128x128=0.95,
+    tile_128x64=0.8,
+    tile_64x64=0.7,
+    product_memory=0.8,
+    attention_forward=0.35,
+    attention_backward=0.3,
+    **{
+        f"{kind}_{way}": 0.6
+        for kind in KernelKind
+        if not kind.multiplies_matrices
+        for way in ("forward", "backward")
+    },
+)
+"""Where a search begins: about what NVIDIA's libraries reach."""
+
+SIBLINGS = {"a100": "", "gh200": "a100", "h100": "gh200", "b200": "h100"}
+"""The GPU that each takes after, in the order of fitting: one that is fitted before."""
+
+OF_PRODUCTS = (
+    "fixed_s",
+    "product",
+    "product_fill",
+    "tile_128x128",
+    "tile_128x64",
+    "tile_64x64",
+    "product_memory",
+)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "fixed_s": (1e-6, 6e-6),
+    "product": (0.3, 1.0),
+    "product_fill": (1.0, 1500.0),
+    "tile_128x128": (0.3, 1.0),
+    "tile_128x64": (0.2, 1.0),
+    "tile_64x64": (0.1, 1.0),
+    "product_memory": (0.3, 1.0),
+}
+"""Least and most that a constant may be; any other share lies between 1 % and twice the peak, since
+caches save traffic. What is fixed above some microseconds is the benchmark's host, not the GPU."""
+
+SHARE = (0.01, 2.0)
+FEW = 20
+"""With fewer rows of products only their share of the peak is fitted."""
+
+FIRST_STEP, LAST_STEP, SWEEPS = 0.3, 1e-3, 30
+FOLDS = 4
+
+
+def predicted_s(row: KernelRow, by: KernelProfile) -> float:
+    """Seconds that the constants give for `row`."""
+    return sum(fitted_s(kernel, CHIPS[row.gpu].peaks, by) for kernel in row.kernels)
+
+
+def error(row: KernelRow, by: KernelProfile) -> float:
+    """How far the prediction is off, as a fraction of the measured time."""
+    return abs(predicted_s(row, by) / row.seconds - 1)
+
+
+def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> list[FittedKernels]:
+    """Constants of every kind of GPU in `rows`, siblings first; `report` is told what is done."""
+    found: dict[str, FittedKernels] = {}
+    for gpu, sibling in SIBLINGS.items():
+        own = [row for row in rows if row.gpu == gpu]
+        if not own:
+            continue
+        report(f"{gpu}: {len(own)} times of kernels")
+        start = found[sibling].constants if sibling in found else START
+        start = replace(start, processors=CHIPS[gpu].processors)
+        constants = fitted(own, start)
+        errors = _medians("fitted", [(row, constants) for row in own])
+        errors |= _medians("held_out", _held_out(own, start))
+        counts = Counter(_kind(row) for row in own)
+        kinds = [kind for kind in KernelKind if kind is not KernelKind.SOFTMAX]
+        found[gpu] = FittedKernels(
+            gpu=gpu,
+            constants=constants,
+            rows={str(kind): counts[kind] for kind in kinds},
+            errors=errors,
+            publications=tuple(sorted({publication(row.source) for row in own})),
+            sibling=_taken_from(sibling, found) if any(not counts[k] for k in kinds) else "",
+        )
+    return list(found.values())
+
+
+def _taken_from(sibling: str, found: Mapping[str, FittedKernels]) -> str:
+    return sibling if sibling in found else ASSUMED
+
+
+def fitted(rows: Sequence[KernelRow], start: KernelProfile) -> KernelProfile:
+    """`start` with every constant of which `rows` speak moved to where it fits them best."""
+    products = [row for row in rows if _kind(row) == KernelKind.MATMUL]
+    free = OF_PRODUCTS if len(products) >= FEW else ("product",)
+    found = _searched(products, start, free) if products else start
+    for kind in KernelKind:
+        if kind in (KernelKind.MATMUL, KernelKind.SOFTMAX):
+            continue
+        names = (f"{kind}_forward", f"{kind}_backward")
+        ways = [
+            [row for row in rows if _kind(row) == kind and row.kernels[0].backward is way]
+            for way in (False, True)
+        ]
+        for name, own in zip(names, ways, strict=True):
+            if own:
+                found = _searched(own, found, (name,))
+        if bool(ways[0]) != bool(ways[1]):
+            known, other = names if ways[0] else names[::-1]
+            ratio = getattr(found, known) / getattr(start, known)
+            found = replace(found, **{other: getattr(start, other) * ratio})
+    like = {f"softmax_{way}": getattr(found, f"norm_{way}") for way in ("forward", "backward")}
+    return replace(found, **like)  # both go over rows twice, and nobody lists softmax
+
+
+def _kind(row: KernelRow) -> KernelKind:
+    return row.kernels[0].kind
+
+
+def _searched(
+    rows: Sequence[KernelRow], start: KernelProfile, free: Sequence[str]
+) -> KernelProfile:
+    def loss(by: KernelProfile) -> float:
+        return fmean(abs(log(predicted_s(row, by) / row.seconds)) for row in rows)
+
+    found, least = start, loss(start)
+    steps = dict.fromkeys(free, FIRST_STEP)
+    for _ in range(SWEEPS):
+        for name in free:
+            low, high = BOUNDS.get(name, SHARE)
+            for factor in (1 + steps[name], 1 / (1 + steps[name])):
+                value = min(max(getattr(found, name) * factor, low), high)
+                tried = replace(found, **{name: value})
+                if (new := loss(tried)) < least:
+                    found, least = tried, new
+                    steps[name] *= 1.3
+                    break
+            else:
+                steps[name] /= 2
+        if max(steps.values()) < LAST_STEP:
+            break
+    return found
+
+
+def _held_out(
+    rows: Sequence[KernelRow], start: KernelProfile
+) -> list[tuple[KernelRow, KernelProfile]]:
+    found: list[tuple[KernelRow, KernelProfile]] = []
+    folds = [[row for row in rows if _fold(row) == fold] for fold in range(FOLDS)]
+    for fold, out in enumerate(folds):
+        rest = [row for other, each in enumerate(folds) if other != fold for row in each]
+        if out and rest:
+            by = fitted(rest, start)
+            found += [(row, by) for row in out]
+    return found
+
+
+def _fold(row: KernelRow) -> int:
+    shapes = [(str(kernel.kind), kernel.shape) for kernel in row.kernels]
+    return crc32(f"{row.file} {row.gpu} {shapes}".encode()) % FOLDS
+
+
+def _medians(prefix: str, judged: Sequence[tuple[KernelRow, KernelProfile]]) -> dict[str, float]:
+    errors: dict[str, list[float]] = {}
+    for row, by in judged:
+        errors.setdefault(f"{prefix}_{_kind(row)}", []).append(error(row, by))
+    return {name: median(values) for name, values in sorted(errors.items())}
+
+
+assert set(NAMES) >= {*OF_PRODUCTS, *BOUNDS}

@@ -1,0 +1,159 @@
+"""Fitted constants of kernels: what share of a GPU's peaks they reach, by what they do and shape.
+
+Such constants come from `zsim calibrate`, which writes them into a file. They are shares, so those
+of one GPU say something of its siblings: the peaks are each GPU's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from zsim.kernel import KernelKind
+
+
+class KernelProfileError(ValueError):
+    """Constants that cannot be; the message names the constant, or the file and the constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelProfile:
+    """Constants of one kind of GPU; shares of its peak or of its memory bandwidth.
+
+    Attributes:
+        processors: streaming multiprocessors, over which tiles are spread.
+        fixed_s: of every kernel beside its work.
+        product: of the peak, of products of matrices in large tiles.
+        product_fill: steps of the inner extent that it takes to fill a tile's pipeline.
+        tile_128x128, tile_128x64, tile_64x64: of `product`, in smaller tiles.
+        product_memory: of the bandwidth, of products that move more than they compute.
+        attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
+        The others: of the bandwidth, of a kind of kernel that moves memory, each way.
+    """
+
+    processors: float
+    fixed_s: float
+    product: float
+    product_fill: float
+    tile_128x128: float
+    tile_128x64: float
+    tile_64x64: float
+    product_memory: float
+    attention_forward: float
+    attention_backward: float
+    elementwise_forward: float
+    elementwise_backward: float
+    norm_forward: float
+    norm_backward: float
+    activation_forward: float
+    activation_backward: float
+    softmax_forward: float
+    softmax_backward: float
+    rotary_forward: float
+    rotary_backward: float
+    embedding_forward: float
+    embedding_backward: float
+    cross_entropy_forward: float
+    cross_entropy_backward: float
+
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            if getattr(self, name) <= 0:
+                raise KernelProfileError(f"{name}: {getattr(self, name)} must be more than 0")
+
+    def share(self, kind: KernelKind, *, backward: bool) -> float:
+        """Of the bandwidth, of a kernel that moves memory, or of the peak, of attention."""
+        found: float = getattr(self, f"{kind}_{'backward' if backward else 'forward'}")
+        return found
+
+
+NAMES = tuple(field.name for field in fields(KernelProfile))
+"""All constants, in the order of a file."""
+
+
+ASSUMED = "assumed"
+"""Stands for a sibling that was not fitted: the start of the search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedKernels:
+    """A file: constants of the kernels of one GPU, with what they rest on.
+
+    Attributes:
+        gpu: kind of GPU, such as "h100".
+        sibling: the GPU whose constants stand where this one has no rows, or "assumed" where none
+            was fitted beside it; empty if it has all.
+        rows: how many rows speak of each kind of kernel.
+        publications: where they come from.
+        errors: medians, by name: of rows fitted and of rows held out.
+    """
+
+    gpu: str
+    constants: KernelProfile
+    rows: Mapping[str, int]
+    errors: Mapping[str, float]
+    publications: tuple[str, ...] = ()
+    sibling: str = ""
+
+
+def text(fitted: FittedKernels) -> str:
+    """The file, in TOML."""
+    lines = [
+        "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
+        f'gpu = "{fitted.gpu}"',
+        f'sibling = "{fitted.sibling}"',
+        "publications = [",
+        *(f'    "{each}",' for each in fitted.publications),
+        "]",
+        "",
+        "[rows]",
+        *(f"{name} = {count}" for name, count in sorted(fitted.rows.items())),
+        "",
+        "[errors]",
+        *(f"{name} = {value:.4f}" for name, value in sorted(fitted.errors.items())),
+        "",
+        "[constants]",
+        *(f"{name} = {getattr(fitted.constants, name):.4g}" for name in NAMES),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
+    """What a file that was read as `table` says; `name` is for messages.
+
+    Raises:
+        KernelProfileError: a key is missing, unknown or of the wrong kind.
+    """
+    keys = {"gpu", "sibling", "publications", "rows", "errors", "constants"}
+    for key in (*sorted(set(table) - keys), *sorted(keys - set(table))):
+        state = "missing" if key in keys else "not a key of fitted kernels"
+        raise KernelProfileError(f"{name}: {key}: {state}")
+    publications = table["publications"]
+    if not isinstance(publications, list):
+        raise KernelProfileError(f"{name}: publications must be a list")
+    constants = _numbers(name, table, "constants")
+    for each in (*sorted(set(constants) - set(NAMES)), *sorted(set(NAMES) - set(constants))):
+        state = "missing" if each in NAMES else "not a constant"
+        raise KernelProfileError(f"{name}: constants: {each}: {state}")
+    try:
+        profile = KernelProfile(**constants)
+    except KernelProfileError as error:
+        raise KernelProfileError(f"{name}: constants: {error}") from None
+    return FittedKernels(
+        gpu=str(table["gpu"]),
+        sibling=str(table["sibling"]),
+        constants=profile,
+        rows={each: int(value) for each, value in _numbers(name, table, "rows").items()},
+        errors=_numbers(name, table, "errors"),
+        publications=tuple(str(each) for each in publications),
+    )
+
+
+def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, float]:
+    found = table[key]
+    if not isinstance(found, dict):
+        raise KernelProfileError(f"{name}: {key} must be a table of numbers")
+    numbers: dict[str, float] = {}
+    for each, value in found.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise KernelProfileError(f"{name}: {key}: {each} must be a number")
+        numbers[str(each)] = float(value)
+    return numbers
