@@ -1,20 +1,18 @@
 """Kernels that share a GPU with a collective: they take longer while it is there."""
 
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import simpy
-
-Steps = Generator[simpy.Event, None, None]
+from zsim_des.agenda import Agenda
 
 
 @dataclass(slots=True)
 class Kernel:
-    """One under way: picoseconds of work left since the last change, and what ends it."""
+    """One under way: picoseconds of work left since the last change, and what to do at its end."""
 
     left: Fraction
-    ended: simpy.Event
+    ended: Callable[[int], None]
 
 
 class Beside:
@@ -23,38 +21,42 @@ class Beside:
     A collective is there from when the rank reached it, for it waits for its peers on the GPU.
     """
 
-    def __init__(self, env: simpy.Environment, slowdown: Fraction) -> None:
-        self._env = env
+    def __init__(self, agenda: Agenda, slowdown: Fraction) -> None:
+        self._agenda = agenda
         self._slowdown = slowdown
         self._collectives = 0
         self._kernels: list[Kernel] = []
         self._changed_ps = 0
         self._version = 0
 
-    def reach(self, at_ps: int) -> Steps:
-        """Until `at_ps`."""
-        if at_ps > self._env.now:
-            yield self._env.timeout(at_ps - int(self._env.now))
+    def now_ps(self) -> int:
+        """The time that it is."""
+        return int(self._agenda.env.now)
 
-    def collective(self, change: int) -> None:
-        """A collective has come (1) or gone (-1)."""
+    def come(self) -> None:
+        """A collective has come."""
+        self._change(1)
+
+    def leave(self, at_ps: int) -> None:
+        """A collective goes at `at_ps`, now or later."""
+        self._agenda.at(at_ps, lambda: self._change(-1))
+
+    def _change(self, count: int) -> None:
         self._advance()
-        self._collectives += change
+        self._collectives += count
         self._arm()
 
-    def kernel(self, time_ps: int) -> Steps:
-        """Work that takes `time_ps` with the GPU to itself, from now until it has ended."""
-        kernel = Kernel(Fraction(time_ps), self._env.event())
+    def kernel(self, time_ps: int, ended: Callable[[int], None]) -> None:
+        """Work that takes `time_ps` with the GPU to itself, from now on; told when it has ended."""
         self._advance()
-        self._kernels.append(kernel)
+        self._kernels.append(Kernel(Fraction(time_ps), ended))
         self._arm()
-        yield kernel.ended
 
     def _factor(self) -> Fraction:
         return self._slowdown if self._collectives else Fraction(1)
 
     def _advance(self) -> None:
-        now = int(self._env.now)
+        now = self.now_ps()
         done = (now - self._changed_ps) / self._factor()
         self._changed_ps = now
         for kernel in self._kernels:
@@ -66,8 +68,8 @@ class Beside:
         if not self._kernels:
             return
         wait = min(kernel.left for kernel in self._kernels) * self._factor()
-        alarm = self._env.timeout(max(0, -(-wait.numerator // wait.denominator)))
-        alarm.callbacks.append(lambda _: self._alarm(version))
+        wait_ps = max(0, -(-wait.numerator // wait.denominator))
+        self._agenda.at(self.now_ps() + wait_ps, lambda: self._alarm(version))
 
     def _alarm(self, version: int) -> None:
         if version != self._version:
@@ -77,4 +79,4 @@ class Beside:
         self._kernels = [kernel for kernel in self._kernels if kernel.left > 0]
         self._arm()
         for kernel in ended:
-            kernel.ended.succeed()
+            kernel.ended(self.now_ps())

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from zsim_des.load import Table
 from zsim_des.spread import Ints, Spread
-from zsim_des.wiring import Table
 
 Mixes = npt.NDArray[np.uint64]
 
-OWN, LINK, MEMBER, MEETS, PEER = range(1, 6)
+OWN, LINK, MEMBER, MEETS = range(1, 5)
 """Salts: what one colour says about another."""
 
 
@@ -34,64 +34,71 @@ def sums(owner: Ints, values: Mixes, count: int) -> Mixes:
     return found
 
 
-def numbered(values: Mixes) -> Ints:
-    """Equal values as equal numbers from 0 on."""
-    if len(values) and (values == values[0]).all():
-        return np.zeros(len(values), np.int64)
-    return np.unique(values, return_inverse=True)[1].reshape(-1)
-
-
 class Colours:
-    """Colours of ranks, links, and by group of communicators."""
+    """Colours of ranks, links, and by group of communicators.
+
+    By spread there are several tables of what its rings put on links, each told from the others;
+    `copies` are of ranks alone.
+    """
 
     def __init__(
         self,
         *,
         traits: Sequence[Ints],
-        marks: Ints,
+        marks: Mixes,
         spreads: Sequence[Spread],
-        rings: Sequence[Table],
+        rings: Sequence[Sequence[Table]],
         sends: Sequence[tuple[Spread, int, Table]],
+        copies: Sequence[Table] = (),
     ) -> None:
         """Begin with what tells ranks (`traits`) and links (`marks`) apart before they meet."""
-        start = np.zeros(len(traits[0]), np.uint64)
+        self.ranks = np.zeros(len(traits[0]), np.uint64)
         for salt, trait in enumerate(traits):
-            start += mixed(trait, 100 + salt)
-        self.ranks = numbered(start)
+            self.ranks += mixed(trait, 100 + salt)
         self.links = marks
         self._spreads = spreads
-        self._rings = rings
-        self._sends = sends
+        self._rings = [
+            [(table, mixed(table.divisor, 200 + salt)) for salt, table in enumerate(tables)]
+            for tables in rings
+        ]
+        self._sends = [
+            (spread, offset, table, mixed(table.divisor, 6000 + salt))
+            for salt, (spread, offset, table) in enumerate(sends)
+        ]
+        self._copies = copies
         self.communicators = self._communicators()
 
     def refine(self, *, keep_ranks: bool = False) -> None:
         """Split until like meets like; with `keep_ranks` only the links and communicators."""
         count = 0
-        while count < (count := self._count()):
-            self.links = numbered(self._links())
+        while count < (count := len(np.unique(self.ranks)) + len(np.unique(self.links))):
+            self.links = self._links()
             if not keep_ranks:
-                self.ranks = numbered(self._ranks())
+                self.ranks = self._ranks()
             self.communicators = self._communicators()
 
-    def _count(self) -> int:
-        return int(self.ranks.max()) + (int(self.links.max()) if len(self.links) else 0) + 2
-
-    def _communicators(self) -> list[Ints]:
-        found: list[Ints] = []
-        for spread, ring in zip(self._spreads, self._rings, strict=True):
+    def _communicators(self) -> list[Mixes]:
+        found: list[Mixes] = []
+        links = mixed(self.links, LINK)
+        for spread, tables in zip(self._spreads, self._rings, strict=True):
             total = mixed(self.ranks, MEMBER)[spread.members].sum(axis=1, dtype=np.uint64)
-            meets = mixed(mixed(self.links[ring.link], LINK) + mixed(ring.divisor, OWN), MEETS)
-            total += sums(ring.owner, meets, len(spread.members))
-            found.append(numbered(total))
+            for table, share in tables:
+                meets = mixed(links[table.link] + share, MEETS)
+                total += sums(table.owner, meets, len(total))
+            found.append(total)
         return found
 
     def _links(self) -> Mixes:
         total = mixed(self.links, OWN)
-        for salt, (ring, colour) in enumerate(zip(self._rings, self.communicators, strict=True)):
-            meets = mixed(mixed(colour[ring.owner], 1000 + salt) + mixed(ring.divisor, OWN), MEETS)
-            total += sums(ring.link, meets, len(total))
-        for salt, (_, _, table) in enumerate(self._sends):
-            total += sums(table.link, mixed(self.ranks[table.owner], 2000 + salt), len(total))
+        for salt, (tables, colour) in enumerate(zip(self._rings, self.communicators, strict=True)):
+            owners = mixed(colour, 1000 + salt)
+            for table, share in tables:
+                total += sums(table.link, mixed(owners[table.owner] + share, MEETS), len(total))
+        for salt, (_, _, table, share) in enumerate(self._sends):
+            owners = mixed(self.ranks, 2000 + salt)
+            total += sums(table.link, mixed(owners[table.owner] + share, MEETS), len(total))
+        for salt, table in enumerate(self._copies):
+            total += sums(table.link, mixed(self.ranks, 7000 + salt)[table.owner], len(total))
         return total
 
     def _ranks(self) -> Mixes:
@@ -100,10 +107,13 @@ class Colours:
             zip(self._spreads, self.communicators, strict=True)
         ):
             held = spread.communicator >= 0
-            total += np.where(held, mixed(colour[spread.communicator], 3000 + salt), 0)
-        for salt, (spread, offset, table) in enumerate(self._sends):
+            total += np.where(held, mixed(colour, 3000 + salt)[spread.communicator], 0)
+        links = mixed(self.links, LINK)
+        for salt, (spread, offset, table, share) in enumerate(self._sends):
             peer = spread.peer[offset]
-            total += np.where(peer >= 0, mixed(self.ranks[peer], 4000 + salt), 0)
-            meets = mixed(mixed(self.links[table.link], LINK), 5000 + salt)
+            total += np.where(peer >= 0, mixed(self.ranks, 4000 + salt)[peer], 0)
+            meets = mixed(links[table.link] + share, 5000 + salt)
             total += sums(table.owner, meets, len(total))
+        for salt, table in enumerate(self._copies):
+            total += sums(table.owner, mixed(links[table.link], 8000 + salt), len(total))
         return total

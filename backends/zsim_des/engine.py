@@ -1,267 +1,194 @@
-"""The simulated ranks: one host and its streams per rank class, as SimPy processes.
+"""The simulated ranks: the host and the streams of one rank class, which wait for each other.
 
-Times are worked out ahead where nothing can change them: a kernel whose inputs have known ends has
-a known end itself, and costs no event. Processes wait, and time advances, only for what depends on
-the network.
+A host issues its program as fast as it can, stretch by stretch, up to where it has to wait. Nothing
+here is a process of its own: who waits is woken, and goes on.
 """
 
-from collections import deque
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-import simpy
-
 from zsim.issue import SETUP
+from zsim.operation import Operation
+from zsim_des.agenda import Agenda
 from zsim_des.beside import Beside
-from zsim_des.fold import RankClass
-from zsim_des.instruction import After, Choose, Enqueue, Instruction, Lowered, Note
-from zsim_des.rendezvous import Entry, Key, Rendezvous
+from zsim_des.classes import RankClass
+from zsim_des.course import Courses, Item, Stretch
+from zsim_des.instruction import Choose
+from zsim_des.rendezvous import Key, Rendezvous
+from zsim_des.stream import UNKNOWN, Batch, Instance, Links, Stream
 from zsim_des.trouble import Pace
-
-Steps = Generator[simpy.Event, None, None]
-UNKNOWN = -1
-
-
-@dataclass(slots=True)
-class Instance:
-    """One run of setup or of a step on one rank class: when each slot started and ended.
-
-    `issued` has what the host put on streams, in order; `noted` the host's time at allocations.
-    """
-
-    step: int
-    starts: list[int]
-    ends: list[int]
-    issued: list[Enqueue] = field(default_factory=list[Enqueue])
-    noted: dict[str, int] = field(default_factory=dict[str, int])
-    watched: dict[int, simpy.Event] = field(default_factory=dict[int, simpy.Event])
-
-    def finish(self, slot: int, end_ps: int) -> None:
-        """The end of `slot` is known; wake who waits for it."""
-        self.ends[slot] = end_ps
-        if self.watched:
-            event = self.watched.pop(slot, None)
-            if event is not None:
-                event.succeed()
-
-    def watch(self, env: simpy.Environment, slot: int) -> simpy.Event:
-        """What happens when the end of `slot` becomes known."""
-        event = self.watched.get(slot)
-        if event is None:
-            event = self.watched[slot] = env.event()
-        return event
-
-
-NOBODY: Sequence[tuple[Instance, int]] = ()
-
-
-@dataclass(slots=True)
-class Queued:
-    """An entry of a stream, with all that it waits for beyond its place in the queue."""
-
-    what: Enqueue
-    instance: Instance
-    earlier: Sequence[tuple[Instance, int]]
-    keys: tuple[Key, ...]
-    issued_ps: int
-
-
-@dataclass(slots=True)
-class Stream:
-    """A queue of entries, and what it stands at: for what a deadlock leaves behind."""
-
-    name: str
-    queue: deque[Queued] = field(default_factory=deque[Queued])
-    bell: simpy.Event | None = None
-    at: Queued | None = None
-    entry: Entry | None = None
+from zsim_des.watch import Durations, Watcher
 
 
 class Rank:
     """The host and streams of one rank class.
 
-    Kernels run at `pace`, and take `slowdown` times as long while a collective is on the GPU.
+    Kernels run at `pace`, and take `slowdown` times as long while a collective is on the GPU; with
+    `durations` they and the host take what these say. `watcher` is told what happens.
     """
 
     def __init__(
         self,
-        env: simpy.Environment,
+        agenda: Agenda,
         rank_class: RankClass,
-        program: Lowered,
+        program: Courses,
         rendezvous: Rendezvous,
         *,
         pace: Pace | None,
         slowdown: Fraction,
+        durations: Durations | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
-        self.env = env
         self.rank_class = rank_class
         self.program = program
         self.instances: list[Instance] = []
-        self.host_at = ""
-        self._host_ps = 0
-        self._pace = pace
-        self._beside = Beside(env, slowdown) if slowdown != 1 else None
-        self._begin_ps = 0
-        self._instructions: tuple[Instruction, ...] = ()
+        self._agenda = agenda
         self._rendezvous = rendezvous
-        self._last: dict[int, Instance] = {}
+        self._pace = pace
+        self._durations = durations
+        self._watcher = watcher
+        self._host_at = ""
+        self._host_ps = 0
+        self._begin_ps = 0
         self._tails: dict[str, tuple[Instance, int]] = {}
-        self.streams = [Stream(name) for name in program.streams]
-        for stream in self.streams:
-            env.process(self._stream(stream))
+        self._meets = bool(rank_class.peers) or any(
+            len(each.classes) > 1 for each in rank_class.communicators.values()
+        )
+        self._going: Iterator[tuple[Instance, int]] = iter(())
+        beside = Beside(agenda, slowdown) if slowdown != 1 else None
+        changes = pace is not None or durations is not None
+        self._streams = [
+            Stream(
+                name,
+                rank_class,
+                agenda=agenda,
+                rendezvous=rendezvous,
+                end_ps=self._end_ps if changes else None,
+                beside=beside,
+            )
+            for name in program.streams
+        ]
 
-    def begin(self, part: tuple[Instruction, ...], begin_ps: int) -> None:
-        """The host stands before `part`, setup or the step, at `begin_ps`."""
-        self._instructions = part
+    def begin(self, steps: Sequence[int], begin_ps: int, overflow_steps: frozenset[int]) -> None:
+        """The host stands before `steps` (setup, or all others) at `begin_ps`."""
         self._host_ps = self._begin_ps = begin_ps
+        self._going = self._host(steps, overflow_steps)
+        self._agenda.wake(self)
 
-    def host(self, steps: Sequence[int], overflow_steps: frozenset[int]) -> Steps:
-        """The process of the host: issue the part once for each of `steps`."""
+    def advance(self) -> None:
+        """The host goes on until it has to wait."""
+        for instance, slot in self._going:
+            instance.watch(slot, self)
+            return
+
+    def _host(
+        self, steps: Sequence[int], overflow_steps: frozenset[int]
+    ) -> Iterator[tuple[Instance, int]]:
+        """Issue all steps; on the way, whatever slot is waited for."""
         for step in steps:
+            course = self.program.of(step, overflows=step in overflow_steps)
             unknown = [UNKNOWN] * len(self.program.slots)
-            instance = Instance(step, unknown, unknown.copy())
+            told = None if self._watcher is None else self._tell
+            instance = Instance(step, course, unknown, unknown.copy(), told)
             self.instances.append(instance)
-            yield from self._issue(self._instructions, instance, overflows=step in overflow_steps)
-            if step != SETUP:
-                for enqueued in instance.issued:
-                    self._last[enqueued.slot] = instance
+            for stretch in course.stretches:
+                self._issue(stretch, instance)
+                stop = stretch.stop
+                if stop is None:
+                    continue
+                self._host_at = stop.name
+                waited = [(instance, slot) for slot in stop.after.here]
+                waited += self._earlier(instance, stop.after.earlier)
+                for where, slot in waited:
+                    if where.ends[slot] < 0:
+                        yield where, slot
+                    self._host_ps = max(self._host_ps, where.ends[slot])
+                self._host_at = ""
+                for slot in stretch.skipped:
+                    instance.ends[slot] = 0
+                if isinstance(stop, Choose):
+                    self._tell_act(instance, stop.operation)
+            for group, slot in course.closes.items():
+                self._tails[group] = (instance, slot)
 
-    def _issue(
-        self, part: tuple[Instruction, ...], instance: Instance, *, overflows: bool
-    ) -> Steps:
-        for instruction in part:
-            if isinstance(instruction, Enqueue):
-                self._put(instruction, instance)
-            elif isinstance(instruction, Note):
-                instance.noted[instruction.name] = self._host_ps
-            else:
-                yield from self._stop(instruction.name, instruction.after, instance)
-                if isinstance(instruction, Choose):
-                    side, other = instruction.otherwise, instruction.then_slots
-                    if overflows:
-                        side, other = instruction.then, instruction.otherwise_slots
-                    for slot in other:
-                        instance.ends[slot] = 0
-                    yield from self._issue(side, instance, overflows=overflows)
+    def _issue(self, stretch: Stretch, instance: Instance) -> None:
+        """Put the entries of a stretch on their streams."""
+        begin_ps, offsets_ps = self._host_ps, stretch.offsets_ps
+        if self._durations is None and self._watcher is None:
+            self._host_ps += stretch.length_ps
+            for name, offset_ps in stretch.notes_ps:
+                instance.noted[name] = begin_ps + offset_ps
+        else:
+            begin_ps, offsets_ps = 0, self._walk(stretch, instance)
+        keys: dict[int, tuple[Key, ...]] = {}
+        if self._meets:
+            for item in stretch.meetings:
+                keys[item.slot] = self._rendezvous.keys(self.rank_class, item.what.members)
+        links: Links = {item.slot: self._links(item, instance) for item in stretch.links}
+        for stream, items in zip(self._streams, stretch.items, strict=True):
+            if items:
+                stream.put(Batch(items, instance, begin_ps, offsets_ps, keys, links))
 
-    def _stop(self, name: str, after: After, instance: Instance) -> Steps:
-        """The host waits until everything in `after` has finished."""
-        waited = [(instance, slot) for slot in after.here]
-        waited += self._earlier(after)
-        for where, slot in waited:
-            if where.ends[slot] < 0:
-                self.host_at = name
-                yield where.watch(self.env, slot)
-                self.host_at = ""
-            self._host_ps = max(self._host_ps, where.ends[slot])
+    def _walk(self, stretch: Stretch, instance: Instance) -> list[int]:
+        """Issue act by act; the time at each entry."""
+        rank, step, issued_ps = self.rank_class.rank, instance.step, list[int]()
+        for act in stretch.acts:
+            if not isinstance(act, Item):
+                instance.noted[act.name] = self._host_ps
+                self._tell_act(instance, act.operation)
+                continue
+            taken_ps = act.what.launch_ps
+            if self._durations is not None:
+                taken_ps = self._durations.issue_ps(rank, step, act.what.name)
+            self._host_ps += taken_ps
+            issued_ps.append(self._host_ps)
+            if self._watcher is not None:
+                self._watcher.put(rank, step, act.what, self._host_ps)
+        return issued_ps
 
-    def _earlier(self, after: After) -> list[tuple[Instance, int]]:
-        return [(self._last[slot], slot) for slot in after.earlier if slot in self._last]
+    def _links(self, item: Item, instance: Instance) -> list[tuple[Instance, int]]:
+        found = self._earlier(instance, item.earlier)
+        if item.opens is not None and item.opens in self._tails:
+            found.append(self._tails[item.opens])
+        return found
 
-    def _put(self, what: Enqueue, instance: Instance) -> None:
-        self._host_ps += what.launch_ps
-        instance.issued.append(what)
-        earlier = self._earlier(what.after) if what.after.earlier else NOBODY
-        keys: tuple[Key, ...] = ()
-        if what.members:
-            keys = self._rendezvous.keys(self.rank_class, what.members)
-            group = what.members[0][0].group
-            if group in self._tails:  # a communicator runs one operation at a time
-                earlier = [*earlier, self._tails[group]]
-            self._tails[group] = (instance, what.slot)
-        stream = self.streams[what.stream]
-        stream.queue.append(Queued(what, instance, earlier, keys, self._host_ps))
-        if stream.bell is not None:
-            stream.bell.succeed()
-            stream.bell = None
+    def _earlier(self, instance: Instance, slots: Sequence[int]) -> list[tuple[Instance, int]]:
+        """For each slot the latest step before `instance` that took it, if there is one."""
+        found: list[tuple[Instance, int]] = []
+        for slot in slots:
+            for before in reversed(self.instances):
+                taken = before is not instance and before.step != SETUP
+                if taken and slot in before.course.slots:
+                    found.append((before, slot))
+                    break
+        return found
 
-    def _stream(self, stream: Stream) -> Steps:
-        free_ps = 0
-        queue = stream.queue
-        while True:
-            if not queue:
-                stream.bell = self.env.event()
-                yield stream.bell
-            queued = stream.at = queue.popleft()
-            what, instance = queued.what, queued.instance
-            ready_ps = queued.issued_ps
-            ready_ps = max(ready_ps, free_ps)
-            ends = instance.ends
-            for slot in what.after.here:
-                if ends[slot] < 0:
-                    yield instance.watch(self.env, slot)
-                ready_ps = max(ready_ps, ends[slot])
-            for where, slot in queued.earlier:
-                if where.ends[slot] < 0:
-                    yield where.watch(self.env, slot)
-                ready_ps = max(ready_ps, where.ends[slot])
-            slot = what.slot
-            instance.starts[slot] = ready_ps
-            if self._beside is not None:
-                yield from self._beside.reach(ready_ps)
-            if what.members:
-                stream.entry = self._entry(queued, ready_ps)
-                yield from self._communicate(stream.entry, queued)
-                stream.entry = None
-                free_ps = ends[slot]
-            else:
-                free_ps = self._end_ps(queued, ready_ps)
-                if self._beside is not None and free_ps > ready_ps:
-                    yield from self._beside.kernel(free_ps - ready_ps)
-                    free_ps = int(self.env.now)
-                instance.finish(slot, free_ps)
-            stream.at = None
+    def _tell_act(self, instance: Instance, operation: Operation) -> None:
+        if self._watcher is not None:
+            self._watcher.act(self.rank_class.rank, instance.step, operation, self._host_ps)
 
-    def _communicate(self, entry: Entry, queued: Queued) -> Steps:
-        """Meet the others, and wait until it is done."""
-        instance, slot = queued.instance, queued.what.slot
-        if self._beside is not None:
-            self._beside.collective(1)
-        self._rendezvous.come(entry)
-        if instance.ends[slot] < 0:
-            yield instance.watch(self.env, slot)
-        if self._beside is not None:
-            yield from self._beside.reach(instance.ends[slot])
-            self._beside.collective(-1)
+    def _tell(self, instance: Instance, slot: int) -> None:
+        assert self._watcher is not None
+        span_ps = instance.starts[slot], instance.ends[slot]
+        self._watcher.end(self.rank_class.rank, instance.step, slot, span_ps)
 
-    def _end_ps(self, queued: Queued, start_ps: int) -> int:
+    def _end_ps(self, instance: Instance, item: Item, start_ps: int) -> int:
         """When a kernel ends that has the GPU to itself."""
-        what = queued.what
-        if self._pace is None or queued.instance.step == SETUP:
+        what, step = item.what, instance.step
+        if self._durations is not None:
+            return start_ps + self._durations.kernel_ps(self.rank_class.rank, step, what.name)
+        if self._pace is None or step == SETUP:
             return start_ps + what.time_ps
-        which = queued.instance.step * len(self.program.slots) + what.slot
+        which = step * len(self.program.slots) + what.slot
         begin_ps = self._begin_ps
         return begin_ps + self._pace.end_ps(start_ps - begin_ps, what.time_ps, which)
-
-    def _entry(self, queued: Queued, ready_ps: int) -> Entry:
-        instance, slot = queued.instance, queued.what.slot
-        return Entry(
-            self.rank_class,
-            queued.what.name,
-            instance.step,
-            queued.what.members,
-            queued.keys,
-            lambda end_ps: instance.finish(slot, end_ps),
-            ready_ps,
-        )
 
     def stuck(self) -> list[str]:
         """Operations at which the host or a stream stands for ever, each with what it waits for."""
         role = self.rank_class.program.role
-        found = [f"{role}: host at {self.host_at}"] if self.host_at else []
-        for stream in self.streams:
-            if stream.at is None:
-                continue
-            what = stream.at.what
-            if stream.entry is not None:
-                reason = self._rendezvous.missing(stream.entry)
-            else:
-                known = {each.slot: each.name for each in stream.at.instance.issued}
-                late = [s for s in what.after.here if stream.at.instance.ends[s] < 0]
-                reason = known[late[0]] if late else "its communicator or a previous instance"
-            found.append(f"{role}: {what.name} on {stream.name} waits for {reason}")
-        return found
+        found = [f"{role}: host at {self._host_at}"] if self._host_at else []
+        reasons = [stream.stuck() for stream in self._streams]
+        return found + [f"{role}: {reason}" for reason in reasons if reason is not None]
 
     def drained_ps(self) -> int:
         """When everything issued so far has finished, the host included."""

@@ -3,98 +3,38 @@
 Two ranks are of one class if they run the same program on equal hardware, their communicators look
 alike (ranks, domains, what they put on which links), and the ranks that they meet in communicators,
 by Send and Receive and on links are of the same classes. So one rank stands exactly for its class,
-one collective of a class of communicators for all of them, and one link for its class.
+one collective of a class of communicators for all of them, and one link for its class. Where links
+die during the run, like must be alike before and after.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
-from zsim.fault import Window
-from zsim.schedule import Program, Schedule
-from zsim_des.colour import Colours, mixed, numbered, sums
-from zsim_des.spread import Ints, Spread, Used, spreads, used_groups
+from zsim.schedule import Schedule
+from zsim_des.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
+from zsim_des.colour import Colours, Mixes, mixed, sums
+from zsim_des.load import (
+    RingTable,
+    Table,
+    copy_table,
+    laps_ps,
+    neighbour_table,
+    no_ring,
+    ring_table,
+    send_table,
+)
+from zsim_des.outage import NOTHING_DEAD, Outage
+from zsim_des.routes import CutError
+from zsim_des.spread import COPY, Ints, Spread, Used, spreads, used_of
 from zsim_des.trouble import Trouble
-from zsim_des.wiring import Table, Wiring
+from zsim_des.ways import Ways
+from zsim_des.wiring import Wiring
 
-SendKey = tuple[int, str, int]
-"""A rank class, a group and an offset: the Sends of all ranks of the class."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicatorClass:
-    """Communicators of one group that no one can tell apart.
-
-    `classes` are the rank classes in them; each communicator has `ranks` ranks in `domains`
-    NVSwitch domains, and once around its ring the fabric takes `climb_ps` beyond the NICs.
-    """
-
-    index: int
-    group: str
-    classes: tuple[int, ...]
-    ranks: int
-    domains: int
-    climb_ps: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """The other end of a Send or Receive: its class, whether it is in another domain.
-
-    The way there takes `climb_ps` beyond the NICs.
-    """
-
-    rank_class: int
-    is_far: bool
-    climb_ps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClass:
-    """`count` ranks that do the same at the same times; `rank` is the first of them.
-
-    `shares` has, by group, the part of its communicator's bytes that leaves the domain from this
-    rank: 1/m for a ring with m ranks in the domain, 0 if it stays there.
-    """
-
-    index: int
-    program: Program
-    rank: int
-    count: int
-    communicators: dict[str, CommunicatorClass]
-    shares: dict[str, Fraction]
-    peers: dict[tuple[str, int], Peer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FarLinks:
-    """`count` links between nodes that carry the same; `number` is one of them.
-
-    `rings` has the bytes on one of them per byte of each communicator class, `sends` per byte that
-    each rank of a class sends, `neighbours` per byte that a NIC of each neighbour sends. `slow`
-    says by how much they are divided, and when.
-    """
-
-    number: int
-    names: tuple[str, ...]
-    count: Fraction
-    bytes_per_s: Fraction
-    rings: dict[int, Fraction]
-    sends: dict[SendKey, Fraction]
-    neighbours: dict[int, Fraction]
-    slow: tuple[tuple[Fraction, Window], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """All classes of a schedule on a cluster."""
-
-    ranks: tuple[RankClass, ...]
-    communicators: tuple[CommunicatorClass, ...]
-    links: tuple[FarLinks, ...]
+Key = TypeVar("Key")
 
 
 def fold(
@@ -102,14 +42,30 @@ def fold(
 ) -> Fold:
     """The classes of `schedule` on the cluster of `trouble`, a rank in trouble apart from others.
 
-    With `unfold` every rank and link is its own. `used` are the groups of the schedule in use, if
-    they are known.
+    With `unfold` every rank and link is its own. `used` is what of the schedule is in use, if that
+    is known.
 
     Raises:
-        CutError: ranks that have to exchange bytes have no way left.
+        CutError: ranks that have to exchange bytes have no way to each other, with nothing dead.
     """
-    known = used_groups(schedule) if used is None else used
+    known = used_of(schedule) if used is None else used
     return _Folding(schedule, trouble, known, unfold=unfold).fold()
+
+
+@dataclass(slots=True)
+class _State:
+    """What is put on links, and how long laps take, while one outage lasts."""
+
+    ways: Ways
+    rings: list[RingTable]
+    sends: list[tuple[Spread, int, Table]]
+    neighbours: list[Table]
+    laps_ps: list[Ints]
+
+    def tables(self) -> list[Table]:
+        """All of them."""
+        rings = [table for ring in self.rings for table in (ring.near, ring.far)]
+        return rings + [table for _, _, table in self.sends] + self.neighbours
 
 
 class _Folding:
@@ -119,35 +75,95 @@ class _Folding:
         cluster = trouble.cluster
         every = np.arange(schedule.mesh.size)
         self._schedule = schedule
-        self._wiring = wiring = Wiring(cluster, trouble.dead)
-        self._neighbours = trouble.tables(wiring)
+        self._trouble = trouble
+        self._wiring = wiring = Wiring(cluster)
         self._slow = trouble.links(wiring)
-        self._rank_marks = trouble.rank_marks(schedule.mesh.size)
-        self._node, place = np.divmod(every, cluster.gpus_per_node)
-        rail = wiring.rail(self._node, place)
-        places, self._spreads = spreads(
-            schedule, used, self._node, per_domain=cluster.nodes_per_domain
-        )
-        self._rings = [wiring.ring(spread, self._node, rail) for spread in self._spreads]
-        self._laps_ps = [wiring.laps_ps(spread, self._node) for spread in self._spreads]
-        self._sends = [
-            (spread, offset, wiring.send(spread, offset, self._node, rail))
-            for spread in self._spreads
-            for offset in spread.peer
+        self._node = every // cluster.gpus_per_node
+        domain = self._node // cluster.nodes_per_domain
+        places, self._spreads = spreads(schedule, used.groups, domain)
+        self._rings = used.rings
+        self._cuts: dict[int, str] = {}
+        self._states = [
+            self._state(index, outage) for index, outage in enumerate(trouble.outages.states)
         ]
+        by_pcie = used.copies if cluster.pcie_link is not None else ()
+        self._copies = {outward: copy_table(every, wiring, outward=outward) for outward in by_pcie}
+        self._used = self._number_links()
         if unfold:
-            traits, marks = [every], np.arange(wiring.link_count)
+            traits, marks = [every], mixed(np.arange(len(self._used)), 0)
         else:
             traits, marks = self._traits(places), self._marks()
         self._colours = Colours(
             traits=traits,
             marks=marks,
             spreads=self._spreads,
-            rings=self._rings,
-            sends=self._sends,
+            rings=[
+                [
+                    table
+                    for state in self._states
+                    for table in (state.rings[index].near, state.rings[index].far)
+                ]
+                for index in range(len(self._spreads))
+            ],
+            sends=[send for state in self._states for send in state.sends],
+            copies=list(self._copies.values()),
         )
         self._colours.refine(keep_ranks=unfold)
         self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
+
+    def _state(self, index: int, outage: Outage) -> _State:
+        """The tables of a state; if it cuts ranks off, those without an outage."""
+        ways = Ways(self._wiring, outage)
+        cluster, spreads = self._trouble.cluster, self._spreads
+        board_ps = 0 if cluster.board_link is None else cluster.board_link.latency_ps
+        try:
+            return _State(
+                ways=ways,
+                rings=[
+                    ring_table(spread, self._wiring, ways)
+                    if spread.name in self._rings
+                    else no_ring()
+                    for spread in spreads
+                ],
+                sends=[
+                    (spread, offset, send_table(spread, offset, ways))
+                    for spread in spreads
+                    for offset in spread.peer
+                ],
+                neighbours=[
+                    neighbour_table(each.first_node, each.last_node, self._wiring, ways)
+                    for each in self._trouble.neighbours
+                ],
+                laps_ps=[
+                    laps_ps(spread, self._node, ways, board_ps)
+                    if spread.name in self._rings
+                    else np.zeros(len(spread.members), np.int64)
+                    for spread in spreads
+                ],
+            )
+        except CutError as error:
+            if outage == NOTHING_DEAD:
+                raise
+            self._cuts[index] = str(error)
+            return self._state(index, NOTHING_DEAD)
+
+    def _number_links(self) -> Ints:
+        """Links that some rank uses, by their numbers from now on; the tables say these."""
+        is_used = np.zeros(self._wiring.link_count, bool)
+        for table in self._copies.values():
+            is_used[table.link] = True
+        for state in self._states:
+            for table in state.tables()[: len(state.tables()) - len(state.neighbours)]:
+                is_used[table.link] = True
+        number = np.cumsum(is_used) - 1
+        for table in self._copies.values():
+            table.link = number[table.link]
+        for state in self._states:
+            for table in state.tables():
+                kept = np.flatnonzero(is_used[table.link])
+                table.owner, table.divisor = table.owner[kept], table.divisor[kept]
+                table.link = number[table.link[kept]]
+        return np.flatnonzero(is_used)
 
     def _traits(self, places: dict[str, Ints]) -> list[Ints]:
         """What tells ranks apart before anyone is met."""
@@ -160,34 +176,36 @@ class _Folding:
                     for name, limit in mesh.limits(box).items():
                         inside &= (places[name] >= limit.start) & (places[name] < limit.stop)
                     role[inside] = index
-        found = [role, self._rank_marks]
-        for spread, laps_ps in zip(self._spreads, self._laps_ps, strict=True):
+        found = [role, self._trouble.rank_marks(mesh.size)]
+        for index, spread in enumerate(self._spreads):
             found += [spread.on_domain, spread.domains, *spread.far.values()]
             held = spread.communicator >= 0
-            found.append(np.where(held, laps_ps[spread.communicator], -1))
+            for state in self._states:
+                laps = state.laps_ps[index]
+                found.append(np.where(held, laps[spread.communicator], -1))
         return found
 
-    def _marks(self) -> Ints:
-        marks = np.zeros(self._wiring.link_count, np.int64)
-        for index, kind in enumerate(self._wiring.kinds):
-            marks[kind.first : kind.first + kind.count] = index
-        total = mixed(marks, 0)
-        for number, table in enumerate(self._neighbours):
-            total += sums(table.link, mixed(table.owner, 10 + number), len(total))
-        kinds = list(dict.fromkeys(map(tuple, self._slow.values())))
+    def _marks(self) -> Mixes:
+        """What tells links apart before anyone is met."""
+        kind = np.searchsorted(self._wiring.firsts, self._used, side="right")
+        total = mixed(kind, 0)
+        for salt, state in enumerate(self._states):
+            for number, table in enumerate(state.neighbours):
+                meets = mixed(table.divisor, 10 + 1000 * salt + number)
+                total += sums(table.link, meets, len(total))
+        ways = list(dict.fromkeys(map(tuple, self._slow.values())))
         slow = np.zeros(len(total), np.int64)
-        for link, ways in self._slow.items():
-            slow[link] = kinds.index(tuple(ways)) + 1
-        total += mixed(slow, 1)
-        return numbered(total)
+        for link, changes in self._slow.items():
+            slow[self._used == link] = ways.index(tuple(changes)) + 1
+        return total + mixed(slow, 1)
 
     def fold(self) -> Fold:
         """The classes."""
         communicators: list[CommunicatorClass] = []
         of_rank_class: list[dict[str, CommunicatorClass]] = [{} for _ in self._firsts]
         numbers: list[list[int]] = []
-        for spread, colour, laps_ps in zip(
-            self._spreads, self._colours.communicators, self._laps_ps, strict=True
+        for index, (spread, colour) in enumerate(
+            zip(self._spreads, self._colours.communicators, strict=True)
         ):
             class_of, firsts, counts = _by_first(colour)
             numbers.append((class_of + len(communicators)).tolist())
@@ -200,12 +218,12 @@ class _Folding:
                     classes=tuple(classes),
                     ranks=len(members),
                     domains=int(spread.domains[members[0]]),
-                    climb_ps=int(laps_ps[where]),
+                    climb_ps=tuple(int(state.laps_ps[index][where]) for state in self._states),
                     count=count,
                 )
                 communicators.append(made)
-                for index in made.classes:
-                    of_rank_class[index][spread.name] = made
+                for rank_class in made.classes:
+                    of_rank_class[rank_class][spread.name] = made
         ranks = tuple(
             RankClass(
                 index=index,
@@ -213,13 +231,12 @@ class _Folding:
                 rank=rank,
                 count=count,
                 communicators=of_rank_class[index],
-                shares=_shares(rank, self._spreads),
                 peers=self._peers(rank),
             )
             for index, (rank, count) in enumerate(zip(self._firsts, self._counts, strict=True))
         )
         links = self._links(numbers)
-        return Fold(ranks=ranks, communicators=tuple(communicators), links=links)
+        return Fold(ranks=ranks, communicators=tuple(communicators), links=links, cuts=self._cuts)
 
     def _peers(self, rank: int) -> dict[tuple[str, int], Peer]:
         found: dict[tuple[str, int], Peer] = {}
@@ -229,53 +246,69 @@ class _Folding:
                 if other < 0:
                     continue
                 is_far = bool(spread.far[offset][rank])
-                way = self._node[[rank]], self._node[[other]]
                 found[spread.name, offset] = Peer(
                     rank_class=int(self._index_of[other]),
                     is_far=is_far,
-                    climb_ps=int(self._wiring.climb_ps(*way)[0]) if is_far else 0,
+                    climb_ps=tuple(
+                        self._climb_ps(state.ways, rank, other, is_far=is_far)
+                        for state in self._states
+                    ),
                 )
         return found
 
-    def _links(self, numbers: Sequence[list[int]]) -> tuple[FarLinks, ...]:
-        """Classes of the links that something uses, each with what one of them carries."""
-        tables = [*self._rings, *(table for _, _, table in self._sends)]
-        used = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.link for each in tables)]))
-        _, firsts, counts = _by_first(self._colours.links[used])
-        chosen = [int(used[where]) for where in firsts]
-        index = np.full(self._wiring.link_count, -1)
-        index[chosen] = np.arange(len(chosen))
-        rings: list[dict[int, Fraction]] = [{} for _ in chosen]
-        sends: list[dict[SendKey, Fraction]] = [{} for _ in chosen]
-        for ring, class_of in zip(self._rings, numbers, strict=True):
-            for owner, link, share in _entries(ring, index):
-                key = class_of[owner]
-                rings[link][key] = rings[link].get(key, Fraction(0)) + share
-        for spread, offset, table in self._sends:
-            for owner, link, share in _entries(table, index):
-                sender = (int(self._index_of[owner]), spread.name, offset)
-                sends[link][sender] = sends[link].get(sender, Fraction(0)) + share
-        found: list[FarLinks] = []
-        for number, count, ring_loads, send_loads in zip(chosen, counts, rings, sends, strict=True):
-            kind = next(kind for kind in reversed(self._wiring.kinds) if kind.first <= number)
+    def _climb_ps(self, ways: Ways, rank: int, other: int, *, is_far: bool) -> int:
+        if is_far:
+            return int(ways.climb_ps(self._node[[rank]], self._node[[other]])[0])
+        board = self._trouble.cluster.board_link
+        if board is None or not ways.crossings(np.array([rank]), np.array([other]))[0]:
+            return 0
+        return board.latency_ps
+
+    def _links(self, numbers: Sequence[list[int]]) -> tuple[FoldedLink, ...]:
+        """Classes of links, each with what one of them carries."""
+        _, firsts, counts = _by_first(self._colours.links)
+        index = np.full(len(self._used), -1)
+        index[firsts] = np.arange(len(firsts))
+        states = [self._taken(state, numbers, index, len(firsts)) for state in self._states]
+        found: list[FoldedLink] = []
+        for where, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+            number = int(self._used[first])
+            kind = int(np.searchsorted(self._wiring.firsts, number, side="right")) - 1
             found.append(
-                FarLinks(
+                FoldedLink(
                     number=number,
-                    names=kind.names,
-                    count=count * kind.multiple,
-                    bytes_per_s=kind.bytes_per_s,
-                    rings={key: load / kind.multiple for key, load in ring_loads.items()},
-                    sends={key: load / kind.multiple for key, load in send_loads.items()},
-                    neighbours=self._of_neighbours(number),
+                    kind=kind,
+                    count=count * self._wiring.kinds[kind].multiple,
+                    states=tuple(taken[where] for taken in states),
                     slow=tuple(self._slow.get(number, ())),
                 )
             )
         return tuple(found)
 
-    def _of_neighbours(self, link: int) -> dict[int, Fraction]:
-        """Bytes on a link per byte that a NIC of each neighbour sends."""
-        counts = [int((table.link == link).sum()) for table in self._neighbours]
-        return {number: Fraction(count) for number, count in enumerate(counts) if count}
+    def _taken(
+        self, state: _State, numbers: Sequence[list[int]], index: Ints, count: int
+    ) -> list[Taken]:
+        """What each chosen link carries in a state; `index` has these by number, else -1."""
+        found = [Taken({}, {}, {}, {}) for _ in range(count)]
+        for ring, class_of in zip(state.rings, numbers, strict=True):
+            for owner, link, share in _entries(ring.near, index):
+                _add(found[link].near, class_of[owner], share)
+            for owner, link, share in _entries(ring.far, index):
+                _add(found[link].far, class_of[owner], share)
+        for spread, offset, table in state.sends:
+            for owner, link, share in _entries(table, index):
+                _add(found[link].sends, (int(self._index_of[owner]), spread.name, offset), share)
+        for outward, table in self._copies.items():
+            for owner, link, share in _entries(table, index):
+                _add(found[link].sends, (int(self._index_of[owner]), COPY[outward], 0), share)
+        for number, table in enumerate(state.neighbours):
+            for _, link, share in _entries(table, index):
+                _add(found[link].neighbours, number, share)
+        return found
+
+
+def _add(total: dict[Key, Fraction], key: Key, share: Fraction) -> None:
+    total[key] = total.get(key, Fraction(0)) + share
 
 
 def _entries(table: Table, index: Ints) -> list[tuple[int, int, Fraction]]:
@@ -290,8 +323,10 @@ def _entries(table: Table, index: Ints) -> list[tuple[int, int, Fraction]]:
     ]
 
 
-def _by_first(colour: Ints) -> tuple[Ints, list[int], list[int]]:
+def _by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
     """Class of each, and by class the first that is in it and how many; numbered by the first."""
+    if len(colour) and (colour == colour[0]).all():
+        return np.zeros(len(colour), np.int64), [0], [len(colour)]
     _, firsts, inverse, counts = np.unique(
         colour, return_index=True, return_inverse=True, return_counts=True
     )
@@ -299,12 +334,3 @@ def _by_first(colour: Ints) -> tuple[Ints, list[int], list[int]]:
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
     return number[inverse], firsts[order].tolist(), counts[order].tolist()
-
-
-def _shares(rank: int, spreads: Sequence[Spread]) -> dict[str, Fraction]:
-    return {
-        spread.name: Fraction(1, int(spread.on_domain[rank]))
-        if spread.domains[rank] > 1
-        else Fraction(0)
-        for spread in spreads
-    }

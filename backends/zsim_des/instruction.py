@@ -31,6 +31,7 @@ from zsim.operation import (
     walk,
 )
 from zsim.schedule import Program, Schedule
+from zsim_des.spread import leaves_device
 
 
 class LoweringError(ValueError):
@@ -49,7 +50,8 @@ class After:
 class Enqueue:
     """Put an entry on a stream. `operation` is None for the entry of a waited free.
 
-    `members` are the operations of a communicator, with the bytes that each rank sends.
+    `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
+    is of a Copy between device and host: whether it is outward, and its bytes.
     """
 
     slot: int
@@ -60,6 +62,7 @@ class Enqueue:
     launch_ps: int
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
+    carries: tuple[bool, int] | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class Choose:
     """The host waits, then runs one of two lists; `slots` of the other count as finished."""
 
     name: str
+    operation: Branch
     after: After
     then: tuple["Instruction", ...]
     otherwise: tuple["Instruction", ...]
@@ -84,9 +88,10 @@ class Choose:
 
 @dataclass(slots=True)
 class Note:
-    """The host allocates: its time is noted, for deferred frees."""
+    """The host acts: its time is noted, for deferred frees, and who watches the run is told."""
 
     name: str
+    operation: Operation
 
 
 Instruction = Enqueue | Stop | Choose | Note
@@ -98,39 +103,43 @@ HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
 @dataclass(slots=True)
 class Lowered:
-    """The instructions of one role; `slots` numbers what they may wait for."""
+    """The instructions of one role; `slots` numbers what may be waited for, `awaited` what is."""
 
     streams: tuple[str, ...]
     slots: dict[str, int]
     setup: tuple[Instruction, ...]
     step: tuple[Instruction, ...]
+    awaited: frozenset[int]
 
 
-def lower(schedule: Schedule, program: Program, gpu: Gpu) -> Lowered:
-    """The instructions of `program` on `gpu`.
+def lower(schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False) -> Lowered:
+    """The instructions of `program` on `gpu`; of a run that is `watched`, with every note.
 
     Raises:
         LoweringError: an edge names an operation that is issued later.
         ClusterError: the GPU has no rate for the format of a kernel.
     """
-    lowering = _Lowering(schedule, program, gpu)
+    lowering = _Lowering(schedule, program, gpu, watched=watched)
     setup, step = lowering.part(program.setup), lowering.part(program.step)
-    return Lowered(schedule.streams, lowering.slots, setup, step)
+    return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited())
 
 
 class _Lowering:
     """Turns the parts of one program into instructions. Slots count through setup and step."""
 
-    def __init__(self, schedule: Schedule, program: Program, gpu: Gpu) -> None:
+    def __init__(self, schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool) -> None:
         self.slots: dict[str, int] = {}
         self._program = program
         self._gpu = gpu
+        self._places = {pool.name: pool.place for pool in schedule.pools}
+        self._has_host = len(set(self._places.values())) > 1
         self._streams = {name: index for index, name in enumerate(schedule.streams)}
         self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
-        self._keeps_times = any(
+        deferred = any(
             isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
             for operation in program.by_id.values()
         )
+        self._noted = (Allocate, Free, SetScalar) if watched else (Allocate,) if deferred else ()
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
         self._seen: set[str] = set()
 
@@ -141,17 +150,26 @@ class _Lowering:
                 self.slots[operation.id] = len(self.slots)
         return tuple(self._list(operations))
 
+    def awaited(self) -> frozenset[int]:
+        """Slots that something waits for by name."""
+        every = self._waits.values()
+        return frozenset(slot for after in every for slot in (*after.here, *after.earlier))
+
     def _list(self, operations: tuple[Operation, ...]) -> list[Instruction]:
         found: list[Instruction] = []
         for operation in operations:
             made = self._instruction(operation)
             if made is not None:
                 found.append(made)
+            if isinstance(operation, self._noted):
+                found.append(Note(operation.id, operation))
             self._seen.add(operation.id)
         return found
 
     def _instruction(self, operation: Operation) -> Instruction | None:
-        match operation:
+        match operation:  # the most frequent first: cases are tried one after the other
+            case Allocate() | SetScalar():
+                return None
             case Compute():
                 launch = self._gpu.launch_ps * max(1, len(operation.kernels))
                 return self._enqueue(
@@ -159,22 +177,20 @@ class _Lowering:
                     time_ps=operation_ps(operation, self._program, self._gpu),
                     launch_ps=launch,
                 )
-            case Allocate():
-                return Note(operation.id) if self._keeps_times else None
             case Free():
                 return self._free(operation)
             case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
                 return self._enqueue(operation, members=(operation,))
             case Together(members=members):
                 return self._enqueue(operation, members=members)
-            case Copy() | Fill():
+            case Fill():
                 return self._enqueue(
                     operation, time_ps=operation_ps(operation, self._program, self._gpu)
                 )
+            case Copy():
+                return self._copy(operation)
             case HostWait(operation=edge):
                 return Stop(operation.id, self._after(operation.id, (edge,)))
-            case SetScalar():
-                return None
             case Branch():
                 return self._choose(operation)
             case _:
@@ -196,11 +212,21 @@ class _Lowering:
             time_ps,
             launch_ps,
             operation,
-            tuple(
-                (member, ring_equivalent_bytes(member, self._sizes[member.group]))
-                for member in members
-            ),
+            tuple([self._member(member) for member in members]) if members else (),
         )
+
+    def _member(self, member: Communication) -> tuple[Communication, int]:
+        return member, ring_equivalent_bytes(member, self._sizes[member.group])
+
+    def _copy(self, copy: Copy) -> Enqueue:
+        """One that takes the time of device memory; between device and host also carries bytes."""
+        time_ps = operation_ps(copy, self._program, self._gpu)
+        made = self._enqueue(copy, time_ps=time_ps)
+        outward = leaves_device(copy, self._program, self._places) if self._has_host else None
+        if outward is not None:
+            width = self._program.by_name[copy.source.buffer].dtype.size_bytes
+            made.carries = outward, min(copy.source.size, copy.target.size) * width
+        return made
 
     def _free(self, free: Free) -> Instruction | None:
         if not free.uses or free.mode is FreeMode.DEFERRED:
@@ -218,7 +244,7 @@ class _Lowering:
         slots = [
             tuple(self.slots[op.id] for op in walk(side) if op.id in self.slots) for side in sides
         ]
-        return Choose(branch.id, after, then, otherwise, *slots)
+        return Choose(branch.id, branch, after, then, otherwise, *slots)
 
     def _after(self, name: str, edges: tuple[Edge, ...]) -> After:
         if edges in self._waits:

@@ -1,13 +1,15 @@
 """The network as a fluid: what is in flight shares the links, from change to change."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import simpy
 
 from zsim.units import PICOSECONDS_PER_SECOND
+from zsim_des.agenda import Alarm
 from zsim_des.fair import Shape, fair_rates
+from zsim_des.routes import CutError
 
 
 @dataclass(slots=True)
@@ -18,48 +20,60 @@ class Flow:
     """
 
     shape: int
-    left: Fraction | None
+    step: int
+    left: int | Fraction | None
     finish: Callable[[], None]
 
 
 class Network:
     """Activities in flight, in the order in which they joined, and their rates.
 
-    Progress is exact; only the time at which an activity ends is rounded, up to a picosecond.
+    Progress is exact; only the time at which an activity ends is rounded, up to a picosecond. In
+    another state (when other links are dead) an activity has another shape; in one that `cuts`
+    names nothing can be in flight. `moved` has bytes of progress by shape, step and state.
     """
 
-    def __init__(self, env: simpy.Environment, capacities: Sequence[int | Fraction]) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        capacities: Sequence[int | Fraction],
+        cuts: Mapping[int, str] | None = None,
+    ) -> None:
         self.env = env
-        self.moved: dict[tuple[int, int], int] = {}
+        self.moved: dict[tuple[int, int, int], int | Fraction] = {}
+        self.state = 0
+        self._cuts = cuts or {}
         self._capacities = list(capacities)
-        self._shapes: list[Shape] = []
-        self._numbers: dict[Shape, int] = {}
+        self._shapes: list[tuple[Shape, ...]] = []
+        self._numbers: dict[tuple[Shape, ...], int] = {}
         self._flows: list[Flow] = []
         self._rates: dict[tuple[int, ...], tuple[Fraction, ...]] = {}
         self._changed_ps = 0
         self._version = 0
 
-    def number(self, shape: Shape) -> int:
-        """A number for `shape`, to join with."""
-        found = self._numbers.setdefault(shape, len(self._shapes))
+    def number(self, shapes: tuple[Shape, ...]) -> int:
+        """A number for what has these shapes, one for each state, to join with."""
+        found = self._numbers.setdefault(shapes, len(self._shapes))
         if found == len(self._shapes):
-            self._shapes.append(shape)
+            self._shapes.append(shapes)
         return found
 
-    def shape(self, number: int) -> Shape:
-        """The shape that has `number`."""
+    def shapes(self, number: int) -> tuple[Shape, ...]:
+        """The shapes that have `number`, by state."""
         return self._shapes[number]
 
     def join(self, shape: int, size_bytes: int, step: int, finish: Callable[[], None]) -> None:
         """Start to move `size_bytes` (more than 0) now, for `step`; call `finish` at the end."""
-        self.moved[shape, step] = self.moved.get((shape, step), 0) + size_bytes
+        if self.state in self._cuts:
+            raise CutError(self._cuts[self.state])
+        self._count(shape, step, size_bytes)
         self._advance()
-        self._flows.append(Flow(shape, Fraction(size_bytes), finish))
+        self._flows.append(Flow(shape, step, size_bytes, finish))
         self._arm()
 
     def occupy(self, shape: int) -> Callable[[], None]:
         """Traffic without end from now on; call what is returned to end it."""
-        flow = Flow(shape, None, _nothing)
+        flow = Flow(shape, 0, None, _nothing)
         self._advance()
         self._flows.append(flow)
         self._arm()
@@ -78,11 +92,34 @@ class Network:
         self._rates.clear()
         self._arm()
 
+    def turn(self, state: int) -> None:
+        """From now on the links of another state are dead: what is in flight takes other ways.
+
+        Raises:
+            CutError: something is in flight that has no way then.
+        """
+        self._advance()
+        for flow in self._flows:
+            if flow.left is not None:
+                self._count(flow.shape, flow.step, -flow.left)
+        self.state = state
+        for flow in self._flows:
+            if flow.left is not None:
+                if state in self._cuts and flow.left > 0:
+                    raise CutError(self._cuts[state])
+                self._count(flow.shape, flow.step, flow.left)
+        self._rates.clear()
+        self._arm()
+
+    def _count(self, shape: int, step: int, size_bytes: int | Fraction) -> None:
+        key = (shape, step, self.state)
+        self.moved[key] = self.moved.get(key, 0) + size_bytes
+
     def _rates_now(self) -> tuple[Fraction, ...]:
         key = tuple([flow.shape for flow in self._flows])
         rates = self._rates.get(key)
         if rates is None:
-            shapes = [self._shapes[number] for number in key]
+            shapes = [self._shapes[number][self.state] for number in key]
             per_second = fair_rates(shapes, self._capacities)
             rates = tuple(rate / PICOSECONDS_PER_SECOND for rate in per_second)
             self._rates[key] = rates
@@ -101,20 +138,15 @@ class Network:
     def _arm(self) -> None:
         """Wake up when the next activity ends; an earlier alarm no longer counts."""
         self._version = version = self._version + 1
-        if not self._flows:
-            return
-        wait_ps = min(
-            (
-                -(-left.numerator * rate.denominator // (left.denominator * rate.numerator))
-                for flow, rate in zip(self._flows, self._rates_now(), strict=True)
-                if (left := flow.left) is not None
-            ),
-            default=None,
-        )
-        if wait_ps is None:
-            return
-        alarm = self.env.timeout(max(0, wait_ps))
-        alarm.callbacks.append(lambda _: self._alarm(version))
+        wait_ps: int | None = None
+        for flow, rate in zip(self._flows, self._rates_now(), strict=True) if self._flows else ():
+            if (left := flow.left) is not None:
+                under = left.denominator * rate.numerator
+                ends_ps = -(-left.numerator * rate.denominator // under)
+                if wait_ps is None or ends_ps < wait_ps:
+                    wait_ps = ends_ps
+        if wait_ps is not None:
+            Alarm(self.env, max(0, wait_ps), lambda: self._alarm(version))
 
     def _alarm(self, version: int) -> None:
         if version != self._version:

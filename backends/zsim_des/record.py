@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
-from zsim.allocator import book
+from zsim.allocator import Deferred, book, deferred_frees, reservations
 from zsim.backend import Job
 from zsim.collective.volume import element_count, is_scalar
 from zsim.operation import Allocate, Free, FreeMode, Operation
 from zsim.plan import COLLECTIVE
-from zsim.trace import BookEntry, Event, RankTrace, Transfer
-from zsim_des.engine import Instance, Rank
+from zsim.schedule import Program
+from zsim.trace import BookEntry, Event, RankTrace, Reservation, Transfer
+from zsim_des.engine import Rank
+from zsim_des.stream import Instance
 
 
 class Records:
@@ -24,6 +26,7 @@ class Records:
         self._begin_ps = begin_ps
         self._transfers: dict[str, tuple[Transfer, ...]] = {}
         self._books: dict[str, tuple[BookEntry, ...]] = {}
+        self._reservations: dict[int, tuple[Reservation, ...]] = {}
 
     def rank_trace(self, rank: Rank) -> RankTrace:
         """What one rank did."""
@@ -31,13 +34,15 @@ class Records:
         role = of.program.role
         if role not in self._transfers:
             self._transfers[role] = _transfers(rank)
+        entries = self._book(rank)
         return RankTrace(
             rank=of.rank,
             role=role,
             stands_for=of.count,
             events=self._events(rank),
-            book=self._book(rank),
+            book=entries,
             transfers=self._transfers[role],
+            reservations=self._reserved(rank, entries),
         )
 
     def _events(self, rank: Rank) -> tuple[Event, ...]:
@@ -52,7 +57,7 @@ class Records:
                     end_ps=instance.ends[what.slot] - begin_ps,
                 )
                 for instance in rank.instances
-                for what in instance.issued
+                for what in instance.course.issued
                 if what.operation is not None
             ]
         )
@@ -63,12 +68,29 @@ class Records:
         if found is None:
             returns = _Measured(rank.instances, rank.program.slots)
             found = book(program, self._job.steps, self._overflow_steps, returns)
-            if not any(
-                isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
-                for operation in program.by_id.values()
-            ):
+            if not _defers(program):
                 self._books[program.role] = found
         return found
+
+    def _reserved(self, rank: Rank, entries: tuple[BookEntry, ...]) -> tuple[Reservation, ...]:
+        """What the book makes pools reserve: the same for ranks that share it."""
+        found = self._reservations.get(id(entries))
+        if found is None:
+            job, program = self._job, rank.rank_class.program
+            deferred: Deferred = ()
+            if _defers(program):
+                deferred = deferred_frees(program, entries, job.steps, self._overflow_steps)
+            found = reservations(job.schedule, program, entries, job.cluster, deferred=deferred)
+            self._reservations[id(entries)] = found
+        return found
+
+
+def _defers(program: Program) -> bool:
+    """Whether some free is deferred: then the book depends on time."""
+    return any(
+        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+        for operation in program.by_id.values()
+    )
 
 
 def _transfers(rank: Rank) -> tuple[Transfer, ...]:
@@ -84,7 +106,7 @@ def _transfers(rank: Rank) -> tuple[Transfer, ...]:
                 scalar=is_scalar(member),
             )
             for instance in rank.instances
-            for what in instance.issued
+            for what in instance.course.issued
             for member, size_bytes in what.members
         ]
     )

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import simpy
-
 from zsim.collective.demand import Ringed
 from zsim.collective.ring import laps
 from zsim.collective.volume import element_count
 from zsim.operation import Broadcast, Communication, Receive, Send
-from zsim_des.fold import RankClass
-from zsim_des.links import Links, Loads, joined
+from zsim_des.agenda import Agenda, Alarm
+from zsim_des.classes import RankClass
+from zsim_des.instruction import Enqueue
+from zsim_des.links import Links, States, joined, shapes
 from zsim_des.network import Network
+from zsim_des.watch import Durations
 
 Key = tuple[int | str, ...]
 """What is met: a communicator class and the number of its collective, or a pair and its number."""
@@ -51,16 +52,31 @@ class Meeting:
     )
 
 
+@dataclass(slots=True)
+class Copied:
+    """A Copy between device and host: when it can start, and who is told its end."""
+
+    ready_ps: int
+    finish: Callable[[int], None]
+
+
 class Rendezvous:
     """Lets entries start when everyone they meet has come, and sends their bytes on the way."""
 
-    def __init__(self, env: simpy.Environment, links: Links, network: Network) -> None:
-        self.env = env
+    def __init__(
+        self,
+        agenda: Agenda,
+        links: Links,
+        network: Network,
+        durations: Durations | None = None,
+    ) -> None:
+        self._agenda = agenda
+        self._durations = durations
         self._links = links
         self._network = network
         self._meetings: dict[Key, Meeting] = {}
         self._counts: dict[Key, int] = {}
-        self._rings: dict[tuple[int, type[Ringed], int], tuple[int, int]] = {}
+        self._rings: dict[tuple[int, type[Ringed], int, int], tuple[int, int]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -98,6 +114,9 @@ class Rendezvous:
         if entry.keys is ALONE:
             self._start([entry])
             return
+        if len(entry.keys) == 1 and not isinstance(entry.members[0][0], Send | Receive):
+            self._gather(entry, entry.keys[0])
+            return
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
             if meeting is None:
@@ -113,10 +132,34 @@ class Rendezvous:
             return
         met = self._met(entry)
         if met is not None:
-            for one in met:
-                for key in one.keys:
-                    self._meetings.pop(key, None)
-            self._start(met)
+            self._part(met)
+
+    def _gather(self, entry: Entry, key: Key) -> None:
+        """The same for one collective, which no other one is issued together with here."""
+        member, _ = entry.members[0]
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            needed = len(entry.rank_class.communicators[member.group].classes)
+            meeting = self._meetings[key] = Meeting(needed)
+        come = meeting.come
+        if come and come[0][1] is not member:
+            _must_match((entry, member), come[0])
+        come.append((entry, member))
+        if len(come) < meeting.needed:
+            return
+        if any(len(one.keys) > 1 for one, _ in come):
+            met = self._met(entry)
+        else:
+            met = sorted([one for one, _ in come], key=lambda one: one.rank_class.index)
+        if met is not None:
+            self._part(met)
+
+    def _part(self, met: list[Entry]) -> None:
+        """All are there: they start."""
+        for one in met:
+            for key in one.keys:
+                self._meetings.pop(key, None)
+        self._start(met)
 
     def _met(self, entry: Entry) -> list[Entry] | None:
         """Every entry that starts with this one, in order of rank class; None if one is missing."""
@@ -155,9 +198,15 @@ class Rendezvous:
     def _start(self, met: list[Entry]) -> None:
         """Send the bytes of all entries as one activity, from when the last of them was ready."""
         first = met[0]
-        is_one = all(len(entry.keys) == 1 for entry in met)
+        if self._durations is not None:
+            time_ps = self._durations.communication_ps(first.step, first.name)
+            end_ps = max([entry.ready_ps for entry in met]) + time_ps
+            for entry in met:
+                entry.finish(end_ps)
+            return
         member, size_bytes = first.members[0]
-        if is_one and not isinstance(member, Send | Receive):
+        is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
+        if is_one and len(first.keys) == 1 and not isinstance(member, Send | Receive):
             number, latency_ps = self._ring(first.rank_class, member, size_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
@@ -167,33 +216,60 @@ class Rendezvous:
                 entry.finish(begin_ps)
             return
 
+        env, step = self._agenda.env, first.step
+
         def finish() -> None:
-            end_ps = int(self.env.now)
+            end_ps = int(env.now)
             for entry in met:
                 entry.finish(end_ps)
+            self._agenda.run()
 
-        step = first.step
-        alarm = self.env.timeout(begin_ps - int(self.env.now))
-        alarm.callbacks.append(lambda _: self._network.join(number, size_bytes, step, finish))
+        join = self._network.join
+        Alarm(env, begin_ps - int(env.now), lambda: join(number, size_bytes, step, finish))
+
+    def carry(self, rank_class: RankClass, what: Enqueue, step: int, copied: Copied) -> bool:
+        """Copy between device and host over PCIe from `copied.ready_ps` on, if that is described.
+
+        `copied.finish` is told the end. False if no links are known, or no bytes go.
+        """
+        assert what.carries is not None
+        outward, size_bytes = what.carries
+        loads = self._links.copy(rank_class, outward=outward)
+        if loads is None or not size_bytes or self._durations is not None:
+            return False
+        number, env, join = (
+            self._network.number(shapes(loads)),
+            self._agenda.env,
+            self._network.join,
+        )
+
+        def finish() -> None:
+            copied.finish(int(env.now))
+            self._agenda.run()
+
+        delay_ps = copied.ready_ps - int(env.now)
+        Alarm(env, delay_ps, lambda: join(number, size_bytes, step, finish))
+        return True
 
     def _ring(self, rank_class: RankClass, member: Ringed, size_bytes: int) -> tuple[int, int]:
-        """Shape number and latency of a collective."""
+        """Shape number and latency of a collective that starts now."""
         communicator = rank_class.communicators[member.group]
-        key = (communicator.index, type(member), size_bytes)
+        state = self._network.state
+        key = (communicator.index, type(member), size_bytes, state)
         found = self._rings.get(key)
         if found is None:
-            demand = self._links.demand(communicator, member, size_bytes)
-            shape = tuple(self._links.ring(communicator, demand).items())
+            demand = self._links.demand(communicator, member, size_bytes, state)
+            loads = self._links.ring(communicator, demand)
             if demand is None:
-                latency_ps = self._links.lap_ps(communicator) * laps(member)
+                latency_ps = self._links.lap_ps(communicator, state) * laps(member)
             else:
                 latency_ps = demand.latency_ps
-            found = self._rings[key] = (self._network.number(shape), latency_ps)
+            found = self._rings[key] = (self._network.number(shapes(loads)), latency_ps)
         return found
 
     def _together(self, met: list[Entry]) -> tuple[int, int, int]:
         """Shape number, bytes of progress and latency of all members of all entries as one."""
-        parts: list[tuple[Loads, int]] = []
+        parts: list[tuple[States, int]] = []
         rings: set[Key] = set()
         longest_ps = 0
         for entry in met:
@@ -204,17 +280,17 @@ class Rendezvous:
                 if isinstance(member, Send):
                     peer = (entry.rank_class, member.group, member.offset)
                     loads = self._links.send(*peer)
-                    latency_ps = self._links.send_latency_ps(*peer)
+                    latency_ps = self._links.send_latency_ps(*peer, self._network.state)
                 else:
                     number, latency_ps = self._ring(entry.rank_class, member, size_bytes)
-                    loads = dict(self._network.shape(number))
+                    loads = tuple(dict(shape) for shape in self._network.shapes(number))
                 longest_ps = max(longest_ps, latency_ps)
                 if size_bytes:
                     parts.append((loads, size_bytes))
         if not parts:
             return 0, 0, longest_ps
-        shape, size_bytes = joined(parts)
-        return self._network.number(shape), size_bytes, longest_ps
+        taken, size_bytes = joined(parts)
+        return self._network.number(taken), size_bytes, longest_ps
 
 
 def _must_match(one: tuple[Entry, Communication], other: tuple[Entry, Communication]) -> None:

@@ -1,7 +1,7 @@
 """`SimBackend`: a job in, a trace out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -9,24 +9,27 @@ from math import ceil
 
 import simpy
 
-from zsim.allocator import peak_bytes, pools, witness
 from zsim.backend import Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster import Cluster, ClusterError, Gpu
 from zsim.collective.demand import Decision
 from zsim.fault import Fault, Neighbour, Window
 from zsim.issue import NO_OVERFLOW, SETUP
-from zsim.schedule import Place, Pool, Schedule, Scope
+from zsim.schedule import Schedule
 from zsim.trace import LinkUse, OutOfMemory, RankTrace, Trace
+from zsim_des.agenda import Agenda, Alarm
+from zsim_des.classes import Fold
+from zsim_des.course import Courses
 from zsim_des.engine import Rank
 from zsim_des.fold import fold
-from zsim_des.instruction import Lowered, LoweringError, lower
-from zsim_des.links import Links
+from zsim_des.instruction import LoweringError, lower
+from zsim_des.links import Links, shapes
 from zsim_des.network import Network
 from zsim_des.record import Records
 from zsim_des.rendezvous import MismatchError, Rendezvous
 from zsim_des.routes import CutError
-from zsim_des.spread import Used, used_groups
+from zsim_des.spread import Used, used_of
 from zsim_des.trouble import Trouble
+from zsim_des.watch import Durations, Watcher
 
 TRUST = (
     "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
@@ -34,14 +37,28 @@ TRUST = (
 )
 FITTED = (
     "unvalidated: times of kernels come from {gpu} rates and memory bandwidth as published; "
-    "collectives take fitted constants, which zsim validate network judges"
+    "collectives take the constants of a network profile, which zsim validate network judges where "
+    "they were measured"
+)
+
+
+FITTED_KERNELS = (
+    "unvalidated: times of kernels take constants fitted to published kernels, of which rows were "
+    "held out; {wires}; no run of training has been judged"
 )
 
 
 def _trust(cluster: Cluster) -> str:
+    if cluster.gpu.kernels is not None:
+        wires = "link speeds are as published"
+        if cluster.network is not None:
+            wires = "collectives take fitted constants too"
+        return FITTED_KERNELS.format(wires=wires)
     sentence = TRUST if cluster.network is None else FITTED
     return sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
 
+
+FOLDS_KEPT = 1000
 
 At = Callable[[int, Callable[[], None]], None]
 """Does something at a time after the first step began."""
@@ -61,6 +78,8 @@ class SimBackend:
         neighbours: other jobs that use the links.
         decision: the algorithm that collectives take where they can, and in how many chunks;
             without one the tuner chooses if the cluster has fitted constants, else it is a ring.
+        durations: how long everything takes, instead of what the cluster says.
+        watcher: is told what happens, as it becomes known.
     """
 
     name = "sim"
@@ -73,12 +92,16 @@ class SimBackend:
         faults: Sequence[Fault] = (),
         neighbours: Sequence[Neighbour] = (),
         decision: Decision | None = None,
+        durations: Durations | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self.unfold = unfold
         self.overflow_steps = overflow_steps
         self.faults = tuple(faults)
         self.neighbours = tuple(neighbours)
         self.decision = decision
+        self.durations = durations
+        self.watcher = watcher
         self._lowered: _LoweredSchedule | None = None
 
     def refusal(self, job: Job) -> str | None:
@@ -107,7 +130,7 @@ class SimBackend:
             ranks=traces,
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
-            out_of_memory=_out_of_memory(traces, job),
+            out_of_memory=_out_of_memory(traces),
             trust=_trust(job.cluster),
         )
 
@@ -117,7 +140,7 @@ class SimBackend:
         """When each step ends, and nothing else: for many what-if questions in a row.
 
         The same numbers as in the trace of `run`, without the time that recording takes. What does
-        not depend on the cluster's links is kept for the next call with the same schedule. `faults`
+        not depend on bandwidths is kept for the next calls with the same schedule. `faults`
         come on top of those of the backend.
 
         Raises:
@@ -130,31 +153,37 @@ class SimBackend:
         everything = (*self.faults, *faults)
         trouble = Trouble(everything, self.neighbours, cluster=job.cluster, seed=seed)
         try:
-            folded = fold(job.schedule, trouble, unfold=self.unfold, used=lowered.used)
+            return self._move(job, lowered, trouble, lowered.fold(trouble, unfold=self.unfold))
         except CutError as error:
             raise NoWayError(str(error)) from None
+
+    def _move(
+        self, job: Job, lowered: "_LoweredSchedule", trouble: Trouble, folded: Fold
+    ) -> "_Done":
+        """Simulate one rank of each class."""
         links = Links(folded, trouble, self.decision)
         env = simpy.Environment()
-        network = Network(env, [each.bytes_per_s for each in links.classes])
-        rendezvous = Rendezvous(env, links, network)
+        network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
+        agenda = Agenda(env)
+        rendezvous = Rendezvous(agenda, links, network, self.durations)
         ranks = [
             Rank(
-                env,
+                agenda,
                 each,
                 lowered.programs[each.program.role],
                 rendezvous,
                 pace=trouble.pace(each.rank),
-                slowdown=job.cluster.gpu.slowdown_beside_collective,
+                slowdown=Fraction(1)
+                if self.durations is not None
+                else job.cluster.gpu.slowdown_beside_collective,
+                durations=self.durations,
+                watcher=self.watcher,
             )
             for each in folded.ranks
         ]
-        for rank in ranks:
-            rank.begin(rank.program.setup, 0)
-        begin_ps = self._drain(env, ranks, [SETUP])
+        begin_ps = self._drain(agenda, ranks, [SETUP], 0)
         _begin_trouble(network, links, trouble, begin_ps)
-        for rank in ranks:
-            rank.begin(rank.program.step, begin_ps)
-        self._drain(env, ranks, range(job.steps))
+        self._drain(agenda, ranks, range(job.steps), begin_ps)
         return _Done(ranks, links, network, begin_ps)
 
     def _lower(self, job: Job) -> "_LoweredSchedule":
@@ -166,22 +195,29 @@ class SimBackend:
         kept, gpu = self._lowered, job.cluster.gpu
         if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
             return kept
+        watched = self.watcher is not None
         try:
             programs = {
-                program.role: lower(job.schedule, program, gpu) for program in job.schedule.programs
+                program.role: Courses(
+                    lower(job.schedule, program, gpu, watched=watched), watched=watched
+                )
+                for program in job.schedule.programs
             }
         except (LoweringError, ClusterError) as error:
             raise RefusedError(str(error)) from None
-        made = _LoweredSchedule(job.schedule, gpu, programs, used_groups(job.schedule))
+        made = _LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule))
         self._lowered = made
         return made
 
-    def _drain(self, env: simpy.Environment, ranks: Sequence[Rank], steps: Sequence[int]) -> int:
-        """Let the hosts issue `steps` until everything has drained; when that is."""
+    def _drain(
+        self, agenda: Agenda, ranks: Sequence[Rank], steps: Sequence[int], begin_ps: int
+    ) -> int:
+        """Let the hosts issue `steps` from `begin_ps` on; when everything has drained."""
         for rank in ranks:
-            env.process(rank.host(steps, self.overflow_steps))
+            rank.begin(steps, begin_ps, self.overflow_steps)
         try:
-            env.run()
+            agenda.run()
+            agenda.env.run()
         except MismatchError as error:
             raise RunFailedError(str(error)) from None
         stuck = list(chain.from_iterable(rank.stuck() for rank in ranks))
@@ -197,8 +233,22 @@ class _LoweredSchedule:
 
     schedule: Schedule
     gpu: Gpu
-    programs: dict[str, Lowered]
+    programs: dict[str, Courses]
     used: Used
+    folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
+
+    def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
+        """The classes of the schedule; kept for clusters that differ in bandwidths alone."""
+        if unfold:
+            return fold(self.schedule, trouble, unfold=True, used=self.used)
+        key = trouble.shape()
+        found = self.folds.get(key)
+        if found is None:
+            found = fold(self.schedule, trouble, used=self.used)
+            if len(self.folds) >= FOLDS_KEPT:
+                self.folds.clear()
+            self.folds[key] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +276,16 @@ def _begin_trouble(network: Network, links: Links, trouble: Trouble, begin_ps: i
     env = network.env
 
     def at(time_ps: int, act: Callable[[], None]) -> None:
-        alarm = env.timeout(begin_ps + time_ps - int(env.now))
-        alarm.callbacks.append(lambda _: act())
+        Alarm(env, begin_ps + time_ps - int(env.now), act)
 
+    for time_ps, state in trouble.outages.turns[1:]:
+        at(time_ps, partial(network.turn, state))
     for link, factor, window in links.slow:
         at(window.start_ps, partial(network.scale, link, 1 / factor))
         if window.end_ps is not None:
             at(window.end_ps, partial(network.scale, link, factor))
     for neighbour, loads in zip(trouble.neighbours, links.neighbours, strict=True):
-        shape = network.number(tuple(sorted(loads.items())))
+        shape = network.number(shapes(loads))
         at(neighbour.window.start_ps, partial(_visit, at, network, shape, neighbour.window))
 
 
@@ -247,9 +298,9 @@ def _visit(at: At, network: Network, shape: int, window: Window) -> None:
 def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:
     """Bytes on every kind of link in `step`, as the network moved them."""
     moved = [Fraction(0)] * len(links.classes)
-    for (number, when), size_bytes in network.moved.items():
+    for (number, when, state), size_bytes in network.moved.items():
         if when == step:
-            for link, taken in network.shape(number):
+            for link, taken in network.shapes(number)[state]:
                 moved[link] += taken * size_bytes * links.classes[link].count
     uses: list[LinkUse] = []
     for name in dict.fromkeys(name for each in links.classes for name in each.names):
@@ -268,31 +319,17 @@ def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:
     return tuple(uses)
 
 
-def _out_of_memory(traces: Sequence[RankTrace], job: Job) -> OutOfMemory | None:
-    """The first rank and pool whose book is larger than the memory that there is."""
-    by_name = {pool.name: pool for pool in job.schedule.pools}
+def _out_of_memory(traces: Sequence[RankTrace]) -> OutOfMemory | None:
+    """The first rank and pool that would have to reserve more memory than there is."""
     for trace in traces:
-        for name in pools(trace.book):
-            capacity = _capacity_bytes(by_name[name], job)
-            if capacity is None or peak_bytes(trace.book, name) <= capacity:
-                continue
-            found = witness(trace.book, name, capacity)
-            return OutOfMemory(
-                rank=trace.rank,
-                pool=name,
-                operation=found.operation,
-                needed_bytes=found.bytes,
-                capacity_bytes=capacity,
-                alive=found.alive,
-            )
+        for found in trace.reservations:
+            if found.shortage is not None and found.capacity_bytes is not None:
+                return OutOfMemory(
+                    rank=trace.rank,
+                    pool=found.pool,
+                    operation=found.shortage.operation,
+                    needed_bytes=found.shortage.needed_bytes,
+                    capacity_bytes=found.capacity_bytes,
+                    alive=found.shortage.alive,
+                )
     return None
-
-
-def _capacity_bytes(pool: Pool, job: Job) -> int | None:
-    """Bytes that one rank may book; of a pool that a node shares, an equal part."""
-    capacity = pool.capacity_bytes
-    if capacity is None and pool.place is Place.DEVICE:
-        capacity = job.cluster.gpu.memory_bytes
-    if capacity is not None and pool.scope is Scope.NODE:
-        capacity //= min(job.cluster.gpus_per_node, job.schedule.mesh.size)
-    return capacity

@@ -1,5 +1,6 @@
 """Where the communicators of each group lie: on which ranks, in which domains, in what order."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,29 +11,82 @@ from zsim.operation import (
     AllGather,
     AllReduce,
     Broadcast,
+    Copy,
     Receive,
     ReduceScatter,
     Send,
     Together,
 )
-from zsim.schedule import Schedule
+from zsim.schedule import Place, Program, Schedule
 
 Ints = npt.NDArray[np.int64]
 
-Used = dict[str, list[int]]
-"""By group the offsets of its Sends and Receives."""
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What programs use: by group the offsets of its Sends and Receives; collectives; Copies.
+
+    `rings` are the groups that have collectives. `copies` are those between device memory and the
+    host's, by direction: outward or not.
+    """
+
+    groups: dict[str, list[int]]
+    rings: frozenset[str]
+    copies: tuple[bool, ...]
+
+
+COPY = {True: "to host", False: "from host"}
+"""What Copies out of device memory and into it are called; no group has such a name."""
 
 COLLECTIVES = (AllGather, AllReduce, Broadcast, Receive, ReduceScatter, Send, Together)
+
+
+@dataclass(slots=True)
+class Flows:
+    """Ranks that send to ranks: flow i has 1 / `divisor[i]` of what neighbours of a ring exchange.
+
+    `owner` is the communicator, or in Sends the rank.
+    """
+
+    owner: Ints
+    source: Ints
+    target: Ints
+    divisor: Ints
+
+    def some(self, which: Ints) -> "Flows":
+        """Those with the numbers `which`."""
+        return Flows(*(each[which] for each in self.all()))
+
+    def all(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Owners, sources, targets and divisors."""
+        return self.owner, self.source, self.target, self.divisor
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Members of a communicator in one domain, next to each other: all runs, in order.
+
+    `flat` has the ranks of all of them, `before` the run before each around its communicator.
+    """
+
+    flat: Ints
+    starts: Ints
+    lengths: Ints
+    owner: Ints
+    before: Ints
 
 
 @dataclass(slots=True)
 class Spread:
     """Where the communicators of a group lie. Arrays by rank have -1 where it is in none.
 
-    `members[i]` are the ranks of communicator i in order of position. In a ring the ranks of an
-    NVSwitch domain stand next to each other, domains ascending: `before` has by rank a node of the
-    domain before its own, at the same place there as the rank's node is in its own. `on_domain`
-    is the number of members in the rank's domain, `domains` how many the communicator has.
+    `members[i]` are the ranks of communicator i in order of position. `on_domain` is the number of
+    members in the rank's NVSwitch domain, `domains` how many the communicator has. In a ring the
+    ranks of a domain stand next to each other, domains ascending; with m of them in a domain it is
+    several rings in one, which leave it at each of them in turn and enter at the next. `inner` are
+    flows from rank to rank within domains, each with all that is exchanged but what leaves;
+    `outer` those from domain to domain. `block` has for each flow of `outer` a number of its pair
+    of domains.
     """
 
     name: str
@@ -40,7 +94,9 @@ class Spread:
     members: Ints
     on_domain: Ints
     domains: Ints
-    before: Ints
+    inner: Flows
+    outer: Flows
+    block: Ints
     peer: dict[int, Ints] = field(default_factory=dict[int, "Ints"])
     far: dict[int, Ints] = field(default_factory=dict[int, "Ints"])
 
@@ -55,67 +111,110 @@ def _coordinates(mesh: Mesh) -> dict[str, Ints]:
 
 
 def spreads(
-    schedule: Schedule, used: Used, node: Ints, *, per_domain: int
+    schedule: Schedule, used: Mapping[str, Sequence[int]], domain: Ints
 ) -> tuple[dict[str, Ints], list[Spread]]:
-    """Coordinates by axis and rank, and where the `used` groups lie. `node` is by rank.
-
-    A domain is `per_domain` nodes.
-    """
+    """Coordinates by axis and rank, and where the `used` groups lie. `domain` is by rank."""
     places = _coordinates(schedule.mesh)
     found: list[Spread] = []
     for name, offsets in used.items():
         group = schedule.group_by_name[name]
         members = _members(schedule.mesh, group, places)
-        spread = _spread(name, members, node, per_domain=per_domain)
+        spread = _spread(name, members, domain)
         for offset in offsets:
-            peer = np.full(len(node), -1)
+            peer = np.full(len(domain), -1)
             peer[spread.members] = np.roll(spread.members, -offset, axis=1)
-            domain = node // per_domain
             spread.peer[offset] = peer
             spread.far[offset] = np.where(peer < 0, -1, domain[peer] != domain)
         found.append(spread)
     return places, found
 
 
-def used_groups(schedule: Schedule) -> Used:
-    """Groups that some program uses, each with the offsets of its Sends and Receives."""
-    found: dict[str, list[int]] = {}
+def used_of(schedule: Schedule) -> Used:
+    """What some program of the schedule uses."""
+    groups: dict[str, list[int]] = {}
+    rings: set[str] = set()
+    copies: set[bool] = set()
+    places = {pool.name: pool.place for pool in schedule.pools}
+    has_host = len(set(places.values())) > 1
     for program in schedule.programs:
         for operation in program.by_id.values():
+            if has_host and isinstance(operation, Copy):
+                outward = leaves_device(operation, program, places)
+                copies |= set() if outward is None else {outward}
             if not isinstance(operation, COLLECTIVES):
                 continue
             members = operation.members if isinstance(operation, Together) else (operation,)
             for member in members:
-                offsets = found.setdefault(member.group, [])
-                if isinstance(member, Send | Receive) and member.offset not in offsets:
+                offsets = groups.setdefault(member.group, [])
+                if not isinstance(member, Send | Receive):
+                    rings.add(member.group)
+                elif member.offset not in offsets:
                     offsets.append(member.offset)
-    return found
+    return Used(groups, frozenset(rings), tuple(sorted(copies)))
 
 
-def _spread(name: str, members: Ints, node: Ints, *, per_domain: int) -> Spread:
+def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> bool | None:
+    """Whether a Copy goes from device memory to the host's; None if it stays where it is."""
+    source, target = (
+        places[program.by_name[view.buffer].pool] for view in (copy.source, copy.target)
+    )
+    return None if source is target else source is Place.DEVICE
+
+
+def _spread(name: str, members: Ints, domain: Ints) -> Spread:
+    count, size = members.shape
     ring = np.sort(members, axis=1)
-    ring_node = node[ring]
-    domain = ring_node // per_domain
-    enters = domain != np.roll(domain, 1, axis=1)
+    ring_domain = domain[ring]
+    enters = ring_domain != np.roll(ring_domain, 1, axis=1)
     enters[:, 0] = True
-    run = np.cumsum(enters).reshape(enters.shape) - 1
-    first = np.maximum.accumulate(np.where(enters, np.arange(ring.shape[1]), 0), axis=1)
-    earlier = np.take_along_axis(domain, first - 1, axis=1)
-    before = np.minimum(ring_node + (earlier - domain) * per_domain, int(node[-1]))
+    flat = ring.ravel()
+    starts = np.flatnonzero(enters)
+    lengths = np.diff(starts, append=len(flat))
+    run = np.cumsum(enters) - 1
+    domains = enters.sum(axis=1)
+    owner = starts // size
 
     def by_rank(values: Ints) -> Ints:
-        found = np.full(len(node), -1)
-        found[ring] = values
+        found = np.full(len(domain), -1)
+        found[flat] = values
         return found
 
+    # The run before each, around the communicator's ring.
+    first = np.searchsorted(owner, np.arange(count))
+    before = np.arange(len(starts)) - 1
+    before[first] = first + domains - 1
+    crosses = np.flatnonzero(domains[owner] > 1)
+    outer, block = _outer(_Runs(flat, starts, lengths, owner, before), crosses)
+    here = np.flatnonzero(lengths[run] > 1)
+    after = np.arange(len(flat)) + 1
+    after[starts + lengths - 1] = starts
+    within = np.where(domains[owner[run[here]]] > 1, lengths[run[here]], 0)
     return Spread(
         name=name,
-        communicator=by_rank(np.broadcast_to(np.arange(len(ring))[:, None], ring.shape)),
+        communicator=by_rank(owner[run]),
         members=members,
-        on_domain=by_rank(np.bincount(run.ravel())[run]),
-        domains=by_rank(np.broadcast_to(enters.sum(axis=1)[:, None], ring.shape)),
-        before=by_rank(before),
+        on_domain=by_rank(lengths[run]),
+        domains=by_rank(domains[owner[run]]),
+        inner=Flows(owner[run[here]], flat[here], flat[after[here]], within),
+        outer=outer,
+        block=block,
     )
+
+
+def _outer(runs: _Runs, crosses: Ints) -> tuple[Flows, Ints]:
+    """Flows into each run of `crosses` from the one before it, and the run that each goes into.
+
+    Ring k of several leaves at member k of the run before and enters at member k + 1.
+    """
+    left, lengths = runs.before[crosses], runs.lengths
+    rings = np.lcm(lengths[crosses], lengths[left])
+    which = np.repeat(np.arange(len(crosses)), rings)
+    ends = np.cumsum(rings)
+    ring = np.arange(len(which)) - (ends - rings)[which]
+    into, out_of = crosses[which], left[which]
+    source = runs.flat[runs.starts[out_of] + ring % lengths[out_of]]
+    target = runs.flat[runs.starts[into] + (ring + 1) % lengths[into]]
+    return Flows(runs.owner[into], source, target, rings[which]), into
 
 
 def _members(mesh: Mesh, group: Group, places: dict[str, Ints]) -> Ints:

@@ -1,66 +1,81 @@
 """Faults and neighbours as the simulation meets them: by rank, by link, at a time."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from math import exp
+from math import exp, prod
 from statistics import NormalDist
+from typing import assert_never
 
 import numpy as np
 
 from zsim.backend import RefusedError
 from zsim.cluster import Cluster
 from zsim.fault import (
+    Dead,
+    DeadEdge,
     DeadNic,
+    DeadSwitchLink,
+    DeadUplinks,
     Fault,
     Jitter,
     Neighbour,
+    Slow,
+    SlowEdge,
     SlowGpu,
     SlowNic,
     SlowSwitchLink,
     SlowUplinks,
     Window,
 )
+from zsim.topology.description import edges_in_use
 from zsim_des.colour import mixed
+from zsim_des.kind import has_rails, rail_count
+from zsim_des.outage import Outages
 from zsim_des.spread import Ints
-from zsim_des.wiring import Table, Wiring
+from zsim_des.wiring import Wiring
 
 NORMAL = NormalDist()
 
 
-@dataclass(frozen=True, slots=True)
 class Pace:
     """How long kernels of one rank take."""
 
-    slow: tuple[SlowGpu, ...]
-    jitter: tuple[Jitter, ...]
-    key: int
+    def __init__(self, slow: Sequence[SlowGpu], jitter: Sequence[Jitter], key: int) -> None:
+        self._jitter = jitter
+        self._key = key
+        edges = {0} | {fault.window.start_ps for fault in slow}
+        edges |= {fault.window.end_ps for fault in slow if fault.window.end_ps is not None}
+        self._changes_ps = sorted(edges)
+        self._factors = [
+            prod((fault.factor for fault in slow if fault.window.holds(edge)), start=Fraction(1))
+            for edge in self._changes_ps
+        ]
 
     def end_ps(self, start_ps: int, time_ps: int, which: int) -> int:
         """When a kernel of `time_ps` that starts at `start_ps` ends; `which` tells draws apart."""
-        left = Fraction(time_ps)
-        for number, jitter in enumerate(self.jitter):
+        left: int | Fraction = time_ps
+        for number, jitter in enumerate(self._jitter):
             if jitter.window.holds(start_ps):
                 left *= Fraction(exp(jitter.deviation * self._normal(which, number)))
-        now = Fraction(start_ps)
-        while True:
-            factor = Fraction(1)
-            change: int | None = None
-            for fault in self.slow:
-                if fault.window.holds(int(now)):
-                    factor *= fault.factor
-                for edge in (fault.window.start_ps, fault.window.end_ps):
-                    if edge is not None and edge > now and (change is None or edge < change):
-                        change = edge
-            end = now + left * factor
-            if change is None or end <= change:
-                return -(-end.numerator // end.denominator)
-            left -= (change - now) / factor
-            now = Fraction(change)
+        at = bisect_right(self._changes_ps, start_ps) - 1
+        now = start_ps
+        for change_ps, factor in zip(self._changes_ps[at + 1 :], self._factors[at:], strict=False):
+            if now + left * factor <= change_ps:
+                return _ceiling(now, left, factor)
+            left -= (change_ps - now) / factor
+            now = change_ps
+        return _ceiling(now, left, self._factors[-1])
 
     def _normal(self, which: int, number: int) -> float:
-        key = np.array([self.key], np.uint64) + np.uint64(which * 16 + number)
-        return NORMAL.inv_cdf((int(mixed(key, self.key)[0]) + 1) / (2**64 + 2))
+        key = np.array([self._key], np.uint64) + np.uint64(which * 16 + number)
+        return NORMAL.inv_cdf((int(mixed(key, self._key)[0]) + 1) / (2**64 + 2))
+
+
+def _ceiling(now: int, left: int | Fraction, factor: Fraction) -> int:
+    """`now` and `factor` times what is left, rounded up."""
+    over, under = left.numerator * factor.numerator, left.denominator * factor.denominator
+    return now - (-over // under)
 
 
 class Trouble:
@@ -79,37 +94,30 @@ class Trouble:
         seed: int,
     ) -> None:
         self.neighbours = neighbours
-        self._faults = faults
+        self._faults = tuple(faults)
         self.cluster = cluster
         self._seed = seed
-        self.dead: list[tuple[int, int]] = []
         self.jitters = any(isinstance(fault, Jitter) for fault in faults)
         for index, fault in enumerate(faults):
-            self._must_exist(f"fault {index}", fault)
+            _must_exist(f"fault {index}", fault, cluster)
         for index, neighbour in enumerate(neighbours):
             _must_be_below(
                 f"neighbour {index}: last_node", neighbour.last_node, cluster.nodes, "nodes"
             )
-        rails = min(cluster.gpus_per_node, cluster.nics_per_node)
-        self._per_rail = Fraction(cluster.nics_per_node, rails)
-        if self._per_rail == 1:
-            self.dead = [(each.node, each.nic) for each in faults if isinstance(each, DeadNic)]
+        self.outages = Outages([fault for fault in faults if isinstance(fault, Dead)], cluster)
 
-    def _must_exist(self, name: str, fault: Fault) -> None:
-        cluster = self.cluster
-        match fault:
-            case SlowGpu(rank=rank) | SlowSwitchLink(rank=rank):
-                _must_be_below(f"{name}: rank", rank, cluster.ranks, "ranks")
-            case SlowNic(node=node, nic=nic) | DeadNic(node=node, nic=nic):
-                _must_be_below(f"{name}: node", node, cluster.nodes, "nodes")
-                _must_be_below(f"{name}: nic", nic, cluster.nics_per_node, "NICs of a node")
-            case SlowUplinks(tier=tier, group=group):
-                tiers = cluster.fabric.tiers
-                _must_be_below(f"{name}: tier", tier, len(tiers), "tiers of the fabric")
-                groups = -(-cluster.nodes // tiers[tier].nodes_below)
-                _must_be_below(f"{name}: group", group, groups, f"groups of {tiers[tier].name}")
-            case Jitter():
-                pass
+    def shape(self) -> tuple[object, ...]:
+        """Equal where ranks and links fold alike: all but the bandwidths, and what nobody asks."""
+        cluster, fabric = self.cluster, self.cluster.fabric
+        board = cluster.board_link
+        return (
+            (cluster.nodes, cluster.gpus_per_node, cluster.nics_per_node),
+            (cluster.nodes_per_domain, cluster.gpus_per_pcie_switch, cluster.pcie_link is None),
+            None if board is None else board.latency_ps,
+            (fabric.kind, fabric.edges),
+            tuple((tier.name, tier.nodes_below, tier.latency_ps) for tier in fabric.tiers),
+            (self._faults, tuple(self.neighbours)),
+        )
 
     def rank_marks(self, count: int) -> Ints:
         """By rank a number; ranks with different faults have different ones."""
@@ -117,7 +125,7 @@ class Trouble:
             return np.arange(count)
         marks = np.zeros(count, np.int64)
         for index, fault in enumerate(self._faults):
-            if isinstance(fault, SlowGpu | SlowSwitchLink) and fault.rank < count:
+            if isinstance(fault, SlowGpu) and fault.rank < count:
                 marks[fault.rank] = marks[fault.rank] * (len(self._faults) + 1) + index + 1
         return marks
 
@@ -129,39 +137,60 @@ class Trouble:
             return None
         return Pace(slow, jitter, int(mixed(np.array([rank]), self._seed)[0]) >> 8)
 
-    def switch_links(self, rank: int) -> list[tuple[Fraction, Window]]:
-        """How the link of `rank` to its switch is slow, and when."""
-        return [
-            (fault.factor, fault.window)
-            for fault in self._faults
-            if isinstance(fault, SlowSwitchLink) and fault.rank == rank
-        ]
-
     def links(self, wiring: Wiring) -> dict[int, list[tuple[Fraction, Window]]]:
-        """By number the links between nodes that are slow: how, and when."""
+        """By number the links that are slow: how, and when."""
         found: dict[int, list[tuple[Fraction, Window]]] = {}
         for fault in self._faults:
-            match fault:
-                case SlowNic(node=node, nic=nic, factor=factor, window=window):
-                    numbers = wiring.nic_links(node, self._rail(nic))
-                case SlowUplinks(tier=tier, group=group, factor=factor, window=window):
-                    numbers = wiring.uplinks(tier, group)
-                case DeadNic(node=node, nic=nic) if self._per_rail > 1:
-                    numbers = wiring.nic_links(node, self._rail(nic))
-                    factor, window = self._per_rail / (self._per_rail - 1), Window()
-                case _:
-                    continue
-            for number in numbers:
-                found.setdefault(number, []).append((factor, window))
+            if isinstance(fault, Slow):
+                for number in self._slow(fault, wiring):
+                    found.setdefault(number, []).append((fault.factor, fault.window))
+        width = Fraction(self.cluster.nics_per_node, wiring.rails)
+        for thin in self.outages.thinned:
+            for number in wiring.nic_links(thin.node, thin.rail):
+                factor = width / (width - thin.dead)
+                found.setdefault(number, []).append((factor, thin.window))
         return found
 
-    def _rail(self, nic: int) -> int:
-        """The bundle that a NIC is in: its load is spread evenly, so its slowest NIC limits it."""
-        return int(nic / self._per_rail)
+    def _slow(self, fault: Slow, wiring: Wiring) -> tuple[int, ...]:
+        """Numbers of the links that a fault is about."""
+        match fault:
+            case SlowNic(node=node, nic=nic):
+                return wiring.nic_links(node, self.outages.bundle(nic))
+            case SlowSwitchLink(rank=rank):
+                return wiring.gpu_links(rank)
+            case SlowUplinks(tier=tier, group=group, rail=rail):
+                return wiring.uplinks(tier, group, self.outages.rails(tier, rail))
+            case SlowEdge(source=source, target=target):
+                return wiring.edge_links(source, target)
+            case _:
+                assert_never(fault)
 
-    def tables(self, wiring: Wiring) -> list[Table]:
-        """What each neighbour puts on links."""
-        return [wiring.neighbour(each.first_node, each.last_node) for each in self.neighbours]
+
+def _must_exist(name: str, fault: Fault, cluster: Cluster) -> None:
+    match fault:
+        case SlowGpu(rank=rank) | SlowSwitchLink(rank=rank) | DeadSwitchLink(rank=rank):
+            _must_be_below(f"{name}: rank", rank, cluster.ranks, "ranks")
+        case SlowNic(node=node, nic=nic) | DeadNic(node=node, nic=nic):
+            _must_be_below(f"{name}: node", node, cluster.nodes, "nodes")
+            _must_be_below(f"{name}: nic", nic, cluster.nics_per_node, "NICs of a node")
+        case SlowUplinks(tier=tier, group=group) | DeadUplinks(tier=tier, group=group):
+            tiers = cluster.fabric.tiers
+            _must_be_below(f"{name}: tier", tier, len(tiers), "tiers of the fabric")
+            groups = -(-cluster.nodes // tiers[tier].nodes_below)
+            _must_be_below(f"{name}: group", group, groups, f"groups of {tiers[tier].name}")
+            if fault.rail is not None:
+                count = rail_count(cluster) if has_rails(cluster, tier) else 0
+                _must_be_below(f"{name}: rail", fault.rail, count, f"rails of {tiers[tier].name}")
+        case SlowEdge(source=source, target=target) | DeadEdge(source=source, target=target):
+            edges = {frozenset((e.source, e.target)) for e in edges_in_use(cluster)}
+            if frozenset((source, target)) not in edges:
+                raise RefusedError(
+                    f"{name}: source, target: the fabric lists no link from {source} to {target}"
+                )
+        case Jitter():
+            pass
+        case _:
+            assert_never(fault)
 
 
 def _must_be_below(name: str, number: int, limit: int, what: str) -> None:

@@ -1,0 +1,60 @@
+"""Who may be able to go on, first come first served; and what is to be done at a later time."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import simpy
+
+
+class Walker(Protocol):
+    """A host or a stream: goes on until something that it needs is not known."""
+
+    def advance(self) -> None:
+        """Go on as far as possible."""
+        ...
+
+
+class Alarm(simpy.Event):
+    """Something that is done at a later time. A timeout that nobody waits for, and cheaper."""
+
+    __slots__ = ()
+
+    def __init__(self, env: simpy.Environment, delay_ps: int, act: Callable[[], None]) -> None:
+        self.env = env
+        self.callbacks = [lambda _: act()]
+        self._value = None
+        self._ok = True
+        env.schedule(self, delay=delay_ps)
+
+
+class Agenda:
+    """Walkers that have been woken. Nobody goes on inside another one's step."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self._woken: deque[Walker] = deque()
+        self._runs = False
+
+    def wake(self, walker: Walker) -> None:
+        """`walker` may be able to go on: it will at the next `run`, or in the one under way."""
+        self._woken.append(walker)
+
+    def run(self) -> None:
+        """Let all that are woken go on, and those that these wake."""
+        if self._runs:
+            return
+        self._runs = True
+        woken = self._woken
+        while woken:
+            woken.popleft().advance()
+        self._runs = False
+
+    def at(self, time_ps: int, act: Callable[[], None]) -> None:
+        """Do something at `time_ps`, now or later, then let go on whom it wakes."""
+
+        def alarm() -> None:
+            act()
+            self.run()
+
+        Alarm(self.env, time_ps - int(self.env.now), alarm)

@@ -1,0 +1,21 @@
+"""Values that a simulated run carries: the same schedule, and what it really computes."""
+
+from zsim.values import Seat, Values
+from zsim_des.values.carrier import Carrier
+from zsim_des.values.modular import Modular
+from zsim_des.values.plain import Trained, train
+from zsim_des.values.running import Fault
+from zsim_des.values.trained import Result, carry, train_by_schedule
+
+__all__ = [
+    "Carrier",
+    "Fault",
+    "Modular",
+    "Result",
+    "Seat",
+    "Trained",
+    "Values",
+    "carry",
+    "train",
+    "train_by_schedule",
+]

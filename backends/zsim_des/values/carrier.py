@@ -1,0 +1,233 @@
+"""Carries values through a simulated run: memory on every rank, and what is done to it when.
+
+An operation reads when it begins and writes when it is complete; in between nobody may have changed
+what it reads, and what it writes is nobody's: it is spoiled. A collective is complete for all its
+members at once. Buffers are bound to blocks of memory when the host issues what uses them, and a
+free spoils its block on the home stream, after what was issued there before: so a reuse that comes
+too early really overlaps.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Generic
+
+from zsim.access import accesses
+from zsim.issue import NO_OVERFLOW
+from zsim.operation import (
+    Allocate,
+    Branch,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    FreeMode,
+    Operation,
+    SetScalar,
+    Together,
+)
+from zsim.schedule import Buffer, Schedule
+from zsim.values import A, Seat, Values
+from zsim_des.instruction import Enqueue
+from zsim_des.values.meeting import Meeting, Meetings
+from zsim_des.values.memory import Block, BlockMemory
+from zsim_des.values.running import Fault, Running, Window
+
+FAULTS_MAX = 20
+"""Faults that are noted: a run that goes wrong soon has thousands."""
+
+Touch = tuple[str, int, int, bool, bool]
+"""Buffer, start and size on a rank, whether it is read, whether it is written."""
+
+
+class Carrier(Generic[A]):
+    """A `Watcher` that applies `values` to a run in which every rank is simulated.
+
+    What it was told is applied by `settle`, in the order of time: call it when the run is over.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        values: Values[A],
+        overflow_steps: frozenset[int] = NO_OVERFLOW,
+    ) -> None:
+        self.faults: list[Fault] = []
+        self.seats = [
+            Seat(rank, schedule.mesh.coordinates(rank), schedule.program_of(rank))
+            for rank in range(schedule.mesh.size)
+        ]
+        self.memory = [BlockMemory(values) for _ in self.seats]
+        initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
+        self.scalars = [dict(initial) for _ in self.seats]
+        self._schedule = schedule
+        self._values = values
+        self._overflow_steps = overflow_steps
+        self._touches: dict[tuple[int, str], list[Touch]] = {}
+        self._events: list[tuple[int, int, Callable[[], Iterable[Fault] | None]]] = []
+        self._running: dict[tuple[int, int, int], tuple[Running[A], list[Meeting[A]]]] = {}
+        self._ends: dict[tuple[int, int, str], int] = {}
+        self._tails: dict[tuple[int, str], Running[A] | int] = {}
+        self._deferred: list[list[tuple[int, Free, Block[A]]]] = [[] for _ in self.seats]
+        self._meetings = Meetings[A](schedule)
+        self._ending: set[Meeting[A]] = set()
+        self._behind: list[tuple[int, A]] = []
+
+    def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
+        """The host allocates, frees, sets a scalar or takes a branch."""
+        match operation:
+            case Allocate(buffer=name):
+                self._return_deferred(rank, host_ps)
+                if not self.memory[rank].allocate(self._buffer(rank, name)):
+                    self._blame(
+                        Fault(rank, step, operation.id, name, "allocated while it is alive")
+                    )
+            case Free():
+                self._free(rank, step, operation, host_ps)
+            case SetScalar():
+                _set_scalar(operation, self.scalars[rank])
+            case Branch():
+                (window,) = self._windows(rank, step, operation)
+                self._add(host_ps, partial(self._branch, rank, step, operation.id, window))
+            case _:
+                raise AssertionError(operation)
+
+    def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
+        """The host puts an operation on its stream: names are bound to the memory they have now."""
+        seat, operation = self.seats[rank], entry.operation
+        stream = self._schedule.streams[entry.stream]
+        running: Running[A] = Running(seat, step, entry.name, stream, [])
+        meetings: list[Meeting[A]] = []
+        if operation is None:
+            free = seat.program.by_id[entry.name]
+            assert isinstance(free, Free)
+            block = self.memory[rank].blocks.get(free.buffer)
+            if block is not None:
+                running.frees.append((host_ps, block.memory))
+        else:
+            running.windows = self._windows(rank, step, operation)
+            if isinstance(operation, Compute | Fill | Copy):
+                running.operation = operation
+                running.scalars = self._read_scalars(rank, operation)
+            else:
+                members = operation.members if isinstance(operation, Together) else (operation,)
+                meetings = self._meetings.seat(running, members)
+        self._running[rank, step, entry.slot] = running, meetings
+        self._tails[rank, stream] = running
+
+    def end(self, rank: int, step: int, slot: int, span_ps: tuple[int, int]) -> None:
+        """It is known when an entry runs: what it does to memory has a time.
+
+        Members of a meeting end together, one after the other: what frees spoil comes after all.
+        """
+        running, meetings = self._running.pop((rank, step, slot))
+        start_ps, end_ps = span_ps
+        self._ends[rank, step, running.name] = end_ps
+        if running.windows:
+            self._add(start_ps, partial(running.begin, self._values))
+        if running.operation is not None:
+            self._add(end_ps, partial(running.complete, self._values))
+        for meeting in meetings:
+            self._ending.add(meeting)
+            if meeting.ends():
+                self._ending.remove(meeting)
+                self._add(end_ps, partial(meeting.complete, self._values))
+        self._behind += [(max(end_ps, host_ps), memory) for host_ps, memory in running.frees]
+        if not self._ending:
+            for time_ps, memory in self._behind:
+                self._add(time_ps, partial(self._values.spoil, memory))
+            self._behind.clear()
+        if self._tails[rank, running.stream] is running:
+            self._tails[rank, running.stream] = end_ps
+
+    def settle(self) -> None:
+        """Everything that is known has happened. What was known first is first, at one time."""
+        for _, _, happen in sorted(self._events, key=lambda event: event[:2]):
+            for fault in happen() or ():
+                self._blame(fault)
+        self._events.clear()
+
+    def _add(self, time_ps: int, happen: Callable[[], Iterable[Fault] | None]) -> None:
+        self._events.append((time_ps, len(self._events), happen))
+
+    def _blame(self, fault: Fault) -> None:
+        if len(self.faults) < FAULTS_MAX:
+            self.faults.append(fault)
+
+    def _buffer(self, rank: int, name: str) -> Buffer:
+        return self.seats[rank].program.by_name[name]
+
+    def _read_scalars(self, rank: int, operation: Compute | Fill | Copy) -> dict[str, float]:
+        """The host's scalars, if the operation reads some: those of now."""
+        reads = isinstance(operation, Compute) and bool(operation.scalars)
+        reads = reads or (isinstance(operation, Fill) and operation.scalar is not None)
+        return dict(self.scalars[rank]) if reads else {}
+
+    def _windows(self, rank: int, step: int, operation: Operation) -> list[Window[A]]:
+        key = (rank, operation.id)
+        touches = self._touches.get(key)
+        if touches is None:
+            at, extent = self.seats[rank].coordinates, self._schedule.extent
+            # A copy by parameter leaves what its source does not hold as it was.
+            leaves_some = isinstance(operation, Copy) and operation.by_parameter
+            touches = self._touches[key] = [
+                (view.buffer, *extent(view, at), reads or (leaves_some and writes), writes)
+                for view, reads, writes in accesses(operation)
+            ]
+        found: list[Window[A]] = []
+        blocks = self.memory[rank].blocks
+        for buffer, start, size, reads, writes in touches:
+            block = blocks.get(buffer)
+            if block is None:
+                self._blame(Fault(rank, step, operation.id, buffer, "used without memory"))
+                declared = self._buffer(rank, buffer)
+                memory = self._values.memory(declared.elements, declared.dtype)
+                block = Block(declared.elements, memory)
+            now = self._values.window(block.memory, start, size)
+            found.append(Window(buffer, block, start, size, now, reads, writes))
+        return found
+
+    def _free(self, rank: int, step: int, free: Free, host_ps: int) -> None:
+        memory = self.memory[rank]
+        buffer = self._buffer(rank, free.buffer)
+        block = memory.blocks.pop(free.buffer, None)
+        if block is None:
+            self._blame(Fault(rank, step, free.id, free.buffer, "freed without memory"))
+        elif free.mode is FreeMode.DEFERRED:
+            self._deferred[rank].append((step, free, block))
+        else:
+            memory.give_back(buffer, block)
+            if not free.uses or free.mode is FreeMode.HOST:
+                self._spoil_behind(rank, buffer.home, block, host_ps)
+
+    def _return_deferred(self, rank: int, host_ps: int) -> None:
+        """Deferred frees whose uses have finished by now give their blocks back."""
+        waiting: list[tuple[int, Free, Block[A]]] = []
+        for step, free, block in self._deferred[rank]:
+            ends = [self._ends.get((rank, step, use), host_ps + 1) for use in free.uses]
+            if max(ends, default=0) > host_ps:
+                waiting.append((step, free, block))
+                continue
+            buffer = self._buffer(rank, free.buffer)
+            self.memory[rank].give_back(buffer, block)
+            self._spoil_behind(rank, buffer.home, block, host_ps)
+        self._deferred[rank] = waiting
+
+    def _spoil_behind(self, rank: int, home: str, block: Block[A], host_ps: int) -> None:
+        """Spoil a block behind what its home stream holds now, and not before the host says so."""
+        tail = self._tails.get((rank, home), 0)
+        if isinstance(tail, int):
+            self._add(max(tail, host_ps), partial(self._values.spoil, block.memory))
+        else:
+            tail.frees.append((host_ps, block.memory))
+
+    def _branch(self, rank: int, step: int, name: str, window: Window[A]) -> Iterable[Fault]:
+        """A host goes the way that a number says; this one was told which way to go."""
+        if self._values.is_zero(window.now) is (step in self._overflow_steps):
+            yield Fault(rank, step, name, window.buffer, "sends the host the other way")
+
+
+def _set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
+    if change.counter is not None and scalars[change.counter] % change.every != 0:
+        return
+    value = scalars[change.scalar] * change.multiply + change.add
+    scalars[change.scalar] = min(max(value, change.minimum), change.maximum)

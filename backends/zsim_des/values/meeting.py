@@ -1,0 +1,105 @@
+"""Members of communicators meet: in every group by the order in which their hosts issue them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+from zsim.access import accesses
+from zsim.operation import Communication, Receive, Send
+from zsim.schedule import Schedule
+from zsim.values import A, Seat, Values
+from zsim_des.values.running import Fault, Running, Window
+
+
+@dataclass(slots=True, eq=False)
+class Seated(Generic[A]):
+    """A member, and the window that it reads and the one that it writes, if it does."""
+
+    member: Communication
+    running: Running[A]
+    source: Window[A] | None
+    target: Window[A] | None
+
+
+class Meeting(Generic[A]):
+    """The members of one collective by their places in the group, or a Send and a Receive."""
+
+    def __init__(self, needed: int) -> None:
+        self._needed = needed
+        self._seated: dict[int, Seated[A]] = {}
+        self._ended = 0
+
+    def take_seat(self, place: int, seated: Seated[A]) -> None:
+        """A member was issued."""
+        self._seated[place] = seated
+
+    def ends(self) -> bool:
+        """One more member has ended; whether it was the last."""
+        self._ended += 1
+        return self._ended == self._needed
+
+    def complete(self, values: Values[A]) -> Iterator[Fault]:
+        """Every member gets what it gets."""
+        seated = [self._seated[place] for place in sorted(self._seated)]
+        sources: list[A] = []
+        for one in seated:
+            windows = [each for each in (one.source, one.target) if each is not None]
+            yield from one.running.intruders(values, windows)
+            if one.source is not None:
+                assert one.source.before is not None
+                sources.append(one.source.before)
+        made = values.meet([one.member for one in seated], sources)
+        for one, value in zip(seated, made, strict=True):
+            if one.target is not None:
+                values.store(one.target.now, value)
+
+
+Spot = tuple[int, str, int, int]
+"""Where members meet: the first rank of the communicator, the group, and of a pair who and whom."""
+
+
+class Meetings(Generic[A]):
+    """Gives every member that is issued its place in a meeting."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._open: dict[tuple[Spot, int], Meeting[A]] = {}
+        self._counts: dict[tuple[int, Spot, bool], int] = {}
+        self._members: dict[tuple[int, str], tuple[int, ...]] = {}
+
+    def seat(self, running: Running[A], members: Iterable[Communication]) -> list[Meeting[A]]:
+        """Members of one entry take their seats; its windows are theirs, one after the other."""
+        found: list[Meeting[A]] = []
+        windows = iter(running.windows)
+        for member in members:
+            own = [next(windows) for _ in accesses(member)]
+            source = None if isinstance(member, Receive) else own[0]
+            target = None if isinstance(member, Send) else own[-1]
+            spot, place, needed = self._spot(running.seat, member)
+            counter = (running.seat.rank, spot, isinstance(member, Send))
+            count = self._counts[counter] = self._counts.get(counter, 0) + 1
+            meeting = self._open.get((spot, count))
+            if meeting is None:
+                meeting = self._open[spot, count] = Meeting(needed)
+            meeting.take_seat(place, Seated(member, running, source, target))
+            found.append(meeting)
+        return found
+
+    def _spot(self, seat: Seat, member: Communication) -> tuple[Spot, int, int]:
+        """Where `member` meets others, its place there, and how many meet."""
+        ranks = self._ranks(seat, member.group)
+        own = ranks.index(seat.rank)
+        if not isinstance(member, Send | Receive):
+            return (ranks[0], member.group, -1, -1), own, len(ranks)
+        peer = (own + member.offset) % len(ranks)
+        if isinstance(member, Send):
+            return (ranks[0], member.group, own, peer), 0, 2
+        return (ranks[0], member.group, peer, own), 1, 2
+
+    def _ranks(self, seat: Seat, group: str) -> tuple[int, ...]:
+        found = self._members.get((seat.rank, group))
+        if found is None:
+            of = self._schedule.group_by_name[group]
+            found = of.members(self._schedule.mesh, seat.coordinates)
+            self._members[seat.rank, group] = found
+        return found

@@ -1,0 +1,364 @@
+"""Values of exact arithmetic: a model, its optimizer and collectives, modulo a prime, on numpy."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
+
+import numpy as np
+
+from zsim.access import accesses
+from zsim.dtype import DType
+from zsim.issue import NO_OVERFLOW
+from zsim.layout import Fragment
+from zsim.mesh import Coordinates
+from zsim.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Receive,
+    ReduceScatter,
+    Reduction,
+    Role,
+    Send,
+    View,
+)
+from zsim.rule import SGD, Adam, ClipNorm
+from zsim.schedule import Buffer, Schedule
+from zsim.values import Seat
+from zsim_des.values import stand_in
+from zsim_des.values.field import (
+    PRIME,
+    Numbers,
+    dot,
+    inverse,
+    number,
+    product,
+    reduced,
+)
+from zsim_des.values.truth import data, initial, is_counted, part_of, replica_of
+
+
+class Modular:
+    """Implements `Values`. In `overflow_steps` the first replica's gradients are not finite."""
+
+    def __init__(self, schedule: Schedule, overflow_steps: frozenset[int] = NO_OVERFLOW) -> None:
+        self.schedule = schedule
+        self._overflow_steps = overflow_steps
+        self._elements = {each.name: each.elements for each in schedule.contract.parameters}
+        self._counted: dict[tuple[View, int], Numbers] = {}
+        self._fragments: dict[tuple[str, int], tuple[Fragment, ...]] = {}
+
+    def memory(self, elements: int, dtype: DType) -> Numbers:
+        """New memory, spoiled; one number for an element of any format."""
+        del dtype
+        return np.full(elements, np.nan)
+
+    def window(self, memory: Numbers, start: int, size: int) -> Numbers:
+        """Elements `start` on of `memory`."""
+        return memory[start : start + size]
+
+    def spoil(self, window: Numbers) -> None:
+        """Nothing in `window` is a number."""
+        window.fill(np.nan)
+
+    def is_spoiled(self, window: Numbers) -> bool:
+        """Whether nothing in `window` is a number."""
+        return bool(np.isnan(window).all())
+
+    def taken(self, window: Numbers) -> Numbers:
+        """A copy."""
+        return window.copy()
+
+    def same(self, one: Numbers, other: Numbers) -> bool:
+        """Whether both hold the same bits."""
+        return one.tobytes() == other.tobytes()
+
+    def store(self, window: Numbers, value: Numbers) -> None:
+        """`window` becomes `value`."""
+        window[:] = value
+
+    def is_zero(self, window: Numbers) -> bool:
+        """Whether the only element is zero."""
+        return bool(window[0] == 0)
+
+    def fragments(self, buffer: Buffer, seat: Seat) -> tuple[Fragment, ...]:
+        """What parts of which parameters lie where in `buffer` on a rank."""
+        key = (buffer.name, seat.rank)
+        found = self._fragments.get(key)
+        if found is None:
+            found = self._fragments[key] = self._find_fragments(buffer, seat.coordinates)
+        return found
+
+    def _find_fragments(self, buffer: Buffer, coordinates: Coordinates) -> tuple[Fragment, ...]:
+        if buffer.layout is None:
+            return ()
+        layout = self.schedule.layout_by_name[buffer.layout]
+        count = 1 if layout.axis is None else self.schedule.mesh.axis_size(layout.axis)
+        own = None if buffer.shard is None else coordinates[buffer.shard]
+        return tuple(layout.fragments(count, own))
+
+    def apply(
+        self,
+        operation: Compute | Fill | Copy,
+        views: Sequence[Numbers],
+        *,
+        seat: Seat,
+        step: int,
+        scalars: Mapping[str, float],
+    ) -> Sequence[Numbers | None]:
+        """What `operation` writes: see `Values.apply`."""
+        match operation:
+            case Fill(value=value, scalar=scalar):
+                scale = 1 if scalar is None else number(scalars[scalar])
+                return [np.full(len(views[0]), float(number(value) * scale % PRIME))]
+            case Copy():
+                return [None, self._copied(operation, views, seat)]
+            case Compute():
+                made = self._computed(operation, views, seat=seat, step=step, scalars=scalars)
+                written = iter(made)
+                return [next(written) if each.writes else None for each in accesses(operation)]
+            case _:
+                assert_never(operation)
+
+    def _copied(self, copy: Copy, views: Sequence[Numbers], seat: Seat) -> Numbers:
+        source, target = views
+        share = inverse(copy.divisor)
+        if not copy.by_parameter:
+            moved = product(source, share)
+            return reduced(target + moved) if copy.accumulate else moved
+        by_name = seat.program.by_name
+        return self._moved(
+            (source, self.fragments(by_name[copy.source.buffer], seat)),
+            (target, self.fragments(by_name[copy.target.buffer], seat)),
+            share=share,
+            adds=copy.accumulate,
+        )
+
+    def _moved(
+        self,
+        source: tuple[Numbers, Sequence[Fragment]],
+        target: tuple[Numbers, Sequence[Fragment]],
+        *,
+        share: int,
+        adds: bool,
+    ) -> Numbers:
+        """The target once everything that both hold of a parameter went over."""
+        found = np.zeros(len(target[0]))
+        for there in target[1]:
+            window = slice(there.position, there.position + there.size)
+            found[window] = target[0][window]
+            for here in source[1]:
+                low = max(here.offset, there.offset)
+                high = min(here.offset + here.size, there.offset + there.size)
+                if here.parameter != there.parameter or low >= high:
+                    continue
+                at = there.position + low - there.offset
+                first = here.position + low - here.offset
+                moved = product(source[0][first : first + high - low], share)
+                if adds:
+                    moved = reduced(moved + target[0][at : at + high - low])
+                found[at : at + high - low] = moved
+        return found
+
+    def _computed(
+        self,
+        compute: Compute,
+        views: Sequence[Numbers],
+        *,
+        seat: Seat,
+        step: int,
+        scalars: Mapping[str, float],
+    ) -> Sequence[Numbers]:
+        """New values of what `compute` writes, in the order of its operands."""
+
+        def of(role: Role) -> list[Numbers]:
+            pairs = zip(compute.operands, views, strict=True)
+            return [view for operand, view in pairs if operand.role is role]
+
+        scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
+        match compute.action:
+            case Action.FORWARD | Action.RECOMPUTE:
+                return _forward(compute, of)
+            case Action.BACKWARD:
+                made = _backward(compute, of)
+                first = replica_of(self.schedule, seat.coordinates) == 0
+                if step in self._overflow_steps and compute.micro_batch == 0 and first:
+                    return [np.full(len(each), np.nan) for each in made]
+                return made
+            case Action.UPDATE:
+                return _update(compute, of, scale)
+            case Action.NORM:
+                return [self._squares(compute, of(Role.GRADIENT), seat)]
+            case Action.FINITE:
+                bad = any(bool(np.isnan(each).any()) for each in of(Role.GRADIENT))
+                return [np.array([float(bad)])]
+            case Action.UNSCALE:
+                below = inverse(number(scale))
+                return [product(each, below) for each in of(Role.GRADIENT)]
+            case Action.CLIP:
+                assert isinstance(compute.rule, ClipNorm)
+                squares = float(of(Role.INPUT)[0][0])
+                return [
+                    stand_in.clipped(compute.rule, squares, each, scale)
+                    for each in of(Role.GRADIENT)
+                ]
+            case Action.INITIALIZE:
+                return [self._initial(operand.view, seat) for operand in compute.operands]
+            case Action.LOAD:
+                replica = replica_of(self.schedule, seat.coordinates)
+                return [
+                    data(replica, step, compute.micro_batch, len(each)) for each in of(Role.OUTPUT)
+                ]
+            case _:
+                assert_never(compute.action)
+
+    def _squares(self, compute: Compute, gradients: Sequence[Numbers], seat: Seat) -> Numbers:
+        """The sum of squares, each logical element counted once."""
+        total = 0.0
+        views = (each.view for each in compute.operands if each.role is Role.GRADIENT)
+        for view, gradient in zip(views, gradients, strict=True):
+            total += dot(product(gradient, gradient), self._counts(view, seat))
+        return reduced(np.array([total]))
+
+    def _counts(self, view: View, seat: Seat) -> Numbers:
+        """1 for each element of `view` that a norm counts on this rank, else 0."""
+        key = (view, seat.rank)
+        found = self._counted.get(key)
+        if found is None:
+            buffer = seat.program.by_name[view.buffer]
+            whole = np.ones(buffer.elements)
+            if buffer.layout is not None:
+                pieces = self.schedule.layout_by_name[buffer.layout].pieces
+                copied = {
+                    piece.parameter for piece in pieces if not is_counted(piece, seat.coordinates)
+                }
+                for each in self.fragments(buffer, seat):
+                    if each.parameter in copied:
+                        whole[each.position : each.position + each.size] = 0
+            start, size = self.schedule.extent(view, seat.coordinates)
+            found = self._counted[key] = whole[start : start + size]
+        return found
+
+    def _initial(self, view: View, seat: Seat) -> Numbers:
+        buffer = seat.program.by_name[view.buffer]
+        whole = self.whole_initial(buffer, seat)
+        start, size = self.schedule.extent(view, seat.coordinates)
+        return whole[start : start + size]
+
+    def whole_initial(self, buffer: Buffer, seat: Seat) -> Numbers:
+        """Initial values of everything in `buffer`, zero in the padding."""
+        whole = np.zeros(buffer.elements)
+        if buffer.layout is None:
+            return whole
+        layout = self.schedule.layout_by_name[buffer.layout]
+        pieces = {piece.parameter: piece for piece in layout.pieces}
+        for each in self.fragments(buffer, seat):
+            piece = pieces[each.parameter]
+            part = part_of(self.schedule, piece, seat.coordinates)
+            elements = self._elements.get(each.parameter, piece.size)
+            values = initial(each.parameter, elements, part)
+            where = slice(each.position, each.position + each.size)
+            whole[where] = values[each.offset : each.offset + each.size]
+        return whole
+
+    def meet(
+        self, members: Sequence[Communication], sources: Sequence[Numbers]
+    ) -> Sequence[Numbers]:
+        """What each member gets: see `Values.meet`."""
+        return [_received(member, place, sources) for place, member in enumerate(members)]
+
+
+def _received(member: Communication, place: int, sources: Sequence[Numbers]) -> Numbers:
+    match member:
+        case AllGather():
+            return np.concatenate(sources)
+        case ReduceScatter(reduction=reduction):
+            size = len(sources[0]) // len(sources)
+            parts = [source[place * size : (place + 1) * size] for source in sources]
+            return _reduction(reduction, parts)
+        case AllReduce(reduction=reduction):
+            return _reduction(reduction, sources)
+        case Broadcast(root=root):
+            return sources[root]
+        case Send() | Receive():
+            return sources[0]
+        case _:
+            assert_never(member)
+
+
+def _reduction(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:
+    match reduction:
+        case Reduction.SUM:
+            return reduced(np.sum(parts, axis=0))
+        case Reduction.AVERAGE:
+            return product(reduced(np.sum(parts, axis=0)), inverse(len(parts)))
+        case Reduction.MAX:
+            return np.asarray(np.max(parts, axis=0))
+        case _:
+            assert_never(reduction)
+
+
+def _name(compute: Compute) -> str:
+    return f"{compute.unit}/{compute.segment}"
+
+
+def _forward(compute: Compute, of: Callable[[Role], list[Numbers]]) -> Sequence[Numbers]:
+    sizes = [len(each) for each in of(Role.OUTPUT)]
+    made = stand_in.forward(_name(compute), of(Role.INPUT), of(Role.PARAMETER), sizes)
+    saved = [np.full(len(each), made.saved) for each in of(Role.SAVED)]
+    made_of = {Role.OUTPUT: made.outputs, Role.SAVED: saved, Role.WORKSPACE: _nothing(of)}
+    return _in_order(compute, made_of)
+
+
+def _backward(compute: Compute, of: Callable[[Role], list[Numbers]]) -> Sequence[Numbers]:
+    made = stand_in.backward(
+        _name(compute),
+        inputs=of(Role.INPUT),
+        saved=of(Role.SAVED),
+        parameters=of(Role.PARAMETER),
+        slopes=of(Role.OUTPUT_GRADIENT),
+        sizes=[len(each) for each in of(Role.INPUT_GRADIENT)],
+    )
+    return _in_order(
+        compute,
+        {
+            Role.INPUT_GRADIENT: made.inputs,
+            Role.GRADIENT: made.parameters,
+            Role.WORKSPACE: _nothing(of),
+        },
+    )
+
+
+def _nothing(of: Callable[[Role], list[Numbers]]) -> list[Numbers]:
+    """What a kernel leaves in its workspace: nothing that can be read."""
+    return [np.full(len(each), np.nan) for each in of(Role.WORKSPACE)]
+
+
+def _in_order(compute: Compute, made: Mapping[Role, Sequence[Numbers]]) -> Sequence[Numbers]:
+    """What was made, by role, in the order of the operands."""
+    left = {role: iter(values) for role, values in made.items()}
+    return [next(left[operand.role]) for operand in compute.operands if operand.role in left]
+
+
+def _update(
+    compute: Compute, of: Callable[[Role], list[Numbers]], step: float
+) -> Sequence[Numbers]:
+    (gradient,) = of(Role.GRADIENT)
+    (trained,) = of(Role.MASTER) + of(Role.PARAMETER)
+    match compute.rule:
+        case Adam() as rule:
+            made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), step=step)
+        case SGD() as rule:
+            made = [stand_in.sgd(rule, gradient, trained)]
+        case rule:
+            raise AssertionError(rule)
+    new, moments = made[0], iter(made[1:])
+    return [
+        next(moments) if operand.role is Role.MOMENT else new
+        for operand in compute.operands
+        if operand.role is not Role.GRADIENT
+    ]

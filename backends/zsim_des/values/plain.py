@@ -1,0 +1,189 @@
+"""Plain data parallelism, computed directly: what every schedule has to arrive at.
+
+No schedule is read here: every replica runs every unit forward and backward on its micro-batches,
+gradients are averaged over all of them, and the optimizer is applied to whole parameters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zsim.issue import NO_OVERFLOW
+from zsim.model import BATCH, Model, Parameter, Segment, Unit
+from zsim.rule import SGD, Adam, ClipNorm
+from zsim.strategy import Strategy
+from zsim_des.values import stand_in
+from zsim_des.values.field import Numbers, dot, inverse, product, reduced
+from zsim_des.values.truth import Part, data, initial
+
+TENSOR = "tensor"
+
+Tensors = list[dict[str, Numbers]]
+"""By rank of the tensor axis, tensors by name."""
+
+
+@dataclass(slots=True)
+class Trained:
+    """Parameters on each rank of the tensor axis, and the optimizer's moments of them."""
+
+    parameters: Tensors
+    moments: list[dict[str, list[Numbers]]]
+    steps: int = 0
+    losses: list[float] = field(default_factory=list[float])
+
+
+def train(
+    model: Model, strategy: Strategy, steps: int, overflow_steps: frozenset[int] = NO_OVERFLOW
+) -> Trained:
+    """The state after `steps` steps; those in `overflow_steps` change nothing."""
+    state = _begin(model)
+    for step in range(steps):
+        gradients = _mean_gradients(model, strategy, state, step)
+        if step in overflow_steps:
+            continue
+        state.steps += 1
+        _update(model, strategy, state, gradients)
+    return state
+
+
+def part_of(model: Model, parameter: Parameter, place: int) -> Part:
+    """Which part of `parameter` rank number `place` of the tensor axis has."""
+    shared = model.tensor == 1 or not parameter.tensor_sharded
+    return () if shared else ((TENSOR, place),)
+
+
+def _begin(model: Model) -> Trained:
+    parameters: Tensors = [
+        {
+            each.name: initial(each.name, each.elements, part_of(model, each, place))
+            for each in model.parameters
+        }
+        for place in range(model.tensor)
+    ]
+    moments = [
+        {name: [np.zeros(len(value)), np.zeros(len(value))] for name, value in own.items()}
+        for own in parameters
+    ]
+    return Trained(parameters, moments)
+
+
+def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int) -> Tensors:
+    """Averaged over all replicas and micro-batches."""
+    total: Tensors = [
+        {name: np.zeros(len(value)) for name, value in own.items()} for own in state.parameters
+    ]
+    micro_batches = strategy.gradient_accumulation_steps
+    for replica in range(strategy.replicas):
+        for micro_batch in range(micro_batches):
+            batch = data(replica, step, micro_batch, model.batch.elements)
+            run = _Run(model, state.parameters, batch)
+            state.losses.append(run.loss)
+            for place, own in enumerate(run.gradients):
+                for name, gradient in own.items():
+                    total[place][name] = reduced(total[place][name] + gradient)
+    share = inverse(strategy.replicas * micro_batches)
+    return [{name: product(value, share) for name, value in own.items()} for own in total]
+
+
+class _Run:
+    """One micro-batch on one replica: forward through all units, and backward."""
+
+    def __init__(self, model: Model, parameters: Tensors, batch: Numbers) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._places = range(model.tensor)
+        self._values: Tensors = [{BATCH: batch} for _ in self._places]
+        self._saved: list[dict[tuple[str, int], float]] = [{} for _ in self._places]
+        self._slopes: Tensors = [{model.loss.name: np.ones(1)} for _ in self._places]
+        self.gradients: Tensors = [
+            {name: np.zeros(len(value)) for name, value in own.items()} for own in parameters
+        ]
+        for unit in model.units:
+            for position in range(len(unit.segments)):
+                self._forward(unit, position)
+        self.loss = float(self._values[0][model.loss.name][0])
+        for unit in reversed(model.units):
+            for position in reversed(range(len(unit.segments))):
+                self._backward(unit, position)
+
+    def _of(self, place: int, names: Sequence[str]) -> list[Numbers]:
+        return [self._values[place][name] for name in names]
+
+    def _forward(self, unit: Unit, position: int) -> None:
+        segment = unit.segments[position]
+        made: list[list[Numbers]] = []
+        for place in self._places:
+            done = stand_in.forward(
+                f"{unit.name}/{position}",
+                self._of(place, segment.inputs),
+                [self._parameters[place][name] for name in segment.parameters],
+                [value.elements for value in segment.outputs],
+            )
+            made.append(done.outputs)
+            self._saved[place][unit.name, position] = done.saved
+        if segment.reduces_output:
+            made = _summed(made)
+        for place, outputs in enumerate(made):
+            for value, output in zip(segment.outputs, outputs, strict=True):
+                self._values[place][value.name] = output
+
+    def _backward(self, unit: Unit, position: int) -> None:
+        segment = unit.segments[position]
+        wanted = [name for name in segment.inputs if self._model.values[name].requires_gradient]
+        made: list[list[Numbers]] = []
+        for place in self._places:
+            done = self._backward_on(place, unit, position, wanted)
+            made.append(done.inputs)
+            own = self.gradients[place]
+            for name, gradient in zip(segment.parameters, done.parameters, strict=True):
+                own[name] = reduced(own[name] + gradient)
+        if segment.reduces_input_gradient:
+            made = _summed(made)
+        for place, gradients in enumerate(made):
+            slopes = self._slopes[place]
+            for name, gradient in zip(wanted, gradients, strict=True):
+                slopes[name] = reduced(slopes[name] + gradient) if name in slopes else gradient
+
+    def _backward_on(
+        self, place: int, unit: Unit, position: int, wanted: Sequence[str]
+    ) -> stand_in.Backward:
+        segment: Segment = unit.segments[position]
+        slopes = self._slopes[place]
+        saved = self._saved[place][unit.name, position]
+        return stand_in.backward(
+            f"{unit.name}/{position}",
+            inputs=self._of(place, segment.inputs) if segment.saves_input else [],
+            saved=[np.array([saved])] if segment.saved_bytes else [],
+            parameters=[self._parameters[place][name] for name in segment.parameters],
+            slopes=[slopes[value.name] for value in segment.outputs if value.name in slopes],
+            sizes=[self._model.values[name].elements for name in wanted],
+        )
+
+
+def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
+    """Every place has the sum over all places."""
+    sums = [reduced(np.sum(parts, axis=0)) for parts in zip(*made, strict=True)]
+    return [list(sums) for _ in made]
+
+
+def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors) -> None:
+    squares = 0.0
+    for parameter in model.parameters:
+        copies = 1 if not parameter.tensor_sharded else model.tensor
+        for own in gradients[:copies]:
+            squares += dot(own[parameter.name], own[parameter.name])
+    for place, own in enumerate(gradients):
+        for name, gradient in own.items():
+            used = gradient
+            if strategy.clip_norm is not None:
+                rule = ClipNorm(maximum=strategy.clip_norm)
+                used = stand_in.clipped(rule, reduced(np.array([squares])).item(), gradient, 1.0)
+            trained, moments = state.parameters[place], state.moments[place]
+            match strategy.optimizer:
+                case Adam() as adam:
+                    trained[name], *moments[name] = stand_in.adam(
+                        adam, used, trained[name], moments[name], step=state.steps
+                    )
+                case SGD() as sgd:
+                    trained[name] = stand_in.sgd(sgd, used, trained[name])

@@ -1,0 +1,106 @@
+"""An operation on its way: what it reads when it begins, and what it may find when it is done."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple
+
+from zsim.operation import Compute, Copy, Fill
+from zsim.values import A, Seat, Values
+from zsim_des.values.memory import Block
+
+
+class Fault(NamedTuple):
+    """Something that no right schedule does, whatever it computes."""
+
+    rank: int
+    step: int
+    operation: str
+    buffer: str
+    why: str
+
+
+@dataclass(slots=True, eq=False)
+class Window(Generic[A]):
+    """What an operation touches of a block, and how.
+
+    `before` is what was there when it began, `expected` what a window that is only read still has
+    to hold when it is done.
+    """
+
+    buffer: str
+    block: Block[A]
+    start: int
+    size: int
+    now: A
+    reads: bool
+    writes: bool
+    before: A | None = None
+    expected: A | None = None
+
+    def meets(self, other: "Window[A]") -> bool:
+        """Whether both have elements in common."""
+        return (
+            self.block is other.block
+            and self.start < other.start + other.size
+            and other.start < self.start + self.size
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Running(Generic[A]):
+    """An entry of a stream, from when it was put there until it is complete.
+
+    `operation` is what it computes by itself; a collective is its meeting's matter. `frees` is what
+    is spoiled behind it, each block with the host's time at the free.
+    """
+
+    seat: Seat
+    step: int
+    name: str
+    stream: str
+    windows: list[Window[A]]
+    operation: Compute | Fill | Copy | None = None
+    scalars: Mapping[str, float] = field(default_factory=dict[str, float])
+    frees: list[tuple[int, A]] = field(default_factory=list)
+
+    def begin(self, values: Values[A]) -> None:
+        """Take what is read; what will be written belongs to nobody."""
+        windows = self.windows
+        written = [window for window in windows if window.writes]
+        for window in windows:
+            if window.reads:
+                window.before = values.taken(window.now)
+        for window in written:
+            values.spoil(window.now)
+        for window in windows:
+            if window.reads and not window.writes:
+                window.expected = window.before
+                if any(window.meets(other) for other in written):
+                    window.expected = values.taken(window.now)
+
+    def complete(self, values: Values[A]) -> Iterator[Fault]:
+        """Store what the operation made; faults are of others that came between."""
+        assert self.operation is not None
+        yield from self.intruders(values, self.windows)
+        made = values.apply(
+            self.operation, self.views, seat=self.seat, step=self.step, scalars=self.scalars
+        )
+        for window, value in zip(self.windows, made, strict=True):
+            if value is not None:
+                values.store(window.now, value)
+
+    @property
+    def views(self) -> Sequence[A]:
+        """What each window held at the beginning; of one that is only written, the window."""
+        return [window.now if window.before is None else window.before for window in self.windows]
+
+    def intruders(self, values: Values[A], windows: Iterable[Window[A]]) -> Iterator[Fault]:
+        """What others did to windows of this operation since the beginning."""
+        for window in windows:
+            if window.writes:
+                if not values.is_spoiled(window.now):
+                    why = "another operation wrote it while this one did"
+                    yield Fault(self.seat.rank, self.step, self.name, window.buffer, why)
+            elif window.expected is not None and not values.same(window.now, window.expected):
+                why = "changed while it was read"
+                yield Fault(self.seat.rank, self.step, self.name, window.buffer, why)

@@ -1,0 +1,140 @@
+"""What stands in for a model and its optimizer: functions of whole numbers modulo a prime.
+
+They depend on what the real ones depend on, and are linear where those are: gradients in the output
+gradient (so a loss scale comes out again), nothing else. Everything read enters with a factor of
+its own place and squared, so a term that is stale, missing, doubled or out of place changes what is
+made of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.rule import SGD, Adam, ClipNorm
+from zsim_des.values.field import (
+    PRIME,
+    Numbers,
+    constants,
+    dot,
+    inverse,
+    joined,
+    number,
+    product,
+    reduced,
+    times,
+)
+
+
+def _digest(name: str, parts: Sequence[Numbers]) -> float:
+    """One number of everything in `parts`."""
+    whole = joined(parts)
+    if not whole.size:
+        return 0.0
+    curved = product(whole, whole + constants(f"{name}/shift", whole.size))
+    return dot(curved, constants(name, whole.size))
+
+
+def _alike(numbers: Numbers) -> float:
+    """The number that all of `numbers` are; NaN if they differ."""
+    if not numbers.size:
+        return 0.0
+    first = float(numbers[0])
+    return first if bool((numbers == first).all()) else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a segment makes: outputs, and the number that fills all that it saves."""
+
+    outputs: list[Numbers]
+    saved: float
+
+
+def forward(
+    name: str, inputs: Sequence[Numbers], parameters: Sequence[Numbers], sizes: Sequence[int]
+) -> Forward:
+    """Run the segment called `name`; `sizes` are those of its outputs."""
+    seen = (_digest(f"{name}/input", inputs) + _digest(f"{name}/parameter", parameters)) % PRIME
+    square = times(seen, seen)
+    outputs: list[Numbers] = []
+    for place, size in enumerate(sizes):
+        slope = product(constants(f"{name}/output{place}", size), square)
+        outputs.append(reduced(slope + constants(f"{name}/offset{place}", size) * seen))
+    return Forward(outputs, (square + times(3.0, seen) + 1) % PRIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Gradients of inputs and of parameters, in their order."""
+
+    inputs: list[Numbers]
+    parameters: list[Numbers]
+
+
+def backward(
+    name: str,
+    *,
+    inputs: Sequence[Numbers],
+    saved: Sequence[Numbers],
+    parameters: Sequence[Numbers],
+    slopes: Sequence[Numbers],
+    sizes: Sequence[int],
+) -> Backward:
+    """Run the segment called `name` backward.
+
+    Args:
+        name: of the unit and segment.
+        inputs: of its forward, as far as they were kept.
+        saved: what its forward saved.
+        parameters: in the order of the segment.
+        slopes: gradients of its outputs.
+        sizes: elements of the inputs whose gradient is wanted.
+    """
+    seen = _digest(f"{name}/kept", inputs) + _digest(f"{name}/parameter", parameters)
+    seen = (seen + times(7.0, sum(map(_alike, saved)) % PRIME)) % PRIME
+    incoming = joined(slopes)
+    slope = dot(incoming, constants(f"{name}/slope", incoming.size))
+    square = times(seen, seen)
+    whole = joined(parameters)
+    own = product(constants(f"{name}/gradient", whole.size), square)
+    gradients = product(reduced(own + whole * ((seen + 1) % PRIME)), slope)
+    towards = (square + 5 * seen + 1) % PRIME
+    to_inputs = [
+        product(product(constants(f"{name}/to{place}", size), towards), slope)
+        for place, size in enumerate(sizes)
+    ]
+    ends = np.cumsum([len(parameter) for parameter in parameters])[:-1].tolist()
+    split = np.split(gradients, ends) if parameters else []
+    return Backward(to_inputs, list(split))
+
+
+def adam(
+    rule: Adam, gradient: Numbers, trained: Numbers, moments: Sequence[Numbers], *, step: float
+) -> list[Numbers]:
+    """New values of what is trained and of both moments.
+
+    As Adam the step grows with the first moment and depends on the second and on the number of the
+    step; where all is zero, as in padding, it stays zero.
+    """
+    first, second = moments
+    keeps = number(rule.beta1), number(rule.beta2)
+    first = reduced(product(first, keeps[0]) + gradient * ((1 - keeps[0]) % PRIME))
+    squares = product(gradient, gradient)
+    second = reduced(product(second, keeps[1]) + squares * ((1 - keeps[1]) % PRIME))
+    shift = times(number(step), number(rule.epsilon)) + 11
+    change = product(product(first, reduced(second + shift)), number(-rule.learning_rate))
+    decay = number(1 - rule.learning_rate * rule.weight_decay)
+    return [reduced(trained * decay + change), first, second]
+
+
+def sgd(rule: SGD, gradient: Numbers, trained: Numbers) -> Numbers:
+    """New values of what is trained."""
+    return reduced(trained + gradient * number(-rule.learning_rate))
+
+
+def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:
+    """The gradient times a factor that depends on `squares`, taken of gradients times `scale`."""
+    below = inverse(number(scale))
+    factor = times(squares, below, below) + number(rule.maximum)
+    return product(gradient, factor % PRIME)

@@ -1,0 +1,50 @@
+"""Where training begins and what it sees: initial parameters, and the data of each replica."""
+
+from collections.abc import Iterable
+
+from zsim.layout import Piece
+from zsim.mesh import Coordinates
+from zsim.schedule import Schedule
+from zsim_des.values.field import Numbers, constants
+
+Part = tuple[tuple[str, int], ...]
+"""Which part of a parameter: coordinates along the axes whose ranks hold different parts."""
+
+
+def initial(parameter: str, elements: int, part: Part) -> Numbers:
+    """What all elements of a part of a parameter are before the first step."""
+    return constants(f"initial {parameter} {part}", elements)
+
+
+def data(replica: int, step: int, micro_batch: int, elements: int) -> Numbers:
+    """A micro-batch of one replica."""
+    return constants(f"data {replica} {step} {micro_batch}", elements)
+
+
+def part_of(schedule: Schedule, piece: Piece, coordinates: Coordinates) -> Part:
+    """Which part of the parameter in `piece` the rank at `coordinates` has."""
+    return tuple(
+        (axis.name, coordinates[axis.name])
+        for axis in schedule.mesh.axes
+        if axis.size > 1
+        and axis.name not in schedule.contract.data_axes
+        and axis.name not in piece.copies
+    )
+
+
+def replica_of(schedule: Schedule, coordinates: Coordinates) -> int:
+    """The number of the replica that the rank at `coordinates` belongs to."""
+    number = 0
+    for axis in schedule.mesh.axes:
+        if axis.name in schedule.contract.data_axes:
+            number = number * axis.size + coordinates[axis.name]
+    return number
+
+
+def is_counted(piece: Piece, coordinates: Coordinates) -> bool:
+    """Whether a norm counts `piece` on this rank: of ranks with copies, on the first alone."""
+    return _all_zero(coordinates[axis] for axis in piece.copies)
+
+
+def _all_zero(numbers: Iterable[int]) -> bool:
+    return not any(numbers)
