@@ -1,7 +1,9 @@
 """Which rank owns which part of a flat tensor, which parameters lie in it, and where padding is."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 
 class LayoutError(ValueError):
@@ -27,6 +29,15 @@ class Piece:
         return self.start + self.size
 
 
+class Fragment(NamedTuple):
+    """`size` elements of a parameter from its element `offset` on lie at `position` of a buffer."""
+
+    parameter: str
+    offset: int
+    position: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A flat tensor of `elements`, padding included, cut along `axis`.
@@ -34,6 +45,11 @@ class Layout:
     What no piece covers is padding: zero, always. Without `cuts` the tensor falls in equal
     segments, one for each coordinate of `axis`; with it segment i is [cuts[i], cuts[i + 1]), which
     may be empty. Without `axis` it is whole on every rank.
+
+    With `blocks`, where blocks begin, the tensor is cut block by block: of N ranks, rank i owns the
+    i-th N-th of each, and a buffer holds the segments one after the other, each with its part of
+    every block. That is how parameters that are padded one by one are gathered as one. Starts of
+    pieces and blocks, and windows, are counted as if the blocks stood whole, one after the other.
     """
 
     name: str
@@ -41,6 +57,7 @@ class Layout:
     elements: int
     axis: str | None = None
     cuts: tuple[int, ...] | None = None
+    blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.elements < 0:
@@ -50,6 +67,8 @@ class Layout:
                 raise LayoutError(
                     f"layout {self.name}: {piece.parameter} has a negative start or size"
                 )
+        if self.blocks is not None:
+            self._inspect_blocks(self.blocks)
         if self.cuts is None:
             return
         if self.axis is None:
@@ -57,11 +76,23 @@ class Layout:
         if any(low > high for low, high in pairwise(self.cuts)) or len(self.cuts) < 2:
             raise LayoutError(f"layout {self.name}: cuts {self.cuts} must ascend")
 
+    def _inspect_blocks(self, blocks: tuple[int, ...]) -> None:
+        if self.axis is None or self.cuts is not None:
+            raise LayoutError(f"layout {self.name}: blocks need an axis, and no cuts")
+        ends = (*blocks, self.elements)
+        if not blocks or blocks[0] != 0 or any(low > high for low, high in pairwise(ends)):
+            raise LayoutError(
+                f"layout {self.name}: blocks {blocks} must ascend from 0 to {self.elements}"
+            )
+
     def segment(self, coordinate: int, count: int) -> tuple[int, int]:
         """Start and size of what the rank at `coordinate` of `count` along the axis owns.
 
+        Both are of the buffer that holds the whole tensor: with blocks, segments stand in it one
+        after the other.
+
         Raises:
-            LayoutError: `count` does not fit the cuts, or does not divide the elements.
+            LayoutError: `count` does not fit the cuts, or does not divide the elements, or a block.
         """
         if self.axis is None:
             return 0, self.elements
@@ -72,12 +103,48 @@ class Layout:
                     f"{count + 1} needed"
                 )
             return self.cuts[coordinate], self.cuts[coordinate + 1] - self.cuts[coordinate]
-        if self.elements % count:
-            raise LayoutError(
-                f"layout {self.name}: {self.elements} elements in {count} equal segments"
-            )
+        for start, end in self._blocks():
+            if (end - start) % count:
+                raise LayoutError(
+                    f"layout {self.name}: {end - start} elements in {count} equal segments"
+                )
         size = self.elements // count
         return coordinate * size, size
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Start and end of each block; of the whole, where there are none."""
+        return pairwise((*(self.blocks or (0,)), self.elements))
+
+    def fragments(self, count: int, coordinate: int | None = None) -> Iterator[Fragment]:
+        """Which parts of which parameters a buffer holds, in order of blocks.
+
+        Args:
+            count: ranks along the axis.
+            coordinate: of the rank whose segment the buffer holds; None for the whole tensor.
+        """
+        if self.axis is None or (self.blocks is None and coordinate is None):
+            yield from self._within(0, self.elements, 0)
+        elif self.blocks is None:
+            assert coordinate is not None
+            start, size = self.segment(coordinate, count)
+            yield from self._within(start, start + size, 0)
+        else:
+            segment = self.segment(0, count)[1]
+            for start, end in self._blocks():
+                part = (end - start) // count
+                for index in range(count) if coordinate is None else (coordinate,):
+                    low = start + index * part
+                    row = index * segment if coordinate is None else 0
+                    yield from self._within(low, low + part, row + start // count)
+
+    def _within(self, low: int, high: int, position: int) -> Iterator[Fragment]:
+        """Fragments of [low, high), which lies at `position` of the buffer."""
+        for piece in self.pieces:
+            first, end = max(low, piece.start), min(high, piece.end)
+            if first < end:
+                yield Fragment(
+                    piece.parameter, first - piece.start, position + first - low, end - first
+                )
 
     def window(self, start: int, size: int, segment: tuple[int, int]) -> tuple[int, int]:
         """What a segment has of the window, counted from the segment's first element."""

@@ -52,15 +52,36 @@ Box = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Neighbouring axes of the mesh seen as one: a data axis that is split at the node, say.
+
+    The last of `axes` varies fastest with the coordinate. Layouts and views may be cut along the
+    joined axis or along one of its parts; groups and boxes name the parts.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """All ranks, as a grid of named axes. The last axis varies fastest with the rank number."""
 
     axes: tuple[Axis, ...]
+    joined: tuple[Joined, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [axis.name for axis in self.axes]
+        single = [axis.name for axis in self.axes]
+        names = [*single, *(joined.name for joined in self.joined)]
         if len(set(names)) != len(names):
             raise MeshError(f"mesh axes must have different names, got {', '.join(names)}")
+        for joined in self.joined:
+            start = single.index(joined.axes[0]) if joined.axes and joined.axes[0] in single else 0
+            if not joined.axes or tuple(single[start : start + len(joined.axes)]) != joined.axes:
+                raise MeshError(
+                    f"joined axis {joined.name}: {', '.join(joined.axes) or 'nothing'} "
+                    f"must be neighbours among {', '.join(single)}, in this order"
+                )
 
     @property
     def size(self) -> int:
@@ -76,20 +97,45 @@ class Mesh:
         for axis in self.axes:
             if axis.name == name:
                 return axis.size
-        known = ", ".join(axis.name for axis in self.axes)
+        return prod(self.axis_size(part) for part in self.parts(name))
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The axes that axis `name` consists of: itself, or those that it joins.
+
+        Raises:
+            MeshError: the mesh has no such axis.
+        """
+        single = [axis.name for axis in self.axes]
+        if name in single:
+            return (name,)
+        for joined in self.joined:
+            if joined.name == name:
+                return joined.axes
+        known = ", ".join([*single, *(joined.name for joined in self.joined)])
         raise MeshError(f"no axis {name!r}; the mesh has {known or 'none'}")
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where `rank` sits: axis name to coordinate."""
+        """Where `rank` sits: axis name to coordinate, along joined axes too."""
         if not 0 <= rank < self.size:
             raise MeshError(f"rank {rank} is outside 0 to {self.size - 1}")
         found: dict[str, int] = {}
         for axis in reversed(self.axes):
             rank, found[axis.name] = divmod(rank, axis.size)
-        return {axis.name: found[axis.name] for axis in self.axes}
+        return self.completed({axis.name: found[axis.name] for axis in self.axes})
+
+    def completed(self, coordinates: Coordinates) -> dict[str, int]:
+        """`coordinates`, which name every single axis, with those along joined axes."""
+        found = dict(coordinates)
+        sizes = {axis.name: axis.size for axis in self.axes} if self.joined else {}
+        for joined in self.joined:
+            number = 0
+            for part in joined.axes:
+                number = number * sizes[part] + coordinates[part]
+            found[joined.name] = number
+        return found
 
     def rank(self, coordinates: Coordinates) -> int:
-        """The rank number at `coordinates`, which name every axis."""
+        """The rank number at `coordinates`, which name every single axis."""
         number = 0
         for axis in self.axes:
             number = number * axis.size + coordinates[axis.name]
@@ -104,7 +150,10 @@ class Mesh:
         limits = {axis.name: range(axis.size) for axis in self.axes}
         named: set[str] = set()
         for span in box:
-            size = self.axis_size(span.axis)
+            if span.axis not in limits:
+                known = ", ".join(limits)
+                raise MeshError(f"no axis {span.axis!r}; the mesh has {known or 'none'}")
+            size = len(limits[span.axis])
             if span.axis in named:
                 raise MeshError(f"axis {span.axis} is limited twice")
             if span.end > size:

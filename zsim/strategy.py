@@ -1,10 +1,15 @@
-"""How a model is sharded and trained: every knob of zsim's own ZeRO stages."""
+"""How a model is sharded and trained: zsim's own ZeRO stages, or those of another runtime."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import assert_never
 
 from zsim.dtype import DType
 from zsim.rule import SGD, Adam
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp1 import FSDP1
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtime.megatron import Megatron
 
 
 class StrategyError(ValueError):
@@ -53,9 +58,15 @@ class Keep(StrEnum):
 
 
 class Checkpointing(StrEnum):
-    """Which activations are kept for backward. FULL: of a block, its input alone."""
+    """Which activations are kept for backward.
+
+    FULL: of a block, its input alone. SELECTIVE: all but the softmax of plain attention's scores,
+    which the module itself makes again (Korthikanti et al. 2022, section 5): the schedule runs
+    nothing twice.
+    """
 
     NONE = "none"
+    SELECTIVE = "selective"
     FULL = "full"
 
 
@@ -82,6 +93,30 @@ class LossScale:
             raise StrategyError("loss_scale: growth >= 1, 0 < backoff <= 1 and interval >= 1")
 
 
+Runtime = FSDP1 | FSDP2 | DeepSpeed | Megatron
+"""A runtime whose order of operations is emulated, with its options."""
+
+STAGES: dict[type[Runtime], tuple[int, ...]] = {
+    FSDP1: (3,),
+    FSDP2: (3,),
+    DeepSpeed: (1, 2, 3),
+    Megatron: (1,),
+}
+"""The ZeRO stages that each runtime is or has."""
+
+OWN_KNOBS = (
+    "bucket_elements",
+    "prefetch_units",
+    "gathered_elements",
+    "keep_after_forward",
+    "reduce_once",
+    "reductions_in_flight",
+    "host_ahead_units",
+    "secondary",
+)
+"""Fields that say something of zsim's own stages alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Degrees of parallelism, ZeRO stage, precision and the knobs of the schedule.
@@ -89,7 +124,10 @@ class Strategy:
     Attributes:
         stage: ZeRO stage (Rajbhandari et al. 2020, section 5): 0 replicates everything, 1 shards
             optimizer state, 2 gradients as well, 3 parameters as well.
-        data: ranks of the data axis.
+        data: ranks of the data axis, over which model states are sharded.
+        replicate: replicas of the sharded model states, each with other data: gradients are reduced
+            over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023, section
+            3.2.2; MiCS, Zhang et al. 2022).
         tensor: ranks of the tensor axis, inside units (Shoeybi et al. 2019, section 3).
         gradient_accumulation_steps: micro-batches per optimizer step.
         precision: format of forward and backward.
@@ -109,6 +147,10 @@ class Strategy:
             on; at 0 compute waits for each reduction.
         host_ahead_units: units that the host may issue ahead of the device, in forward and
             backward; None does not limit.
+        secondary: stage 3: after the first forward of a step parameters stay sharded over so many
+            neighbouring ranks of the data axis, where later gathers find them (hpZ, Wang et al.
+            2023, section 3.2); None keeps no secondary shards.
+        emulate: the runtime whose order is taken, instead of zsim's own.
         checkpointing: which activations are kept.
         partition_checkpoints: keep a rank's share of each checkpoint and gather it over the tensor
             axis before recompute (ZeRO-R Pa, section 6.1).
@@ -117,6 +159,7 @@ class Strategy:
     stage: int
     data: int = 1
     tensor: int = 1
+    replicate: int = 1
     gradient_accumulation_steps: int = 1
     precision: Precision = Precision.FP32
     optimizer: Adam | SGD = field(default_factory=Adam)
@@ -129,13 +172,21 @@ class Strategy:
     reduce_once: bool = False
     reductions_in_flight: int = 1
     host_ahead_units: int | None = None
+    secondary: int | None = None
+    emulate: Runtime | None = None
     checkpointing: Checkpointing = Checkpointing.NONE
     partition_checkpoints: bool = False
 
     def __post_init__(self) -> None:
         if self.stage not in (0, 1, 2, 3):
             raise StrategyError(f"stage: {self.stage} must be 0, 1, 2 or 3")
-        for name in ("data", "tensor", "gradient_accumulation_steps", "bucket_elements"):
+        for name in (
+            "data",
+            "tensor",
+            "replicate",
+            "gradient_accumulation_steps",
+            "bucket_elements",
+        ):
             if getattr(self, name) < 1:
                 raise StrategyError(f"{name}: {getattr(self, name)} must be at least 1")
         for name in ("prefetch_units", "reductions_in_flight"):
@@ -147,13 +198,73 @@ class Strategy:
             raise StrategyError(f"gathered_elements: {self.gathered_elements} must be at least 0")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise StrategyError(f"clip_norm: {self.clip_norm} must be more than 0")
-        if self.partition_checkpoints and self.checkpointing is Checkpointing.NONE:
+        if self.emulate is not None:
+            self._inspect_emulated(self.emulate)
+        if self.secondary is not None and self.stage != 3:
+            raise StrategyError(f"secondary: {self.secondary} is for stage 3, not {self.stage}")
+        inner = self.inner
+        if inner is not None and (inner < 1 or self.data % inner):
+            raise StrategyError(f"{self._inner_name}: {inner} must divide data = {self.data}")
+        if self.partition_checkpoints and self.checkpointing is not Checkpointing.FULL:
             raise StrategyError("partition_checkpoints: true needs checkpointing = full")
+
+    def _inspect_emulated(self, runtime: Runtime) -> None:
+        stages = STAGES[type(runtime)]
+        if self.stage not in stages:
+            allowed = " or ".join(map(str, stages))
+            raise StrategyError(
+                f"stage: {self.stage} must be {allowed} for {type(runtime).__name__}"
+            )
+        if isinstance(runtime, DeepSpeed) and self.replicate > 1:
+            raise StrategyError(f"replicate: {self.replicate} is not modelled for DeepSpeed")
+        for knob in fields(self):
+            value = getattr(self, knob.name)
+            if knob.name in OWN_KNOBS and value != knob.default:
+                raise StrategyError(
+                    f"{knob.name}: {value} is for zsim's own stages; "
+                    f"with emulate it stays at {knob.default}"
+                )
 
     @property
     def ranks(self) -> int:
         """World size."""
-        return self.data * self.tensor
+        return self.replicas * self.tensor
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that see different data: what gradients are averaged over."""
+        return self.replicate * self.data
+
+    @property
+    def moments(self) -> int:
+        """Numbers that the optimizer keeps for each parameter: Adam two, SGD none."""
+        return 2 if isinstance(self.optimizer, Adam) else 0
+
+    @property
+    def inner(self) -> int | None:
+        """Inner ranks of a data axis that is split in two; None if it is not."""
+        match self.emulate:
+            case FSDP2(reshard_after_forward=reshard):
+                # Over all ranks it is the same as true, and PyTorch takes it so.
+                return None if isinstance(reshard, bool) or reshard == self.data else reshard
+            case DeepSpeed(zero_hpz_partition_size=size):
+                return size if size > 1 and self.stage == 3 else None
+            case FSDP1() | Megatron():
+                return None
+            case None:
+                return self.secondary
+            case _:
+                assert_never(self.emulate)
+
+    @property
+    def _inner_name(self) -> str:
+        match self.emulate:
+            case FSDP2():
+                return "fsdp2.reshard_after_forward"
+            case DeepSpeed():
+                return "deepspeed.zero_hpz_partition_size"
+            case _:
+                return "secondary"
 
     @property
     def reduces_once(self) -> bool:

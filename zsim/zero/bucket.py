@@ -1,35 +1,62 @@
 """Buckets: which parameters are gathered and reduced as one, and where each lies.
 
-A bucket holds whole parameters and is padded to a multiple of the data axis, so that every rank
-owns an equal shard. In stage 3 a bucket never crosses a unit; in the others it may, and is filled
-in the order of backward, so that it is complete as early as can be. A parameter that several units
-use is a bucket of its own.
+A bucket of zsim's own stages holds whole parameters and is padded to a multiple of the data axis,
+so that every rank owns an equal shard. In stage 3 a bucket never crosses a unit; in the others it
+may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
+that several units use is a bucket of its own. Other runtimes fill and pad in their own way:
+`numbered` makes buckets of any groups of parameters.
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from zsim.layout import Layout, Piece
 from zsim.model import Model, Parameter
 from zsim.strategy import Strategy
+from zsim.zero.draft import DATA, TENSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The parameters that one unit has in one bucket: `size` elements from `start` on."""
+    """The parameters that one unit has in one bucket.
+
+    Attributes:
+        bucket: number of the bucket.
+        parameters: in the order of the unit.
+        starts: where each begins in the bucket, seen as whole parameters one after the other.
+        layout: of the unit's gradients, one after the other, where they do not lie so in the
+            bucket: they are then copied by parameter.
+    """
 
     bucket: int
-    start: int
-    size: int
     parameters: tuple[Parameter, ...]
+    starts: tuple[int, ...]
+    layout: Layout | None = None
+
+    @property
+    def start(self) -> int:
+        """Where the first parameter begins."""
+        return self.starts[0]
+
+    @property
+    def size(self) -> int:
+        """Elements of all parameters, without padding."""
+        return sum(parameter.elements for parameter in self.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """One flat tensor: `elements` of parameters, then padding up to `padded`."""
+    """One flat tensor: `elements` of parameters, and padding up to `padded`.
+
+    `layout` is how ranks own it; `plain` the layout of whole parameters one after the other, the
+    same but where ranks own a part of each of its blocks.
+    """
 
     index: int
     layout: Layout
+    plain: Layout
     elements: int
     shard: int
     units: tuple[int, ...]
@@ -52,6 +79,37 @@ class Buckets:
     all: tuple[Bucket, ...]
     runs: tuple[tuple[Run, ...], ...]
 
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Every layout that buckets and runs name, each once."""
+        found = {layout.name: layout for each in self.all for layout in (each.layout, each.plain)}
+        for runs in self.runs:
+            found |= {run.layout.name: run.layout for run in runs if run.layout is not None}
+        return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Where the parameters of a bucket begin, its elements with padding, and its blocks if any."""
+
+    starts: tuple[int, ...]
+    elements: int
+    blocks: tuple[int, ...] | None = None
+
+
+Place = Callable[[Sequence[Parameter]], Placing]
+"""How a runtime lays the parameters of a bucket out."""
+
+
+def one_after_the_other(ranks: int) -> Place:
+    """Parameters without gaps, padded at the end to a multiple of `ranks`."""
+
+    def place(parameters: Sequence[Parameter]) -> Placing:
+        starts = (0, *accumulate(parameter.elements for parameter in parameters))
+        return Placing(starts=starts[:-1], elements=-(-starts[-1] // ranks) * ranks)
+
+    return place
+
 
 def fill(model: Model, strategy: Strategy) -> Buckets:
     """Distribute the parameters of `model` over buckets."""
@@ -71,71 +129,115 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
                 open_group = []
                 groups.append(open_group)
             open_group.append(parameter)
-    return _number(model, strategy, groups)
+    return numbered(model, groups, place=one_after_the_other(strategy.data), ranks=strategy.data)
 
 
-def _number(model: Model, strategy: Strategy, groups: list[list[Parameter]]) -> Buckets:
-    """Name the groups in the order of their first use in forward, and find each unit's runs."""
-    owner = {member.name: id(group) for group in groups for member in group}
-    by_id = {id(group): group for group in groups}
-    order: list[int] = []
+def numbered(
+    model: Model,
+    groups: Sequence[Sequence[Parameter]],
+    *,
+    place: Place,
+    ranks: int,
+    name: str = "bucket",
+) -> Buckets:
+    """Buckets of `groups`, numbered in the order of their first use in forward.
+
+    Args:
+        model: whose parameters they are, each in one group.
+        groups: the parameters of each bucket, in their order in it.
+        place: how they are laid out.
+        ranks: along the data axis, over which every bucket is cut.
+        name: what buckets are called; their numbers follow it.
+    """
+    owner = {member.name: number for number, group in enumerate(groups) for member in group}
     users: dict[int, list[int]] = {}
     for index, unit in enumerate(model.units):
         for parameter in unit.parameters:
-            group = owner[parameter.name]
-            if group not in users:
-                order.append(group)
-            if index not in users.setdefault(group, []):
-                users[group].append(index)
-    number = {group: position for position, group in enumerate(order)}
+            using = users.setdefault(owner[parameter.name], [])
+            if index not in using:
+                using.append(index)
+    position = {number: place_ for place_, number in enumerate(users)}
     starts: dict[str, int] = {}
     made: list[Bucket] = []
-    for position, group in enumerate(order):
-        pieces: list[Piece] = []
-        end = 0
-        for member in by_id[group]:
-            copies = ("tensor",) if model.tensor > 1 and not member.tensor_sharded else ()
-            pieces.append(
-                Piece(parameter=member.name, start=end, size=member.elements, copies=copies)
-            )
-            starts[member.name] = end
-            end += member.elements
-        shard = -(-end // strategy.data)
-        layout = Layout(
-            name=f"bucket{position}",
-            pieces=tuple(pieces),
-            elements=shard * strategy.data,
-            axis="data",
-        )
+    for number, units in users.items():
+        placed = place(groups[number])
+        starts |= {
+            member.name: start for member, start in zip(groups[number], placed.starts, strict=True)
+        }
         made.append(
-            Bucket(
-                index=position,
-                layout=layout,
-                elements=end,
-                shard=shard,
-                units=tuple(users[group]),
+            _bucket(
+                model,
+                len(made),
+                groups[number],
+                placed=placed,
+                ranks=ranks,
+                units=tuple(units),
+                name=name,
             )
         )
-    return Buckets(all=tuple(made), runs=_runs(model, owner, number, starts))
-
-
-def _runs(
-    model: Model, owner: dict[str, int], number: dict[int, int], starts: dict[str, int]
-) -> tuple[tuple[Run, ...], ...]:
     runs: list[tuple[Run, ...]] = []
     for unit in model.units:
         members: dict[int, list[Parameter]] = {}
         for parameter in unit.parameters:
-            members.setdefault(number[owner[parameter.name]], []).append(parameter)
+            members.setdefault(position[owner[parameter.name]], []).append(parameter)
         runs.append(
             tuple(
-                Run(
-                    bucket=bucket,
-                    start=starts[own[0].name],
-                    size=sum(parameter.elements for parameter in own),
-                    parameters=tuple(own),
-                )
-                for bucket, own in members.items()
+                _run(f"{unit.name}/gradient{number}", made[bucket], own, starts)
+                for number, (bucket, own) in enumerate(members.items())
             )
         )
-    return tuple(runs)
+    return Buckets(all=tuple(made), runs=tuple(runs))
+
+
+def _bucket(
+    model: Model,
+    index: int,
+    members: Sequence[Parameter],
+    *,
+    placed: Placing,
+    ranks: int,
+    units: tuple[int, ...],
+    name: str,
+) -> Bucket:
+    pieces: list[Piece] = []
+    for member, start in zip(members, placed.starts, strict=True):
+        copies = (TENSOR,) if model.tensor > 1 and not member.tensor_sharded else ()
+        pieces.append(
+            Piece(parameter=member.name, start=start, size=member.elements, copies=copies)
+        )
+    layout = Layout(
+        name=f"{name}{index}",
+        pieces=tuple(pieces),
+        elements=placed.elements,
+        axis=DATA,
+        blocks=placed.blocks,
+    )
+    plain = layout
+    if placed.blocks is not None:
+        plain = Layout(name=f"{name}{index}/whole", pieces=tuple(pieces), elements=placed.elements)
+    return Bucket(
+        index=index,
+        layout=layout,
+        plain=plain,
+        elements=sum(member.elements for member in members),
+        shard=placed.elements // ranks,
+        units=units,
+    )
+
+
+def _run(name: str, bucket: Bucket, members: list[Parameter], starts: dict[str, int]) -> Run:
+    """What a unit has in `bucket`; `name` is that of the layout of its gradients."""
+    at = tuple(starts[member.name] for member in members)
+    run = Run(bucket=bucket.index, parameters=tuple(members), starts=at)
+    ends = [start + member.elements for start, member in zip(at, members, strict=True)]
+    if bucket.plain is bucket.layout and all(
+        end == start for end, start in zip(ends, at[1:], strict=False)
+    ):
+        return run
+    alone = (0, *accumulate(member.elements for member in members))
+    pieces = [
+        Piece(parameter=member.name, start=low, size=high - low)
+        for member, (low, high) in zip(members, pairwise(alone), strict=True)
+    ]
+    layout = Layout(name=name, pieces=tuple(pieces), elements=alone[-1])
+    return Run(bucket=bucket.index, parameters=tuple(members), starts=at, layout=layout)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from zsim.dtype import DType
-from zsim.operation import Allocate, Edge, Free, HostWait, Operation, View
+from zsim.operation import Allocate, Edge, Free, FreeMode, HostWait, Operation, View
 from zsim.schedule import Buffer, Kind
 
 COMPUTE = "compute"
@@ -11,8 +11,13 @@ COMMUNICATION = "communication"
 POOL = "device"
 DATA = "data"
 TENSOR = "tensor"
+REPLICATE = "replicate"
+INNER = "inner"
+OUTER = "outer"
+"""Axes, and the groups along each. Where the data axis is split, its parts are outer and inner."""
 WORLD = "world"
-"""Axes, and the groups along each and along both."""
+REPLICA = "replica"
+"""Groups of all ranks, and of those that hold the model's states once."""
 
 
 class Draft:
@@ -82,17 +87,26 @@ class Draft:
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
         self.operations.append(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 
-    def free(self, name: str, uses: Iterable[str] = (), *, verb: str = "free") -> None:
-        """Give the memory back; the home stream waits for `uses`. `verb` tells two frees apart."""
+    def free(
+        self,
+        name: str,
+        uses: Iterable[str] = (),
+        *,
+        verb: str = "free",
+        mode: FreeMode = FreeMode.WAITED,
+    ) -> None:
+        """Give the memory back after `uses`, as `mode` says. `verb` tells two frees apart.
+
+        The book of the draft returns the memory at once, whatever the mode.
+        """
         self.alive.remove(name)
         self.alive_bytes -= self.buffers[name].size_bytes
-        self.operations.append(
-            Free(id=f"{self.prefix}/{verb}/{name}", buffer=name, uses=tuple(uses))
-        )
+        path = f"{self.prefix}/{verb}/{name}"
+        self.operations.append(Free(id=path, buffer=name, mode=mode, uses=tuple(uses)))
 
-    def host_wait(self, operation: Edge) -> None:
+    def host_wait(self, operation: Edge, name: str = "host_wait") -> None:
         """The host stops until `operation` has finished."""
-        self.operations.append(HostWait(id=self.path("host_wait"), operation=operation))
+        self.operations.append(HostWait(id=self.path(name), operation=operation))
 
     def side(self, prefix: str) -> "Draft":
         """A list for one side of a branch: same buffers, own operations, own copy of the book."""

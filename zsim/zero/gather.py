@@ -1,18 +1,23 @@
 """Stage 3: parameters are gathered before they are used and freed after.
 
+With secondary shards (hpZ, Wang et al. 2023, section 3.2) the first gather of a step leaves every
+rank a shard among its inner ranks, and later gathers of the step stay among those.
+
 Each bucket is needed for a while: from its first to its last use in a forward or backward (or from
 forward to backward, where parameters are kept). Gathers are issued in the order in which they are
 needed, `prefetch_units` visits ahead, while no more than `gathered_elements` are gathered at once.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.operation import AllGather, Edge, Previous
+from zsim.layout import Layout
+from zsim.operation import AllGather, Copy, Edge, Previous, View
 from zsim.schedule import Kind
 from zsim.strategy import Keep, Strategy
-from zsim.zero.bucket import Buckets
-from zsim.zero.draft import COMMUNICATION, DATA, Draft
+from zsim.zero.bucket import Bucket, Buckets
+from zsim.zero.draft import COMMUNICATION, DATA, INNER, Draft
 from zsim.zero.flow import UnitVisit
 from zsim.zero.state import BucketState, gather_path, update_path
 
@@ -49,6 +54,10 @@ class Gathers:
         self.open: dict[int, list[tuple[Need, str]]] = {}
         self.ending: dict[int, list[Need]] = {}
         self.updated: set[int] = set()
+        self.waiting = Counter(need.bucket for need in self.needs)
+        self.layouts: list[Layout] = []
+        if strategy.secondary is not None:
+            self.layouts = [_inner_layout(bucket) for bucket in buckets.all]
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """The buffer that holds the whole bucket during `visit`."""
@@ -95,7 +104,6 @@ class Gathers:
 
     def _gather(self, need: Need) -> None:
         draft, bucket = self.draft, self.buckets.all[need.bucket]
-        shard = self.states[need.bucket].parameter
         name = draft.buffer(
             need.buffer,
             bucket.padded,
@@ -106,30 +114,74 @@ class Gathers:
         )
         draft.allocate(name)
         after: tuple[Edge, ...] = ()
-        if need.bucket not in self.updated:
+        first = need.bucket not in self.updated
+        if first:
             # The first gather of a step reads what the last step's update wrote.
             self.updated.add(need.bucket)
             after = (Previous(update_path(bucket, self.strategy)),)
+        again = not first and self.strategy.secondary is not None
+        shard = _secondary(bucket) if again else self.states[need.bucket].parameter
         operation = draft.add(
             AllGather(
                 id=draft.path(f"gather/{name}"),
                 stream=COMMUNICATION,
                 after=after,
-                group=DATA,
+                group=INNER if again else DATA,
                 source=draft.all(shard),
                 target=draft.all(name),
                 wire=self.strategy.precision.compute,
             )
         )
+        self.waiting[need.bucket] -= 1
+        if self.strategy.secondary is not None:
+            self._settle_secondary(bucket, name, first=first)
         self.gathered_elements += bucket.padded
         self.open.setdefault(need.first, []).append((need, operation))
         self.ending.setdefault(need.last, []).append(need)
+
+    def _settle_secondary(self, bucket: Bucket, gathered: str, *, first: bool) -> None:
+        """Keep the secondary shard of what was gathered first; drop it after the last gather."""
+        draft, inner = self.draft, self.strategy.secondary
+        assert inner is not None
+        left = self.waiting[bucket.index]
+        if first and left:
+            shard = draft.buffer(
+                _secondary(bucket),
+                bucket.padded // inner,
+                self.strategy.precision.compute,
+                Kind.COMMUNICATION,
+                home=COMMUNICATION,
+                layout=_secondary(bucket),
+                shard=INNER,
+            )
+            draft.allocate(shard)
+            draft.add(
+                Copy(
+                    id=draft.path(f"keep/{shard}"),
+                    stream=COMMUNICATION,
+                    source=View(buffer=gathered, size=bucket.padded // inner, axis=INNER),
+                    target=draft.all(shard),
+                )
+            )
+        elif not first and not left:
+            draft.free(_secondary(bucket))
 
     def after(self, index: int, used: str) -> None:
         """Free what visit `index` needed last; `used` is its last operation."""
         for need in self.ending.pop(index, ()):
             self.draft.free(need.buffer, (used,))
             self.gathered_elements -= self.buckets.all[need.bucket].padded
+
+
+def _secondary(bucket: Bucket) -> str:
+    return f"{bucket.name}/secondary"
+
+
+def _inner_layout(bucket: Bucket) -> Layout:
+    """A bucket cut over the inner ranks alone."""
+    return Layout(
+        name=_secondary(bucket), pieces=bucket.layout.pieces, elements=bucket.padded, axis=INNER
+    )
 
 
 class Replicas:

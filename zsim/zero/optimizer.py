@@ -1,14 +1,16 @@
-"""The end of a step: overflow test, clipping, update of shards, gather of updated parameters.
+"""The end of a step: overflow test, clipping, and the update of what a rank trains.
 
 Order of the arithmetic, as mixed-precision runtimes have it: gradients are tested and measured as
 they were reduced (scaled, with fp16), cast to the optimizer's format, unscaled, clipped, applied.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind
 from zsim.operation import (
     Action,
-    AllGather,
     AllReduce,
     Branch,
     Compute,
@@ -23,41 +25,75 @@ from zsim.operation import (
 from zsim.rule import Adam, ClipNorm
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
-from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, WORLD, Draft
-from zsim.zero.reduce import Reduced
-from zsim.zero.state import (
-    GOOD_STEPS,
-    LOSS_SCALE,
-    SKIPPED_STEPS,
-    STEP,
-    BucketState,
-    own_view,
-    update_path,
-    updated_view,
-)
+from zsim.zero.draft import COMMUNICATION, COMPUTE, WORLD, Draft
+from zsim.zero.frame import replica_group
+from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A tensor that one rank updates.
+
+    Attributes:
+        name: last part of the path of its operations.
+        gradient: the reduced gradient; its buffer is freed after the update unless it is kept.
+        measured: the part of it that counts in a norm: every rank measures another one.
+        after: what completes the gradient.
+        parameter: what the update writes: what is trained, or its copy in the compute format.
+        master: what is trained, if that is not the parameter.
+        moments: first and second moments for Adam, nothing for SGD.
+        keeps_gradient: whether the gradient's buffer outlives the step.
+    """
+
+    name: str
+    gradient: View
+    measured: View
+    after: tuple[Edge, ...]
+    parameter: View
+    master: View | None
+    moments: tuple[View, ...]
+    keeps_gradient: bool = False
+
+
+Updated = Callable[[Draft, Trained, str], None]
+"""What follows the update of a tensor: the draft, the tensor, the operation that wrote it."""
+
+
+def _nothing(_draft: Draft, _item: Trained, _operation: str) -> None:
+    """Nothing follows an update."""
+
+
 class Ending:
-    """Writes what follows the last backward of a step."""
+    """Writes what follows the last backward of a step.
+
+    Args:
+        draft: what is written to.
+        strategy: which optimizer, whether it clips, whether there is a loss scale.
+        trained: every tensor that a rank updates, in order.
+        measured_after: what completes all gradients.
+        updated: called after each update.
+        stream: on which the overflow flag and the norm are reduced.
+    """
 
     def __init__(
         self,
         draft: Draft,
         strategy: Strategy,
+        trained: Sequence[Trained],
         *,
-        buckets: Buckets,
-        states: tuple[BucketState, ...],
-        reduced: dict[int, Reduced],
+        measured_after: tuple[Edge, ...],
+        updated: Updated = _nothing,
+        stream: str = COMMUNICATION,
     ) -> None:
         self.draft = draft
         self.strategy = strategy
-        self.buckets = buckets
-        self.states = states
-        self.reduced = reduced
+        self.trained = trained
+        self.measured_after = measured_after
+        self.updated = updated
+        self.stream = stream
 
     def write(self) -> None:
         """Append to the draft; with fp16 everything stands in a branch on the overflow flag."""
@@ -68,7 +104,7 @@ class Ending:
             return
         flag = self._one_number("overflow")
         draft.allocate(flag)
-        self._measure(draft, Action.FINITE, flag, Reduction.MAX)
+        self._measure(draft, Action.FINITE, flag, Reduction.MAX, trained=self.trained, group=WORLD)
         skip, go_on = draft.side("step/skip"), draft.side("step/update")
         self._skip(skip)
         self._update(go_on)
@@ -89,20 +125,25 @@ class Ending:
     def _one_number(self, name: str) -> str:
         return self.draft.buffer(name, 1, self.strategy.precision.optimizer, Kind.WORKSPACE)
 
-    def _measure(self, draft: Draft, action: Action, target: str, reduction: Reduction) -> None:
-        """One number over all gradients, then over all ranks."""
-        operands: list[Operand] = []
-        elements = 0
-        for bucket in self.buckets.all:
-            view = own_view(draft, bucket, self.reduced[bucket.index].buffer)
-            operands.append(Operand(role=Role.GRADIENT, view=view))
-            elements += view.size
+    def _measure(
+        self,
+        draft: Draft,
+        action: Action,
+        target: str,
+        reduction: Reduction,
+        *,
+        trained: Sequence[Trained],
+        group: str,
+    ) -> None:
+        """One number over the gradients of `trained`, then over all ranks of `group`."""
+        operands = [Operand(role=Role.GRADIENT, view=item.measured) for item in trained]
+        elements = sum(item.measured.size for item in trained)
         operands.append(Operand(role=Role.OUTPUT, view=draft.all(target)))
         measured = draft.add(
             Compute(
                 id=draft.path(f"{target}/measure"),
                 stream=COMPUTE,
-                after=self._all_reduced(),
+                after=self.measured_after,
                 action=action,
                 operands=tuple(operands),
                 kernels=(self._kernel(elements, reads=1, writes=0),),
@@ -112,9 +153,9 @@ class Ending:
         draft.add(
             AllReduce(
                 id=draft.path(f"{target}/reduce"),
-                stream=COMMUNICATION,
+                stream=self.stream,
                 after=(measured,),
-                group=WORLD,
+                group=group,
                 source=draft.all(target),
                 target=draft.all(target),
                 reduction=reduction,
@@ -123,18 +164,12 @@ class Ending:
             )
         )
 
-    def _all_reduced(self) -> tuple[Edge, ...]:
-        """The last reduction: communication runs in order, so it ends after all others."""
-        if not self.reduced:
-            return ()
-        last = list(self.reduced.values())[-1]
-        return (last.operation,)
-
     def _skip(self, draft: Draft) -> None:
         """Gradients overflowed: nothing is updated, the loss scale falls."""
         scale = self.strategy.loss_scale
-        for bucket in self.buckets.all:
-            draft.free(self.reduced[bucket.index].buffer, ("step/update/overflow/measure",))
+        for item in self.trained:
+            if not item.keeps_gradient:
+                draft.free(item.gradient.buffer, ("step/update/overflow/measure",))
         draft.add(
             SetScalar(
                 id=draft.path(LOSS_SCALE),
@@ -149,13 +184,9 @@ class Ending:
     def _update(self, draft: Draft) -> None:
         strategy = self.strategy
         draft.add(SetScalar(id=draft.path(STEP), scalar=STEP, add=1.0))
-        norm = None
-        if strategy.clip_norm is not None:
-            norm = self._one_number("norm")
-            draft.allocate(norm)
-            self._measure(draft, Action.NORM, norm, Reduction.SUM)
-        for bucket in self.buckets.all:
-            self._update_bucket(draft, bucket, norm)
+        norm = self._norm(draft)
+        for item in self.trained:
+            self._update_one(draft, item, norm)
         if norm is not None:
             draft.free(norm, (draft.path("norm/reduce"),))
         if strategy.precision is Precision.FP16:
@@ -171,52 +202,49 @@ class Ending:
                 )
             )
 
-    def _update_bucket(self, draft: Draft, bucket: Bucket, norm: str | None) -> None:
-        strategy = self.strategy
-        reduced = self.reduced[bucket.index]
-        gradient = updated_view(draft, bucket, reduced.buffer, strategy)
-        parameter = self.states[bucket.index].parameter
-        outer, draft.prefix = draft.prefix, f"{draft.prefix}/{bucket.name}"
-        after: tuple[Edge, ...] = (reduced.operation,)
+    def _norm(self, draft: Draft) -> str | None:
+        """The buffer of the squared norm, which `norm/reduce` makes; None if nothing is clipped."""
+        if self.strategy.clip_norm is None:
+            return None
+        self._measure_norm(draft, "norm", self.trained)
+        return "norm"
+
+    def _measure_norm(self, draft: Draft, name: str, trained: Sequence[Trained]) -> None:
+        """The square of the norm of the gradients of `trained`, in a buffer called `name`."""
+        draft.allocate(self._one_number(name))
+        group = replica_group(self.strategy)
+        self._measure(draft, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
+
+    def _update_one(self, draft: Draft, item: Trained, norm: str | None) -> None:
+        optimizer = self.strategy.precision.optimizer
+        gradient, after = item.gradient, item.after
+        outer, draft.prefix = draft.prefix, f"{draft.prefix}/{item.name}"
         cast = None
-        if strategy.precision.has_master:
-            cast = draft.buffer(
-                f"{bucket.name}/cast", gradient.size, strategy.precision.optimizer, Kind.WORKSPACE
-            )
+        if draft.buffers[gradient.buffer].dtype is not optimizer:
+            cast = draft.buffer(f"{item.name}/cast", gradient.size, optimizer, Kind.WORKSPACE)
             draft.allocate(cast)
-            draft.add(
-                Copy(
-                    id=draft.path("widen"),
-                    stream=COMPUTE,
-                    after=after,
-                    source=gradient,
-                    target=draft.all(cast),
-                )
+            widened = Copy(
+                id=draft.path("widen"),
+                stream=COMPUTE,
+                after=after,
+                source=gradient,
+                target=draft.all(cast),
             )
+            draft.add(widened)
             gradient, after = draft.all(cast), ()
-            if strategy.precision is Precision.FP16:
-                self._change(draft, Action.UNSCALE, gradient)
+        if self.strategy.precision is Precision.FP16:
+            self._change(draft, Action.UNSCALE, gradient, after=after)
+            after = ()
         if norm is not None:
             norm_reduced = f"{outer}/norm/reduce"
             self._change(draft, Action.CLIP, gradient, norm=norm, after=(*after, norm_reduced))
             after = ()
-        updated = self._apply(draft, bucket, gradient, after)
+        updated = self._apply(draft, item, gradient, after)
         if cast is not None:
             draft.free(cast)
-        assert updated == update_path(bucket, strategy)
-        if strategy.stage in (1, 2):
-            draft.add(
-                AllGather(
-                    id=draft.path("gather"),
-                    stream=COMMUNICATION,
-                    after=(updated,),
-                    group=DATA,
-                    source=own_view(draft, bucket, parameter),
-                    target=draft.all(parameter),
-                    wire=strategy.precision.compute,
-                )
-            )
-        draft.free(reduced.buffer, (draft.path("update"),))
+        self.updated(draft, item, updated)
+        if not item.keeps_gradient:
+            draft.free(item.gradient.buffer, (draft.path("update"),))
         draft.prefix = outer
 
     def _change(
@@ -249,16 +277,13 @@ class Ending:
             )
         )
 
-    def _apply(self, draft: Draft, bucket: Bucket, gradient: View, after: tuple[Edge, ...]) -> str:
+    def _apply(self, draft: Draft, item: Trained, gradient: View, after: tuple[Edge, ...]) -> str:
         """Update the rank's parameters; the id of what writes them in the compute format."""
-        strategy = self.strategy
-        state = self.states[bucket.index]
-        parameter = updated_view(draft, bucket, state.parameter, strategy)
-        trained = Operand(role=Role.PARAMETER, view=parameter)
-        if state.master is not None:
-            trained = Operand(role=Role.MASTER, view=draft.all(state.master))
-        moments = state.moments
-        adam = isinstance(strategy.optimizer, Adam)
+        rule = self.strategy.optimizer
+        trained = Operand(role=Role.PARAMETER, view=item.parameter)
+        if item.master is not None:
+            trained = Operand(role=Role.MASTER, view=item.master)
+        moments = len(item.moments)
         updated = draft.add(
             Compute(
                 id=draft.path("update"),
@@ -268,19 +293,22 @@ class Ending:
                 operands=(
                     Operand(role=Role.GRADIENT, view=gradient),
                     trained,
-                    *(Operand(role=Role.MOMENT, view=draft.all(moment)) for moment in moments),
+                    *(Operand(role=Role.MOMENT, view=moment) for moment in item.moments),
                 ),
-                kernels=(
-                    self._kernel(gradient.size, reads=2 + len(moments), writes=1 + len(moments)),
-                ),
-                scalars=(STEP,) if adam else (),
-                rule=strategy.optimizer,
+                kernels=(self._kernel(gradient.size, reads=2 + moments, writes=1 + moments),),
+                scalars=(STEP,) if isinstance(rule, Adam) else (),
+                rule=rule,
             )
         )
-        if state.master is None:
+        if item.master is None:
             return updated
         return draft.add(
-            Copy(id=draft.path("cast"), stream=COMPUTE, source=trained.view, target=parameter)
+            Copy(
+                id=draft.path("cast"),
+                stream=COMPUTE,
+                source=trained.view,
+                target=item.parameter,
+            )
         )
 
     def _kernel(self, elements: int, *, reads: int, writes: int) -> Kernel:

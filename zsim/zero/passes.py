@@ -6,7 +6,9 @@ input; it is gathered over the tensor axis before the unit is run again.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
+from zsim.dtype import DType
 from zsim.model import BATCH, Model, ModelError, Segment
 from zsim.operation import (
     Action,
@@ -113,6 +115,7 @@ class Passes:
             self.strategy.precision.compute,
             Kind.WORKSPACE,
             produced=True,
+            layout=None if run.layout is None else run.layout.name,
         )
 
     def _allocate_transients(self, visit: UnitVisit) -> None:
@@ -128,6 +131,9 @@ class Passes:
             draft.allocate(self._value(instance))
         if saves and segment.saved_bytes:
             draft.allocate(self._saved(visit, part))
+        room = self._workspace(visit, part)
+        if room:
+            draft.allocate(room)
         name = draft.add(
             Compute(
                 id=draft.path(f"{part.action}{part.segment}"),
@@ -141,6 +147,8 @@ class Passes:
                 kernels=segment.forward,
             )
         )
+        if room:
+            draft.free(room)
         if segment.reduces_output:
             for instance in part.makes:
                 self._sum(self._value(instance), f"{part.action}{part.segment}/sum")
@@ -153,6 +161,9 @@ class Passes:
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
         for name in made:
             draft.allocate(name)
+        room = self._workspace(visit, part)
+        if room:
+            draft.allocate(room)
         done = draft.add(
             Compute(
                 id=draft.path(f"backward{part.segment}"),
@@ -166,6 +177,8 @@ class Passes:
                 kernels=segment.backward,
             )
         )
+        if room:
+            draft.free(room)
         if segment.saved_bytes:
             draft.free(self._saved(visit, part))
         for value in segment.outputs:
@@ -226,6 +239,8 @@ class Passes:
                 )
                 for instance in part.makes
             ]
+        if room := self._workspace(visit, part):
+            operands.append(Operand(role=Role.WORKSPACE, view=self.draft.all(room)))
         self._operands[key] = tuple(operands)
         return self._operands[key]
 
@@ -259,12 +274,12 @@ class Passes:
         views: dict[str, View] = {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
             if role is Role.PARAMETER:
-                buffer, start = self.held(run.bucket, visit), run.start
+                buffer, starts = self.held(run.bucket, visit), run.starts
             else:
-                buffer, start = self.transient(visit.unit, position), 0
-            for parameter in run.parameters:
+                sizes = (parameter.elements for parameter in run.parameters)
+                buffer, starts = self.transient(visit.unit, position), (0, *accumulate(sizes))
+            for parameter, start in zip(run.parameters, starts, strict=False):
                 views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
-                start += parameter.elements
         return [Operand(role=role, view=views[name]) for name in segment.parameters]
 
     def _segment(self, visit: UnitVisit, part: SegmentVisit) -> Segment:
@@ -274,6 +289,22 @@ class Passes:
         value = self.model.values[instance.value]
         return self.draft.buffer(
             instance.buffer, value.elements, value.dtype, Kind.WORKSPACE, produced=True
+        )
+
+    def _workspace(self, visit: UnitVisit, part: SegmentVisit) -> str:
+        """The buffer of what a segment holds only while it runs; no name if it is nothing."""
+        segment, way = self._segment(visit, part), "forward"
+        size_bytes = segment.forward_workspace_bytes
+        if part.action is Action.BACKWARD:
+            size_bytes, way = segment.backward_workspace_bytes, "backward"
+        if not size_bytes:
+            return ""
+        return self.draft.buffer(
+            f"{self.model.units[visit.unit].name}/workspace{part.segment}/{way}",
+            size_bytes,
+            DType.INT8,
+            Kind.WORKSPACE,
+            produced=True,
         )
 
     def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:

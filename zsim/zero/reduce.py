@@ -3,7 +3,8 @@
 Every contribution is divided by data ranks x micro-batches as it is copied, so that the sum is the
 mean. Where gradients are reduced once, whole buckets of them collect over the micro-batches; the
 first contribution sets, later ones add. Otherwise each micro-batch fills staging memory, and shards
-collect what was reduced.
+collect what was reduced. With several replicas of the sharded states (hybrid sharding) the sum over
+the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, section 3.4).
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from zsim.operation import AllReduce, Copy, Fill, ReduceScatter, View
 from zsim.schedule import Kind
 from zsim.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Run
-from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, Draft
+from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, REPLICATE, Draft
 from zsim.zero.passes import Passes
 from zsim.zero.state import own_view
 
@@ -50,7 +51,7 @@ class Reductions:
         self._progress = [_Progress() for _ in buckets.all]
         self._expected = Counter(run.bucket for runs in buckets.runs for run in runs)
         self._in_flight: list[tuple[str, str]] = []
-        self._divisor = strategy.data * strategy.gradient_accumulation_steps
+        self._divisor = strategy.replicas * strategy.gradient_accumulation_steps
 
     def contribute(self, unit: int, micro_batch: int) -> None:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
@@ -69,6 +70,8 @@ class Reductions:
                 last = micro_batch == self.strategy.gradient_accumulation_steps - 1
                 if last or not self.strategy.reduces_once:
                     self._reduce(bucket, target, copied)
+                if last and self.strategy.replicate > 1:
+                    self._all_reduce(bucket)
 
     def finish(self) -> None:
         """Give the memory of every reduction still in flight back."""
@@ -172,6 +175,25 @@ class Reductions:
         self.reduced[bucket.index] = Reduced(target, operation)
         while len(self._in_flight) > strategy.reductions_in_flight:
             self._free_oldest()
+
+    def _all_reduce(self, bucket: Bucket) -> None:
+        """Sum what is reduced over the data axis over the replicas as well."""
+        reduced, wire = self.reduced[bucket.index], self.strategy.precision.compute
+        whole = self.strategy.stage == 0
+        draft = self.draft
+        view = draft.all(reduced.buffer) if whole else own_view(draft, bucket, reduced.buffer)
+        operation = draft.add(
+            AllReduce(
+                id=draft.path(f"reduce/{bucket.name}/replicas"),
+                stream=COMMUNICATION,
+                group=REPLICATE,
+                source=view,
+                target=view,
+                wire=wire,
+                accumulate=wire,
+            )
+        )
+        self.reduced[bucket.index] = Reduced(reduced.buffer, operation)
 
     def _shard(self, bucket: Bucket, name: str, kind: Kind) -> str:
         return self.draft.buffer(

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from zsim.dtype import DType
 from zsim.operation import Action, Compute, Fill, Operand, Role, View
-from zsim.rule import Adam
 from zsim.schedule import Kind, Scalar
 from zsim.strategy import Precision, Strategy
 from zsim.zero.bucket import Bucket, Buckets
@@ -30,12 +29,31 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What ranks hold of every bucket, in which format, and whether whole or as shards.
+
+    Attributes:
+        parameter: format of the parameters; what is trained, without masters.
+        optimizer: format of masters and moments.
+        has_master: whether masters are kept beside the parameters.
+        moments: how many there are: 2 for Adam.
+    """
+
+    parameter: DType
+    parameter_sharded: bool
+    optimizer: DType
+    optimizer_sharded: bool
+    has_master: bool
+    moments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketState:
     """Names of a bucket's persistent buffers.
 
     Attributes:
-        parameter: parameters in the compute format: the rank's shard in stage 3, whole otherwise.
-        master: fp32 master weights, where the precision has them.
+        parameter: the rank's shard or the whole bucket, as its `Holding` says.
+        master: master weights, where there are some.
         moments: first and second moments for Adam, nothing for SGD.
     """
 
@@ -44,28 +62,31 @@ class BucketState:
     moments: tuple[str, ...]
 
 
-def declare(draft: Draft, bucket: Bucket, strategy: Strategy) -> BucketState:
-    """Declare what persists of a bucket; optimizer state is sharded from stage 1 on."""
+def declare(draft: Draft, bucket: Bucket, holding: Holding) -> BucketState:
+    """Declare what persists of a bucket."""
 
-    def buffer(name: str, dtype: DType, kind: Kind, stage: int) -> str:
-        sharded = strategy.stage >= stage
+    def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool) -> str:
         return draft.buffer(
             f"{bucket.name}/{name}",
             bucket.shard if sharded else bucket.padded,
             dtype,
             kind,
-            layout=bucket.name,
+            layout=bucket.layout.name if sharded else bucket.plain.name,
             shard=DATA if sharded else None,
         )
 
-    precision = strategy.precision
-    moments = ("moment1", "moment2") if isinstance(strategy.optimizer, Adam) else ()
+    sharded, optimizer = holding.optimizer_sharded, holding.optimizer
     return BucketState(
-        parameter=buffer("parameter", precision.compute, Kind.PARAMETER, 3),
-        master=buffer("master", precision.optimizer, Kind.MASTER, 1)
-        if precision.has_master
+        parameter=buffer(
+            "parameter", holding.parameter, Kind.PARAMETER, sharded=holding.parameter_sharded
+        ),
+        master=buffer("master", optimizer, Kind.MASTER, sharded=sharded)
+        if holding.has_master
         else None,
-        moments=tuple(buffer(name, precision.optimizer, Kind.MOMENT, 1) for name in moments),
+        moments=tuple(
+            buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded)
+            for number in range(1, holding.moments + 1)
+        ),
     )
 
 
@@ -91,12 +112,12 @@ def gather_path(bucket: Bucket) -> str:
     return f"step/update/{bucket.name}/gather"
 
 
-def write_setup(draft: Draft, strategy: Strategy, buckets: Buckets) -> tuple[BucketState, ...]:
+def write_setup(draft: Draft, buckets: Buckets, holding: Holding) -> tuple[BucketState, ...]:
     """Allocate and fill everything that is persistent; what there is, by bucket."""
     states: list[BucketState] = []
     for bucket in buckets.all:
         draft.prefix = f"setup/{bucket.name}"
-        state = declare(draft, bucket, strategy)
+        state = declare(draft, bucket, holding)
         states.append(state)
         _persist(draft, state.parameter)
         _initialize(draft, state.parameter, Role.PARAMETER)

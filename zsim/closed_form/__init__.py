@@ -1,0 +1,72 @@
+"""What a step must move, from model and strategy alone: the second opinion on every schedule.
+
+Written without the scheduler, which it may not import. Volumes are ring-equivalent bytes that one
+rank sends in a step, exact integers (Rajbhandari et al. 2020, section 7, extended by micro-batches,
+formats and padding). Each runtime's parameters and gradients stand in a file of its own.
+"""
+
+from zsim.closed_form import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, own
+from zsim.closed_form.tensor import tensor
+from zsim.model import Model
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp1 import FSDP1
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtime.megatron import Megatron
+from zsim.schedule import WireBytes
+from zsim.strategy import Precision, Strategy
+
+
+def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
+    """Volume of a step by group and collective, sorted; what is zero is left out."""
+    found = [*_data(model, strategy), *tensor(model, strategy), *_scalars(model, strategy)]
+    return tuple(
+        sorted(
+            (volume for volume in found if volume.bytes),
+            key=lambda volume: (volume.group, volume.collective, volume.scalar),
+        )
+    )
+
+
+def _data(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Parameters and gradients, over the data axes."""
+    match strategy.emulate:
+        case FSDP1() as options:
+            return fsdp1.data(model, strategy, options)
+        case FSDP2() as options:
+            return fsdp2.data(model, strategy, options)
+        case DeepSpeed() as options if strategy.stage == 3:
+            return deepspeed3.data(model, strategy, options)
+        case Megatron() as options:
+            return megatron.data(model, strategy, options)
+        case DeepSpeed() as options if strategy.stage < 3:
+            return deepspeed12.data(model, strategy, options)
+        case _:
+            return own.data(model, strategy)
+
+
+def _norms(model: Model, strategy: Strategy) -> int:
+    """Norms that are reduced: one where gradients are clipped, with DeepSpeed always."""
+    match strategy.emulate:
+        case DeepSpeed() as options if strategy.stage == 3:
+            return deepspeed3.norms(model, strategy, options)
+        case DeepSpeed():
+            return 1
+        case _:
+            return 0 if strategy.clip_norm is None else 1
+
+
+def _scalars(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """The overflow flag with fp16, over all ranks; norms.
+
+    A norm is summed over the ranks that hold every gradient once.
+    """
+    size = strategy.precision.optimizer.size_bytes
+    overflow = 2 * (strategy.ranks - 1) * size if strategy.precision is Precision.FP16 else 0
+    among = strategy.data * strategy.tensor
+    norm = 2 * (among - 1) * size * _norms(model, strategy)
+    if strategy.replicate == 1:
+        overflow, norm = overflow + norm, 0
+    return [
+        WireBytes(group="world", collective="all_reduce", bytes=overflow, scalar=True),
+        WireBytes(group="replica", collective="all_reduce", bytes=norm, scalar=True),
+    ]

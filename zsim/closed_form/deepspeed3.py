@@ -1,0 +1,100 @@
+"""Parameters and gradients in DeepSpeed's stage 3, each padded to a multiple of the ranks.
+
+How often a parameter is gathered in a micro-batch follows from what is freed: a walk over the
+recorded order, unit by unit, forward and then backward.
+"""
+
+from zsim.model import Model, Parameter
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.schedule import WireBytes
+from zsim.strategy import Strategy
+
+
+def data(model: Model, strategy: Strategy, options: DeepSpeed) -> list[WireBytes]:
+    """Volume over the data axis and its inner part."""
+    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
+    inner = strategy.inner
+    size = strategy.precision.compute.size_bytes
+    wire = (options.communication_data_type or strategy.precision.compute).size_bytes
+    often = gathers(model, options)
+    gathered, inside, scattered = 0, 0, 0
+    for parameter in model.parameters:
+        shard = -(-parameter.elements // ranks)
+        times = micro_batches * often[parameter.name] if parameter.name in often else 1
+        if inner is not None:
+            inside += (times - 1) * (inner - 1) * (shard * ranks // inner) * size
+            times = 1
+        gathered += times * (ranks - 1) * shard * size
+        scattered += micro_batches * (ranks - 1) * shard * wire
+    return [
+        WireBytes(group="data", collective="all_gather", bytes=gathered),
+        WireBytes(group="inner", collective="all_gather", bytes=inside),
+        WireBytes(group="data", collective="reduce_scatter", bytes=scattered),
+    ]
+
+
+def norms(model: Model, strategy: Strategy, options: DeepSpeed) -> int:
+    """Sub-groups, each of which has its norm reduced."""
+    shards = [-(-parameter.elements // strategy.data) for parameter in model.parameters]
+    if sum(shards) <= options.sub_group_size:
+        return 1
+    found, left = 0, 0
+    for shard in shards:
+        if left <= 0:
+            found, left = found + 1, options.sub_group_size
+        left -= shard
+    return found
+
+
+def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
+    """How often a micro-batch gathers each parameter that does not stay whole."""
+    units = [unit.parameters for unit in (*model.units, *reversed(model.units))]
+    small = options.stage3_param_persistence_threshold
+    order = {parameter.name: place for place, parameter in enumerate(model.parameters)}
+    uses = [
+        (visit, parameter)
+        for visit, parameters in enumerate(units)
+        for parameter in sorted(parameters, key=lambda each: order[each.name])
+    ]
+    found = {each.name: 0 for each in model.parameters if each.elements > small}
+    whole: dict[str, int] = {}
+    seen = {each.name: -1 for each in model.parameters}
+    place = 0
+
+    def gather(parameter: Parameter) -> int:
+        if parameter.name not in found or parameter.name in whole:
+            return 0
+        whole[parameter.name] = parameter.elements
+        found[parameter.name] += 1
+        return parameter.elements
+
+    for visit, parameters in enumerate(units):
+        for parameter in parameters:
+            gather(parameter)
+        while any(seen[parameter.name] < visit for parameter in parameters):
+            at, parameter = uses[place]
+            seen[parameter.name] = at
+            place += 1
+        live = sum(whole.values())
+        room = min(options.stage3_prefetch_bucket_size, options.stage3_max_live_parameters - live)
+        while room > 0 and place < len(uses):
+            at, parameter = uses[place]
+            seen[parameter.name] = at
+            room -= gather(parameter)
+            place += 1
+        soon = _soon(units[visit + 1 :], options.stage3_max_reuse_distance)
+        for parameter in parameters:
+            if parameter.name not in soon and seen[parameter.name] <= visit + 1:
+                whole.pop(parameter.name, None)
+    return found
+
+
+def _soon(units: list[tuple[Parameter, ...]], distance: int) -> set[str]:
+    """Parameters of the units that begin within so many elements."""
+    found: set[str] = set()
+    for parameters in units:
+        if distance <= 0:
+            break
+        found |= {parameter.name for parameter in parameters}
+        distance -= sum(parameter.elements for parameter in parameters)
+    return found

@@ -1,0 +1,25 @@
+"""Model states that persist on a rank, by kind, from model and strategy alone: zsim's own stages.
+
+Rajbhandari et al. 2020, section 3.1: parameters, fp32 masters where the precision has them, and
+the optimizer's moments; a stage shards over the data axis what it names (section 5).
+"""
+
+from zsim.closed_form.own import padded_elements
+from zsim.model import Model
+from zsim.schedule import Kind
+from zsim.strategy import Strategy
+
+
+def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None:
+    """Bytes of each kind on one rank; None for runtimes that are emulated."""
+    if strategy.emulate is not None:
+        return None
+    whole = padded_elements(model, strategy)
+    shard = whole // strategy.data
+    precision = strategy.precision
+    optimized = (shard if strategy.stage >= 1 else whole) * precision.optimizer.size_bytes
+    return {
+        Kind.PARAMETER: (shard if strategy.stage == 3 else whole) * precision.compute.size_bytes,
+        Kind.MASTER: optimized if precision.has_master else 0,
+        Kind.MOMENT: optimized * strategy.moments,
+    }

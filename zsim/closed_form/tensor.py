@@ -1,0 +1,57 @@
+"""Summands inside units, and partitioned checkpoints, over the tensor axis."""
+
+from zsim.model import BATCH, Model, Unit
+from zsim.schedule import WireBytes
+from zsim.strategy import Checkpointing, Strategy
+
+
+def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Summands inside units, and partitioned checkpoints, over the tensor axis."""
+    reduced = sum(
+        _unit_all_reduce(model, unit, recomputed=_recomputed(unit, strategy))
+        for unit in model.units
+    )
+    gathered = 0
+    if strategy.partition_checkpoints and strategy.tensor > 1:
+        gathered = sum(
+            model.values[name].size_bytes // strategy.tensor * (strategy.tensor - 1)
+            for unit in model.units
+            if _recomputed(unit, strategy)
+            for name in _given(unit)
+        )
+    micro_batches = strategy.gradient_accumulation_steps
+    return [
+        WireBytes(group="tensor", collective="all_reduce", bytes=micro_batches * reduced),
+        WireBytes(group="tensor", collective="all_gather", bytes=micro_batches * gathered),
+    ]
+
+
+def _recomputed(unit: Unit, strategy: Strategy) -> bool:
+    return unit.checkpoint and strategy.checkpointing is Checkpointing.FULL
+
+
+def _given(unit: Unit) -> set[str]:
+    own = {value.name for segment in unit.segments for value in segment.outputs}
+    return {name for segment in unit.segments for name in segment.inputs} - own - {BATCH}
+
+
+def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
+    """Bytes that a rank sends in the unit's all-reduces for one micro-batch."""
+    total = 0
+    for segment in unit.segments:
+        if segment.reduces_output:
+            runs = 2 if recomputed else 1
+            total += runs * sum(_ring(model, value.name) for value in segment.outputs)
+        if segment.reduces_input_gradient:
+            total += sum(
+                _ring(model, name)
+                for name in segment.inputs
+                if model.values[name].requires_gradient
+            )
+    return total
+
+
+def _ring(model: Model, value: str) -> int:
+    """Bytes that a rank sends when `value` is all-reduced over the tensor axis."""
+    whole = model.values[value]
+    return 2 * (model.tensor - 1) * -(-whole.elements // model.tensor) * whole.dtype.size_bytes

@@ -1,0 +1,99 @@
+"""Which options of a DeepSpeed configuration change nothing that zsim computes.
+
+Names, defaults and what an option does are those of DeepSpeed 0.19: `deepspeed/runtime/config.py`,
+`constants.py`, `precision_config.py` and `zero/config.py`, as read; optimizers as recalled.
+"""
+
+from collections.abc import Mapping
+
+DEFAULTS: Mapping[str, object] = {
+    # Defaults that are not plainly off: this is what zsim emulates.
+    "gradient_predivide_factor": 1.0,
+    "seq_parallel_comm_data_type": "fp32",
+    "optimizer.params.bias_correction": True,
+    "optimizer.params.adam_w_mode": True,
+    "optimizer.params.momentum": 0,
+    "optimizer.params.dampening": 0,
+    "optimizer.params.weight_decay": 0,  # left over where the optimizer is SGD
+    "fp16.hysteresis": 1,  # zsim's scale falls at the first overflow; DeepSpeed's own default is 2
+    "zero_optimization.contiguous_gradients": True,
+    "zero_optimization.reduce_scatter": True,
+    "zero_optimization.use_multi_rank_bucket_allreduce": True,
+    "zero_optimization.allgather_partitions": True,
+    "zero_optimization.memory_efficient_linear": True,
+    "zero_optimization.mics_shard_size": -1,
+    "zero_optimization.stage3_module_granularity_threshold": 0,
+    "zero_optimization.stage3_model_persistence_threshold": 2**63 - 1,
+}
+"""Options that are silent at one value, and named at any other."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        # What is printed, logged or dumped.
+        "steps_per_print",
+        "dump_state",
+        "memory_breakdown",
+        "log_level",
+        "tensorboard",
+        "wandb",
+        "comet",
+        "csv_monitor",
+        "zero_optimization.log_trace_cache_warnings",
+        # Checkpoints on disk: how they are written, named, loaded.
+        "checkpoint",
+        "nebula",
+        "datastates",
+        "zero_optimization.load_from_fp32_weights",
+        "zero_optimization.elastic_checkpoint",
+        "zero_optimization.pipeline_loading_checkpoint",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+        # How a model is built, before the first step.
+        "zero_optimization.override_module_apply",
+        "zero_optimization.stage3_partition_stream_chunk_size",
+        # What is refused or allowed, not what is done.
+        "zero_allow_untested_optimizer",
+        "zero_optimization.ignore_unused_parameters",
+        # Read nowhere, or where the post-step gather has no `all_gather_into_tensor`: no torch now.
+        "vocabulary_size",
+        "fp16.fused_mode",
+        "zero_optimization.allgather_bucket_size",
+        # What only matters to offloading, which is named itself.
+        "aio",
+        "zero_force_ds_cpu_optimizer",
+        "zero_optimization.cpu_offload_use_pin_memory",
+        # Batches are whole here: there is no last one to drop.
+        "dataloader_drop_last",
+    }
+)
+"""Options that are silent at any value."""
+
+BEFORE_STAGE_3 = frozenset(
+    {
+        "zero_optimization.use_multi_rank_bucket_allreduce",
+        "zero_optimization.allgather_partitions",
+        "zero_optimization.round_robin_gradients",
+    }
+)
+"""Options of stages 1 and 2; those of stage 3 begin with `stage3_`."""
+
+
+def is_silent(name: str, value: object, *, stage: int | None) -> bool:
+    """Whether the option `name` changes nothing in this stage, when it is not modelled."""
+    if name in WITHOUT_EFFECT:
+        return True
+    if name in BEFORE_STAGE_3 and stage == 3:
+        return True
+    if name.startswith("zero_optimization.stage3_") and stage in {1, 2}:
+        return True
+    if name in DEFAULTS:
+        default = DEFAULTS[name]
+        return value == default and isinstance(value, bool) == isinstance(default, bool)
+    return _is_off(value)
+
+
+def _is_off(value: object) -> bool:
+    """false, nothing in it, or an object that says that it is off."""
+    if isinstance(value, dict):
+        return not value or value.get("enabled") is False or value.get("device") == "none"
+    return value is False or value == []

@@ -1,0 +1,62 @@
+"""The runtime that `[zero]` of a scenario asks for, with its options."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from zsim.codec import FieldError, decode_value
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp1 import FSDP1
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtime.megatron import Megatron
+from zsim.scenario import ScenarioError, ZeroTable
+from zsim.strategy import STAGES, Runtime
+
+RUNTIMES: dict[str, type[Runtime]] = {
+    "fsdp1": FSDP1,
+    "fsdp2": FSDP2,
+    "deepspeed": DeepSpeed,
+    "megatron": Megatron,
+}
+
+
+def emulated(zero: ZeroTable) -> Runtime | None:
+    """The runtime that `emulate` names, with the options in the table of its name; None is our own.
+
+    Raises:
+        ScenarioError: an option is unknown or not allowed, or stands without its runtime.
+    """
+    if zero.deepspeed_config is not None:
+        raise ScenarioError(f"zero.deepspeed_config: {zero.deepspeed_config!r} was not read")
+    for name in RUNTIMES:
+        if getattr(zero, name) is not None and zero.emulate != name:
+            raise ScenarioError(f'zero.{name}: stands with emulate = "{name}"')
+    if zero.emulate is None:
+        return None
+    kind = RUNTIMES[zero.emulate]
+    options = cast("Mapping[str, object] | None", getattr(zero, zero.emulate)) or {}
+    try:
+        return cast("Runtime", decode_value(_whole_numbers(options), kind))
+    except FieldError as error:
+        raise ScenarioError(f"zero.{zero.emulate}.{error}") from None
+
+
+def stage_of(zero: ZeroTable, runtime: Runtime | None) -> int:
+    """The ZeRO stage: as it is given, or the one that the runtime is.
+
+    Raises:
+        ScenarioError: it is needed and missing.
+    """
+    if zero.stage is not None:
+        return zero.stage
+    stages = (0, 1, 2, 3) if runtime is None else STAGES[type(runtime)]
+    if len(stages) == 1:
+        return stages[0]
+    raise ScenarioError(f"zero.stage: missing; must be {', '.join(map(str, stages))}")
+
+
+def _whole_numbers(options: Mapping[str, object]) -> dict[str, object]:
+    """`options`, 5e8 read as a whole number: TOML and JSON have no other short way to write it."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in options.items()
+    }

@@ -1,0 +1,125 @@
+"""What every schedule stands in: the mesh, its groups, and the contract."""
+
+from collections.abc import Callable, Sequence
+
+from zsim.closed_form import wire_bytes
+from zsim.layout import Layout
+from zsim.mesh import Axis, Group, Joined, Mesh
+from zsim.model import Model, ModelError
+from zsim.operation import Operation
+from zsim.schedule import Contract, Discipline, LogicalParameter, Pool, Program, RankRole, Schedule
+from zsim.strategy import Strategy
+from zsim.zero.draft import (
+    DATA,
+    INNER,
+    OUTER,
+    POOL,
+    REPLICA,
+    REPLICATE,
+    TENSOR,
+    WORLD,
+    Draft,
+)
+from zsim.zero.state import scalars
+
+ROLE = "all"
+
+
+def need_fitting(model: Model, strategy: Strategy) -> None:
+    """Return if `model` was resolved for `strategy`.
+
+    Raises:
+        ModelError: it was resolved for another tensor degree.
+    """
+    if model.tensor != strategy.tensor:
+        raise ModelError(f"tensor: the model is for {model.tensor} ranks, not {strategy.tensor}")
+
+
+def framed(
+    name: str,
+    *,
+    model: Model,
+    strategy: Strategy,
+    draft: Draft,
+    setup: Sequence[Operation],
+    streams: tuple[str, ...],
+    layouts: tuple[Layout, ...],
+    peak_of: Callable[[Program], int | None] | None = None,
+) -> Schedule:
+    """The schedule of one role whose step is in `draft`, with its contract.
+
+    It promises the peak of the draft's book, or what `peak_of` the program says: None is nothing.
+    """
+    mesh = mesh_of(strategy)
+    program = Program(
+        role=ROLE,
+        buffers=tuple(draft.buffers.values()),
+        persistent=tuple(draft.persistent),
+        setup=tuple(setup),
+        step=tuple(draft.operations),
+    )
+    peak = draft.peak_bytes if peak_of is None else peak_of(program)
+    return Schedule(
+        name=f"{model.name}, {name}",
+        mesh=mesh,
+        roles=(RankRole(name=ROLE),),
+        groups=groups_of(strategy),
+        streams=streams,
+        pools=(Pool(name=POOL, discipline=Discipline.CACHING),),
+        layouts=layouts,
+        scalars=scalars(strategy),
+        programs=(program,),
+        contract=Contract(
+            parameters=tuple(
+                LogicalParameter(name=parameter.name, elements=parameter.elements)
+                for parameter in model.parameters
+            ),
+            strategy=strategy,
+            loss_divisor=strategy.replicas * strategy.gradient_accumulation_steps,
+            data_axes=tuple(
+                axis.name for axis in mesh.axes if axis.name in (REPLICATE, OUTER, INNER, DATA)
+            ),
+            peak_bytes=() if peak is None else ((ROLE, POOL, peak),),
+            wire_bytes=wire_bytes(model, strategy),
+        ),
+    )
+
+
+def mesh_of(strategy: Strategy) -> Mesh:
+    """Ranks as replicate x data x tensor; tensor varies fastest.
+
+    There is a replicate axis if there are several replicas of the sharded states, and the data axis
+    is joined of outer and inner if something is sharded over the inner ranks alone.
+    """
+    axes = [Axis(name=DATA, size=strategy.data), Axis(name=TENSOR, size=strategy.tensor)]
+    joined: tuple[Joined, ...] = ()
+    if strategy.inner is not None:
+        axes[:1] = [
+            Axis(name=OUTER, size=strategy.data // strategy.inner),
+            Axis(name=INNER, size=strategy.inner),
+        ]
+        joined = (Joined(name=DATA, axes=(OUTER, INNER)),)
+    if strategy.replicate > 1:
+        axes.insert(0, Axis(name=REPLICATE, size=strategy.replicate))
+    return Mesh(axes=tuple(axes), joined=joined)
+
+
+def groups_of(strategy: Strategy) -> tuple[Group, ...]:
+    """Groups along the axes of the mesh: what is not there has no group."""
+    data = (DATA,) if strategy.inner is None else (OUTER, INNER)
+    found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
+    if strategy.inner is not None:
+        found.append(Group(name=INNER, axes=(INNER,)))
+    if strategy.replicate == 1:
+        return (*found, Group(name=WORLD, axes=(*data, TENSOR)))
+    return (
+        *found,
+        Group(name=REPLICATE, axes=(REPLICATE,)),
+        Group(name=REPLICA, axes=(*data, TENSOR)),
+        Group(name=WORLD, axes=(REPLICATE, *data, TENSOR)),
+    )
+
+
+def replica_group(strategy: Strategy) -> str:
+    """The group over which a norm is summed: ranks that hold every gradient once."""
+    return WORLD if strategy.replicate == 1 else REPLICA
