@@ -1,0 +1,58 @@
+"""Blocks of an allocator: ranges of addresses, and the free ones of a stream in order of size."""
+
+from bisect import bisect_left, insort
+from enum import StrEnum
+from typing import NamedTuple
+
+ADDRESS_BITS = 56
+"""A free block is one number, its size above its address: numbers sort by size, then address."""
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
+
+Block = tuple[int, int, "BlockPool", int]
+"""A block that is not free: address, bytes, pool, and the bytes that were asked for."""
+
+
+class State(StrEnum):
+    """Whether a block is in use, or freed but waiting for streams, or free."""
+
+    LIVE = "live"
+    WAITING = "waiting"
+    FREE = "free"
+
+
+class Piece(NamedTuple):
+    """A block as it is, for who looks on."""
+
+    address: int
+    size_bytes: int
+    state: State
+    stream: str
+
+
+class BlockPool:
+    """The free blocks of one stream that are small, or those that are large.
+
+    Attributes:
+        keys: size and address of each block as one number, sorted.
+        kept_bytes: what is left over of a block is split off if it has more than so many bytes.
+    """
+
+    __slots__ = ("kept_bytes", "keys", "small", "stream")
+
+    def __init__(self, stream: str, *, small: bool, kept_bytes: int) -> None:
+        self.stream = stream
+        self.small = small
+        self.kept_bytes = kept_bytes
+        self.keys: list[int] = []
+
+    def add(self, address: int, size_bytes: int) -> None:
+        """A block is free."""
+        insort(self.keys, size_bytes << ADDRESS_BITS | address)
+
+    def remove(self, address: int, size_bytes: int) -> None:
+        """A free block is none any more."""
+        del self.keys[bisect_left(self.keys, size_bytes << ADDRESS_BITS | address)]
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Address and bytes of each free block, the smallest first."""
+        return [(key & ADDRESS_MASK, key >> ADDRESS_BITS) for key in self.keys]

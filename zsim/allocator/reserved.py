@@ -1,0 +1,190 @@
+"""What a pool takes from its device: the book of a rank, served as the pool's discipline says.
+
+A buffer is one request on its home stream, where the book has it. A block whose free is deferred
+waits for its uses from the free on until the book gives it back, or until memory runs out: then the
+allocator waits for all uses before it gives up, as in PyTorch.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, takewhile
+from typing import assert_never
+
+from zsim.allocator.caching import UNLIMITED, CachingAllocator
+from zsim.allocator.expandable import ExpandableAllocator
+from zsim.allocator.peak import witness
+from zsim.cluster import Cluster
+from zsim.issue import NO_OVERFLOW, issued
+from zsim.operation import Allocate, Communication, Free, FreeMode, Together
+from zsim.schedule import Discipline, Place, Pool, Program, Schedule, Scope
+from zsim.trace import BookEntry, Reservation, Shortage
+
+Deferred = tuple[tuple[int, str], ...]
+"""Frees that are deferred: how many lines the book had when the host issued it, and the buffer."""
+
+
+def reservations(
+    schedule: Schedule,
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    cluster: Cluster,
+    *,
+    deferred: Deferred = (),
+) -> tuple[Reservation, ...]:
+    """What each pool of a rank reserves that runs `program` and has this book."""
+    return tuple(
+        reserve(
+            program,
+            entries,
+            pool,
+            capacity_bytes(pool, schedule, program, cluster),
+            deferred=deferred,
+        )
+        for pool in schedule.pools
+    )
+
+
+def deferred_frees(
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    steps: int,
+    overflow_steps: frozenset[int] = NO_OVERFLOW,
+) -> Deferred:
+    """Where in the book of `program` the host issues each free that is deferred."""
+    found: list[tuple[int, str]] = []
+    line = 0
+    for step, operation in issued(program, steps, overflow_steps):
+        if isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED:
+            found.append((line, operation.buffer))
+        elif isinstance(operation, Allocate | Free):
+            while line < len(entries) and (entries[line].operation, entries[line].step) == (
+                operation.id,
+                step,
+            ):
+                line += 1
+    return tuple(found)
+
+
+def reserve(
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    pool: Pool,
+    capacity_bytes: int | None = None,
+    *,
+    deferred: Deferred = (),
+) -> Reservation:
+    """Serve the book of a rank that runs `program`, on a device of `capacity_bytes`.
+
+    Without `deferred`, such a block is freed where the book gives it back.
+    """
+    match pool.discipline:
+        case Discipline.EXACT:
+            return _exact(entries, pool.name, capacity_bytes)
+        case Discipline.CACHING:
+            allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+        case Discipline.EXPANDABLE:
+            allocator = ExpandableAllocator(capacity_bytes=capacity_bytes)
+        case _:
+            assert_never(pool.discipline)
+    own = [entry for entry in entries if entry.pool == pool.name]
+    course = tuple(_served(allocator, program, entries, pool=pool.name, deferred=deferred))
+    shortage: Shortage | None = None
+    if len(course) < len(own):
+        refused = own[len(course)]
+        shortage = Shortage(
+            operation=refused.operation,
+            needed_bytes=allocator.reserved_bytes + refused.change_bytes,
+            alive=witness(own[: len(course) + 1], pool.name, UNLIMITED).alive,
+        )
+    return Reservation(
+        pool=pool.name, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+    )
+
+
+def _served(
+    allocator: CachingAllocator,
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    *,
+    pool: str,
+    deferred: Deferred,
+) -> Iterator[int]:
+    """Pass the book of a pool on to an allocator: what is reserved after each line it can serve."""
+    buffers = program.by_name
+    alive: dict[str, list[str]] = {}
+    waiting: dict[str, list[str]] = {}
+    frees = deque(
+        (line, name)
+        for line, name in deferred
+        if buffers[name].pool == pool and buffers[name].size_bytes
+    )
+    for number, entry in enumerate(entries):
+        while frees and frees[0][0] <= number:
+            _, name = frees.popleft()
+            block = alive[name].pop(0)
+            allocator.use(block, block)  # a stream of its own: it is over when the book says so
+            allocator.free(block)
+            waiting.setdefault(name, []).append(block)
+        if entry.pool != pool:
+            continue
+        name, size = entry.buffer, entry.change_bytes
+        if size > 0:
+            again = alive.setdefault(name, [])
+            block = f"{name}#{number}" if again or name in waiting else name
+            again.append(block)
+            if not allocator.allocate(block, size, buffers[name].home):
+                return
+        elif size < 0 and waiting.get(name):
+            allocator.finish(waiting[name].pop(0))
+        elif size < 0:
+            allocator.free(alive[name].pop(0))
+        yield allocator.reserved_bytes
+
+
+def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:
+    """`schedule` with device memory handed out in another way."""
+    pools = tuple(
+        replace(pool, discipline=discipline) if pool.place is Place.DEVICE else pool
+        for pool in schedule.pools
+    )
+    return schedule if pools == schedule.pools else replace(schedule, pools=pools)
+
+
+def capacity_bytes(
+    pool: Pool, schedule: Schedule, program: Program, cluster: Cluster
+) -> int | None:
+    """What a rank that runs `program` may reserve of a pool; None is no limit that is known.
+
+    Of device memory, what other things on the GPU leave; of a pool that the ranks of a node share,
+    an equal part.
+    """
+    found = pool.capacity_bytes
+    if found is None and pool.place is Place.DEVICE:
+        found = cluster.gpu.usable_bytes(communicators(schedule, program))
+    if found is not None and pool.scope is Scope.NODE:
+        found //= min(cluster.gpus_per_node, schedule.mesh.size)
+    return found
+
+
+def communicators(schedule: Schedule, program: Program) -> int:
+    """Communicators of a rank that runs `program`: groups of several ranks that it uses."""
+    used = {
+        operation.group
+        for operation in program.by_id.values()
+        if isinstance(operation, Communication | Together)
+    }
+    return sum(schedule.group_by_name[name].size(schedule.mesh) > 1 for name in used)
+
+
+def _exact(entries: tuple[BookEntry, ...], pool: str, capacity_bytes: int | None) -> Reservation:
+    changes = [entry.change_bytes for entry in entries if entry.pool == pool]
+    course = tuple(accumulate(changes))
+    shortage: Shortage | None = None
+    if capacity_bytes is not None and max(course, default=0) > capacity_bytes:
+        found = witness(entries, pool, capacity_bytes)
+        shortage = Shortage(operation=found.operation, needed_bytes=found.bytes, alive=found.alive)
+        course = tuple(takewhile(lambda reserved: reserved <= capacity_bytes, course))
+    return Reservation(
+        pool=pool, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+    )

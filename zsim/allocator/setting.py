@@ -1,0 +1,97 @@
+"""What can be set of PyTorch's caching allocator, and the constants that cannot.
+
+Source: c10/core/AllocatorConfig.h of PyTorch 2.13.0, and the page "CUDA semantics" of its manual
+for the settings, whose names in `PYTORCH_ALLOC_CONF` are those here.
+"""
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+BLOCK_BYTES = 512
+"""Sizes are rounded up to a multiple of it."""
+SMALL_MAX_BYTES = MIB
+"""The largest block of the small pool."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""What the device is asked for on behalf of the small pool."""
+LARGE_SEGMENT_BYTES = 20 * MIB
+"""What the device is asked for when the large pool needs less than `OWN_SEGMENT_MIN_BYTES`."""
+OWN_SEGMENT_MIN_BYTES = 10 * MIB
+"""From here on, a block that is not found gets a segment of its own."""
+OWN_SEGMENT_ROUNDING_BYTES = 2 * MIB
+"""A segment of its own is rounded up to a multiple of it."""
+
+
+class AllocatorError(ValueError):
+    """Settings that PyTorch refuses, or requests that make no sense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorSettings:
+    """`PYTORCH_ALLOC_CONF`.
+
+    Attributes:
+        expandable_segments: one range of addresses for each pool and stream, in which pages are
+            mapped as needed, instead of one segment after the other.
+        max_split_bytes: blocks from this size on are not split, and smaller requests do not get
+            them; None is no limit.
+        max_non_split_rounding_bytes: a block that may not be split serves requests that are smaller
+            by less than this.
+        roundup_power2_divisions: sizes are rounded up to one of so many steps between two powers of
+            two; 0 is off. (PyTorch can have another number for each range of sizes; here is one.)
+        garbage_collection_threshold: once more than this part of the device is reserved, segments
+            that have long been free go back before a new one is taken; 0 is off. (PyTorch does so
+            only under `set_per_process_memory_fraction`: the device is then that part of it.)
+    """
+
+    expandable_segments: bool = False
+    max_split_bytes: int | None = None
+    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
+    roundup_power2_divisions: int = 0
+    garbage_collection_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        split, rounding = self.max_split_bytes, self.max_non_split_rounding_bytes
+        if split is not None and split < LARGE_SEGMENT_BYTES:
+            raise AllocatorError(
+                f"max_split_bytes: {split} must be at least {LARGE_SEGMENT_BYTES} (20 MiB)"
+            )
+        threshold = self.garbage_collection_threshold
+        if self.expandable_segments and (split is not None or threshold):
+            key = "garbage_collection_threshold" if split is None else "max_split_bytes"
+            raise AllocatorError(f"{key}: is not simulated together with expandable_segments")
+        if rounding < LARGE_SEGMENT_BYTES:
+            raise AllocatorError(
+                f"max_non_split_rounding_bytes: {rounding} must be at least "
+                f"{LARGE_SEGMENT_BYTES} (20 MiB)"
+            )
+        divisions = self.roundup_power2_divisions
+        if divisions < 0 or divisions & (divisions - 1):
+            raise AllocatorError(
+                f"roundup_power2_divisions: {divisions} must be a power of two, or 0 for off"
+            )
+        if not 0 <= threshold < 1:
+            raise AllocatorError(
+                f"garbage_collection_threshold: {threshold} must be at least 0 and less than 1"
+            )
+
+
+def rounded(size_bytes: int, divisions: int) -> int:
+    """Bytes of the block that a request of `size_bytes` asks for.
+
+    With `divisions` of at least 2, requests of more than so many blocks are rounded up to the next
+    of `divisions` equal steps between two powers of two.
+    """
+    if divisions < 2 or size_bytes <= BLOCK_BYTES * divisions:
+        return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    step = (1 << (size_bytes.bit_length() - 1)) // divisions
+    return -(-size_bytes // step) * step
+
+
+def segment_bytes(block_bytes: int) -> int:
+    """What the device is asked for when no cached block serves a block of `block_bytes`."""
+    if block_bytes <= SMALL_MAX_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if block_bytes < OWN_SEGMENT_MIN_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-block_bytes // OWN_SEGMENT_ROUNDING_BYTES) * OWN_SEGMENT_ROUNDING_BYTES
