@@ -1,4 +1,4 @@
-"""What a segment costs: its kernels, by what limits them."""
+"""What a segment costs: its kernels, by what they do, and the shape of each."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,21 +11,135 @@ class KernelError(ValueError):
 
 
 class KernelKind(StrEnum):
-    """What limits a kernel: matrix units, or memory."""
+    """What a kernel does, and in which words its shape is given.
+
+    All but the first two move memory, and `ELEMENTWISE` is any of those: their shape is what they
+    do one thing to, such as elements, or rows and columns.
+    """
 
     MATMUL = "matmul"
+    """(batch, m, n, k): batch products of m x k with k x n."""
+    ATTENTION = "attention"
+    """(sequences, heads, key-value heads, queries, keys, head size), scores never in memory."""
     ELEMENTWISE = "elementwise"
+    NORM = "norm"
+    ACTIVATION = "activation"
+    SOFTMAX = "softmax"
+    ROTARY = "rotary"
+    EMBEDDING = "embedding"
+    CROSS_ENTROPY = "cross_entropy"
+
+    @property
+    def multiplies_matrices(self) -> bool:
+        """Whether it runs on the matrix units, and its FLOPs count as those of a model."""
+        return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel of a segment: what it computes and what it moves to and from device memory."""
+    """One kernel of a segment: what it computes and what it moves to and from device memory.
+
+    Attributes:
+        flops: 2 for each multiply-add; of causal attention of all pairs of tokens, and without
+            the scores that flash attention makes again in its backward, as published rates count.
+        shape: in the words of the kind; empty where it is not known.
+        causal: half of its scores are masked. Attention that never writes them skips that half; a
+            matrix product computes it.
+        backward: it makes gradients.
+    """
 
     kind: KernelKind
     flops: int
     bytes: int
     dtype: DType
+    shape: tuple[int, ...] = ()
+    causal: bool = False
+    backward: bool = False
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
             raise KernelError(f"kernel: flops {self.flops} and bytes {self.bytes} must be >= 0")
+
+    @property
+    def causal_flops(self) -> int:
+        """FLOPs of the pairs of tokens that are not masked, to half a row of scores."""
+        return self.flops // 2 if self.causal else self.flops
+
+    @property
+    def executed_flops(self) -> int:
+        """FLOPs that take time.
+
+        Attention skips the masked half. Its backward makes the scores again: five products instead
+        of four (Dao et al. 2022, "FlashAttention", algorithm 4).
+        """
+        if self.kind is not KernelKind.ATTENTION:
+            return self.flops
+        return self.causal_flops * 5 // 4 if self.backward else self.causal_flops
+
+
+def matmul(
+    m: int,
+    n: int,
+    k: int,
+    dtype: DType,
+    *,
+    batch: int = 1,
+    causal: bool = False,
+    backward: bool = False,
+) -> Kernel:
+    """`batch` products of m x k with k x n, each operand read once and the result written."""
+    return Kernel(
+        kind=KernelKind.MATMUL,
+        flops=2 * batch * m * n * k,
+        bytes=batch * (m * k + k * n + m * n) * dtype.size_bytes,
+        dtype=dtype,
+        shape=(batch, m, n, k),
+        causal=causal,
+        backward=backward,
+    )
+
+
+def streaming(
+    kind: KernelKind,
+    shape: tuple[int, ...],
+    dtype: DType,
+    *,
+    streams: int,
+    backward: bool = False,
+) -> Kernel:
+    """A kernel that reads or writes `streams` tensors of `shape`, one operation on each element."""
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    return Kernel(
+        kind=kind,
+        flops=elements * streams,
+        bytes=elements * streams * dtype.size_bytes,
+        dtype=dtype,
+        shape=shape,
+        backward=backward,
+    )
+
+
+def flash_attention(
+    shape: tuple[int, int, int, int, int, int],
+    dtype: DType,
+    *,
+    causal: bool = True,
+    backward: bool = False,
+) -> Kernel:
+    """Attention whose scores stay on the chip; `shape` is in the words of `KernelKind`.
+
+    It moves queries, keys, values and the result; backward also their gradients.
+    """
+    sequences, heads, shared, queries, keys, size = shape
+    outer = sequences * size * (2 * heads * queries + 2 * shared * keys)
+    return Kernel(
+        kind=KernelKind.ATTENTION,
+        flops=(4 if backward else 2) * 2 * sequences * heads * queries * keys * size,
+        bytes=outer * (2 if backward else 1) * dtype.size_bytes,
+        dtype=dtype,
+        shape=shape,
+        causal=causal,
+        backward=backward,
+    )

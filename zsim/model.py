@@ -8,7 +8,7 @@ how it is sharded over data-parallel ranks.
 from dataclasses import dataclass, field
 from math import prod
 
-from zsim.architecture import GPT
+from zsim.architecture import Architecture
 from zsim.dtype import DType
 from zsim.kernel import Kernel
 
@@ -60,6 +60,8 @@ class Segment:
         parameters: names of the unit's parameters it reads, in the order of the unit.
         saved_bytes: what it keeps for its backward beyond its inputs and parameters.
         saves_input: whether its backward reads its inputs.
+        forward_workspace_bytes, backward_workspace_bytes: most that it holds at once while it runs,
+            beyond inputs, outputs, what it saves, and their gradients and those of its parameters.
         reduces_output: outputs are summands over the tensor axis, summed after forward.
         reduces_input_gradient: input gradients are summands over the tensor axis, summed after
             backward.
@@ -71,6 +73,8 @@ class Segment:
     parameters: tuple[str, ...] = ()
     saved_bytes: int = 0
     saves_input: bool = True
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
     reduces_output: bool = False
     reduces_input_gradient: bool = False
     forward: tuple[Kernel, ...] = ()
@@ -105,7 +109,8 @@ class Model:
         tokens: tokens per micro-batch and data-parallel replica.
         tensor: ranks of the tensor axis that it was resolved for.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
-            axis, without recomputation (model FLOPs).
+            axis, without recomputation (model FLOPs); attention of all pairs of tokens.
+        attention_flops: of both, those of products with scores. Causal masking leaves out half.
         architecture: the shape it was built from, where it was; a backend can build modules of it.
     """
 
@@ -117,7 +122,8 @@ class Model:
     tensor: int = 1
     forward_flops: int = 0
     backward_flops: int = 0
-    architecture: GPT | None = None
+    attention_flops: int = 0
+    architecture: Architecture | None = None
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,72 @@
+"""The `Model` of a transformer, from its shape alone.
+
+FLOPs count matrix products alone, 2 per multiply-add, attention of all pairs of tokens (Narayanan
+et al. 2021, section 3.1 and appendix); how many of them causal masking leaves out follows from
+`Model.attention_flops`. Saved activations are what autograd saves of the modules in `zsim_torch`,
+which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same tensors.
+"""
+
+from zsim.architecture import Architecture
+from zsim.dtype import DType
+from zsim.model import BATCH, Model, ModelError, Value
+from zsim.strategy import Precision
+from zsim.transformer.block import block, like
+from zsim.transformer.ends import embedding, head
+from zsim.transformer.size import Size
+
+
+def transformer(
+    shape: Architecture,
+    *,
+    micro_batch_size: int,
+    tensor: int = 1,
+    precision: Precision = Precision.FP32,
+) -> Model:
+    """The model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
+
+    The vocabulary is padded to a multiple of `tensor`, as Megatron-LM does.
+
+    Raises:
+        ModelError: `tensor` does not divide the heads, or the width of the MLP.
+    """
+    for name, extent in (
+        ("attention_heads", shape.attention_heads),
+        ("key_value_heads", shape.shared_heads),
+        ("intermediate_size", shape.wide),
+    ):
+        if extent % tensor:
+            raise ModelError(f"tensor: {tensor} must divide {name} {extent}")
+    if micro_batch_size < 1:
+        raise ModelError(f"micro_batch_size: {micro_batch_size} must be at least 1")
+    size = Size(
+        shape=shape,
+        sequences=micro_batch_size,
+        tensor=tensor,
+        dtype=precision.compute,
+        wide=precision.optimizer,
+    )
+    batch = Value(
+        name=BATCH,
+        elements=micro_batch_size * (shape.sequence_length + 1),
+        dtype=DType.INT64,
+        requires_gradient=False,
+    )
+    units = [embedding(size, batch)]
+    units.append(block(size, "block0", units[-1].segments[-1].outputs[-1]))
+    for layer in range(1, shape.layers):
+        units.append(like(units[1], f"block{layer}", units[-1].segments[-1].outputs[-1]))
+    units.append(head(size, units[-1].segments[-1].outputs[-1]))
+    kernels = [kernel for unit in units for part in unit.segments for kernel in part.forward]
+    products = sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
+    return Model(
+        name=f"{type(shape).__name__.lower()}-{shape.layers}x{shape.hidden_size}",
+        units=tuple(units),
+        batch=batch,
+        micro_batch_size=micro_batch_size,
+        tokens=size.tokens,
+        tensor=tensor,
+        forward_flops=products * tensor,
+        backward_flops=2 * products * tensor,
+        attention_flops=3 * tensor * sum(kernel.flops for kernel in kernels if kernel.causal),
+        architecture=shape,
+    )

@@ -1,0 +1,140 @@
+"""Self-attention: queries, keys and values, scores and their softmax, the output projection."""
+
+from zsim.architecture import Attention, Positions
+from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
+from zsim.model import Value
+from zsim.transformer.linear import linear
+from zsim.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.transformer.size import Size
+
+
+def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    """Attention of the block `name`; the bias of its output stands in the residual sum."""
+    normed = tensor_of(source)
+    attended = size.rows(f"{name}/attended", size.query_width)
+    operators, projected = _projections(size, normed, name)
+    if size.shape.positions is Positions.ROTARY:
+        rotary = [_rotary(size, each) for each, turns in projected if turns]
+        straight = [each for each, turns in projected if not turns]
+        turned = (*(each.makes for each in rotary), *straight)
+        operators += tuple(rotary)
+    else:
+        turned = tuple(each for each, _ in projected)
+    core = _flash if size.shape.attention is Attention.FLASH else _plain
+    weight = size.part(f"{name}.proj.weight", size.hidden, size.query_width)
+    return Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=(
+            *operators,
+            core(size, turned, attended, name),
+            linear(size, attended, tensor_of(target), weight),
+        ),
+        reduces_output=size.cut,
+        reduces_input_gradient=size.cut,
+    )
+
+
+def _projections(
+    size: Size, source: Tensor, name: str
+) -> tuple[tuple[Operator, ...], tuple[tuple[Tensor, bool], ...]]:
+    """The linear layers before attention, and what they make: with rotary positions, is it turned?
+
+    One that makes all three is turned as a whole: what is no query or key moves along.
+    """
+    queries, keys = size.query_width, size.key_width
+    widths = {"q": queries, "k": keys, "v": keys}
+    if size.shape.joined_qkv:
+        widths = {"qkv": queries + 2 * keys}
+    operators: list[Operator] = []
+    made: list[tuple[Tensor, bool]] = []
+    for part, width in widths.items():
+        weight = size.part(f"{name}.{part}.weight", width, size.hidden)
+        bias = size.part(f"{name}.{part}.bias", width) if size.shape.biased_qkv else None
+        target = size.rows(f"{name}/{part}", width)
+        operators.append(linear(size, source, target, weight, bias=bias))
+        made.append((target, part != "v"))
+    return tuple(operators), tuple(made)
+
+
+def _rotary(size: Size, source: Tensor) -> Operator:
+    """Turns pairs of elements by an angle that follows from place: backward turns them back."""
+    shape = (size.tokens, source.elements // size.tokens)
+    target = Tensor(name=f"{source.name}/turned", elements=source.elements, dtype=source.dtype)
+    return Operator(
+        reads=(source,),
+        makes=target,
+        forward=(streaming(KernelKind.ROTARY, shape, size.dtype, streams=2),),
+        backward=(streaming(KernelKind.ROTARY, shape, size.dtype, streams=2, backward=True),),
+    )
+
+
+def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
+    """Keeps what it reads and makes, and one number for each row of scores."""
+    shape = (
+        size.sequences,
+        size.heads,
+        size.shared_heads,
+        size.length,
+        size.length,
+        size.shape.head_width,
+    )
+    sums = Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)
+    return Operator(
+        reads=sources,
+        makes=target,
+        saves=(*sources, target, sums),
+        forward=(flash_attention(shape, size.dtype),),
+        backward=(flash_attention(shape, size.dtype, backward=True),),
+    )
+
+
+def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
+    """Two batched products with the softmax of all scores between them, which is kept.
+
+    With selective recomputation it is not: backward begins by running attention again.
+    """
+    count = size.tokens * size.heads * size.length
+    weights = Tensor(name=f"{name}/weights", elements=count, dtype=size.dtype)
+    area = (size.tokens * size.heads, size.length)
+    forward = (
+        _product(size, inner=False),
+        streaming(KernelKind.SOFTMAX, area, size.dtype, streams=2),
+        _product(size, inner=True),
+    )
+    backward = (
+        _product(size, inner=False, backward=True),  # of the softmax: with values
+        _product(size, inner=True, backward=True),  # of values: with the softmax
+        streaming(KernelKind.SOFTMAX, area, size.dtype, streams=3, backward=True),
+        _product(size, inner=True, backward=True),  # of queries: with keys
+        _product(size, inner=True, backward=True),  # of keys: with queries
+    )
+    again = size.shape.recompute_attention
+    # Scores and their softmax have a gradient each; run again, the softmax and a copy of the keys
+    # are there as well.
+    keys = size.key_width * size.tokens * size.dtype.size_bytes
+    made_again = weights.size_bytes + keys if again else 0
+    return Operator(
+        reads=sources,
+        makes=target,
+        forward_scratch=weights.size_bytes * (2 if again else 1),
+        backward_scratch=weights.size_bytes * 2 + made_again,
+        saves=sources if again else (*sources, weights),
+        forward=forward,
+        backward=(*forward, *backward) if again else backward,
+    )
+
+
+def _product(size: Size, *, inner: bool, backward: bool = False) -> Kernel:
+    """Scores from two tensors of heads, or with `inner` a tensor of heads from scores."""
+    queries = size.heads // size.shared_heads * size.length
+    width, keys = size.shape.head_width, size.length
+    return matmul(
+        queries,
+        width if inner else keys,
+        keys if inner else width,
+        size.dtype,
+        batch=size.sequences * size.shared_heads,
+        causal=True,
+        backward=backward,
+    )

@@ -1,0 +1,166 @@
+"""A block: attention and an MLP, each behind a norm and beside a residual."""
+
+from dataclasses import replace
+
+from zsim.architecture import Activation
+from zsim.kernel import KernelKind, streaming
+from zsim.model import Parameter, Unit, Value
+from zsim.transformer.attention import attention
+from zsim.transformer.linear import column_sum, linear, normalize
+from zsim.transformer.operator import (
+    Operator,
+    Stretch,
+    joined,
+    parameters_of,
+    segment,
+    tensor_of,
+)
+from zsim.transformer.size import Size
+
+
+def block(size: Size, name: str, source: Value) -> Unit:
+    """The block called `name`, which reads `source`.
+
+    With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
+    all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
+    keep a part of the hidden units on each rank, and make summands of their output.
+    """
+    normed, attended, normed2 = (size.value(f"{name}/{part}") for part in ("ln1", "proj", "ln2"))
+    transformed, output = size.value(f"{name}/down"), size.value(f"{name}/output")
+    first = (
+        _norm(size, source, normed, f"{name}.ln1"),
+        attention(size, normed, attended, name),
+    )
+    stretches: tuple[Stretch, ...]
+    if size.shape.parallel_residual:
+        stretches = (
+            *first,
+            _norm(size, source, normed2, f"{name}.ln2"),
+            perceptron(size, normed2, transformed, name),
+            _sum(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
+        )
+    else:
+        middle = size.value(f"{name}/sum")
+        stretches = (
+            *first,
+            _sum(size, (source, attended), middle, (f"{name}.proj",)),
+            _norm(size, middle, normed2, f"{name}.ln2"),
+            perceptron(size, normed2, transformed, name),
+            _sum(size, (middle, transformed), output, (f"{name}.down",)),
+        )
+    parameters = parameters_of(stretches)
+    if not size.cut:
+        stretches = (joined(stretches, (source.name,)),)
+    return Unit(name=name, parameters=parameters, segments=tuple(map(segment, stretches)))
+
+
+def like(block_unit: Unit, name: str, source: Value) -> Unit:
+    """The block called `name`, which reads `source`: `block_unit` with other names.
+
+    A deep model is one block many times, with the same kernels.
+    """
+    old = block_unit.name
+    (first, *_), *_ = (segment.inputs for segment in block_unit.segments)
+    names = {first: source.name}
+
+    def renamed(each: str) -> str:
+        if each not in names:
+            names[each] = f"{name}{each.removeprefix(old)}"
+        return names[each]
+
+    return Unit(
+        name=name,
+        parameters=tuple(
+            replace(parameter, name=renamed(parameter.name)) for parameter in block_unit.parameters
+        ),
+        segments=tuple(
+            replace(
+                segment,
+                inputs=tuple(map(renamed, segment.inputs)),
+                outputs=tuple(
+                    replace(value, name=renamed(value.name)) for value in segment.outputs
+                ),
+                parameters=tuple(map(renamed, segment.parameters)),
+            )
+            for segment in block_unit.segments
+        ),
+    )
+
+
+def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    """The MLP of the block `name`; the bias of its output stands in the residual sum."""
+    wide, hidden = size.inner_width, size.hidden
+    normed = tensor_of(source)
+    shape, dtype = (size.tokens, wide), size.dtype
+    gated = size.shape.activation is Activation.SWIGLU
+    operators: list[Operator] = []
+    for part in ("gate", "up") if gated else ("up",):
+        bias = size.part(f"{name}.{part}.bias", wide) if size.shape.bias else None
+        weight = size.part(f"{name}.{part}.weight", wide, hidden)
+        operators.append(linear(size, normed, size.rows(f"{name}/{part}", wide), weight, bias=bias))
+    up, active = size.rows(f"{name}/up", wide), size.rows(f"{name}/active", wide)
+    curved = size.rows(f"{name}/gate", wide) if gated else up
+    operators.append(
+        Operator(
+            reads=(curved,),
+            makes=active,
+            saves=(curved,),
+            forward=(streaming(KernelKind.ACTIVATION, shape, dtype, streams=2),),
+            backward=(streaming(KernelKind.ACTIVATION, shape, dtype, streams=3, backward=True),),
+        )
+    )
+    if gated:
+        product = size.rows(f"{name}/product", wide)
+        operators.append(
+            Operator(
+                reads=(active, up),
+                makes=product,
+                saves=(active, up),
+                forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
+                backward=(
+                    streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3, backward=True),
+                    streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3, backward=True),
+                ),
+            )
+        )
+        active = product
+    weight = size.part(f"{name}.down.weight", hidden, wide)
+    operators.append(linear(size, active, tensor_of(target), weight))
+    return Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=tuple(operators),
+        reduces_output=size.cut,
+        reduces_input_gradient=size.cut,
+    )
+
+
+def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    return Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=(normalize(size, tensor_of(source), tensor_of(target), name),),
+    )
+
+
+def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str, ...]) -> Stretch:
+    """The residual sum, with biases that were held back until the summands were summed."""
+    biases = tuple(Parameter(name=f"{name}.bias", shape=(size.hidden,)) for name in names)
+    shape, dtype = (size.tokens, size.hidden), size.dtype
+    adds = tuple(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3) for _ in sources[1:])
+    return Stretch(
+        inputs=tuple(source.name for source in sources),
+        outputs=(target,),
+        operators=(
+            Operator(
+                reads=tuple(map(tensor_of, sources)),
+                makes=tensor_of(target),
+                parameters=biases if size.shape.bias else (),
+                shares_gradient=True,
+                forward=adds,
+                backward=tuple(column_sum(size, size.hidden) for _ in biases)
+                if size.shape.bias
+                else (),
+            ),
+        ),
+    )

@@ -1,0 +1,142 @@
+"""The units before and after the blocks: the embedding, and the head with the loss."""
+
+from zsim.dtype import DType
+from zsim.kernel import Kernel, KernelKind, streaming
+from zsim.model import BATCH, Parameter, Unit, Value
+from zsim.transformer.linear import linear, normalize
+from zsim.transformer.operator import Operator, Stretch, Tensor, joined, segment, tensor_of
+from zsim.transformer.size import Size
+
+TOKENS = "embedding.token.weight"
+PLACES = "embedding.position.weight"
+
+
+def embedding(size: Size, batch: Value) -> Unit:
+    """Rows of the token embedding, with those of the places where positions are learned.
+
+    With a tensor axis each rank looks up the tokens that it has, and the sum over ranks is all.
+    """
+    words = size.part(TOKENS, size.vocabulary, size.hidden)
+    output = size.value("embedding/output")
+    shape, dtype = (size.tokens, size.hidden), size.dtype
+    found = size.value("embedding/words")
+    look_up = Operator(
+        reads=(),
+        makes=tensor_of(found if size.shape.places else output),
+        parameters=(words,),
+        saves=(tensor_of(batch),),
+        forward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2),),
+        backward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
+    )
+    if not size.shape.places:
+        only = Stretch(
+            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=size.cut
+        )
+        return Unit(
+            name="embedding", parameters=(words,), segments=(segment(only),), checkpoint=False
+        )
+    places = Parameter(name=PLACES, shape=(size.shape.places, size.hidden))
+    add = Operator(
+        reads=(tensor_of(found),),
+        makes=tensor_of(output),
+        shares_gradient=True,
+        parameters=(places,),
+        forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
+        backward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=1, backward=True),),
+    )
+    stretches: tuple[Stretch, ...] = (
+        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=size.cut),
+        Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
+    )
+    if not size.cut:
+        stretches = (joined(stretches, (BATCH,)),)
+    return Unit(
+        name="embedding",
+        parameters=(words, places),
+        segments=tuple(map(segment, stretches)),
+        checkpoint=False,
+    )
+
+
+def head(size: Size, source: Value) -> Unit:
+    """Final norm, logits over the own part of the vocabulary, cross entropy of each next token.
+
+    The logits are in the format of the loss, and so is their logarithm of the softmax, which is
+    kept beside the targets. With a tensor axis the maximum, the sum of exponentials and the
+    target's logit of each token are combined over the ranks (Shoeybi et al. 2019, section 3): three
+    numbers for each token; kept are the softmax, and for each token whether its target is on this
+    rank, and which it is.
+    """
+    normed = size.value("head/ln")
+    loss = Value(name="head/loss", elements=1, dtype=size.wide)
+    norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
+    weight = size.part(
+        TOKENS if size.shape.tied_embeddings else "head.weight", size.vocabulary, size.hidden
+    )
+    parameters = (*norm.parameters, weight)
+    first = Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,))
+    statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
+    logits = size.rows("head/logits", size.vocabulary)
+    last = tensor_of(statistics if size.cut else loss)
+    operators = (
+        linear(size, tensor_of(normed), logits, weight),
+        _cross_entropy(size, logits, last),
+    )
+    scores = Stretch(
+        inputs=(normed.name, BATCH),
+        outputs=(statistics if size.cut else loss,),
+        operators=operators,
+        reduces_output=size.cut,
+        reduces_input_gradient=size.cut,
+    )
+    if not size.cut:
+        whole = joined((first, scores), (source.name, BATCH))
+        return Unit(
+            name="head", parameters=parameters, segments=(segment(whole),), checkpoint=False
+        )
+    sums = (statistics.elements,)
+    entropy = Operator(
+        reads=(tensor_of(statistics),),
+        makes=tensor_of(loss),
+        saves=(tensor_of(statistics),),
+        forward=(streaming(KernelKind.CROSS_ENTROPY, sums, size.wide, streams=1),),
+        backward=(streaming(KernelKind.CROSS_ENTROPY, sums, size.wide, streams=1, backward=True),),
+    )
+    end = Stretch(inputs=(statistics.name,), outputs=(loss,), operators=(entropy,))
+    return Unit(
+        name="head",
+        parameters=parameters,
+        segments=tuple(map(segment, (first, scores, end))),
+        checkpoint=False,
+    )
+
+
+def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
+    """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
+
+    While it runs it holds logits in the wide format instead of their own; and backward holds two
+    gradients in it before there is one in their own.
+    """
+    own = (size.tokens, size.vocabulary)
+    kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=size.wide)
+    targets = Tensor(name="head/targets", elements=size.tokens, dtype=DType.INT64)
+    if size.cut:
+        last = Tensor(name="head/elsewhere", elements=size.tokens, dtype=DType.INT8)
+    else:
+        last = Tensor(name="head/count", elements=1, dtype=size.wide)
+
+    def kernel(streams: int, *, backward: bool = False) -> Kernel:
+        return streaming(
+            KernelKind.CROSS_ENTROPY, own, size.wide, streams=streams, backward=backward
+        )
+
+    wider = kept.size_bytes - logits.size_bytes
+    return Operator(
+        reads=(logits,),
+        makes=target,
+        forward_scratch=wider,
+        backward_scratch=kept.size_bytes + wider,
+        saves=(kept, targets, last),
+        forward=(kernel(3),),
+        backward=(kernel(2, backward=True),),
+    )

@@ -1,0 +1,65 @@
+"""Linear layers and norms: what every part of a transformer is made of."""
+
+from zsim.architecture import Norm
+from zsim.kernel import Kernel, KernelKind, matmul, streaming
+from zsim.model import Parameter
+from zsim.transformer.operator import Operator, Tensor
+from zsim.transformer.size import Size
+
+
+def linear(
+    size: Size, source: Tensor, target: Tensor, weight: Parameter, *, bias: Parameter | None = None
+) -> Operator:
+    """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
+
+    Backward is two products, one for each operand, and reads the source; the bias's gradient is a
+    sum over tokens.
+    """
+    rows, columns = weight.shape
+    tokens, dtype = size.tokens, size.dtype
+    backward: tuple[Kernel, ...] = (
+        matmul(tokens, columns, rows, dtype, backward=True),
+        matmul(rows, columns, tokens, dtype, backward=True),
+    )
+    if bias is not None:
+        backward += (column_sum(size, rows),)
+    return Operator(
+        reads=(source,),
+        makes=target,
+        parameters=(weight,) if bias is None else (weight, bias),
+        saves=(source,),
+        forward=(matmul(tokens, rows, columns, dtype),),
+        backward=backward,
+    )
+
+
+def column_sum(size: Size, columns: int) -> Kernel:
+    """The gradient of a bias: a sum over tokens."""
+    shape = (size.tokens, columns)
+    return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=1, backward=True)
+
+
+def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator:
+    """A norm called `name`: it keeps its source and for each token mean and deviation, or RMS.
+
+    Forward reads and writes; backward reads source and gradient, writes the source's gradient, and
+    reads both again for those of the parameters.
+    """
+    shape, dtype = size.shape, size.dtype
+    layer = shape.norm is Norm.LAYER
+    weight = Parameter(name=f"{name}.weight", shape=(size.hidden,))
+    bias = Parameter(name=f"{name}.bias", shape=(size.hidden,))
+    statistics = Tensor(
+        name=f"{source.name}/{name}/statistics",
+        elements=size.tokens * (2 if layer else 1),
+        dtype=size.wide,
+    )
+    area = (size.tokens, size.hidden)
+    return Operator(
+        reads=(source,),
+        makes=target,
+        parameters=(weight, bias) if layer and shape.bias else (weight,),
+        saves=(source, statistics),
+        forward=(streaming(KernelKind.NORM, area, dtype, streams=2),),
+        backward=(streaming(KernelKind.NORM, area, dtype, streams=5, backward=True),),
+    )

@@ -1,0 +1,84 @@
+"""The numbers that the parts of a transformer are made of, on one rank of the tensor axis."""
+
+from dataclasses import dataclass
+
+from zsim.architecture import Architecture
+from zsim.dtype import DType
+from zsim.model import Parameter, Value
+from zsim.transformer.operator import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A shape, resolved: sequences of a micro-batch, ranks of the tensor axis, formats.
+
+    `dtype` is the format of activations, `wide` that of statistics and of the loss.
+    """
+
+    shape: Architecture
+    sequences: int
+    tensor: int
+    dtype: DType
+    wide: DType
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.sequences * self.shape.sequence_length
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.shape.sequence_length
+
+    @property
+    def hidden(self) -> int:
+        """Elements of a token in the hidden state."""
+        return self.shape.hidden_size
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries that this rank has."""
+        return self.shape.attention_heads // self.tensor
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of keys and values that this rank has."""
+        return self.shape.shared_heads // self.tensor
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a token in the queries of this rank."""
+        return self.heads * self.shape.head_width
+
+    @property
+    def key_width(self) -> int:
+        """Elements of a token in the keys of this rank, and in its values."""
+        return self.shared_heads * self.shape.head_width
+
+    @property
+    def inner_width(self) -> int:
+        """Elements of a token inside this rank's part of the MLP."""
+        return self.shape.wide // self.tensor
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens whose logits this rank makes; padded, as Megatron-LM does, to equal parts."""
+        return -(-self.shape.vocab_size // self.tensor)
+
+    @property
+    def cut(self) -> bool:
+        """Whether there is a tensor axis."""
+        return self.tensor > 1
+
+    def value(self, name: str) -> Value:
+        """A hidden state called `name`."""
+        return Value(name=name, elements=self.tokens * self.hidden, dtype=self.dtype)
+
+    def rows(self, name: str, width: int) -> Tensor:
+        """A tensor of `width` elements for each token."""
+        return Tensor(name=name, elements=self.tokens * width, dtype=self.dtype)
+
+    def part(self, name: str, *shape: int) -> Parameter:
+        """A parameter of which each rank of the tensor axis has a part, of this shape."""
+        return Parameter(name=name, shape=shape, tensor_sharded=self.cut)
