@@ -4,7 +4,21 @@ Cost grows with the programs, not with the number of ranks. Each family says in 
 proves, under which assumptions, and what it costs.
 """
 
-from zsim.check import lifetime, matching, partition, placement, progress, volume
+from zsim.check import (
+    completeness,
+    definedness,
+    issue_order,
+    lifetime,
+    matching,
+    memory,
+    partition,
+    placement,
+    progress,
+    races,
+    skip_path,
+    uniformity,
+    volume,
+)
 from zsim.check.finding import Finding
 from zsim.check.subject import Subject
 from zsim.model import Model
@@ -15,9 +29,16 @@ __all__ = ["FAMILIES", "Finding", "check"]
 FAMILIES = {
     matching.INVARIANT: matching.examine,
     progress.INVARIANT: progress.examine,
+    issue_order.INVARIANT: issue_order.examine,
     lifetime.INVARIANT: lifetime.examine,
+    races.INVARIANT: races.examine,
+    definedness.INVARIANT: definedness.examine,
+    uniformity.INVARIANT: uniformity.examine,
+    skip_path.INVARIANT: skip_path.examine,
+    completeness.INVARIANT: completeness.examine,
     placement.INVARIANT: placement.examine,
     partition.INVARIANT: partition.examine,
+    memory.INVARIANT: memory.examine,
     volume.INVARIANT: volume.examine,
 }
 """Every family by the name that its findings carry."""

@@ -11,35 +11,32 @@ happens-before (`zsim.order`):
 * after setup and after every step exactly the persistent buffers are alive, and both lists of a
   branch leave the same buffers alive.
 
-Assumed: a block returns to the home stream of its buffer, as in PyTorch's allocator. Not examined:
-whether two accesses that are both in time race with each other.
+Together with `races`, which orders the accesses to one buffer, this orders all accesses to a block
+of memory, whichever buffers it holds one after the other.
 
-Cost: one look at each buffer that an operation names; twice where a first pass, with nothing known
-of the steps before, does not suffice.
+Assumed: a block returns to the home stream of its buffer, as in PyTorch's allocator.
+
+Cost: a regular expression for each buffer that stays on its home stream; for the others one look at
+each operation that names them, for each way through the branches. Twice where a first pass, with
+nothing known of the steps before, does not suffice.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 
 from zsim.check.finding import Finding
-from zsim.check.subject import NumberedProgram, Subject
-from zsim.numbered import HOST, Numbered
+from zsim.check.subject import SETUP, STEP, NumberedProgram, Subject
+from zsim.numbered import ALLOCATE, FREE, HOST, History, Numbered
 from zsim.operation import Allocate, Branch, Free, Operation
-from zsim.order import (
-    NEVER,
-    OUTCOMES_MAX,
-    Clock,
-    Entry,
-    Stretch,
-    Timeline,
-    drained,
-    outcomes,
-    unknown,
-)
-from zsim.schedule import Program
+from zsim.order import NEVER, Timeline, Way
 
 INVARIANT = "lifetime"
-SETUP, STEP = "setup", "step"
+
+TRANSIENT = re.compile(rb"(?:A[^AF]*F)*").fullmatch
+"""The history of a buffer that is allocated and freed, again and again."""
+TAKEN = re.compile(rb"A[^AF]*").fullmatch
+"""The history of a persistent buffer in setup."""
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -47,178 +44,202 @@ def examine(subject: Subject) -> list[Finding]:
     return [finding for each in subject.programs for finding in _examine_program(each)]
 
 
-def _examine_program(numbered: NumberedProgram) -> list[Finding]:
-    program = numbered.program
-    found: list[Finding] = []
-    for part, operations in numbered.parts:
-        ways = outcomes(operations, operations.items)
-        if ways > OUTCOMES_MAX:
-            why = f"its branches have {ways} outcomes, more than the {OUTCOMES_MAX} gone through"
-            found.append(Finding(invariant=INVARIANT, role=program.role, operation=part, why=why))
-    if found:
-        return found
-    setup = _Walk(program, numbered.setup, part=SETUP, entry=drained(numbered.setup), alive={})
-    found = list(setup.found.values())
-    alive = {name: _Held(PERSISTENT, NEVER, []) for name in program.persistent}
-    step = _Walk(program, numbered.step, part=STEP, entry=unknown(numbered.step), alive=alive)
-    if step.found or step.carried:
-        # What is known of the step before may help; what it left alive may be freed in this one.
-        seam, alive = step.timeline.seam, alive | step.carried
-        step = _Walk(program, numbered.step, part=STEP, entry=seam, alive=alive)
-    return found + list(step.found.values())
+def _examine_program(each: NumberedProgram) -> list[Finding]:
+    role = each.program.role
+    if each.crowded:
+        return [
+            Finding(
+                invariant=INVARIANT,
+                role=role,
+                operation=part,
+                why=f"its branches have {ways} outcomes, more than are gone through",
+            )
+            for part, ways in each.crowded.items()
+        ]
+    persistent = set(each.program.persistent)
+    found = _examine_part(each, SETUP, each.setup_order, set())
+    return found + each.proved(lambda order: _examine_part(each, STEP, order, persistent))
+
+
+def _examine_part(
+    each: NumberedProgram, part: str, order: Timeline, alive: set[str]
+) -> list[Finding]:
+    """Breaches in setup, or in a step that finds the buffers `alive`."""
+    numbered = order.numbered
+    found = _Found(each, part, numbered)
+    found.compare_sides()
+    for name in each.program.persistent:
+        if name not in alive and name not in numbered.history:
+            found.end(name, None)
+    first, *others = order.ways
+    fork = min(numbered.sides, default=len(numbered.operations))
+    for name, history in numbered.history.items():
+        if not history.away and history.numbers[-1] < fork:
+            codes = history.codes
+            if name not in found.persistent:
+                fine = TRANSIENT(codes) is not None
+            elif name in alive:
+                fine = ALLOCATE not in codes and FREE not in codes
+            else:
+                fine = TAKEN(codes) is not None
+            if fine:
+                continue
+        _follow(found, first, name, was_alive=name in alive)
+        for way in others:
+            if way.since <= history.numbers[-1]:
+                _follow(found, way, name, was_alive=name in alive)
+    return found.in_order()
 
 
 PERSISTENT, TOLD = -1, -2
 """Instead of the number of an `Allocate`: alive from before, and not alive but reported already."""
 
 
-@dataclass(slots=True)
-class _Held:
-    """A buffer that is alive: the `Allocate`, what its home stream held then, and its last uses.
+def _carried(history: History, numbered: Numbered) -> tuple[int, dict[int, int]]:
+    """Of what a step allocates anew and leaves alive: what the next one knows it by.
 
-    `last` has the position of the last use on each stream; it is empty until there is one on a
-    stream other than the home stream.
+    The last entry of the home stream when it was allocated, and the last use on each other stream.
     """
+    tail, last = NEVER, dict[int, int]()
+    for number, code in zip(history.numbers, history.codes, strict=True):
+        stream = numbered.stream[number]
+        if code == ALLOCATE:
+            entries = numbered.entries[history.home]
+            tail, last = bisect_left(entries, number) - len(entries), {}
+        elif stream not in (HOST, history.home):
+            last[stream] = numbered.position[number] - len(numbered.entries[stream])
+    return (NEVER, {}) if tail == NEVER else (tail, last)
 
-    allocated: int
-    tail: int
-    last: list[int]
+
+def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
+    """Go along what happens to one buffer on one way, and note what breaks a rule."""
+    numbered = way.numbered
+    history = numbered.history[name]
+    home, known_at = history.home, way.known
+    allocated: int | None = None
+    tail, last = NEVER, dict[int, int]()
+    if was_alive:
+        allocated = PERSISTENT
+        tail, last = _carried(history, numbered)
+    for number, code in zip(history.numbers, history.codes, strict=True):
+        known = known_at[number]
+        if known is None:
+            continue
+        if code == ALLOCATE:
+            if allocated not in (None, TOLD):
+                found.twice(number, name, allocated)
+            allocated, tail, last = number, way.tail(home, number), {}
+            continue
+        if code == FREE:
+            if allocated is None:
+                found.freed_dead(number, name)
+            else:
+                for stream, position in last.items():
+                    if known[stream] < position:
+                        found.still_used(number, stream, position)
+            allocated = None
+            continue
+        if allocated is None:
+            found.dead(number, name)
+            allocated, tail, last = TOLD, NEVER, {}
+        stream = numbered.stream[number]
+        if stream not in (HOST, home):
+            if known[home] < tail:
+                found.reused(number, name, allocated, tail, known=known[home])
+            last[stream] = numbered.position[number]
+    found.end(name, allocated)
 
 
-Alive = dict[str, _Held]
+class _Found:
+    """Notes what was found in one part, each fault once."""
 
-
-class _Walk:
-    """Goes through a part along its timeline and notes what breaks a rule, each fault once."""
-
-    def __init__(
-        self, program: Program, numbered: Numbered, *, part: str, entry: Entry, alive: Alive
-    ) -> None:
-        self.program = program
+    def __init__(self, each: NumberedProgram, part: str, numbered: Numbered) -> None:
+        self.program = each.program
         self.part = part
         self.numbered = numbered
-        self.persistent = set(program.persistent)
-        self.timeline = Timeline(numbered, entry)
-        self.found: dict[tuple[str, str], Finding] = {}
-        self.carried: Alive = {}
+        self.persistent = set(each.program.persistent)
         self.unequal: set[str] = set()
-        self._go(self.timeline.start, _copied(alive), [0] * len(numbered.streams))
+        self._findings: dict[tuple[str, str], tuple[int, Finding]] = {}
 
-    def _go(self, stretch: Stretch, alive: Alive, tails: list[int]) -> None:
-        numbered = self.numbered
-        streams, positions, touched = numbered.stream, numbered.position, numbered.buffers
-        homes = numbered.home
-        number = HOST
-        for number, known in zip(stretch.items, stretch.known, strict=True):
-            stream = streams[number]
-            if stream == HOST:
-                self._act(number, known, alive, tails)
-                continue
-            position = tails[stream] = positions[number]
-            for buffer in touched[number]:
-                held = alive.get(buffer)
-                if held is None:
-                    held = alive[buffer] = self._not_alive(number, buffer)
-                home = homes[buffer]
-                if home != stream:
-                    if known[home] < held.tail:
-                        self._reused(number, buffer, held, known[home])
-                    if not held.last:
-                        held.last = [NEVER] * len(numbered.streams)
-                    held.last[stream] = position
-        if stretch.ways:
-            self._compare_sides(number)
-            self._go(stretch.ways[0], _copied(alive), list(tails))
-            self._go(stretch.ways[1], alive, tails)
-        else:
-            self._end(alive)
+    def in_order(self) -> list[Finding]:
+        """What was found, in the order of the operations."""
+        return [finding for _, finding in sorted(self._findings.values(), key=lambda each: each[0])]
 
-    def _act(self, number: int, known: Clock, alive: Alive, tails: list[int]) -> None:
-        operation = self.numbered.operations[number]
-        if isinstance(operation, Allocate):
-            buffer = operation.buffer
-            if (held := alive.get(buffer)) and held.allocated != TOLD:
-                why = f"allocates {buffer}, which is alive: no free gives the first memory back"
-                self._note(number, why, self._since(buffer, held))
-            alive[buffer] = _Held(number, tails[self.numbered.home[buffer]], [])
-        elif isinstance(operation, Free):
-            held = alive.pop(operation.buffer, None)
-            if held is None:
-                why = f"frees {operation.buffer}, which is not alive"
-                self._note(number, why, self._before(number, operation.buffer))
-                return
-            home = self.numbered.home[operation.buffer]
-            for stream, position in enumerate(held.last):
-                if stream != home and known[stream] < position:
-                    self._still_used(number, operation, stream, position)
-            if known[home] == self.numbered.position[number]:
-                tails[home] = known[home]
-        elif isinstance(operation, Branch) and operation.value.buffer not in alive:
-            alive[operation.value.buffer] = self._not_alive(number, operation.value.buffer)
+    def end(self, name: str, allocated: int | None) -> None:
+        """The part is over: `name` is alive since `allocated`, or not."""
+        if name in self.unequal:
+            return
+        persistent = name in self.persistent
+        if persistent and allocated is None:
+            number = len(self.numbered.operations)
+            why = f"{name} is persistent, and not alive when {self.part} ends"
+            self._note_at(number, self.part, why, self._before(number, name))
+        elif not persistent and allocated is not None and allocated != TOLD:
+            why = f"allocates {name}, which is alive when {self.part} ends and not freed"
+            self._note(allocated, why, ("it is not among the persistent buffers",))
 
-    def _end(self, alive: Alive) -> None:
-        shift = self.numbered.length
-        for buffer, held in alive.items():
-            if buffer not in self.persistent:
-                if held.allocated != TOLD and buffer not in self.unequal:
-                    why = f"allocates {buffer}, which is alive when {self.part} ends and not freed"
-                    self._note(held.allocated, why, ("it is not among the persistent buffers",))
-            elif held.allocated >= 0:
-                home = self.numbered.home[buffer]
-                last = [position - shift[at] for at, position in enumerate(held.last)]
-                self.carried[buffer] = _Held(PERSISTENT, held.tail - shift[home], last)
-        for buffer in self.program.persistent:
-            if buffer not in alive and buffer not in self.unequal:
-                why = f"{buffer} is persistent, and not alive when {self.part} ends"
-                self._note_at(self.part, why, self._before(len(self.numbered.operations), buffer))
+    def compare_sides(self) -> None:
+        """Both lists of each branch leave the same buffers alive."""
+        for branch in self.numbered.sides:
+            operation = self.numbered.operations[branch]
+            assert isinstance(operation, Branch)
+            then, otherwise = _balance(operation.then), _balance(operation.otherwise)
+            for buffer in sorted(then.keys() | otherwise.keys()):
+                one, other = then.get(buffer, 0), otherwise.get(buffer, 0)
+                if one != other:
+                    self.unequal.add(buffer)
+                    witness = tuple(
+                        f"{name}: {('frees it', 'leaves it as it is', 'allocates it')[sign + 1]}"
+                        for name, sign in (("then", one), ("otherwise", other))
+                    )
+                    self._note(branch, f"its lists leave {buffer} in different states", witness)
 
-    def _compare_sides(self, branch: int) -> None:
-        operation = self.numbered.operations[branch]
-        assert isinstance(operation, Branch)
-        then, otherwise = _balance(operation.then), _balance(operation.otherwise)
-        for buffer in sorted(then.keys() | otherwise.keys()):
-            one, other = then.get(buffer, 0), otherwise.get(buffer, 0)
-            if one != other:
-                self.unequal.add(buffer)
-                witness = tuple(
-                    f"{name}: {('frees it', 'leaves it as it is', 'allocates it')[sign + 1]}"
-                    for name, sign in (("then", one), ("otherwise", other))
-                )
-                self._note(branch, f"its lists leave {buffer} in different states", witness)
+    def twice(self, number: int, name: str, allocated: int | None) -> None:
+        """An allocation of what is alive."""
+        why = f"allocates {name}, which is alive: no free gives the first memory back"
+        self._note(number, why, self._since(name, allocated))
 
-    def _not_alive(self, number: int, buffer: str) -> _Held:
-        """Report a use of `buffer` outside its lifetime, and take it as alive from here on."""
-        before = self._before(number, buffer)
+    def freed_dead(self, number: int, name: str) -> None:
+        """A free of what is not alive."""
+        why = f"frees {name}, which is not alive"
+        self._note(number, why, self._before(number, name))
+
+    def dead(self, number: int, name: str) -> None:
+        """A use outside the lifetime."""
+        before = self._before(number, name)
         state = "after it was freed" if before else "before it is allocated"
-        name = self.numbered.operations[number].id
-        others = [
-            f"{operation.id} uses it too"
-            for later, operation in enumerate(self.numbered.operations)
-            if later > number and buffer in self.numbered.buffers[later]
-        ]
-        self._note(
-            number, f"uses {buffer} {state}", (*before, f"{name} uses {buffer}", *others[:4])
-        )
-        return _Held(TOLD, NEVER, [])
-
-    def _reused(self, number: int, buffer: str, held: _Held, known: int) -> None:
         numbered = self.numbered
-        home, stream = numbered.home[buffer], numbered.stream[number]
-        holder = self._entry(home, held.tail)
+        history = numbered.history[name]
+        others = [
+            f"{numbered.operations[other].id} uses it too"
+            for other, code in zip(history.numbers, history.codes, strict=True)
+            if other > number and code not in (ALLOCATE, FREE)
+        ]
+        witness = (*before, f"{numbered.operations[number].id} uses {name}", *others[:4])
+        self._note(number, f"uses {name} {state}", witness)
+
+    def reused(
+        self, number: int, name: str, allocated: int | None, tail: int, *, known: int
+    ) -> None:
+        """A use that may come before the home stream has let go of the memory."""
+        numbered = self.numbered
+        home, stream = numbered.home[name], numbered.stream[number]
+        holder, user = self._entry(home, tail), numbered.operations[number].id
         why = (
-            f"reuse: uses {buffer} on {numbered.streams[stream]} unordered after what "
+            f"reuse: uses {name} on {numbered.streams[stream]} unordered after what "
             f"{numbered.streams[home]} held when the memory was taken"
         )
         witness = (
-            *self._since(buffer, held),
+            *self._since(name, allocated),
             f"{holder} was on {numbered.streams[home]} by then and may still use that memory",
-            f"what {numbered.operations[number].id} has waited for there ends with "
-            f"{self._entry(home, known)}",
+            f"what {user} has waited for there ends with {self._entry(home, known)}",
         )
         self._note(number, why, witness)
 
-    def _still_used(self, number: int, free: Free, stream: int, position: int) -> None:
-        user = self._entry(stream, position)
+    def still_used(self, number: int, stream: int, position: int) -> None:
+        """A free that does not wait for a use."""
+        free, user = self.numbered.operations[number], self._entry(stream, position)
+        assert isinstance(free, Free)
         why = f"gives {free.buffer} back while {user} may still use it"
         witness = (
             f"{user} uses {free.buffer} on {self.numbered.streams[stream]}",
@@ -228,39 +249,33 @@ class _Walk:
         self._note(number, why, witness)
 
     def _entry(self, stream: int, position: int) -> str:
-        numbered = self.numbered
         if position <= 0:
             return "an operation of an earlier step" if position > NEVER else "nothing"
-        for number, operation in enumerate(numbered.operations):
-            on = numbered.home[operation.buffer] if isinstance(operation, Free) else None
-            if numbered.position[number] == position and stream in (numbered.stream[number], on):
-                return operation.id
-        raise AssertionError(f"nothing is entry {position} of stream {stream}")
+        return self.numbered.operations[self.numbered.entries[stream][position - 1]].id
 
-    def _since(self, buffer: str, held: _Held) -> tuple[str, ...]:
-        if held.allocated < 0:
+    def _since(self, buffer: str, allocated: int | None) -> tuple[str, ...]:
+        if allocated is None or allocated < 0:
             return (f"{buffer} is alive since an earlier step",)
-        return (f"{self.numbered.operations[held.allocated].id} took memory for {buffer}",)
+        return (f"{self.numbered.operations[allocated].id} took memory for {buffer}",)
 
     def _before(self, number: int, buffer: str) -> tuple[str, ...]:
         """The last free of `buffer` before `number`, if there is one."""
-        for operation in reversed(self.numbered.operations[:number]):
-            if isinstance(operation, Free) and operation.buffer == buffer:
-                return (f"{operation.id} frees {buffer}",)
-        return ()
+        history = self.numbered.history.get(buffer)
+        frees: Iterator[int] = iter(())
+        if history is not None:
+            numbers = zip(history.numbers, history.codes, strict=True)
+            frees = (each for each, code in numbers if code == FREE and each < number)
+        last = max(frees, default=None)
+        return () if last is None else (f"{self.numbered.operations[last].id} frees {buffer}",)
 
     def _note(self, number: int, why: str, witness: tuple[str, ...]) -> None:
-        self._note_at(self.numbered.operations[number].id, why, witness)
+        self._note_at(number, self.numbered.operations[number].id, why, witness)
 
-    def _note_at(self, where: str, why: str, witness: tuple[str, ...]) -> None:
+    def _note_at(self, number: int, where: str, why: str, witness: tuple[str, ...]) -> None:
         finding = Finding(
             invariant=INVARIANT, role=self.program.role, operation=where, why=why, witness=witness
         )
-        self.found.setdefault((where, why), finding)
-
-
-def _copied(alive: Alive) -> Alive:
-    return {name: _Held(held.allocated, held.tail, list(held.last)) for name, held in alive.items()}
+        self._findings.setdefault((where, why), (number, finding))
 
 
 def _balance(operations: Iterable[Operation]) -> dict[str, int]:

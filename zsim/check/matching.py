@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import product
 from typing import assert_never
 
 from zsim.check.cell import Communicators, cells, communicators, outside
@@ -40,6 +41,9 @@ from zsim.schedule import Program, Schedule
 INVARIANT = "matching"
 MIDDLE_MAX = 400
 """Up to so many entries between equal ends are aligned; longer stretches differ as a whole."""
+
+Place = tuple[str, str]
+"""A role and one of its operations."""
 
 Key = tuple[object, ...]
 Identity = tuple[object, ...] | None
@@ -197,15 +201,18 @@ def _views(operation: Communication) -> tuple[View, ...]:
 
 
 def _identity(schedule: Schedule, program: Program, view: View) -> Identity:
-    """Layout, elements from one rank's part to the next one's, first element, size."""
+    """Layout, first element, size, and how far from one rank's part to the next one's, along what.
+
+    A rank's own slot of a whole with blocks is what its segment is, and both stand at 0.
+    """
     buffer = program.by_name[view.buffer]
     if buffer.layout is None:
         return None
-    stride = 0 if view.axis is None else view.size
+    axis, stride = view.axis, 0 if view.axis is None else view.size
     if buffer.shard is not None:
         uneven = schedule.layout_by_name[buffer.layout].cuts is not None
-        stride = -1 if uneven else buffer.elements
-    return (buffer.layout, stride, view.start, view.size)
+        axis, stride = buffer.shard, -1 if uneven else buffer.elements
+    return (buffer.layout, view.start, view.size, axis, stride)
 
 
 def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
@@ -253,7 +260,7 @@ def _compare(group: str, one: str, other: str, issues: dict[str, Issues]) -> Ite
 
 
 def _tensor(identity: tuple[object, ...]) -> str:
-    layout, _, start, size = identity
+    layout, start, size, *_ = identity
     return f"{size} elements of {layout} from {start} on"
 
 
@@ -303,6 +310,27 @@ def _side_by_side(one: str, mine: list[Issue], other: str, yours: list[Issue]) -
             for role, issues in ((one, mine), (other, yours))
         ]
         yield " | ".join(sides)
+
+
+def arrivals(subject: Subject) -> dict[Place, list[Place]]:
+    """For each receive, the sends that it may meet: each as a role and an operation."""
+    schedule, among = subject.schedule, cells(subject.schedule)
+    found: dict[Place, list[Place]] = {}
+    for group in schedule.groups:
+        count = group.size(schedule.mesh)
+        issues = {
+            each.program.role: _issues(schedule, each.program, group.name, count)
+            for each in subject.programs
+        }
+        for communicator in communicators(schedule.mesh, group, among):
+            for sender, receiver in product(communicator.roles, repeat=2):
+                for offset, sends in issues[sender].sends.items():
+                    if _reaches(communicator, sender, offset, receiver):
+                        receives = issues[receiver].receives.get(-offset % count, [])
+                        for sent, received in zip(sends, receives, strict=False):
+                            key = (receiver, received.operation)
+                            found.setdefault(key, []).append((sender, sent.operation))
+    return found
 
 
 def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Finding]:

@@ -2,18 +2,23 @@
 
 Proved of layouts and persistent buffers, with sizes of zero and fewer elements than ranks included:
 
-* the pieces of a layout lie inside it and do not overlap; its cuts begin at 0 and end at its size;
+* the pieces of a layout lie inside it and do not overlap, each in one block; its cuts begin at 0
+  and end at its size;
 * every parameter of the contract lies in exactly one parameter layout, with all its elements, and
   no parameter layout holds anything else; the contract has the parameters of the model, if given;
-* of each parameter layout a role holds one persistent parameter buffer (the whole, or the rank's
-  shard), one master if any layout has one, and as many moments as the others;
+* of each parameter a role holds one persistent parameter buffer (the whole, or the rank's shard),
+  one master if any has one, and as many moments as the others, in the parameter layout or others;
+* any other layout that names a parameter holds all of it once, and nothing else: gathered whole,
+  sharded otherwise for a while, or as gradients without padding;
 * where ranks hold a layout as shards, every rank along the axis holds its own;
 * what is initialized has a layout that says with what;
-* a segment that reads a parameter out of a whole layout reads all of one piece; with the model
+* a segment that reads a parameter out of a whole layout reads all of one piece, and not where the
+  ranks' parts of it stand apart; gradients that it writes are as large as pieces; with the model
   given, its parameters in the order of the unit.
 
-A parameter layout is one that a persistent buffer of kind parameter holds. That segments divide a
-layout evenly, and that buffers are as large as their segments, holds of every schedule that exists.
+A parameter layout is one that a persistent buffer of kind parameter holds; of kind master if there
+is none. That segments divide a layout evenly, and that buffers are as large as their segments,
+holds of every schedule that exists.
 
 Cost: one look at each piece and each persistent buffer.
 """
@@ -23,10 +28,11 @@ from collections.abc import Iterator
 
 from zsim.check.cell import cells, communicators
 from zsim.check.finding import Finding
+from zsim.check.reads import Reads
 from zsim.check.subject import Subject
 from zsim.layout import Layout
 from zsim.mesh import Group
-from zsim.operation import Action, Compute, Role, View, walk
+from zsim.operation import Action, Compute
 from zsim.schedule import Buffer, Kind, Program, Schedule
 
 INVARIANT = "partition"
@@ -45,7 +51,7 @@ def examine(subject: Subject) -> list[Finding]:
         for operation in each.setup.operations:
             if isinstance(operation, Compute) and operation.action is Action.INITIALIZE:
                 found += _without_layout(each.program, operation)
-        found += _Reads(subject, each.program).inspect()
+        found += Reads(subject, each.program, INVARIANT).inspect()
     return found
 
 
@@ -69,6 +75,11 @@ def _inspect(layout: Layout) -> Iterator[Finding]:
             )
         if piece.end > end:
             end, before = piece.end, piece.parameter
+    for start in (layout.blocks or ())[1:]:
+        for piece in layout.pieces:
+            if piece.start < start < piece.end:
+                why = f"{piece.parameter} lies in two blocks"
+                yield _finding("", layout.name, why, f"a block begins at {start}")
     if layout.cuts and (layout.cuts[0], layout.cuts[-1]) != (0, layout.elements):
         first, last = layout.cuts[0], layout.cuts[-1]
         why = f"its cuts go from {first} to {last}, not from 0 to {layout.elements}"
@@ -76,14 +87,14 @@ def _inspect(layout: Layout) -> Iterator[Finding]:
 
 
 def _parameter_layouts(schedule: Schedule) -> list[Layout]:
-    """Layouts that a persistent parameter buffer of some role holds."""
-    held = {
-        buffer.layout
-        for program in schedule.programs
-        for buffer in _persistent(program)
-        if buffer.kind is Kind.PARAMETER
-    }
-    return [layout for layout in schedule.layouts if layout.name in held]
+    """Layouts that persistent parameters of some role are in: masters, if there are no others."""
+    held: dict[Kind, set[str | None]] = {Kind.PARAMETER: set(), Kind.MASTER: set()}
+    for program in schedule.programs:
+        for buffer in _persistent(program):
+            if buffer.kind in held:
+                held[buffer.kind].add(buffer.layout)
+    names = held[Kind.PARAMETER] or held[Kind.MASTER]
+    return [layout for layout in schedule.layouts if layout.name in names]
 
 
 def _persistent(program: Program) -> list[Buffer]:
@@ -105,20 +116,41 @@ def _parameters(subject: Subject) -> Iterator[Finding]:
     if not promised:
         return
     held: dict[str, Counter[str]] = {name: Counter() for name in promised}
-    for layout in _parameter_layouts(schedule):
+    layouts = _parameter_layouts(schedule)
+    for layout in layouts:
         for piece in layout.pieces:
             if piece.parameter in held:
                 held[piece.parameter][layout.name] += piece.size
             else:
                 why = f"holds {piece.parameter}, which the contract does not name"
                 yield _finding("", layout.name, why)
-    for name, layouts in held.items():
-        if len(layouts) != 1:
-            where = " and ".join(layouts) or "no parameter layout"
+    for name, found in held.items():
+        if len(found) != 1:
+            where = " and ".join(found) or "no parameter layout"
             yield _finding("", name, f"lies in {where}, and must lie in exactly one")
-        elif sum(layouts.values()) != promised[name]:
-            ((where, size),) = layouts.items()
+        elif sum(found.values()) != promised[name]:
+            ((where, size),) = found.items()
             yield _finding("", name, f"has {promised[name]} elements, {where} holds {size}")
+    names = {layout.name for layout in layouts}
+    for layout in schedule.layouts:
+        if layout.name not in names:
+            yield from _other(layout, promised)
+
+
+def _other(layout: Layout, promised: dict[str, int]) -> Iterator[Finding]:
+    """What a layout of parameters that is no parameter layout does not hold as it must."""
+    sizes: Counter[str] = Counter()
+    for piece in layout.pieces:
+        sizes[piece.parameter] += piece.size
+    if not sizes.keys() & promised.keys():
+        return  # of something else
+    for name, size in sizes.items():
+        if name not in promised:
+            why = f"holds {name}, which the contract does not name"
+            yield _finding("", layout.name, why)
+        elif size != promised[name]:
+            why = f"holds {size} elements of {name}, which has {promised[name]}"
+            yield _finding("", layout.name, why)
 
 
 def _elements(count: int | None) -> str:
@@ -126,28 +158,35 @@ def _elements(count: int | None) -> str:
 
 
 def _holdings(schedule: Schedule, program: Program) -> Iterator[Finding]:
-    """Persistent model states of each parameter layout, compared with those of the others."""
-    names: dict[tuple[str, Kind], list[str]] = {}
-    for buffer in _persistent(program):
-        if buffer.layout is not None:
-            names.setdefault((buffer.layout, buffer.kind), []).append(buffer.name)
-    layouts = [layout for layout, kind in names if kind is Kind.PARAMETER]
-    needed = {
-        kind: max((len(names.get((layout, kind), ())) for layout in layouts), default=0)
-        for kind in (Kind.MASTER, Kind.MOMENT)
+    """Persistent model states of each parameter, compared with those of the others."""
+    names: dict[Kind, dict[str, list[str]]] = {
+        kind: {} for kind in (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
     }
-    needed[Kind.MASTER] = min(needed[Kind.MASTER], 1)
-    needed[Kind.PARAMETER] = 1
-    for layout in layouts:
-        for kind, count in needed.items():
-            held = names.get((layout, kind), [])
-            if len(held) != count:
-                yield _finding(
-                    program.role,
-                    layout,
-                    f"is held by {len(held)} persistent buffers of kind {kind}, not {count}",
-                    *held,
-                )
+    for buffer in _persistent(program):
+        if buffer.layout is not None and buffer.kind in names:
+            names[buffer.kind].setdefault(buffer.layout, []).append(buffer.name)
+    parameters = names[Kind.PARAMETER] or names[Kind.MASTER]
+    for kind, by_layout in names.items():
+        needed = max(map(len, by_layout.values()), default=0)
+        needed = needed if kind is Kind.MOMENT else min(needed, 1)
+        due, held = parameters, by_layout
+        if by_layout.keys() - parameters.keys():
+            due, held = _by_parameter(schedule, parameters), _by_parameter(schedule, by_layout)
+        for what in dict.fromkeys((*due, *held)):
+            buffers = held.get(what, [])
+            if len(buffers) != needed:
+                count = len(buffers)
+                why = f"is held by {count} persistent buffers of kind {kind}, not {needed}"
+                yield _finding(program.role, what, why, *buffers)
+
+
+def _by_parameter(schedule: Schedule, held: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Buffers by parameter, of buffers by layout."""
+    found: dict[str, list[str]] = {}
+    for layout, names in held.items():
+        for piece in schedule.layout_by_name[layout].pieces:
+            found.setdefault(piece.parameter, []).extend(names)
+    return found
 
 
 def _missing_shards(schedule: Schedule) -> Iterator[Finding]:
@@ -156,8 +195,9 @@ def _missing_shards(schedule: Schedule) -> Iterator[Finding]:
     holds = {
         program.role: {
             buffer.layout: buffer
+            for kind in (Kind.MASTER, Kind.PARAMETER)
             for buffer in _persistent(program)
-            if buffer.kind is Kind.PARAMETER and buffer.layout is not None
+            if buffer.kind is kind and buffer.layout is not None
         }
         for program in schedule.programs
     }
@@ -165,8 +205,8 @@ def _missing_shards(schedule: Schedule) -> Iterator[Finding]:
     for layout in _parameter_layouts(schedule):
         if layout.axis is None:
             continue
-        lines = communicators(schedule.mesh, Group(name="", axes=(layout.axis,)), among)
-        for line in lines:
+        along = Group(name="", axes=schedule.mesh.parts(layout.axis))
+        for line in communicators(schedule.mesh, along, among):
             held = {role: holds[role].get(layout.name) for role in line.roles}
             shards = [role for role, buffer in held.items() if buffer and buffer.shard]
             for role, buffer in held.items():
@@ -182,61 +222,3 @@ def _without_layout(program: Program, initialize: Compute) -> Iterator[Finding]:
         if buffer.layout is None:
             why = f"initializes {buffer.name}, which has no layout that says with what"
             yield _finding(program.role, initialize.id, why)
-
-
-class _Reads:
-    """Whether segments read the parameters that they are about."""
-
-    def __init__(self, subject: Subject, program: Program) -> None:
-        self.program = program
-        self.pieces = {
-            layout.name: {(piece.start, piece.size): piece.parameter for piece in layout.pieces}
-            for layout in subject.schedule.layouts
-        }
-        self.needed = {
-            (unit.name, number): segment.parameters
-            for unit in (subject.model.units if subject.model is not None else ())
-            for number, segment in enumerate(unit.segments)
-        }
-        self.names: dict[int, str | None] = {}
-
-    def inspect(self) -> Iterator[Finding]:
-        """Every operation that reads something else."""
-        segments = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
-        for operation in walk(self.program.step):
-            if isinstance(operation, Compute) and operation.action in segments:
-                yield from self._operation(operation)
-
-    def _operation(self, compute: Compute) -> Iterator[Finding]:
-        views = [each.view for each in compute.operands if each.role is Role.PARAMETER]
-        names = [self._name(view) for view in views]
-        for view, name in zip(views, names, strict=True):
-            if name is None:
-                why = f"computes with a part of {view.buffer} that is no parameter"
-                where = f"elements {view.start} to {view.start + view.size}"
-                yield _finding(self.program.role, compute.id, why, where)
-        needed = self.needed.get((compute.unit, compute.segment))
-        if needed is None or None in names:
-            return
-        known = len(names) == len(needed)
-        if not known or any(name and name != due for name, due in zip(names, needed, strict=True)):
-            yield _finding(
-                self.program.role,
-                compute.id,
-                f"computes with other parameters than segment {compute.segment} of "
-                f"{compute.unit} has",
-                f"reads {', '.join(name or 'something' for name in names)}",
-                f"needs {', '.join(needed)}",
-            )
-
-    def _name(self, view: View) -> str | None:
-        """The parameter that `view` is; nothing if it is none, "" where no layout can say."""
-        key = id(view)
-        if key not in self.names:
-            layout = self.program.by_name[view.buffer].layout
-            whole = layout is not None and view.axis is None and view.layout is None
-            if not whole or view.size == 0 or layout is None:
-                self.names[key] = ""
-            else:
-                self.names[key] = self.pieces[layout].get((view.start, view.size))
-        return self.names[key]

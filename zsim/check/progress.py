@@ -24,6 +24,7 @@ from itertools import product
 from zsim.check.cell import Cell, Communicators, cells, communicators
 from zsim.check.finding import Finding
 from zsim.check.subject import Subject
+from zsim.check.wait_graph import WaitGraph
 from zsim.numbered import HOST, Numbered
 from zsim.operation import Branch, Communication, Free, FreeMode, Receive, Send, Together
 from zsim.order import OUTCOMES_MAX
@@ -143,69 +144,10 @@ class _Issued:
     done: int
 
 
-class _Graph:
-    """What waits for what. Each node has the nodes that come before it, and why they do."""
-
-    def __init__(self) -> None:
-        self.before: list[list[tuple[int, str]]] = []
-        self.label: list[tuple[str, str]] = []
-
-    def node(self, role: str, operation: str) -> int:
-        """A new node."""
-        self.before.append([])
-        self.label.append((role, operation))
-        return len(self.before) - 1
-
-    def wait(self, node: int, other: int | None, why: str) -> None:
-        """`node` does not happen before `other`."""
-        if other is not None:
-            self.before[node].append((other, why))
-
-    def cycles(self) -> Iterator[list[tuple[int, str]]]:
-        """Cycles that share no node, each from a node to what it waits for, until none is left."""
-        waiting = [len(before) for before in self.before]
-        behind: list[list[int]] = [[] for _ in self.before]
-        for node, before in enumerate(self.before):
-            for other, _ in before:
-                behind[other].append(node)
-        ready = [node for node, count in enumerate(waiting) if not count]
-        happened = [False] * len(self.before)
-        first = 0
-        while True:
-            while ready:
-                node = ready.pop()
-                if happened[node]:
-                    continue
-                happened[node] = True
-                for other in behind[node]:
-                    waiting[other] -= 1
-                    if not waiting[other]:
-                        ready.append(other)
-            while first < len(happened) and happened[first]:
-                first += 1
-            if first == len(happened):
-                return
-            cycle = self._cycle(first, happened)
-            yield cycle
-            ready = [node for node, _ in cycle]
-
-    def _cycle(self, start: int, happened: list[bool]) -> list[tuple[int, str]]:
-        """Follow what has not happened from `start` on, until it comes round."""
-        path: list[tuple[int, str]] = []
-        place: dict[int, int] = {}
-        node = start
-        while node not in place:
-            place[node] = len(path)
-            other, why = next(each for each in self.before[node] if not happened[each[0]])
-            path.append((node, why))
-            node = other
-        return path[place[node] :]
-
-
 class _Walker:
     """Adds what the ranks of one cell issue, as far as it does not concern other cells."""
 
-    def __init__(self, graph: _Graph, role: str, taken: set[str], stream_count: int) -> None:
+    def __init__(self, graph: WaitGraph, role: str, taken: set[str], stream_count: int) -> None:
         self.graph = graph
         self.role = role
         self.taken = taken
@@ -274,7 +216,7 @@ class _Waits:
 
     def __init__(self, subject: Subject, among: list[Cell], taken: set[str]) -> None:
         schedule = subject.schedule
-        self.graph = _Graph()
+        self.graph = WaitGraph()
         by_role = {each.program.role: each for each in subject.programs}
         walkers = {
             cell: _Walker(self.graph, cell.role, taken, len(schedule.streams)) for cell in among

@@ -1,24 +1,55 @@
-"""What is checked: a schedule, with each program numbered once for all families."""
+"""What is checked: a schedule, its programs numbered, and their order, found once for all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+from zsim.check.finding import Finding
 from zsim.model import Model
 from zsim.numbered import Numbered
+from zsim.order import OUTCOMES_MAX, Timeline, drained, outcomes, settled, unknown
 from zsim.schedule import Program, Schedule
 
+SETUP, STEP = "setup", "step"
 
-@dataclass(frozen=True, slots=True)
+
 class NumberedProgram:
-    """One role's program, setup and step numbered."""
+    """One role's program: setup and step numbered, and what happens before what in them."""
 
-    program: Program
-    setup: Numbered
-    step: Numbered
+    def __init__(self, program: Program, setup: Numbered, step: Numbered) -> None:
+        self.program = program
+        self.setup = setup
+        self.step = step
 
     @property
     def parts(self) -> tuple[tuple[str, Numbered], tuple[str, Numbered]]:
         """Both parts with their names."""
-        return (("setup", self.setup), ("step", self.step))
+        return ((SETUP, self.setup), (STEP, self.step))
+
+    @cached_property
+    def crowded(self) -> dict[str, int]:
+        """Ways through the parts whose branches have more outcomes than are gone through."""
+        ways = {part: outcomes(numbered, numbered.items) for part, numbered in self.parts}
+        return {part: count for part, count in ways.items() if count > OUTCOMES_MAX}
+
+    @cached_property
+    def setup_order(self) -> Timeline:
+        """Happens-before of setup."""
+        return Timeline(self.setup, drained(self.setup))
+
+    @cached_property
+    def step_order(self) -> Timeline:
+        """Happens-before of a step of whose past nothing but the order of streams is known."""
+        return Timeline(self.step, unknown(self.step))
+
+    @cached_property
+    def settled_order(self) -> Timeline:
+        """Happens-before of a step with all that is known of the steps before it."""
+        return settled(self.step)
+
+    def proved(self, examine: Callable[[Timeline], list[Finding]]) -> list[Finding]:
+        """What `examine` finds in a step; what is known of the step before may help."""
+        return examine(self.step_order) and examine(self.settled_order)
 
 
 @dataclass(frozen=True, slots=True)

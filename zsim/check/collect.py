@@ -1,0 +1,114 @@
+"""Placements through collectives: what each is given, and what it makes of it."""
+
+from math import prod
+from typing import assert_never
+
+from zsim.check.ledger import Ledger
+from zsim.check.tensor import Tensors
+from zsim.check.value import (
+    COMPLETE,
+    EVERY,
+    PARTS,
+    REPLICATE,
+    SHARD,
+    SUMMANDS,
+    VERDICTS,
+    WRITTEN,
+    Placement,
+    Rule,
+)
+from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction
+from zsim.schedule import Schedule
+
+Collective = AllGather | ReduceScatter | AllReduce | Broadcast
+
+
+class Collectives:
+    """The collectives of one program, with a rule for each kind and group."""
+
+    def __init__(self, schedule: Schedule, ledger: Ledger, tensors: Tensors) -> None:
+        self.schedule = schedule
+        self.ledger = ledger
+        self.tensors = tensors
+        self.ranks = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+        self._along: dict[str, list[int]] = {}
+        self._axes: dict[str, tuple[str, ...] | None] = {}
+        self._rules: dict[tuple[str, frozenset[int]], Rule] = {}
+        self._after: dict[tuple[str, int, Placement], Placement] = {}
+
+    def apply(self, operation: Collective) -> None:
+        """Read the source, and write the target as the collective makes it."""
+        group, source, target = operation.group, operation.source, operation.target
+        self._same_tensor(operation)
+        match operation:
+            case AllGather():
+                rule, after, verb = self._rule(group, PARTS, "Shard"), REPLICATE, "gathers"
+            case AllReduce(reduction=Reduction.MAX) | ReduceScatter(reduction=Reduction.MAX):
+                rule = self._rule(group, VERDICTS, "a verdict or Replicate")
+                after = REPLICATE if isinstance(operation, AllReduce) else SHARD
+                verb = "takes the maximum of"
+            case ReduceScatter():
+                rule, after, verb = self._rule(group, SUMMANDS, "Partial"), SHARD, "reduces"
+            case AllReduce():
+                rule, after, verb = self._rule(group, SUMMANDS, "Partial"), REPLICATE, "reduces"
+            case Broadcast():
+                rule, after, verb = self._rule(group, COMPLETE, "whole"), REPLICATE, "sends"
+            case _:
+                assert_never(operation)
+        placement = self.ledger.need(operation.id, source, rule, verb)
+        if isinstance(operation, AllReduce | ReduceScatter) and (
+            operation.reduction is Reduction.AVERAGE
+        ):
+            placement = self.ledger.divided(placement, self.ranks[group])
+        key = (group, after, placement)
+        if key not in self._after:
+            self._after[key] = self.ledger.with_codes(
+                placement, self._along_group(group), EVERY, after
+            )
+        self.ledger.write(operation.id, target, self._after[key])
+
+    def _same_tensor(self, operation: Collective) -> None:
+        """A finding if the target is not what the ranks have of the source."""
+        group = operation.group
+        if group not in self._axes:
+            along = self._along_group(group)
+            names = tuple(self.ledger.axes[axis] for axis in along)
+            whole = prod(self.ledger.span[axis] for axis in names) == self.ranks[group]
+            self._axes[group] = names if whole else None
+        axes = self._axes[group]
+        if axes is None:
+            return  # some of the coordinates of an axis: no layout says what they have together
+        source, target = operation.source, operation.target
+        match operation:
+            case AllGather():
+                self.tensors.same(operation.id, source, target, gathers=axes)
+            case ReduceScatter():
+                self.tensors.same(operation.id, target, source, gathers=axes)
+            case AllReduce() | Broadcast():
+                self.tensors.same(operation.id, source, target)
+                self.tensors.alike(operation.id, source, axes)
+            case _:
+                assert_never(operation)
+
+    def _along_group(self, name: str) -> list[int]:
+        """Axes of which a communicator of the group has every coordinate."""
+        if name not in self._along:
+            group = self.schedule.group_by_name[name]
+            limits = self.schedule.mesh.limits(group.where)
+            self._along[name] = [
+                number
+                for number, axis in enumerate(self.ledger.axes)
+                if axis in group.axes and len(limits[axis]) == self.ledger.size[axis]
+            ]
+        return self._along[name]
+
+    def _rule(self, group: str, allowed: frozenset[int], needs: str) -> Rule:
+        """`allowed` along the axes of the group, any value along the others."""
+        key = (group, allowed)
+        if key not in self._rules:
+            along = self._along_group(group)
+            self._rules[key] = Rule(
+                [allowed if axis in along else WRITTEN for axis in range(len(self.ledger.axes))],
+                f"{needs} over {' and '.join(self.ledger.axes[axis] for axis in along)}",
+            )
+        return self._rules[key]

@@ -1,0 +1,229 @@
+"""Accesses that overlap, view by view: the slow and exact part of `races`."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.access import Access, accesses
+from zsim.check.overlap import Overlap
+from zsim.numbered import ALLOCATE, FREE, HOST
+from zsim.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Copy,
+    Operation,
+    ReduceScatter,
+    Together,
+    View,
+)
+from zsim.order import Timeline, Way
+from zsim.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses that no order keeps apart.
+
+    `earlier` is the number of an operation, less the number of all if it is of the step before.
+    """
+
+    later: int
+    earlier: int
+    later_view: View
+    earlier_view: View
+    later_writes: bool
+    earlier_writes: bool
+
+
+Marks = dict[int, int]
+"""The last operation on each stream that read a view, or wrote it."""
+
+
+class Collisions:
+    """The accesses to one buffer, view by view."""
+
+    def __init__(self, order: Timeline, name: str, overlap: Overlap) -> None:
+        self.order = order
+        self.way = order.ways[0]
+        self.numbered = order.numbered
+        self.history = self.numbered.history[name]
+        self.views: list[View] = []
+        self.touched: dict[int, list[tuple[int, bool, bool]]] = {}
+        numbers: dict[View, int] = {}
+        for number, code in zip(self.history.numbers, self.history.codes, strict=True):
+            if code in (ALLOCATE, FREE):
+                continue
+            found = self.touched[number] = []
+            for view, reads, writes in accesses(self.numbered.operations[number]):
+                if view.buffer == name:
+                    found.append((numbers.setdefault(view, len(numbers)), reads, writes))
+        self.views = list(numbers)
+        self.beside = _beside(self.views, overlap)
+        self.reads: list[Marks] = []
+        self.writes: list[Marks] = []
+
+    def find(self, way: Way, *, lasts: bool) -> list[Race]:
+        """Races on one way; with the step before, if the buffer `lasts`.
+
+        Every access that does not know another one that it overlaps; of each stream the last.
+        """
+        numbered, self.way = self.numbered, way
+        self._clear()
+        if lasts:
+            count = len(numbered.operations)
+            for number in self.touched:
+                self._enter(number, number - count)
+        found: list[Race] = []
+        for number, code in zip(self.history.numbers, self.history.codes, strict=True):
+            if way.known[number] is None or code == FREE:
+                continue
+            if code == ALLOCATE:
+                self._clear()
+                continue
+            found += self._unknown(number)
+            self._enter(number, number)
+        return found
+
+    def _clear(self) -> None:
+        self.reads = [{} for _ in self.views]
+        self.writes = [{} for _ in self.views]
+
+    def _enter(self, number: int, mark: int) -> None:
+        stream = self.numbered.stream[number]
+        if stream == HOST:  # the host goes on when it has read
+            return
+        for view, reads, writes in self.touched[number]:
+            if reads:
+                self.reads[view][stream] = mark
+            if writes:
+                self.writes[view][stream] = mark
+
+    def _unknown(self, number: int) -> list[Race]:
+        worst: dict[int, Race] = {}
+        known: set[int] = set()
+        stream = self.numbered.stream[number]
+        views = self.views
+        for view, _, writes in self.touched[number]:
+            for other in self.beside[view]:
+                fronts = [(self.writes[other], True)]
+                if writes:
+                    fronts.append((self.reads[other], False))
+                for marks, wrote in fronts:
+                    for at, mark in marks.items():
+                        if at == stream or mark in known:
+                            continue
+                        if self._knows(number, mark):
+                            known.add(mark)
+                        elif at not in worst or worst[at].earlier < mark:
+                            worst[at] = Race(number, mark, views[view], views[other], writes, wrote)
+        return list(worst.values())
+
+    def _knows(self, number: int, mark: int) -> bool:
+        """Whether operation `number` starts after the one marked has finished."""
+        numbered, known = self.numbered, self.way.known[number]
+        assert known is not None
+        if mark >= 0:
+            return known[numbered.stream[mark]] >= numbered.position[mark]
+        earlier = mark + len(numbered.operations)
+        stream = numbered.stream[earlier]
+        if known[stream] >= numbered.position[earlier] - len(numbered.entries[stream]):
+            return True
+        return any(
+            at == number or (at < number and self.way.is_before(at, number))
+            for at in self._waiters(earlier)
+            if self.way.known[at] is not None
+        )
+
+    def _waiters(self, earlier: int) -> Iterator[int]:
+        """Operations that start after every instance of `earlier` in the steps before.
+
+        They wait for the previous instance of an operation that is behind it in the same list of a
+        branch, or come next on the communicator of such an operation.
+        """
+        lists = self.order.lists
+        within = lists.get(earlier)
+        if within is None:
+            return
+        yield from self.order.waiters(earlier)
+        for target, other in lists.items():
+            if within[: len(other)] == other and self._always(earlier, target):
+                yield from self.order.waiters(target)
+
+    def _always(self, earlier: int, target: int) -> bool:
+        """Whether `target` is after `earlier` on every way that runs both."""
+        if earlier >= target or self.numbered.stream[target] == HOST:
+            return False
+        return all(
+            way.is_before(earlier, target)
+            for way in self.order.ways
+            if way.known[earlier] is not None and way.known[target] is not None
+        )
+
+
+def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
+    """Of each view those that it overlaps, itself among them."""
+    found = [[number] for number in range(len(views))]
+    hulls = [overlap.hull(view) for view in views]
+    active: list[int] = []
+    for number in sorted(range(len(views)), key=lambda number: hulls[number]):
+        low, _ = hulls[number]
+        active = [other for other in active if hulls[other][1] > low]
+        for other in active:
+            if overlap.meet(views[number], views[other]):
+                found[number].append(other)
+                found[other].append(number)
+        active.append(number)
+    return found
+
+
+def inside(
+    schedule: Schedule, operation: Operation, overlap: Overlap
+) -> Iterator[tuple[Access, Access]]:
+    """Views of one operation that overlap, one of them written, where that is not in place."""
+    members: tuple[Operation, ...] = (operation,)
+    if isinstance(operation, Together):
+        members = operation.members
+    found = [(member, access) for member in members for access in accesses(member)]
+    by_buffer: dict[str, list[tuple[Operation, Access]]] = defaultdict(list)
+    for member, access in found:
+        by_buffer[access.view.buffer].append((member, access))
+    for touched in by_buffer.values():
+        if len(touched) < 2 or not any(access.writes for _, access in touched):
+            continue
+        ordered = sorted(touched, key=lambda each: overlap.hull(each[1].view))
+        for (member, one), (other_member, other) in _neighbours(ordered, overlap):
+            if (one.writes or other.writes) and overlap.meet(one.view, other.view):
+                if member is other_member and _in_place(schedule, member, overlap):
+                    continue
+                yield (one, other) if one.writes else (other, one)
+
+
+def _neighbours(
+    ordered: list[tuple[Operation, Access]], overlap: Overlap
+) -> Iterator[tuple[tuple[Operation, Access], tuple[Operation, Access]]]:
+    """Pairs whose hulls meet."""
+    end = -1
+    stretch: list[tuple[Operation, Access]] = []
+    for each in ordered:
+        low, high = overlap.hull(each[1].view)
+        if low >= end:
+            stretch = []
+        stretch.append(each)
+        end = max(end, high)
+        if len(stretch) > 1:
+            yield from ((before, each) for before in stretch[:-1])
+
+
+def _in_place(schedule: Schedule, operation: Operation, overlap: Overlap) -> bool:
+    """Whether an operation from a buffer into itself is legal."""
+    match operation:
+        case AllReduce() | Broadcast() | Copy():
+            return operation.source == operation.target
+        case AllGather(source=part, target=whole) | ReduceScatter(source=whole, target=part):
+            group = schedule.group_by_name[operation.group]
+            if group.size(schedule.mesh) == 1:
+                return part == whole or overlap.is_own_slot(part, whole, group)
+            return overlap.is_own_slot(part, whole, group)
+        case _:
+            return False
