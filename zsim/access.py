@@ -41,12 +41,14 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
         Role.PARAMETER: READ,
         Role.OUTPUT: WRITE,
         Role.SAVED: WRITE,
+        Role.WORKSPACE: WRITE,
     },
     Action.RECOMPUTE: {
         Role.INPUT: READ,
         Role.PARAMETER: READ,
         Role.OUTPUT: WRITE,
         Role.SAVED: WRITE,
+        Role.WORKSPACE: WRITE,
     },
     Action.BACKWARD: {
         Role.INPUT: READ,
@@ -55,6 +57,7 @@ COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
         Role.OUTPUT_GRADIENT: READ,
         Role.INPUT_GRADIENT: WRITE,
         Role.GRADIENT: WRITE,
+        Role.WORKSPACE: WRITE,
     },
     Action.UPDATE: {
         Role.GRADIENT: READ,

@@ -91,7 +91,7 @@ def shown(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)  # TOML has dates, which JSON has not
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -5,15 +5,18 @@ issued before is set aside in `forward`.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import assert_never
 
-from zsim.access import accesses
+from zsim.access import COMPUTE_ACCESS, accesses
 from zsim.operation import (
+    Action,
     AllGather,
     Allocate,
     AllReduce,
     Branch,
     Broadcast,
+    Communication,
     Compute,
     Copy,
     Edge,
@@ -27,12 +30,48 @@ from zsim.operation import (
     ReduceScatter,
     Send,
     SetScalar,
+    StreamOperation,
     Together,
+    View,
 )
 from zsim.schedule import Program
 
 HOST = -1
 """The stream of an action of the host."""
+
+ALLOCATE, FREE, READ, WRITE, WHOLE, UPDATE = b"AFrwWu"
+"""What an operation does to a buffer. WHOLE writes every element, UPDATE reads and writes."""
+
+Touched = tuple[tuple[str, int], ...]
+"""What an operation does to each buffer that it touches."""
+
+_CODES = {
+    action: {
+        role: UPDATE if reads and writes else WRITE if writes else READ
+        for role, (reads, writes) in table.items()
+    }
+    for action, table in COMPUTE_ACCESS.items()
+}
+
+
+def _both(one: int, other: int) -> int:
+    """What two views of one buffer come to."""
+    if one == other:
+        return one
+    return UPDATE if READ in (one, other) or UPDATE in (one, other) else WHOLE
+
+
+@dataclass(slots=True)
+class History:
+    """What happens to one buffer, in program order: by which operation, and what.
+
+    `away` says that some operation touches it on another stream than its home.
+    """
+
+    home: int
+    numbers: list[int] = field(default_factory=list[int])
+    codes: bytearray = field(default_factory=bytearray)
+    away: bool = False
 
 
 class Numbered:
@@ -40,19 +79,22 @@ class Numbered:
 
     Attributes:
         operations: both lists of a branch stand after the branch.
-        index: number of an operation by its id.
+        index: number of an operation of a stream by its id.
         items: numbers of the operations that stand outside branches.
         sides: the two lists of a branch, by the number of the branch.
         stream: of each operation, or HOST. Streams are numbered as the schedule names them.
         position: of each operation on its stream, from 1 on; of a free that makes its home stream
             wait, the position of that wait; 0 of other actions of the host.
-        length: entries on each stream.
+        entries: numbers of the entries of each stream, in the order of their positions.
         edges: operations of the same part, issued before, that must have finished.
         previous: ids whose previous instance must have finished, by operation; most have none.
         forward: (operation, id) of each edge to what is not issued before.
         group: the group whose communicator an operation occupies, or "".
         communications: numbers of the operations that have a group.
-        buffers: what an operation reads or writes, each buffer once.
+        history: what happens to each buffer that an operation names.
+        memory: numbers of the allocations and frees.
+        updates: numbers of the updates of the optimizer.
+        doubled: operations that touch one buffer through several views, not all of them read.
         home: the home stream of each buffer.
     """
 
@@ -66,55 +108,122 @@ class Numbered:
         self.sides: dict[int, tuple[list[int], list[int]]] = {}
         self.stream: list[int] = []
         self.position: list[int] = []
-        self.length = [0] * len(streams)
+        self.entries: list[list[int]] = [[] for _ in streams]
         self.edges: list[tuple[int, ...]] = []
         self.previous: dict[int, tuple[str, ...]] = {}
         self.forward: list[tuple[int, str]] = []
         self.group: list[str] = []
         self.communications: list[int] = []
-        self.buffers: list[tuple[str, ...]] = []
+        self.history: dict[str, History] = {}
+        self.memory: list[int] = []
+        self.updates: list[int] = []
+        self.doubled: list[int] = []
         self._by_stream = {name: number for number, name in enumerate(streams)}
         self.home = {buffer.name: self._by_stream[buffer.home] for buffer in program.buffers}
+        self._elements = {buffer.name: buffer.elements for buffer in program.buffers}
+        self._seen: dict[int, tuple[Compute, Touched]] = {}
         self.items = self._append(operations)
+
+    @property
+    def length(self) -> list[int]:
+        """Entries on each stream."""
+        return [len(entries) for entries in self.entries]
 
     def _append(self, operations: Iterable[Operation]) -> list[int]:
         items: list[int] = []
+        everything, histories, memory = self.operations, self.history, self.memory
+        streams, positions, edges, groups = self.stream, self.position, self.edges, self.group
         for operation in operations:
-            number = len(self.operations)
+            number = len(everything)
             items.append(number)
-            self.operations.append(operation)
-            stream = entry = HOST
-            after: tuple[Edge, ...] = ()
+            everything.append(operation)
+            # What most actions of the host are; the others change it below.
+            streams.append(HOST)
+            positions.append(0)
+            edges.append(())
+            groups.append("")
             match operation:
-                case Allocate() | SetScalar():
-                    pass
-                case Free(uses=uses):
-                    after = uses
-                    if uses and operation.mode is FreeMode.WAITED:
-                        entry = self.home[operation.buffer]
-                case HostWait(operation=edge):
-                    after = (edge,)
-                case Branch():
-                    after = operation.after
+                case Allocate() | Free():
+                    history = histories.get(operation.buffer) or self._of(operation.buffer)
+                    history.numbers.append(number)
+                    memory.append(number)
+                    if isinstance(operation, Allocate):
+                        history.codes.append(ALLOCATE)
+                    else:
+                        history.codes.append(FREE)
+                        if operation.uses:
+                            self._free(number, operation)
+                case HostWait() | SetScalar() | Branch():
+                    edges[number] = self._act(number, operation)
+                    if isinstance(operation, Branch):
+                        self.sides[number] = (
+                            self._append(operation.then),
+                            self._append(operation.otherwise),
+                        )
                 case _:
-                    after = operation.after
-                    stream = entry = self._by_stream[operation.stream]
-            self.stream.append(stream)
-            if entry >= 0:
-                self.length[entry] += 1
-                self.position.append(self.length[entry])
-            else:
-                self.position.append(0)
-            self.edges.append(self._edges(number, after) if after else ())
-            self.index[operation.id] = number
-            self.group.append("")
-            self.buffers.append(self._touched(number, operation))
-            if isinstance(operation, Branch):
-                self.sides[number] = (
-                    self._append(operation.then),
-                    self._append(operation.otherwise),
-                )
+                    self._run(number, operation)
         return items
+
+    def _free(self, number: int, free: Free) -> None:
+        """Note what a free waits for."""
+        self.edges[number] = self._edges(number, free.uses)
+        if free.mode is FreeMode.WAITED:
+            self.position[number] = self._enter(self.home[free.buffer], number)
+
+    def _act(self, number: int, operation: HostWait | SetScalar | Branch) -> tuple[int, ...]:
+        """What an action of the host waits for."""
+        match operation:
+            case HostWait(operation=edge):
+                return self._edges(number, (edge,))
+            case SetScalar():
+                return ()
+            case Branch():
+                history = self._of(operation.value.buffer)
+                history.numbers.append(number)
+                history.codes.append(READ)
+                history.away = True
+                return self._edges(number, operation.after)
+            case _:
+                assert_never(operation)
+
+    def _run(self, number: int, operation: StreamOperation) -> None:
+        """Note where an operation of a stream stands, and what it waits for and touches."""
+        stream = self.stream[number] = self._by_stream[operation.stream]
+        entries = self.entries[stream]
+        entries.append(number)
+        self.position[number] = len(entries)
+        if operation.after:
+            self.edges[number] = self._edges(number, operation.after)
+        self.index[operation.id] = number
+        if isinstance(operation, Compute):
+            touched = self._computes(number, operation)
+            if operation.action is Action.UPDATE:
+                self.updates.append(number)
+        else:
+            touched = self._moves(number, operation)
+            if not isinstance(operation, Copy | Fill):
+                self.group[number] = operation.group
+                self.communications.append(number)
+        histories = self.history
+        for buffer, code in touched:
+            history = histories.get(buffer) or self._of(buffer)
+            history.numbers.append(number)
+            history.codes.append(code)
+            if stream != history.home:
+                history.away = True
+
+    def _of(self, buffer: str) -> "History":
+        """The history of `buffer`."""
+        history = self.history.get(buffer)
+        if history is None:
+            history = self.history[buffer] = History(self.home[buffer])
+        return history
+
+    def _enter(self, stream: int, number: int) -> int:
+        """The position of a new entry of `stream`."""
+        entries = self.entries[stream]
+        entries.append(number)
+        return len(entries)
 
     def _edges(self, number: int, after: tuple[Edge, ...]) -> tuple[int, ...]:
         """Numbers of what `after` names; what has no number yet and what is previous goes aside."""
@@ -128,31 +237,74 @@ class Numbered:
                 self.forward.append((number, edge))
         return tuple(found)
 
-    def _touched(self, number: int, operation: Operation) -> tuple[str, ...]:
+    def _code(self, view: View) -> int:
+        """What writing `view` does to its buffer."""
+        whole = view.size == self._elements[view.buffer] and view.axis is view.layout is None
+        return WHOLE if whole else WRITE
+
+    def _computes(self, number: int, compute: Compute) -> Touched:
+        """What a segment does to each buffer; found once for operands that come again."""
+        operands = compute.operands
+        seen = self._seen.get(id(operands))
+        if seen is not None and seen[0].action is compute.action:
+            return seen[1]
+        codes = _CODES[compute.action]
+        found: dict[str, int] = {}
+        doubled = False
+        for operand in operands:
+            view = operand.view
+            code = codes[operand.role]
+            if code == WRITE:
+                code = self._code(view)
+            before = found.get(view.buffer)
+            if before is None:
+                found[view.buffer] = code
+            else:
+                if before != code:
+                    found[view.buffer] = _both(before, code)
+                doubled |= before != READ or code != READ
+        if doubled:
+            self.doubled.append(number)
+            self._fill_up(compute, found)
+        made = tuple(found.items())
+        self._seen[id(operands)] = (compute, made)
+        return made
+
+    def _fill_up(self, compute: Compute, found: dict[str, int]) -> None:
+        """Views that are written together may be the whole buffer; overlaps are a fault."""
+        written: dict[str, int] = {}
+        for operand in compute.operands:
+            view = operand.view
+            if found[view.buffer] == WRITE and view.axis is view.layout is None:
+                written[view.buffer] = written.get(view.buffer, 0) + view.size
+        for buffer, size in written.items():
+            if size == self._elements[buffer]:
+                found[buffer] = WHOLE
+
+    def _moves(self, number: int, operation: Copy | Fill | Communication | Together) -> Touched:
         match operation:
-            case Allocate() | Free() | HostWait() | SetScalar():
-                return ()
-            case Compute(operands=operands):
-                if len(operands) == 1:
-                    return (operands[0].view.buffer,)
-                return tuple({operand.view.buffer: None for operand in operands})
-            case Copy(source=source, target=target):
-                pass
-            case (
-                AllGather(source=source, target=target)
-                | ReduceScatter(source=source, target=target)
-                | AllReduce(source=source, target=target)
-                | Broadcast(source=source, target=target)
-            ):
-                self.group[number] = operation.group
-                self.communications.append(number)
-            case Fill(target=view) | Branch(value=view):
-                return (view.buffer,)
-            case Send() | Receive() | Together():
-                self.group[number] = operation.group
-                self.communications.append(number)
-                return tuple({access.view.buffer: None for access in accesses(operation)})
+            case Copy() | AllGather() | ReduceScatter() | AllReduce() | Broadcast():
+                source, target = operation.source, operation.target
+                if source.buffer == target.buffer:
+                    self.doubled.append(number)
+                    return ((source.buffer, UPDATE),)
+                adds = isinstance(operation, Copy) and operation.accumulate
+                code = UPDATE if adds else self._code(target)
+                return ((source.buffer, READ), (target.buffer, code))
+            case Fill(target=target) | Receive(target=target):
+                return ((target.buffer, self._code(target)),)
+            case Send(source=source):
+                return ((source.buffer, READ),)
+            case Together():
+                return self._together(number, operation)
             case _:
                 assert_never(operation)
-        one, other = source.buffer, target.buffer
-        return (one,) if one == other else (one, other)
+
+    def _together(self, number: int, together: Together) -> Touched:
+        found: dict[str, int] = {}
+        for view, reads, _ in accesses(together):
+            code = READ if reads else self._code(view)
+            before = found.setdefault(view.buffer, code)
+            found[view.buffer] = _both(before, code)
+        self.doubled.append(number)
+        return tuple(found.items())

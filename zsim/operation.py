@@ -1,11 +1,9 @@
 """What a schedule can say: the operations, and the views they act on. All immutable values.
 
-Every operation has an `id`: a path that is unique in its program and stable when the schedule is
-generated again (`step/backward/mb1/unit7/reduce3`). `after`, findings and traces name it.
-
-An operation on a stream starts when the operations before it on that stream and those named in
-`after` have finished. `Allocate`, `Free`, `HostWait`, `Branch` and `SetScalar` are actions of the
-host, taken when the host reaches them.
+Every operation has an `id`: a path, unique in its program and stable when it is generated again
+(`step/backward/mb1/unit7/reduce3`), which `after`, findings and traces name. On a stream it starts
+when those before it there and those named in `after` have finished. `Allocate`, `Free`, `HostWait`,
+`Branch` and `SetScalar` are actions of the host, taken when the host reaches them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,17 +16,17 @@ from zsim.rule import Rule
 
 
 class OperationError(ValueError):
-    """An operation that says something impossible."""
+    """An operation that cannot be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """`size` elements of `buffer` from `start` on.
 
-    With `axis`, the start grows by the rank's coordinate along that axis times `size`: the rank's
-    own shard. With `layout`, `start` and `size` are a window on the uneven layout of that name, and
-    the view is what the rank's segment has of the window: it may be empty, and is then counted from
-    the first element that the rank owns (the buffer holds the rank's segment).
+    With `axis`, the start grows by the rank's coordinate along it times `size`: the own shard. With
+    `layout`, `start` and `size` are a window on that layout, and the view is what the rank's
+    segment has of it: it may be empty. The buffer holds the rank's segment or, with `origin`, the
+    window, from its element `origin` on.
     """
 
     buffer: str
@@ -36,14 +34,16 @@ class View:
     size: int
     axis: str | None = None
     layout: str | None = None
+    origin: int | None = None
 
     def __post_init__(self) -> None:
+        where = f"view of {self.buffer}"
         if self.start < 0 or self.size < 0:
-            raise OperationError(
-                f"view of {self.buffer}: start {self.start} and size {self.size} must be >= 0"
-            )
+            raise OperationError(f"{where}: start {self.start} and size {self.size} must be >= 0")
         if self.axis is not None and self.layout is not None:
-            raise OperationError(f"view of {self.buffer}: name an axis or a layout, not both")
+            raise OperationError(f"{where}: name an axis or a layout, not both")
+        if self.origin is not None and (self.layout is None or self.origin < 0):
+            raise OperationError(f"{where}: origin {self.origin} needs a layout, and to be >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,13 @@ class Action(StrEnum):
 
 
 class Role(StrEnum):
-    """What an operand is to its `Compute`."""
+    """What an operand is to its `Compute`. WORKSPACE is held while it runs, and read by nobody."""
 
     INPUT = "input"
     OUTPUT = "output"
     PARAMETER = "parameter"
     SAVED = "saved"
+    WORKSPACE = "workspace"
     OUTPUT_GRADIENT = "output_gradient"
     INPUT_GRADIENT = "input_gradient"
     GRADIENT = "gradient"
@@ -90,8 +91,7 @@ class Role(StrEnum):
 class Operand:
     """A view and what it is for. `partial` names the axes over which a written value is a summand.
 
-    A parameter gradient is Partial over `data` whatever `partial` says: every rank has seen other
-    data.
+    A parameter gradient is Partial over the data axes anyway: every rank has seen other data.
     """
 
     role: Role
@@ -117,12 +117,11 @@ class FreeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """The host gives the memory of `buffer` back.
+    """The host gives the memory of `buffer` back; `uses` on other streams touched it.
 
-    `uses` are the operations on other streams that touched it. WAITED: the home stream waits for
-    them, and the block may be used again at once by an `Allocate` on the same home stream.
-    DEFERRED (record_stream): the memory returns at the first `Allocate` that the host issues after
-    they finished. HOST: the host waits for them first.
+    WAITED: the home stream waits for them, and the block may be used again at once by an `Allocate`
+    on the same home stream. DEFERRED (record_stream): the memory returns at the first `Allocate`
+    that the host issues after they finished. HOST: the host waits for them first.
     """
 
     id: str
@@ -136,16 +135,15 @@ class Compute:
     """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
 
     Parameter and gradient operands follow the order of the unit's parameters. What each action
-    reads and writes is `accesses`. `scalars` are host scalars read when the host issues the
-    operation: the step count for UPDATE, the loss scale for UNSCALE and CLIP (the norm that it
-    reads is of scaled gradients).
+    reads and writes is `accesses`. `scalars` are read when the host issues the operation: the step
+    count for UPDATE, the loss scale for UNSCALE and CLIP (its norm is of scaled gradients).
 
     UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
     and second, in this order. CLIP has a `ClipNorm` and reads one element, the sum of squares.
-    NORM writes the sum of squares of its gradients: each logical element counted once over the
-    ranks that hold copies of it (the layout says which). FINITE writes 1 where a gradient is
-    infinite or not a number, else 0. INITIALIZE writes the initial values of the parameters that
-    the buffer's layout names, zero in the padding; LOAD a micro-batch of data.
+    NORM writes the sum of squares of its gradients, each logical element counted once over ranks
+    that hold copies (the layout says which); FINITE 1 where a gradient is not finite, else 0;
+    INITIALIZE initial values of what the buffer's layout names, zero in the padding; LOAD a
+    micro-batch of data.
     """
 
     id: str
@@ -299,7 +297,12 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype."""
+    """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype.
+
+    With `by_parameter` both views are whole buffers with layouts, less their room: what both hold
+    of a parameter goes from place to place, what no parameter covers in the target becomes zero,
+    the rest stays.
+    """
 
     id: str
     stream: str
@@ -308,6 +311,7 @@ class Copy:
     target: View
     accumulate: bool = False
     divisor: int = 1
+    by_parameter: bool = False
 
     def __post_init__(self) -> None:
         if self.divisor < 1:
@@ -388,10 +392,7 @@ StreamOperation = (
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """All operations in program order, those of both lists of a branch after the branch.
-
-    Members of a `Together` are not operations of the program and are not walked.
-    """
+    """All in program order, both lists of a branch after it; no members of a `Together`."""
     for operation in operations:
         yield operation
         if isinstance(operation, Branch):

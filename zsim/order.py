@@ -6,23 +6,28 @@ exact for the orders of one program: host order, streams, `after`, waits of the 
 frees, and communicators, whose operations run one at a time. Orders that arise only through what
 another role does are not counted: what is proved here holds whatever the other roles do.
 
-A step is looked at with an unknown past. Its own entries on a stream are numbered from 1; positions
-from 0 down are earlier steps. What an earlier step guarantees comes in as an `Entry`: `unknown`
-claims nothing, `Timeline.seam` what the step itself leaves behind. Either holds for every step but
-the first, and the first knows more, since setup ends with all streams drained: so two steps, one
-after the other, stand for any number of them.
+A step stands for any number of them. Its own entries on a stream are numbered from 1; positions
+from 0 down are earlier steps. What those guarantee comes in as an `Entry`: `unknown` claims no more
+than the order of each stream; `settled` finds the largest claim that holds for the first step,
+since setup ends with all streams drained, and that a step for which it holds leaves to the next.
 
-Cost: one clock for each operation; what follows a branch is gone through once for each list.
+Cost: one clock for each operation that waits for another; what follows a branch is gone through
+once for each list.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, reduce
 
 from zsim.numbered import HOST, Numbered
-from zsim.operation import Free, FreeMode
+from zsim.operation import Allocate, Free, FreeMode
 
 Clock = tuple[int, ...]
-"""For each stream, the position up to which everything that ran on it has finished."""
+"""For each stream, the position up to which everything that ran on it has finished.
+
+Of the operation's own stream it may say less: there, what is before it has finished.
+"""
 
 NEVER = -(1 << 60)
 """A position before every operation of every step."""
@@ -43,26 +48,54 @@ def sooner(one: Clock, other: Clock) -> Clock:
 
 @dataclass(slots=True)
 class Entry:
-    """What is known when a part begins: by the host, on each stream, by previous instances."""
+    """What is known when a part begins: by the host, and on each stream.
+
+    And what is known by who waits for the previous instance of an operation, or for the last one on
+    a communicator.
+    """
 
     host: Clock
     streams: list[Clock]
     previous: dict[str, Clock] = field(default_factory=dict[str, Clock])
+    groups: dict[str, Clock] = field(default_factory=dict[str, Clock])
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Operations from the start, or from a list of a branch on, to the next branch or the end.
+class Way:
+    """One way through the branches of a part.
 
-    `known` goes along with `items`: of an operation on a stream, what has finished when it starts;
-    of a free, what its home stream knows once it has waited, and of a deferred free what is known
-    when the memory returns; of other actions of the host, what the host knows after them. `ways`
-    has both ways on, after the branch that ends the stretch.
+    `known` has, by number, of an operation on a stream what has finished when it starts; of a free
+    what its home stream knows once it has waited, and of a deferred free what is known when the
+    memory returns; of other actions of the host what the host knows after them; nothing of what
+    does not run. Up to operation `since` the ways before this one have the same.
     """
 
-    items: list[int]
-    known: list[Clock]
-    ways: tuple["Stretch", ...] = ()
+    numbered: Numbered
+    known: list[Clock | None]
+    since: int
+
+    def tail(self, stream: int, number: int) -> int:
+        """Position of the last entry of `stream` that was issued before operation `number`."""
+        entries = self.numbered.entries[stream]
+        position = bisect_left(entries, number)
+        while position and self.known[entries[position - 1]] is None:
+            position -= 1
+        return position
+
+    def finished(self, number: int) -> Clock | None:
+        """What is known by who knows that operation `number` of a stream has finished."""
+        known = self.known[number]
+        if known is None:
+            return None
+        stream = self.numbered.stream[number]
+        return (*known[:stream], self.numbered.position[number], *known[stream + 1 :])
+
+    def is_before(self, one: int, other: int) -> bool:
+        """Whether `one`, on a stream and issued first, has finished when `other` starts."""
+        numbered, known = self.numbered, self.known[other]
+        assert known is not None
+        stream = numbered.stream[one]
+        return stream == numbered.stream[other] or known[stream] >= numbered.position[one]
 
 
 def drained(numbered: Numbered) -> Entry:
@@ -73,7 +106,7 @@ def drained(numbered: Numbered) -> Entry:
 
 def unknown(numbered: Numbered) -> Entry:
     """The entry of a step of whose past only the order of each stream is known."""
-    count = len(numbered.streams)
+    count, length = len(numbered.streams), numbered.length
 
     def alone(stream: int, position: int) -> Clock:
         return tuple(position if other == stream else NEVER for other in range(count))
@@ -85,9 +118,14 @@ def unknown(numbered: Numbered) -> Entry:
             number = numbered.index.get(name)
             if number in always:
                 stream = numbered.stream[number]
-                position = numbered.position[number] - numbered.length[stream]
-                previous[name] = alone(stream, position)
-    return Entry((NEVER,) * count, [alone(stream, 0) for stream in range(count)], previous)
+                previous[name] = alone(stream, numbered.position[number] - length[stream])
+    groups: dict[str, Clock] = {}
+    for number in numbered.communications:
+        if number in always:
+            stream = numbered.stream[number]
+            position = numbered.position[number] - length[stream]
+            groups[numbered.group[number]] = alone(stream, position)
+    return Entry((NEVER,) * count, [alone(stream, 0) for stream in range(count)], previous, groups)
 
 
 def outcomes(numbered: Numbered, items: Sequence[int]) -> int:
@@ -99,6 +137,20 @@ def outcomes(numbered: Numbered, items: Sequence[int]) -> int:
                 then, otherwise = numbered.sides[number]
                 ways *= outcomes(numbered, then) + outcomes(numbered, otherwise)
     return ways
+
+
+def weaker(one: Entry, other: Entry) -> Entry:
+    """What both claim."""
+    return Entry(
+        sooner(one.host, other.host),
+        list(map(sooner, one.streams, other.streams)),
+        _known_to_both(one.previous, other.previous),
+        _known_to_both(one.groups, other.groups),
+    )
+
+
+def _known_to_both(one: dict[str, Clock], other: dict[str, Clock]) -> dict[str, Clock]:
+    return {name: sooner(clock, other[name]) for name, clock in one.items() if name in other}
 
 
 @dataclass(slots=True)
@@ -119,105 +171,116 @@ class Timeline:
     def __init__(self, numbered: Numbered, entry: Entry) -> None:
         self.numbered = numbered
         self.entry = entry
-        self._finished: list[Clock | None] = [None] * len(numbered.operations)
+        self.ways: list[Way] = []
         self._leaving: list[Entry] = []
-        self.start = self._run(numbered.items, _State(entry.host, list(entry.streams), {}))
+        first = Way(numbered, [None] * len(numbered.operations), 0)
+        self._run(numbered.items, _State(entry.host, list(entry.streams), {}), first)
 
     @property
     def seam(self) -> Entry:
         """What a step leaves to the next one, whichever ways it took: the entry of that step."""
-        first, *others = self._leaving
-        host, streams, previous = first.host, first.streams, first.previous
-        for other in others:
-            host = sooner(host, other.host)
-            streams = list(map(sooner, streams, other.streams))
-            previous = {
-                name: sooner(clock, other.previous[name])
-                for name, clock in previous.items()
-                if name in other.previous
-            }
-        return Entry(host, streams, previous)
+        return reduce(weaker, self._leaving)
 
-    def _leave(self, state: _State) -> None:
-        numbered, length = self.numbered, self.numbered.length
+    @cached_property
+    def lists(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """The lists of branches in which operations stand, from the outermost in: branch, side."""
+        found: dict[int, tuple[tuple[int, int], ...]] = {}
+        for branch, sides in sorted(self.numbered.sides.items()):
+            for side, numbers in enumerate(sides):
+                for number in numbers:
+                    found[number] = (*found.get(branch, ()), (branch, side))
+        return found
 
-        def shifted(clock: Clock) -> Clock:
-            return tuple(map(int.__sub__, clock, length))
+    def waiters(self, number: int) -> list[int]:
+        """Operations of a step that wait for the previous instance of operation `number`."""
+        numbered = self.numbered
+        group = numbered.group[number]
+        on_group = self._on_group.get(group, []) if group else []
+        return self._on_previous.get(numbered.operations[number].id, []) + on_group
 
-        previous: dict[str, Clock] = {}
-        for names in numbered.previous.values():
+    @cached_property
+    def _on_group(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number in self.numbered.communications:
+            found.setdefault(self.numbered.group[number], []).append(number)
+        return found
+
+    @cached_property
+    def _on_previous(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, names in self.numbered.previous.items():
             for name in names:
-                number = numbered.index.get(name)
-                clock = None if number is None else self._finished[number]
-                if clock is not None:
-                    previous[name] = shifted(clock)
-        self._leaving.append(Entry(shifted(state.host), list(map(shifted, state.tails)), previous))
+                found.setdefault(name, []).append(number)
+        return found
 
-    def _run(self, items: list[int], state: _State) -> Stretch:
-        numbered, finished = self.numbered, self._finished
-        streams, positions, groups = numbered.stream, numbered.position, numbered.group
-        edges, previous = numbered.edges, numbered.previous
+    def _run(self, items: list[int], state: _State, way: Way) -> None:
+        numbered, known_at = self.numbered, way.known
+        operations, streams, positions = numbered.operations, numbered.stream, numbered.position
+        groups, edges, previous = numbered.group, numbered.edges, numbered.previous
         tails, latest = state.tails, state.latest
-        known_at: list[Clock] = []
         for place, number in enumerate(items):
             stream = streams[number]
             if stream == HOST:
-                known_at.append(self._act(number, state))
+                operation = operations[number]
+                if isinstance(operation, Allocate):
+                    known_at[number] = state.host
+                    continue
+                known_at[number] = self._act(number, state, way)
                 if number in numbered.sides:
-                    rest = items[place + 1 :]
-                    return Stretch(items[: place + 1], known_at, self._fork(number, rest, state))
+                    self._fork(number, items[place + 1 :], state, way)
+                    return
                 continue
             known = tails[stream]
             for edge in edges[number]:
-                clock = finished[edge]
-                if clock is not None and known[streams[edge]] < positions[edge]:
-                    known = later(known, clock)
+                other = streams[edge]
+                position = positions[edge]
+                clock = known_at[edge]
+                if known[other] < position and other != stream and clock is not None:
+                    merged = list(map(max, known, clock))
+                    merged[other] = position
+                    known = tuple(merged)
             if number in previous:
                 known = self._after_previous(number, known)
-            if groups[number]:
-                last = latest.get(groups[number])
-                if last is not None and known[streams[last]] < positions[last]:
-                    clock = finished[last]
-                    assert clock is not None
-                    known = later(known, clock)
-                latest[groups[number]] = number
-            known_at.append(known)
-            tails[stream] = finished[number] = (
-                *known[:stream],
-                positions[number],
-                *known[stream + 1 :],
-            )
-        self._leave(state)
-        return Stretch(items, known_at)
+            group = groups[number]
+            if group:
+                last = latest.get(group)
+                if last is None:
+                    clock = self.entry.groups.get(group)
+                    if clock is not None:
+                        known = later(known, clock)
+                elif streams[last] != stream:
+                    known = self._after((last,), known, way)
+                latest[group] = number
+            known_at[number] = tails[stream] = known
+        self._leave(state, way)
+        self.ways.append(way)
 
-    def _fork(self, branch: int, rest: list[int], state: _State) -> tuple[Stretch, Stretch]:
-        """Both ways on: a list of the branch, then the rest. Of the other list nothing has run."""
+    def _fork(self, branch: int, rest: list[int], state: _State, way: Way) -> None:
+        """Both ways on: a list of the branch, then the rest."""
         then, otherwise = self.numbered.sides[branch]
-        one = self._run(then + rest, state.copy())
-        behind = len(self._finished) - branch - 1
-        self._finished[branch + 1 :] = [None] * behind
-        return one, self._run(otherwise + rest, state)
+        other = Way(self.numbered, list(way.known), branch)
+        self._run(then + rest, state.copy(), way)
+        self._run(otherwise + rest, state, other)
 
-    def _act(self, number: int, state: _State) -> Clock:
-        """An action of the host; what is known after it, as `Stretch` says."""
+    def _act(self, number: int, state: _State, way: Way) -> Clock:
+        """An action of the host; what is known after it, as `Way` says."""
         numbered = self.numbered
         operation = numbered.operations[number]
+        edges = numbered.edges[number]
         if isinstance(operation, Free):
             home = numbered.home[operation.buffer]
-            tail = state.tails[home]
-            if not numbered.edges[number]:
-                return tail
-            known = self._after(number, tail)
+            if not edges:
+                return state.tails[home]
             if operation.mode is FreeMode.HOST:
-                self._host_knows(state, self._after(number, state.host))
-                known = state.tails[home]
-            elif operation.mode is FreeMode.WAITED and known is not tail:
-                known = (*known[:home], numbered.position[number], *known[home + 1 :])
+                self._host_knows(state, self._after(edges, state.host, way))
+                return state.tails[home]
+            known = self._after(edges, state.tails[home], way)
+            if operation.mode is FreeMode.WAITED:
                 state.tails[home] = known
             return known
-        if numbered.edges[number] or number in numbered.previous:
-            known = self._after_previous(number, self._after(number, state.host))
-            self._host_knows(state, known)
+        if edges or number in numbered.previous:
+            known = self._after(edges, state.host, way)
+            self._host_knows(state, self._after_previous(number, known))
         return state.host
 
     def _host_knows(self, state: _State, known: Clock) -> None:
@@ -225,12 +288,16 @@ class Timeline:
         state.host = known
         state.tails[:] = [later(tail, known) for tail in state.tails]
 
-    def _after(self, number: int, known: Clock) -> Clock:
-        numbered = self.numbered
-        for edge in numbered.edges[number]:
-            clock = self._finished[edge]
-            if clock is not None and known[numbered.stream[edge]] < numbered.position[edge]:
-                known = later(known, clock)
+    def _after(self, edges: Iterable[int], known: Clock, way: Way) -> Clock:
+        """What is known once `edges` have finished too."""
+        streams, positions = self.numbered.stream, self.numbered.position
+        for edge in edges:
+            clock = way.known[edge]
+            other, position = streams[edge], positions[edge]
+            if clock is not None and known[other] < position:
+                merged = list(map(max, known, clock))
+                merged[other] = position
+                known = tuple(merged)
         return known
 
     def _after_previous(self, number: int, known: Clock) -> Clock:
@@ -239,3 +306,91 @@ class Timeline:
             if clock is not None:
                 known = later(known, clock)
         return known
+
+    def _leave(self, state: _State, way: Way) -> None:
+        numbered, length = self.numbered, self.numbered.length
+        lifted = self._lifted(way) if numbered.sides else None
+
+        def shifted(clock: Clock) -> Clock:
+            if lifted is not None:
+                clock = tuple(
+                    up[position] if position >= 0 else position
+                    for up, position in zip(lifted, clock, strict=True)
+                )
+            return tuple(max(NEVER, a - b) for a, b in zip(clock, length, strict=True))
+
+        previous = dict(self.entry.previous)
+        for names in numbered.previous.values():
+            for name in names:
+                number = numbered.index.get(name)
+                clock = None if number is None else way.finished(number)
+                if clock is not None:
+                    previous[name] = clock
+        groups = dict(self.entry.groups)
+        for group, number in state.latest.items():
+            clock = way.finished(number)
+            assert clock is not None
+            groups[group] = clock
+        tails = [
+            (*tail[:stream], length[stream], *tail[stream + 1 :])
+            for stream, tail in enumerate(state.tails)
+        ]
+        self._leaving.append(
+            Entry(
+                shifted(state.host),
+                list(map(shifted, tails)),
+                {name: shifted(clock) for name, clock in previous.items()},
+                {group: shifted(clock) for group, clock in groups.items()},
+            )
+        )
+
+    def _lifted(self, way: Way) -> list[list[int]]:
+        """Of each stream, from each position on, the last position up to which nothing else runs.
+
+        What did not run is as good as finished.
+        """
+        found: list[list[int]] = []
+        for entries in self.numbered.entries:
+            up = [len(entries)]
+            for position in range(len(entries) - 1, -1, -1):
+                up.append(position if way.known[entries[position]] is not None else up[-1])
+            found.append(up[::-1])
+        return found
+
+
+ROUNDS_MAX = 12
+"""Rounds in which the largest claim is looked for, before the past is taken as unknown."""
+
+
+def settled(numbered: Numbered) -> Timeline:
+    """The timeline of a step with all that is known of the steps before it, however many.
+
+    The claim starts with what the first step knows and shrinks to what every step leaves. What
+    still shrinks in the third round would do so for ever, and is given up.
+    """
+    nothing = (0,) * len(numbered.streams)
+    entry = Entry(
+        nothing,
+        [nothing] * len(numbered.streams),
+        {name: nothing for names in numbered.previous.values() for name in names},
+        {numbered.group[number]: nothing for number in numbered.communications},
+    )
+    for attempt in range(ROUNDS_MAX):
+        timeline = Timeline(numbered, entry)
+        smaller = weaker(entry, timeline.seam)
+        if smaller == entry:
+            return timeline
+        entry = smaller if attempt < 2 else _without_what_shrinks(entry, smaller)
+    return Timeline(numbered, unknown(numbered))
+
+
+def _without_what_shrinks(entry: Entry, smaller: Entry) -> Entry:
+    def kept(one: Clock, other: Clock) -> Clock:
+        return tuple(a if a == b else NEVER for a, b in zip(one, other, strict=True))
+
+    return Entry(
+        kept(entry.host, smaller.host),
+        list(map(kept, entry.streams, smaller.streams)),
+        {name: kept(entry.previous[name], clock) for name, clock in smaller.previous.items()},
+        {name: kept(entry.groups[name], clock) for name, clock in smaller.groups.items()},
+    )

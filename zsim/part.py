@@ -67,6 +67,13 @@ class Named:
         """The rank's own `size` elements, from `start` + its coordinate along `axis` x size on."""
         return View(buffer=self.name, start=start, size=size, axis=axis)
 
+    def window(self, layout: str, size: int, start: int = 0, *, origin: int | None = None) -> View:
+        """What the rank's segment of `layout` has of `size` elements from `start` on.
+
+        The buffer holds the segment or, with `origin`, the window, from its element `origin` on.
+        """
+        return View(buffer=self.name, start=start, size=size, layout=layout, origin=origin)
+
 
 def _operand(given: tuple[Role, View] | Operand) -> Operand:
     return given if isinstance(given, Operand) else Operand(role=given[0], view=given[1])
@@ -335,10 +342,11 @@ class Part:
         *,
         accumulate: bool = False,
         divisor: int = 1,
+        by_parameter: bool = False,
         stream: str = COMPUTE,
         after: Iterable[Edge] = (),
     ) -> str:
-        """Copy, or add, `source` / `divisor` to `target`."""
+        """Copy, or add, `source` / `divisor` to `target`; by parameter if their layouts differ."""
         return self.add(
             Copy(
                 id=self.path(name),
@@ -348,6 +356,7 @@ class Part:
                 target=target,
                 accumulate=accumulate,
                 divisor=divisor,
+                by_parameter=by_parameter,
             )
         )
 

@@ -4,19 +4,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from zsim.architecture import GPT, ArchitectureError
-from zsim.cluster import Cluster, ClusterError
+from zsim.architecture import GPT, Architecture, ArchitectureError, Llama
+from zsim.cluster import Cluster, ClusterError, Overheads
 from zsim.collective.activity import Algorithm
 from zsim.collective.demand import Decision
 from zsim.collective.profile import NetworkProfile, ProfileError
+from zsim.cost.kernel_profile import KernelProfile, KernelProfileError
+from zsim.emulated import emulated, stage_of
 from zsim.equal_units import equal_units
 from zsim.fault import Fault, Neighbour
-from zsim.gpt import gpt
 from zsim.model import Model, ModelError
 from zsim.rule import SGD, Adam
-from zsim.scenario import ClusterTable, NetworkTable, Scenario, ScenarioError, TrainTable
-from zsim.strategy import LossScale, Strategy, StrategyError
+from zsim.scenario import (
+    ClusterTable,
+    ModelTable,
+    NetworkTable,
+    Scenario,
+    ScenarioError,
+    TrainTable,
+)
+from zsim.schedule import Discipline
+from zsim.strategy import Checkpointing, LossScale, Strategy, StrategyError
 from zsim.topology import TopologyError, UnknownTopologyError
+from zsim.transformer import transformer
 from zsim.trouble import faults, neighbours
 
 Topology = Callable[[str, str | None, int], Cluster]
@@ -24,6 +34,9 @@ Topology = Callable[[str, str | None, int], Cluster]
 
 Constants = Callable[[str], NetworkProfile]
 """Fitted constants of a network by name."""
+
+KernelConstants = Callable[[str], KernelProfile]
+"""Fitted constants of a GPU's kernels by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +47,7 @@ class Resolved:
     cluster: Cluster
     strategy: Strategy
     steps: int
+    allocator: Discipline = Discipline.CACHING
     faults: tuple[Fault, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     decision: Decision | None = None
@@ -47,20 +61,35 @@ class Batches:
     accumulation_steps: int
 
 
-def resolve(scenario: Scenario, topology: Topology, constants: Constants) -> Resolved:
+def _no_kernels(name: str) -> KernelProfile:
+    raise KernelProfileError(f"{name!r}: none ship here")
+
+
+def resolve(
+    scenario: Scenario,
+    topology: Topology,
+    constants: Constants,
+    kernels: KernelConstants = _no_kernels,
+) -> Resolved:
     """Settle every number of `scenario`.
 
     Raises:
         ScenarioError: two fields contradict each other, or the topology does not exist.
     """
     cluster = _cluster(scenario, topology)
+    if scenario.compute.profile is not None:
+        try:
+            gpu = replace(cluster.gpu, kernels=kernels(scenario.compute.profile))
+        except KernelProfileError as error:
+            raise ScenarioError(f"compute.profile: {error}") from None
+        cluster = replace(cluster, gpu=gpu)
     if scenario.network.profile is not None:
         try:
             cluster = replace(cluster, network=constants(scenario.network.profile))
         except ProfileError as error:
             raise ScenarioError(f"network.profile: {error}") from None
     tensor, data = _degrees(scenario, cluster)
-    batches = _batches(scenario.train, data)
+    batches = _batches(scenario.train, data * scenario.parallel.replicate)
     try:
         strategy = _strategy(scenario, tensor, data, batches)
     except StrategyError as error:
@@ -76,6 +105,7 @@ def resolve(scenario: Scenario, topology: Topology, constants: Constants) -> Res
         cluster=cluster,
         strategy=strategy,
         steps=scenario.train.steps,
+        allocator=scenario.cluster.allocator,
         faults=faults(scenario, cluster),
         neighbours=neighbours(scenario),
         decision=_decision(scenario.network),
@@ -95,15 +125,19 @@ def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
     Raises:
         ScenarioError: the tensor axis does not divide them.
     """
-    tensor = scenario.parallel.tensor
+    parallel = scenario.parallel
+    others = parallel.tensor * parallel.replicate
     if ranks < 1:
         raise ScenarioError(f"ranks: {ranks} must be at least 1")
-    if ranks % tensor:
-        raise ScenarioError(f"parallel.tensor: {tensor} must divide the {ranks} ranks")
+    if ranks % others:
+        axis = "tensor" if ranks % parallel.tensor else "replicate"
+        raise ScenarioError(
+            f"parallel.{axis}: {getattr(parallel, axis)} must divide the {ranks} ranks"
+        )
     return scenario.model_copy(
         update={
             "cluster": scenario.cluster.model_copy(update={"nodes": None}),
-            "parallel": scenario.parallel.model_copy(update={"data": ranks // tensor}),
+            "parallel": scenario.parallel.model_copy(update={"data": ranks // others}),
         }
     )
 
@@ -115,10 +149,16 @@ def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     if table.nodes is None:
         if parallel.data is None:
             raise ScenarioError("cluster.nodes: missing; give it, or parallel.data")
-        ranks = parallel.data * parallel.tensor
+        ranks = parallel.replicate * parallel.data * parallel.tensor
         cluster = _nodes_of(table, topology, -(-ranks // cluster.gpus_per_node))
     if table.gpu_memory is not None:
-        cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=table.gpu_memory))
+        gpu = replace(
+            cluster.gpu,
+            memory_bytes=table.gpu_memory,
+            visible_bytes=None,
+            overheads=Overheads(),
+        )
+        cluster = replace(cluster, gpu=gpu)
     if table.nics_per_node is not None:
         cluster = replace(cluster, nics_per_node=table.nics_per_node)
     if table.oversubscription is not None:
@@ -165,17 +205,22 @@ def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
 
 def _degrees(scenario: Scenario, cluster: Cluster) -> tuple[int, int]:
     """Ranks of the tensor and the data axis, which the cluster has."""
-    tensor, data = scenario.parallel.tensor, scenario.parallel.data
-    if data is None:
-        if cluster.ranks % tensor:
+    parallel = scenario.parallel
+    tensor, data, replicate = parallel.tensor, parallel.data, parallel.replicate
+    for name, degree in (("tensor", tensor), ("replicate", tensor * replicate)):
+        if data is None and cluster.ranks % degree:
+            of = f" {tensor} tensor ranks x {replicate}" if degree > tensor else f" {tensor}"
             raise ScenarioError(
-                f"parallel.tensor: {tensor} must divide the {cluster.ranks} ranks of the cluster"
+                f"parallel.{name}:{of} must divide the {cluster.ranks} ranks of the cluster"
             )
-        return tensor, cluster.ranks // tensor
-    if tensor * data > cluster.ranks:
+    most = cluster.ranks // (tensor * replicate)
+    if data is None:
+        return tensor, most
+    if data > most:
+        taken = f"tensor takes {tensor} each" + (f", {replicate} times" if replicate > 1 else "")
         raise ScenarioError(
-            f"parallel.data: {data} must be at most {cluster.ranks // tensor}: "
-            f"the cluster has {cluster.ranks} ranks, tensor takes {tensor} each"
+            f"parallel.data: {data} must be at most {most}: "
+            f"the cluster has {cluster.ranks} ranks, {taken}"
         )
     return tensor, data
 
@@ -233,10 +278,14 @@ def _rule(train: TrainTable) -> Adam | SGD:
 
 def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> Strategy:
     zero, train, activations = scenario.zero, scenario.train, scenario.activations
+    runtime = emulated(zero)
     return Strategy(
-        stage=zero.stage,
+        stage=stage_of(zero, runtime),
         data=data,
         tensor=tensor,
+        replicate=scenario.parallel.replicate,
+        emulate=runtime,
+        secondary=zero.secondary,
         gradient_accumulation_steps=batches.accumulation_steps,
         precision=train.precision,
         optimizer=_rule(train),
@@ -259,6 +308,7 @@ TABLE_OF = {
     "clip_norm": "train.clip_norm",
     "data": "parallel.data",
     "tensor": "parallel.tensor",
+    "replicate": "parallel.replicate",
     "partition_checkpoints": "activations.partition",
     "checkpointing": "activations.checkpointing",
     "micro_batch_size": "train.micro_batch_size",
@@ -279,32 +329,43 @@ SEQUENCE = 1024
 SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_size")
 
 
+FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
+
+
 def _model(scenario: Scenario, strategy: Strategy, batches: Batches) -> Model:
-    table = scenario.model
     try:
-        if table.parameters is not None:
-            given = [name for name in SHAPE if getattr(table, name) is not None]
-            if given:
-                raise ScenarioError(
-                    f"model.parameters: {table.parameters} stands alone, without {given[0]}"
-                )
-            return equal_units(
-                parameters=table.parameters,
-                tokens=SEQUENCE * batches.micro_batch_size,
+        parameters = scenario.model.parameters
+        if parameters is None:
+            return transformer(
+                _shape(scenario.model, strategy),
+                micro_batch_size=batches.micro_batch_size,
                 tensor=strategy.tensor,
                 precision=strategy.precision,
             )
-        for name in SHAPE:
-            if getattr(table, name) is None:
-                raise ScenarioError(
-                    f"model.{name}: missing; a model has {', '.join(SHAPE)}, or parameters alone"
-                )
-        shape = GPT(**table.model_dump(exclude={"parameters"}))
-        return gpt(
-            shape,
-            micro_batch_size=batches.micro_batch_size,
+        fields = [name for name in ModelTable.model_fields if name != "parameters"]
+        given = [name for name in fields if name in scenario.model.model_fields_set]
+        if given:
+            raise ScenarioError(f"model.parameters: {parameters} stands alone, without {given[0]}")
+        return equal_units(
+            parameters=parameters,
+            tokens=SEQUENCE * batches.micro_batch_size,
             tensor=strategy.tensor,
             precision=strategy.precision,
         )
     except (ModelError, ArchitectureError) as error:
         raise ScenarioError(_with_table(str(error), "model")) from None
+
+
+def _shape(table: ModelTable, strategy: Strategy) -> Architecture:
+    """The shape that `[model]` gives; what it does not say is the family's."""
+    if table.hf_config is not None:
+        raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")
+    for name in SHAPE:
+        if getattr(table, name) is None:
+            raise ScenarioError(
+                f"model.{name}: missing; a model has {', '.join(SHAPE)}, or hf_config, "
+                "or parameters alone"
+            )
+    given = table.model_dump(exclude={"architecture", "hf_config", "parameters"}, exclude_none=True)
+    again = strategy.checkpointing is Checkpointing.SELECTIVE
+    return FAMILIES[table.architecture](**given, recompute_attention=again)

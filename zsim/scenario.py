@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
+from zsim.architecture import Activation, Attention, Norm, Positions
+from zsim.schedule import Discipline
 from zsim.strategy import Checkpointing, Keep, Precision
 from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
 
@@ -90,14 +92,31 @@ class Table(BaseModel):
 
 
 class ModelTable(Table):
-    """`[model]`: the shape of a GPT, or `parameters` alone: 32 equal units of so many together."""
+    """`[model]`: a shape, as in `zsim.architecture`, or where to read one.
 
+    Or `parameters` alone: 32 equal units of so many together.
+    """
+
+    architecture: Literal["gpt", "llama"] = "gpt"
+    hf_config: str | None = None
     layers: Repeat | None = None
     hidden_size: Count | None = None
     attention_heads: Count | None = None
     sequence_length: Count | None = None
     vocab_size: Count | None = None
-    tied_embeddings: Flag = False
+    tied_embeddings: Flag | None = None
+    key_value_heads: Count | None = None
+    head_size: Count | None = None
+    intermediate_size: Count | None = None
+    positions: Positions | None = None
+    position_embeddings: Count | None = None
+    norm: Norm | None = None
+    activation: Activation | None = None
+    bias: Flag | None = None
+    qkv_bias: Flag | None = None
+    joined_qkv: Flag | None = None
+    parallel_residual: Flag | None = None
+    attention: Attention | None = None
     parameters: Count | None = None
 
 
@@ -105,7 +124,8 @@ class ClusterTable(Table):
     """`[cluster]`: a topology by name, or a node and a fabric, and how many nodes.
 
     Without `nodes` there are as many as `[parallel]` asks for. `gpu_memory`, `nics_per_node` and
-    `oversubscription` (of the leaves) replace what the topology says.
+    `oversubscription` (of the leaves) replace what the topology says. `allocator` is how device
+    memory is handed out.
     """
 
     topology: str | None = None
@@ -113,21 +133,26 @@ class ClusterTable(Table):
     fabric: str | None = None
     nodes: Count | None = None
     gpu_memory: Size | None = None
+    allocator: Discipline = Discipline.CACHING
     nics_per_node: Repeat | None = None
     oversubscription: Ratio | None = None
 
 
 class ParallelTable(Table):
-    """`[parallel]`: ranks of each axis. Without `data` it is what the tensor axis leaves."""
+    """`[parallel]`: ranks of each axis. Without `data` it is what the other axes leave."""
 
     tensor: Count = 1
     data: Count | None = None
+    replicate: Count = 1
 
 
 class ZeroTable(Table):
-    """`[zero]`: the stage and the knobs of the schedule, as in `zsim.strategy.Strategy`."""
+    """`[zero]`: the stage and the knobs of the schedule, as in `zsim.strategy.Strategy`.
 
-    stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_stage)]
+    With `emulate` the order is that of another runtime, whose options stand in a table of its name.
+    """
+
+    stage: Annotated[Literal[0, 1, 2, 3] | None, BeforeValidator(_stage)] = None
     bucket_elements: Count = 500_000_000
     prefetch_units: Whole = 1
     gathered_elements: Whole | None = None
@@ -135,6 +160,13 @@ class ZeroTable(Table):
     reduce_once: Flag = False
     reductions_in_flight: Whole = 1
     host_ahead_units: Count | None = None
+    secondary: Count | None = None
+    emulate: Literal["fsdp1", "fsdp2", "deepspeed", "megatron"] | None = None
+    fsdp1: dict[str, Any] | None = None
+    fsdp2: dict[str, Any] | None = None
+    deepspeed: dict[str, Any] | None = None
+    deepspeed_config: str | None = None
+    megatron: dict[str, Any] | None = None
 
 
 class ActivationsTable(Table):
@@ -172,6 +204,12 @@ class TrainTable(Table):
     steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight
 
 
+class ComputeTable(Table):
+    """`[compute]`: the fitted constants that say what kernels cost."""
+
+    profile: str | None = None
+
+
 class NetworkTable(Table):
     """`[network]`: how collectives run, and the fitted constants that say what they cost."""
 
@@ -186,11 +224,14 @@ class FaultTable(Table):
     Which other keys there are depends on `kind`; `zsim.trouble` says.
     """
 
-    kind: Literal["gpu", "switch_link", "nic", "leaf", "spine", "jitter"]
+    kind: Literal["gpu", "switch_link", "nic", "leaf", "spine", "link", "jitter"]
     rank: Whole | None = None
     node: Whole | None = None
     nic: Whole | None = None
     group: Whole | None = None
+    rail: Whole | None = None
+    source: str | None = None
+    target: str | None = None
     factor: Ratio | None = None
     dead: Flag = False
     deviation: Positive | None = None
@@ -217,6 +258,7 @@ class Scenario(Table):
     zero: ZeroTable
     activations: ActivationsTable = ActivationsTable()
     train: TrainTable
+    compute: ComputeTable = ComputeTable()
     network: NetworkTable = NetworkTable()
     fault: tuple[FaultTable, ...] = ()
     neighbour: tuple[NeighbourTable, ...] = ()
@@ -241,7 +283,7 @@ def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError(_line(error.errors(include_url=False))) from None
+        raise ScenarioError(line(error.errors(include_url=False))) from None
 
 
 def apply(data: dict[str, Any], setting: str) -> None:
@@ -275,11 +317,6 @@ def _setting_value(setting: str, text: str) -> object:
     return found["value"]
 
 
-LATER = {
-    ("model", "hf_config"): "is not read yet; give the shape of the model, or parameters alone",
-}
-"""Keys that are planned: what to write until then."""
-
 WORDING = {
     "missing": "missing",
     "int_type": "must be a whole number",
@@ -299,8 +336,8 @@ WORDING = {
 """pydantic's kinds of error in our words."""
 
 
-def _line(errors: list[ErrorDetails]) -> str:
-    """The first error; an unknown key goes first, since it explains why another one is missing."""
+def line(errors: list[ErrorDetails]) -> str:
+    """The first of `errors`; an unknown key goes first: it explains why another one is missing."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     error = (unknown or errors)[0]
     path = error["loc"]
@@ -308,7 +345,7 @@ def _line(errors: list[ErrorDetails]) -> str:
         key if key.isidentifier() or key.isdecimal() else repr(key) for key in map(str, path)
     )
     if unknown:
-        return f"{field}: {LATER.get(cast('tuple[str, str]', path)) or _unknown(path)}"
+        return f"{field}: {_unknown(path)}"
     bounds = {name: _whole(bound) for name, bound in (error.get("ctx") or {}).items()}
     wording = WORDING.get(error["type"], error["msg"]).format_map(bounds)
     if error["type"] == "missing":

@@ -34,9 +34,14 @@ class Scope(StrEnum):
 
 
 class Discipline(StrEnum):
-    """How a pool hands out memory. EXACT: a block is as large as the buffer asks for."""
+    """How a pool hands out memory: see `zsim.allocator`."""
 
     EXACT = "exact"
+    """A block is as large as the buffer asks for, and nothing is kept."""
+    CACHING = "caching"
+    """As PyTorch's caching allocator does by default."""
+    EXPANDABLE = "expandable"
+    """As PyTorch's caching allocator does with `expandable_segments`."""
 
 
 class Kind(StrEnum):
@@ -74,7 +79,7 @@ class Buffer:
     buffer is made by autograd (outputs, saved tensors, gradients): `Allocate` books it, the backend
     binds it when the operation that writes it returns, and drops it at `Free`. With `layout` the
     buffer holds that flat tensor, or with `shard` only the segment that the rank owns along that
-    axis.
+    axis. One that `has_room` may be larger than the tensor, which then stands at its start.
     """
 
     name: str
@@ -95,6 +100,11 @@ class Buffer:
     def size_bytes(self) -> int:
         """Bytes that the buffer takes on one rank."""
         return self.elements * self.dtype.size_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be larger than its layout: runtimes give buckets a size of their own."""
+        return self.kind is Kind.COMMUNICATION and self.shard is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +193,7 @@ class Contract:
     """What the schedule promises, and is judged against.
 
     `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
+    Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
     `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
     promised volume of a step, the same for every role; of a branch, `otherwise` counts. What is
     left out is not promised.
@@ -191,6 +202,7 @@ class Contract:
     parameters: tuple[LogicalParameter, ...] = ()
     strategy: Strategy | None = None
     loss_divisor: int = 1
+    data_axes: tuple[str, ...] = ("data",)
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
 
@@ -230,13 +242,19 @@ class Schedule:
         return next(program for program in self.programs if program.role == name)
 
     def extent(self, view: View, coordinates: Coordinates) -> tuple[int, int]:
-        """Start and size, in elements, of `view` in its buffer on the rank at `coordinates`."""
+        """Start and size, in elements, of `view` in its buffer on the rank at `coordinates`.
+
+        `coordinates` are along joined axes too, as `Mesh.coordinates` has them.
+        """
         if view.layout is not None:
             layout = self.layout_by_name[view.layout]
             assert layout.axis is not None
             count = self.mesh.axis_size(layout.axis)
             segment = layout.segment(coordinates[layout.axis], count)
-            return layout.window(view.start, view.size, segment)
+            start, size = layout.window(view.start, view.size, segment)
+            if view.origin is not None and size:
+                start += view.origin + segment[0] - view.start
+            return start, size
         if view.axis is not None:
             return view.start + coordinates[view.axis] * view.size, view.size
         return view.start, view.size

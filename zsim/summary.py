@@ -6,20 +6,30 @@ Everything is judged on the last step: from the end of the step before it (or th
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from zsim.allocator import Peak, peak
+from zsim.allocator import Peak, peak, reservations
 from zsim.backend import Job
 from zsim.cluster import ClusterError
 from zsim.dtype import DType
-from zsim.kernel import Kernel, KernelKind
+from zsim.kernel import Kernel
 from zsim.operation import Action, Communication, Compute, Together
 from zsim.schedule import Kind, Place, Program
-from zsim.trace import RankTrace, Trace
+from zsim.trace import RankTrace, Reservation, Trace
 from zsim.units import PICOSECONDS_PER_SECOND
 
 Interval = tuple[int, int]
 
 MODEL_ACTIONS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 """What hardware FLOPs count (Korthikanti et al. 2022, section 6.3): recomputation as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The four rates of a `Summary`, by another way to count."""
+
+    model_tflops_per_gpu: float
+    hardware_tflops_per_gpu: float
+    mfu: float
+    hfu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +43,17 @@ class Summary:
         hardware_tflops_per_gpu: the same of matrix products that were executed, recomputation
             counted.
         mfu, hfu: the two over the GPU's peak in the format that computes most; 0 without a peak.
+        causal: the four without the half of attention that causal masking leaves out.
         tokens_per_s: tokens of all replicas and micro-batches per second.
         peak_allocated_bytes: largest book of a rank in device memory.
         memory_by_kind: what was booked then, by kind.
+        peak_reserved_bytes: the most that a rank reserves of device memory: with PyTorch's caching
+            allocator, what is rounded up, split off or kept for another stream counts too.
+        usable_bytes: what that rank may reserve: memory of its GPU less what CUDA and NCCL take.
         exposed_communication_s: time in which some communication runs or waits for its peers and
             no Compute runs; of the rank with the most.
         exposed_by_group: the same of communication on each group; where two groups overlap, both.
-        fits: whether every rank's book fits its memory.
+        fits: whether every rank has the memory that it reserves.
     """
 
     step_time_s: float
@@ -47,9 +61,12 @@ class Summary:
     hardware_tflops_per_gpu: float
     mfu: float
     hfu: float
+    causal: Rates
     tokens_per_s: float
     peak_allocated_bytes: int
     memory_by_kind: tuple[tuple[Kind, int], ...]
+    peak_reserved_bytes: int
+    usable_bytes: int
     exposed_communication_s: float
     exposed_by_group: tuple[tuple[str, float], ...]
     fits: bool
@@ -63,21 +80,28 @@ def summary(job: Job, trace: Trace) -> Summary:
     replicas = ranks // job.model.tensor
     batches = replicas * micro_batches(job)
     model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
-    flops = _flops_by_format(job, trace)
-    peak_rate = _peak_rate(job, flops)
-    model_rate = _per_second(model_flops, seconds) / ranks
-    hardware_rate = _per_second(sum(flops.values()), seconds) / ranks
+    flops, masked = _executed(job, trace)
+    hardware_flops = sum(flops.values())
+    scale = _Scale(gpu_seconds=seconds * ranks, peak_rate=_peak_rate(job, flops))
+    every = scale.rates(model_flops, hardware_flops)
+    causal = scale.rates(
+        model_flops - batches * job.model.attention_flops // 2, hardware_flops - masked
+    )
     largest = _largest(job, trace)
+    reserved = _largest_reserved(job, trace)
     exposed, by_group = exposed_ps(job, trace)
     return Summary(
         step_time_s=seconds,
-        model_tflops_per_gpu=model_rate / 1e12,
-        hardware_tflops_per_gpu=hardware_rate / 1e12,
-        mfu=model_rate / peak_rate if peak_rate else 0.0,
-        hfu=hardware_rate / peak_rate if peak_rate else 0.0,
+        model_tflops_per_gpu=every.model_tflops_per_gpu,
+        hardware_tflops_per_gpu=every.hardware_tflops_per_gpu,
+        mfu=every.mfu,
+        hfu=every.hfu,
+        causal=causal,
         tokens_per_s=_per_second(batches * job.model.tokens, seconds),
         peak_allocated_bytes=largest.bytes,
         memory_by_kind=largest.by_kind,
+        peak_reserved_bytes=reserved.peak_bytes,
+        usable_bytes=reserved.capacity_bytes or 0,
         exposed_communication_s=exposed / PICOSECONDS_PER_SECOND,
         exposed_by_group=tuple(
             (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
@@ -102,6 +126,25 @@ def micro_batches(job: Job) -> int:
     return len(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """What FLOPs of all ranks are divided by."""
+
+    gpu_seconds: float
+    peak_rate: int
+
+    def rates(self, model_flops: int, hardware_flops: int) -> Rates:
+        """The rates of so many FLOPs."""
+        model = _per_second(model_flops, self.gpu_seconds)
+        hardware = _per_second(hardware_flops, self.gpu_seconds)
+        return Rates(
+            model_tflops_per_gpu=model / 1e12,
+            hardware_tflops_per_gpu=hardware / 1e12,
+            mfu=model / self.peak_rate if self.peak_rate else 0.0,
+            hfu=hardware / self.peak_rate if self.peak_rate else 0.0,
+        )
+
+
 def _per_second(amount: float, seconds: float) -> float:
     return amount / seconds if seconds else 0.0
 
@@ -110,9 +153,10 @@ def _program(job: Job, rank: RankTrace) -> Program:
     return next(program for program in job.schedule.programs if program.role == rank.role)
 
 
-def _flops_by_format(job: Job, trace: Trace) -> dict[DType, int]:
-    """FLOPs of matrix products that all ranks executed in the last step, by format."""
+def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
+    """FLOPs of matrix products of all ranks in the last step by format, and how many masks hide."""
     totals: dict[DType, int] = {}
+    masked = 0
     last = trace.steps - 1
     for rank in trace.ranks:
         by_id = _program(job, rank).by_id
@@ -123,10 +167,11 @@ def _flops_by_format(job: Job, trace: Trace) -> dict[DType, int]:
                 done[operation.kernels] = done.get(operation.kernels, 0) + 1
         for kernels, count in done.items():
             for kernel in kernels:
-                if kernel.kind is KernelKind.MATMUL:
-                    flops = kernel.flops * count * rank.stands_for
-                    totals[kernel.dtype] = totals.get(kernel.dtype, 0) + flops
-    return totals
+                if kernel.kind.multiplies_matrices:
+                    times = count * rank.stands_for
+                    totals[kernel.dtype] = totals.get(kernel.dtype, 0) + kernel.flops * times
+                    masked += (kernel.flops - kernel.causal_flops) * times
+    return totals, masked
 
 
 def _peak_rate(job: Job, flops: dict[DType, int]) -> int:
@@ -144,6 +189,20 @@ def _largest(job: Job, trace: Trace) -> Peak:
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
     return max(peaks, key=lambda each: each.bytes)
+
+
+def _largest_reserved(job: Job, trace: Trace) -> Reservation:
+    """The reservation of device memory that is largest, of any rank."""
+    device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
+    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their book
+    found = [
+        each
+        for rank in books.values()
+        for each in rank.reservations
+        or reservations(job.schedule, _program(job, rank), rank.book, job.cluster)
+        if each.pool in device
+    ]
+    return max(found, key=lambda each: each.peak_bytes)
 
 
 def exposed_ps(job: Job, trace: Trace) -> tuple[int, dict[str, int]]:

@@ -53,8 +53,43 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A request for which there was no memory: what it would have taken, what was alive with it."""
+
+    operation: str
+    needed_bytes: int
+    alive: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What the book of a rank makes one pool take from its device, and keep.
+
+    Attributes:
+        pool: the pool.
+        capacity_bytes: what it may take; None if that is not known.
+        course_bytes: what it has after each line of the book that is of this pool. What of it no
+            line has booked is rounded up, split off, or cached. After a shortage nothing is served.
+        shortage: the first line for which there was no memory.
+    """
+
+    pool: str
+    capacity_bytes: int | None
+    course_bytes: tuple[int, ...]
+    shortage: Shortage | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the pool has at a time."""
+        return max(self.course_bytes, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """What one rank did; `stands_for` ranks did the same at the same times."""
+    """What one rank did; `stands_for` ranks did the same at the same times.
+
+    `reservations` are there where a backend simulates memory.
+    """
 
     rank: int
     role: str
@@ -63,6 +98,7 @@ class RankTrace:
     book: tuple[BookEntry, ...]
     transfers: tuple[Transfer, ...]
     losses: tuple[float, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

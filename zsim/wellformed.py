@@ -35,7 +35,7 @@ from zsim.operation import (
     walk,
 )
 from zsim.rule import SGD, Adam, ClipNorm
-from zsim.schedule import Buffer, Program, Schedule, ScheduleError
+from zsim.schedule import Buffer, Contract, Program, Schedule, ScheduleError
 
 
 def inspect(schedule: Schedule) -> None:
@@ -84,7 +84,8 @@ def _inspect_group(mesh: Mesh, group: Group) -> None:
     where = f"group {group.name}"
     with _at(where):
         for axis in group.axes:
-            mesh.axis_size(axis)
+            if mesh.parts(axis) != (axis,):
+                raise ScheduleError(f"{where}: axis {axis} is joined; name {mesh.parts(axis)}")
         mesh.limits(group.where)
     _names_differ(f"{where}: axis", group.axes)
 
@@ -118,6 +119,9 @@ def _inspect_contract(schedule: Schedule) -> None:
     for role, pool, _ in contract.peak_bytes:
         if role not in roles or pool not in pools:
             raise ScheduleError(f"contract.peak_bytes: no role {role!r} with pool {pool!r}")
+    single = {*Contract().data_axes, *(axis.name for axis in schedule.mesh.axes)}
+    if missing := set(contract.data_axes) - single:
+        raise ScheduleError(f"contract.data_axes: no single axis {min(missing)!r}")
     for volume in contract.wire_bytes or ():
         if volume.group not in schedule.group_by_name:
             raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
@@ -180,7 +184,7 @@ class _Inspector:
             count = self.mesh.axis_size(buffer.shard)
             indexes = range(count) if layout.cuts else range(1)  # equal cuts: one is as all
             needed = max(layout.segment(index, count)[1] for index in indexes)
-        if buffer.elements != needed:
+        if buffer.elements < needed or (buffer.elements > needed and not buffer.has_room):
             raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
 
     def _inspect_operation(self, operation: Operation) -> None:
@@ -211,11 +215,8 @@ class _Inspector:
                 self._inspect_view(where, target)
                 if scalar is not None:
                     self._need_scalar(where, scalar)
-            case Copy(source=source, target=target):
-                self._inspect_view(where, source)
-                self._inspect_view(where, target)
-                if source.size != target.size:
-                    raise ScheduleError(f"{where}: copies {source.size} elements to {target.size}")
+            case Copy():
+                self._inspect_copy(operation)
             case Together(members=members):
                 for member in members:
                     self._inspect_communication(member)
@@ -226,6 +227,19 @@ class _Inspector:
         if operation.stream not in self.streams:
             raise ScheduleError(f"{where}: no stream {operation.stream!r}")
         self._inspect_edges(where, operation.after)
+
+    def _inspect_copy(self, copy: Copy) -> None:
+        where, source, target = copy.id, copy.source, copy.target
+        self._inspect_view(where, source)
+        self._inspect_view(where, target)
+        windows = [(view.layout, view.start) for view in (source, target) if view.layout]
+        if copy.by_parameter:
+            self._need_parameters(where, source)
+            self._need_parameters(where, target)
+        elif source.size != target.size:
+            raise ScheduleError(f"{where}: copies {source.size} elements to {target.size}")
+        elif windows and windows != windows[:1] * 2:
+            raise ScheduleError(f"{where}: copies a window to another one")
 
     def _inspect_set_scalar(self, change: SetScalar) -> None:
         self._need_scalar(change.id, change.scalar)
@@ -337,6 +351,14 @@ class _Inspector:
                     f"{where}: wire dtype {operation.wire}, but {view.buffer} is {dtype}"
                 )
 
+    def _need_parameters(self, where: str, view: View) -> None:
+        buffer = self.program.by_name[view.buffer]
+        layout = self.schedule.layout_by_name.get(buffer.layout or "")
+        size = layout.elements if layout is not None and buffer.has_room else buffer.elements
+        if layout is None or view != View(buffer=buffer.name, size=size):
+            needed = "the whole of a buffer with a layout"
+            raise ScheduleError(f"{where}: by parameter needs {needed}, not of {view.buffer}")
+
     def _need_sizes(self, where: str, view: View, needed: int) -> None:
         if view.size != needed:
             raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
@@ -348,12 +370,15 @@ class _Inspector:
         buffer = self.program.by_name[view.buffer]
         if view.layout is not None:
             layout = self.schedule.layout_by_name.get(view.layout)
-            if layout is None or layout.axis is None:
-                raise ScheduleError(f"{where}: no layout {view.layout!r} that is cut along an axis")
-            if buffer.layout != view.layout or buffer.shard is None:
-                raise ScheduleError(f"{where}: {view.buffer} is no shard of layout {view.layout}")
+            if layout is None or layout.axis is None or layout.blocks is not None:
+                raise ScheduleError(f"{where}: no layout {view.layout!r} to cut, without blocks")
             if view.start + view.size > layout.elements:
                 raise ScheduleError(f"{where}: the window leaves layout {view.layout}")
+            if view.origin is not None:
+                if view.origin + view.size > buffer.elements:
+                    raise ScheduleError(f"{where}: the window leaves {view.buffer}")
+            elif buffer.layout != view.layout or buffer.shard is None:
+                raise ScheduleError(f"{where}: {view.buffer} is no shard of layout {view.layout}")
         else:
             count = 1
             if view.axis is not None:

@@ -3,37 +3,72 @@
 import sys
 from pathlib import Path
 
-from zsim.calibration.calibrate import calibrated
+from zsim.calibration import kernel_fit
+from zsim.calibration.calibrate import SIZE_CLASSES, calibrated
 from zsim.collective.profiles import Profiles, text
-from zsim.shell.measured import measurements
+from zsim.cost import kernel_profile
+from zsim.shell.measured import all_tables, timed_links
 from zsim.shell.mistake import file_fault
 from zsim.shell.written import write
 
+KERNELS = "kernels"
+"""Folder of the files that speak of kernels, inside the one that was asked for."""
+
 
 def calibrate(source: Path, target: Path) -> None:
-    """Fit the tables in the folder `source`; write one file for each kind of GPU into `target`.
+    """Fit the tables in the folder `source`; write files for each kind of GPU into `target`.
 
     Raises:
         MistakeError: there is nothing to read, or a file cannot be written.
     """
-    tables = measurements(source)
+    of_networks, of_kernels = all_tables(source)
+    networks = [row for found, _ in of_networks.values() for row in found]
+    kernels = [row for found, _ in of_kernels.values() for row in found]
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        (target / KERNELS if kernels else target).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise file_fault(str(target), error) from None
-    rows = [row for found, _ in tables.values() for row in found]
-    for profiles in calibrated(rows, report=lambda line: print(line, file=sys.stderr)):
+    links = timed_links(source)
+    for profiles in calibrated(networks, links=links, report=_report) if networks else ():
         path = target / f"{profiles.gpu}.toml"
         write(path, text(profiles))
         print(f"{path}: {_errors(profiles)}")
+    for fitted in kernel_fit.calibrated(kernels, report=_report):
+        path = target / KERNELS / f"{fitted.gpu}.toml"
+        write(path, kernel_profile.text(fitted))
+        print(f"{path}: {_kernel_errors(fitted)}")
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _errors(profiles: Profiles) -> str:
     parts: list[str] = []
-    for size, name in (("16 MiB and more", "large"), ("64 KiB to 16 MiB", "medium")):
+    for size, name in SIZE_CLASSES.items():
         fitted = profiles.errors.get(f"fitted_{name}")
-        held_out = profiles.errors.get(f"held_out_{name}")
         if fitted is not None:
-            beside = "nothing to hold out" if held_out is None else f"{held_out:.1%} held out"
-            parts.append(f"{size}: median error {fitted:.1%} fitted, {beside}")
+            held_out = profiles.errors.get(f"held_out_{name}")
+            parts.append(f"{size}: median error {_median(fitted, held_out)}")
+    if profiles.scaled_from:
+        parts.append(f"links as timed, all else scaled from {profiles.scaled_from}")
     return "; ".join(parts) or "no rows from 64 KiB up"
+
+
+def _kernel_errors(fitted: kernel_profile.FittedKernels) -> str:
+    parts: list[str] = []
+    for kind in ("matmul", "attention"):
+        error = fitted.errors.get(f"fitted_{kind}")
+        if error is not None:
+            held_out = fitted.errors.get(f"held_out_{kind}")
+            parts.append(f"{kind}: median error {_median(error, held_out)}")
+    if fitted.sibling == kernel_profile.ASSUMED:
+        parts.append("the rest is assumed")
+    elif fitted.sibling:
+        parts.append(f"the rest is scaled from {fitted.sibling}")
+    return "; ".join(parts)
+
+
+def _median(fitted: float, held_out: float | None) -> str:
+    beside = "nothing to hold out" if held_out is None else f"{held_out:.1%} held out"
+    return f"{fitted:.1%} fitted, {beside}"

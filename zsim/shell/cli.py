@@ -15,7 +15,7 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
-from zsim.shell.mistake import MistakeError
+from zsim.shell.mistake import MistakeError, one_line
 
 
 class Code(IntEnum):
@@ -88,6 +88,9 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what happened there, as JSON.")
     ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the last step there: .svg or .png.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
     ] = True,
@@ -105,6 +108,7 @@ def run(
         data=data,
         seed=seed,
         trace=trace,
+        timeline=timeline,
         check=check,
         as_json=json,
     )
@@ -121,7 +125,7 @@ def check(
     ] = None,
     json: Json = False,
 ) -> Code:
-    """Prove a schedule: no deadlock, lifetimes, volume."""
+    """Prove a schedule: no deadlock, no race, lifetimes, memory, volume."""
     from zsim.check import check as findings_of
     from zsim.shell.answer import explain_finding, findings_object, print_findings, print_json
     from zsim.shell.source import Changes, read
@@ -296,8 +300,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 def _refuse(message: str, code: Code) -> Code:
     """One line on standard error, whatever the message holds."""
-    line = "".join(letter if letter.isprintable() else " " for letter in message)
-    print(f"zsim: {' '.join(line.split())}", file=sys.stderr)
+    print(one_line(message), file=sys.stderr)
     return code
 
 

@@ -1,7 +1,8 @@
 """Scenarios and topologies that ship with installed packages, found through entry points.
 
 A package of scenarios has `names()` and `text(name)`; one of topologies has `names(part)` and
-`text(name, part)` for systems, nodes, fabrics and GPUs, and `profiles()` for fitted constants.
+`text(name, part)` for systems, nodes, fabrics and GPUs; `profiles()` and `kernel_profiles()` are
+fitted constants.
 """
 
 import tomllib
@@ -14,6 +15,8 @@ from typing import Any, Protocol, cast
 from zsim.cluster import Cluster
 from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.collective.profiles import Profiles, parse
+from zsim.cost.kernel_profile import FittedKernels, KernelProfile, KernelProfileError
+from zsim.cost.kernel_profile import parse as parse_kernels
 from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.topology.edges import fabric_from_edges
 from zsim.topology.nccl import node_from_nccl
@@ -43,7 +46,11 @@ class Topologies(Protocol):
         ...
 
     def profiles(self) -> dict[str, str]:
-        """TOML of fitted constants, by kind of GPU."""
+        """TOML of fitted constants of networks, by kind of GPU."""
+        ...
+
+    def kernel_profiles(self) -> dict[str, str]:
+        """TOML of fitted constants of kernels, by kind of GPU."""
         ...
 
 
@@ -79,6 +86,26 @@ def network_profile(name: str) -> NetworkProfile:
     if name not in names:
         raise ProfileError(f"{name!r} must be one of {', '.join(names)}")
     return known[gpu].of(system)
+
+
+@cache
+def fitted_kernels() -> dict[str, FittedKernels]:
+    """Fitted constants of kernels, by kind of GPU."""
+    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
+    texts = {name: text for each in packages for name, text in each.kernel_profiles().items()}
+    return {name: parse_kernels(name, tomllib.loads(text)) for name, text in texts.items()}
+
+
+def kernel_profile(name: str) -> KernelProfile:
+    """Fitted constants of the kernels of the kind of GPU `name`.
+
+    Raises:
+        KernelProfileError: there are none; the message names those that ship.
+    """
+    known = fitted_kernels()
+    if name not in known:
+        raise KernelProfileError(f"{name!r} must be one of {', '.join(known)}")
+    return known[name].constants
 
 
 def part_names(part: Part) -> tuple[str, ...]:

@@ -1,37 +1,90 @@
 """Folders of published measurements, read for calibration and validation."""
 
 import csv
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
-from zsim.calibration.measured import READERS, MeasuredError, Measurement, Unmodelled, read
+from zsim.calibration import kernel_rows, measured
+from zsim.calibration.kernel_rows import KernelRow
+from zsim.calibration.links import LINK_TABLES, TimedLinks, read_links
+from zsim.calibration.measured import MeasuredError, Measurement, Row, Unmodelled
 from zsim.shell.mistake import MistakeError, file_fault
+
+Found = TypeVar("Found")
 
 
 def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmodelled]]]:
-    """Rows of the known tables in `folder`, by name: those that can be predicted, and the rest.
+    """Rows of the known tables of collectives in `folder`, by name: what is modelled, and the rest.
 
     Raises:
         MistakeError: no table is there, or one cannot be read.
     """
+    paths = _found(folder, measured.READERS)
+    return {path.stem: _read(path, measured.read) for path in paths}
+
+
+def all_tables(
+    folder: Path,
+) -> tuple[
+    dict[str, tuple[list[Measurement], list[Unmodelled]]],
+    dict[str, tuple[list[KernelRow], list[Unmodelled]]],
+]:
+    """Rows of the known tables in `folder`, by name: those of collectives, and those of kernels.
+
+    Raises:
+        MistakeError: no table of either kind is there, or one cannot be read.
+    """
+    paths = _found(folder, (*measured.READERS, *kernel_rows.READERS))
+    networks = [path for path in paths if path.stem in measured.READERS]
+    kernels = [path for path in paths if path.stem in kernel_rows.READERS]
+    return (
+        {path.stem: _read(path, measured.read) for path in networks},
+        {path.stem: _read(path, kernel_rows.read) for path in kernels},
+    )
+
+
+def _found(folder: Path, names: Collection[str]) -> list[Path]:
+    """Files in `folder` that are called so; at least one."""
     if not folder.is_dir():
         raise MistakeError(f"{folder}: no such folder")
-    paths = [path for name in READERS if (path := folder / f"{name}.csv").exists()]
+    paths = [path for name in names if (path := folder / f"{name}.csv").exists()]
     if not paths:
-        raise MistakeError(
-            f"{folder}: holds none of {', '.join(f'{name}.csv' for name in READERS)}"
-        )
-    return {path.stem: _table(path) for path in paths}
+        raise MistakeError(f"{folder}: holds none of {', '.join(f'{name}.csv' for name in names)}")
+    return paths
 
 
-def _table(path: Path) -> tuple[list[Measurement], list[Unmodelled]]:
+def timed_links(folder: Path) -> dict[str, list[TimedLinks]]:
+    """Rows of the tables of links in `folder`, by kind of GPU; there may be none.
+
+    Raises:
+        MistakeError: one cannot be read.
+    """
+    found: dict[str, list[TimedLinks]] = {}
+    for name, gpu in LINK_TABLES.items():
+        path = folder / f"{name}.csv"
+        if path.exists():
+            try:
+                found[gpu] = read_links(name, _rows(path))
+            except MeasuredError as error:
+                raise MistakeError(f"{folder / str(error)}") from None
+    return found
+
+
+def _read(
+    path: Path, read: Callable[[str, list[Row]], tuple[list[Found], list[Unmodelled]]]
+) -> tuple[list[Found], list[Unmodelled]]:
+    try:
+        return read(path.stem, _rows(path))
+    except MeasuredError as error:
+        raise MistakeError(f"{path.parent / str(error)}") from None
+
+
+def _rows(path: Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, restval="", strict=True))
+            return list(csv.DictReader(file, restval="", strict=True))
     except OSError as error:
         raise file_fault(str(path), error) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise MistakeError(f"{path}: not a table in CSV: {error}") from None
-    try:
-        return read(path.stem, rows)
-    except MeasuredError as error:
-        raise MistakeError(f"{path.parent / str(error)}") from None

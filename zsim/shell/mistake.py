@@ -8,6 +8,12 @@ class MistakeError(ValueError):
     """The caller's mistake. The message is printed as it is, on one line."""
 
 
+def one_line(message: str) -> str:
+    """`message` as a line on standard error, whatever it holds."""
+    line = "".join(letter if letter.isprintable() else " " for letter in message)
+    return f"zsim: {' '.join(line.split())}"
+
+
 @contextmanager
 def mistakes(*kinds: type[Exception], prefix: str = "") -> Generator[None]:
     """Errors of `kinds` raised inside are the caller's, named with `prefix`.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from zsim.allocator import communicators
 from zsim.backend import Job
 from zsim.shell.answer import print_lines
 from zsim.summary import Summary
@@ -42,11 +43,17 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
         "hardware_tflops_per_gpu": found.hardware_tflops_per_gpu,
         "mfu": found.mfu,
         "hfu": found.hfu,
+        "causal_model_tflops_per_gpu": found.causal.model_tflops_per_gpu,
+        "causal_hardware_tflops_per_gpu": found.causal.hardware_tflops_per_gpu,
+        "causal_mfu": found.causal.mfu,
+        "causal_hfu": found.causal.hfu,
         "tokens_per_s": found.tokens_per_s,
         "exposed_communication_s": found.exposed_communication_s,
         "exposed_communication_s_by_axis": dict(found.exposed_by_group),
         "peak_allocated_bytes": found.peak_allocated_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
+        "usable_memory_bytes": found.usable_bytes,
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
         "observed": dict(trace.observed),
@@ -75,6 +82,8 @@ def print_outcome(outcome: Outcome) -> None:
             ("throughput", _rates(found)),
         ]
     lines.append(("memory at the peak", _memory(found)))
+    if trace.backend == "sim" and outcome.job.cluster.gpu.overheads.total_bytes(1):
+        lines.append(("beside it", _overheads(outcome.job)))
     observed = dict(trace.observed)
     if LIVE in observed and BOOKED in observed:
         seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} booked"
@@ -102,8 +111,11 @@ def _fits(outcome: Outcome) -> str:
     where = f"{format_bytes(found.peak_allocated_bytes)} at the peak"
     if outcome.trace.backend != "sim":
         return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
-    capacity = format_bytes(job.cluster.gpu.memory_bytes)
-    return f"{'yes' if found.fits else 'no'}: {where}, {job.cluster.gpu.name} has {capacity}"
+    reserved = f"{format_bytes(found.peak_reserved_bytes)} reserved"
+    usable = f"{job.cluster.gpu.name} leaves {format_bytes(found.usable_bytes)}"
+    if found.fits and found.peak_allocated_bytes > found.usable_bytes > 0:
+        where = f"the host would run ahead to {format_bytes(found.peak_allocated_bytes)} and waits"
+    return f"{'yes' if found.fits else 'no'}: {where}, {reserved}, {usable}"
 
 
 def _alive(job: Job, full: OutOfMemory) -> str:
@@ -142,3 +154,15 @@ def _rates(found: Summary) -> str:
 def _memory(found: Summary) -> str:
     kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
+
+
+def _overheads(job: Job) -> str:
+    """What CUDA and NCCL take of a GPU, and what there is."""
+    count = communicators(job.schedule, job.schedule.programs[0])
+    gpu, taken = job.cluster.gpu, job.cluster.gpu.overheads
+    visible = gpu.memory_bytes if gpu.visible_bytes is None else gpu.visible_bytes
+    parts = [f"context and cuBLAS {format_bytes(taken.total_bytes(0))}"]
+    if count:
+        name = "1 communicator" if count == 1 else f"{count} communicators"
+        parts.append(f"{name} {format_bytes(count * taken.communicator_bytes)}")
+    return f"{', '.join(parts)}, of {format_bytes(visible)} visible"

@@ -16,9 +16,12 @@ from zsim.document import encode_trace
 from zsim.shell.answer import findings_object, print_findings, print_json
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.outcome import Outcome, outcome_object, print_outcome
+from zsim.shell.picture import need_format, write_picture
 from zsim.shell.source import Changes, Source, read
 from zsim.shell.written import write
 from zsim.summary import summary
+from zsim.timeline import TimelineError, timeline
+from zsim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class Request:
     data: Path | None
     seed: int
     trace: Path | None
+    timeline: Path | None
     check: bool
     as_json: bool
 
@@ -42,6 +46,8 @@ def run(request: Request) -> bool:
         MistakeError: it cannot be run as asked.
         RunFailedError: it began and could not end.
     """
+    if request.timeline is not None:
+        need_format("--timeline", request.timeline)
     changes = request.changes
     joined = os.environ.get("WORLD_SIZE", "")
     if request.backend == "torch" and changes.ranks is None and joined.isdecimal():
@@ -74,8 +80,7 @@ def run(request: Request) -> bool:
     wall_time_s = perf_counter() - started
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return True
-    if request.trace is not None:
-        write(request.trace, encode_trace(trace))
+    _write_files(request, job, trace)
     outcome = Outcome(
         title=source.title,
         job=job,
@@ -89,6 +94,16 @@ def run(request: Request) -> bool:
     else:
         print_outcome(outcome)
     return outcome.summary.fits
+
+
+def _write_files(request: Request, job: Job, trace: Trace) -> None:
+    """What happened, as JSON and as a picture, where that is asked for."""
+    if request.trace is not None:
+        write(request.trace, encode_trace(trace))
+    if request.timeline is not None:
+        with mistakes(TimelineError, prefix=f"--timeline: {request.timeline}: "):
+            picture = timeline(job.schedule, job.model, trace)
+        write_picture("--timeline", request.timeline, picture)
 
 
 def _settings(request: Request, source: Source) -> tuple[dict[str, object], dict[str, object]]:

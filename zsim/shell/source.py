@@ -1,11 +1,20 @@
 """What a command works on: a scenario by name or file, or a schedule in a JSON file."""
 
+import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.shell.installed import network_profile, part_names, part_text, scenarios, topology
-from zsim.shell.mistake import MistakeError, file_fault, mistakes
+from zsim.shell.installed import (
+    kernel_profile,
+    network_profile,
+    part_names,
+    part_text,
+    scenarios,
+    topology,
+)
+from zsim.shell.mistake import MistakeError, file_fault, mistakes, one_line
 from zsim.topology import Part
 
 if TYPE_CHECKING:
@@ -82,6 +91,19 @@ def _file_text(name: str, shipped: tuple[str, ...]) -> str:
         raise MistakeError(f"scenario: {name!r} must be the name of a file") from None
 
 
+def _config_text(scenario: str, key: str, config: str) -> str:
+    """The file `config`: beside the scenario where it is a file and that is there, or from here."""
+    beside = Path(scenario).parent / config
+    path = beside if beside.is_file() else Path(config)
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise MistakeError(f"{scenario}: {key}: {config!r} is not text") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise MistakeError(f"{scenario}: {key}: {config!r}: {why.lower()}") from None
+
+
 def _schedule(name: str, text: str, changes: Changes) -> Source:
     from zsim.document import DocumentError, decode
 
@@ -97,7 +119,10 @@ def _schedule(name: str, text: str, changes: Changes) -> Source:
 
 
 def _scenario(name: str, text: str, changes: Changes) -> Source:
+    from zsim import deepspeed_config
+    from zsim.allocator import handed_out
     from zsim.document import Document
+    from zsim.hugging_face import configured
     from zsim.model import ModelError
     from zsim.resolve import on_ranks, resolve
     from zsim.scenario import ScenarioError, parse
@@ -108,10 +133,20 @@ def _scenario(name: str, text: str, changes: Changes) -> Source:
         settings.append(f"train.steps={changes.steps}")
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
         scenario = parse(text, settings)
+        if scenario.model.hf_config is not None:
+            text = _config_text(name, "model.hf_config", scenario.model.hf_config)
+            scenario = configured(scenario, text)
+        config = scenario.zero.deepspeed_config
+        ignored: tuple[str, ...] = ()
+        if config is not None:
+            text = _config_text(name, "zero.deepspeed_config", config)
+            scenario, ignored = deepspeed_config.configured(scenario, text)
         if changes.ranks is not None:
             scenario = on_ranks(scenario, changes.ranks)
-        resolved = resolve(scenario, topology, network_profile)
-        made = schedule(resolved.model, resolved.strategy)
+        resolved = resolve(scenario, topology, network_profile, kernel_profile)
+        made = handed_out(schedule(resolved.model, resolved.strategy), resolved.allocator)
+    if ignored and os.environ.get("RANK", "0") == "0":  # of torchrun's ranks the first speaks
+        print(one_line(f"{config}: not modelled: {', '.join(ignored)}"), file=sys.stderr)
     return Source(
         title=scenario.title,
         document=Document(

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
 
 from zsim.cluster import Cluster, ClusterError, FabricKind
 from zsim.shell.answer import print_json, print_lines
 from zsim.shell.installed import part_names, topology
-from zsim.shell.mistake import MistakeError, file_fault, mistakes
-from zsim.shell.written import write
+from zsim.shell.mistake import MistakeError, mistakes
+from zsim.shell.picture import need_format, write_picture
 from zsim.topology import Part, TopologyError
 from zsim.topology.cut import Cut, cuts, narrowest
 from zsim.topology.description import LinkClass, link_classes
@@ -32,26 +30,18 @@ class Request:
     as_json: bool
 
 
-class _Cairo(Protocol):
-    """cairosvg, as far as it is used."""
-
-    def svg2png(self, *, bytestring: bytes, scale: float) -> bytes:
-        """The picture as PNG."""
-        ...
-
-
 def describe(request: Request) -> None:
     """Print what the cluster is, and draw it if asked.
 
     Raises:
         MistakeError: there is no such cluster, or the picture cannot be written.
     """
-    if request.drawing is not None and request.drawing.suffix not in {".svg", ".png"}:
-        raise MistakeError(f"--draw: {request.drawing}: must end in .svg or .png")
+    if request.drawing is not None:
+        need_format("--draw", request.drawing)
     cluster = _cluster(request)
     found = cuts(cluster)
     if request.drawing is not None:
-        _draw(request.drawing, draw(cluster, narrowest(found) if found else None))
+        write_picture("--draw", request.drawing, draw(cluster, narrowest(found) if found else None))
     if request.as_json:
         print_json(topology_object(cluster, found))
     else:
@@ -70,23 +60,6 @@ def _cluster(request: Request) -> Cluster:
         raise MistakeError(f"--fabric: {name} is a node on a fabric already")
     with mistakes(TopologyError, ClusterError):
         return topology(name, fabric, request.nodes)
-
-
-def _draw(path: Path, svg: str) -> None:
-    if path.suffix == ".svg":
-        write(path, svg)
-        return
-    try:
-        cairo = cast("_Cairo", import_module("cairosvg"))
-    except (ImportError, OSError) as error:  # the library, or cairo itself below it
-        raise MistakeError(
-            f"--draw: {path}: PNG needs cairosvg (pip install 'zsim[draw]') and the cairo library, "
-            f"SVG needs nothing: {error}"
-        ) from None
-    try:
-        path.write_bytes(cairo.svg2png(bytestring=svg.encode(), scale=2.0))
-    except OSError as error:
-        raise file_fault(str(path), error) from None
 
 
 def _lines(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:

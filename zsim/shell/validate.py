@@ -1,10 +1,12 @@
 """`zsim validate network`: what is predicted beside what others measured."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from zsim.calibration.calibrate import SIZE_CLASSES
 from zsim.calibration.validate import Errors, Verdict, verdict
+from zsim.collective.profiles import Profiles
 from zsim.shell.answer import print_json
 from zsim.shell.installed import network_profiles
 from zsim.shell.measured import measurements
@@ -21,9 +23,11 @@ def validate_network(folder: Path, *, as_json: bool) -> None:
         verdict(name, found, left, profiles) for name, (found, left) in measurements(folder).items()
     ]
     if as_json:
-        print_json({"files": {each.file: _object(each) for each in verdicts}})
+        files = {each.file: _object(each) for each in verdicts}
+        print_json({"files": files, "held_out": _held_out(profiles)})
     else:
         _print(verdicts)
+        _print_held_out(profiles)
 
 
 def _object(found: Verdict) -> dict[str, object]:
@@ -74,6 +78,29 @@ def _print(verdicts: Sequence[Verdict]) -> None:
             print(f"  not {'line' if count == 1 else 'lines'} {', '.join(rows)}: {reason}")
         if found.in_band is not None:
             print(f"  {found.in_band:.0%} of the predictions are inside the published band")
+
+
+def _held_out(profiles: Mapping[str, Profiles]) -> dict[str, dict[str, dict[str, float]]]:
+    """By hardware and class of size: median errors on rows fitted, and on groups held out."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for gpu, each in sorted(profiles.items()):
+        for size, name in SIZE_CLASSES.items():
+            held_out = each.errors.get(f"held_out_{name}")
+            if held_out is not None:
+                found.setdefault(gpu, {})[size] = {
+                    "fitted_median_abs_error": each.errors[f"fitted_{name}"],
+                    "held_out_median_abs_error": held_out,
+                }
+    return found
+
+
+def _print_held_out(profiles: Mapping[str, Profiles]) -> None:
+    print("each (file, hardware, collective, size of group) held out once when the profiles were")
+    print("fitted, and predicted by a fit without it; median errors:")
+    for gpu, sizes in _held_out(profiles).items():
+        for size, errors in sizes.items():
+            fitted, held_out = errors.values()
+            print(f"  {gpu:6} {size:17} {held_out:6.1%} held out, {fitted:5.1%} of all rows fitted")
 
 
 def _figures(errors: Errors) -> tuple[str, ...]:

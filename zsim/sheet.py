@@ -1,0 +1,108 @@
+"""A sheet to draw on: boxes, lines and words, as SVG text."""
+
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
+INK, FAINT, ALARM = "#1f2933", "#7b8794", "#c81e1e"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle: its left and upper edge, width and height."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        """Across."""
+        return self.x + self.width / 2
+
+    @property
+    def bottom(self) -> float:
+        """The lower edge."""
+        return self.y + self.height
+
+
+@dataclass(slots=True)
+class Sheet:
+    """What has been drawn so far; later things lie on top."""
+
+    width: float
+    height: float
+    _drawn: list[str] = field(default_factory=list[str])
+
+    def box(
+        self, box: Box, label: str, fill: str, *, small: str = "", stacked: bool = False
+    ) -> None:
+        """A box with its name, and a smaller line below; `stacked` shows that it is several."""
+        for offset in (6, 3) if stacked else ():
+            self._rectangle(Box(box.x + offset, box.y - offset, box.width, box.height), fill)
+        self._rectangle(box, fill)
+        middle = box.y + box.height / 2
+        size = min(13.0, 1.55 * box.width / max(len(label), 1))
+        if small:
+            fits = min(10.5, 1.7 * box.width / len(small))
+            self.words(box.middle, middle - 2, label, size=size, anchor="middle")
+            self.words(box.middle, middle + 12, small, size=fits, anchor="middle", colour="#3e4c59")
+        elif label:
+            self.words(box.middle, middle + size / 3, label, size=size, anchor="middle")
+
+    def _rectangle(self, box: Box, fill: str) -> None:
+        self._drawn.append(
+            f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
+            f'height="{box.height:.1f}" rx="4" fill="{fill}" stroke="{INK}" stroke-width="0.8"/>'
+        )
+
+    def bar(self, box: Box, fill: str) -> None:
+        """A bare rectangle with a white edge inside, if it is wide enough for one."""
+        edge = min(0.4, box.width / 4)
+        self._drawn.append(
+            f'<rect x="{box.x + edge / 2:.2f}" y="{box.y:.1f}" width="{box.width - edge:.2f}" '
+            f'height="{box.height:.1f}" fill="{fill}"/>'
+        )
+
+    def line(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        *,
+        colour: str = FAINT,
+        width: float = 1.2,
+        dashed: bool = False,
+    ) -> None:
+        """A straight line."""
+        dash = ' stroke-dasharray="9 5"' if dashed else ""
+        self._drawn.append(
+            f'<line x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}" '
+            f'stroke="{colour}" stroke-width="{width}"{dash}/>'
+        )
+
+    def words(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 13,
+        anchor: str = "start",
+        colour: str = INK,
+        bold: bool = False,
+    ) -> None:
+        """A line of text whose baseline starts (or is centred, or ends) at x, y."""
+        weight = ' font-weight="bold"' if bold else ""
+        self._drawn.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}" text-anchor="{anchor}" '
+            f'fill="{colour}"{weight}>{escape(text)}</text>'
+        )
+
+    def svg(self) -> str:
+        """All of it, as an SVG document."""
+        size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
+        view = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
+        opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="{FONT}">'
+        background = '<rect width="100%" height="100%" fill="white"/>'
+        return "\n".join([opening, background, *self._drawn, "</svg>", ""])

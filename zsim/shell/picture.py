@@ -1,0 +1,48 @@
+"""Pictures that a command writes: SVG, or PNG where cairosvg is installed."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from zsim.shell.mistake import MistakeError, file_fault
+from zsim.shell.written import write
+
+
+class _Cairo(Protocol):
+    """cairosvg, as far as it is used."""
+
+    def svg2png(self, *, bytestring: bytes, scale: float) -> bytes:
+        """The picture as PNG."""
+        ...
+
+
+def need_format(option: str, path: Path) -> None:
+    """Return if `path`, given with `option`, ends as a picture does.
+
+    Raises:
+        MistakeError: it does not.
+    """
+    if path.suffix not in {".svg", ".png"}:
+        raise MistakeError(f"{option}: {path}: must end in .svg or .png")
+
+
+def write_picture(option: str, path: Path, svg: str) -> None:
+    """Put the picture in the file at `path`, given with `option`, in the format it ends with.
+
+    Raises:
+        MistakeError: it cannot be written, or PNG cannot be made here.
+    """
+    if path.suffix == ".svg":
+        write(path, svg)
+        return
+    try:
+        cairo = cast("_Cairo", import_module("cairosvg"))
+    except (ImportError, OSError) as error:  # the library, or cairo itself below it
+        raise MistakeError(
+            f"{option}: {path}: PNG needs cairosvg (pip install 'zsim[draw]') and the cairo "
+            f"library, SVG needs nothing: {error}"
+        ) from None
+    try:
+        path.write_bytes(cairo.svg2png(bytestring=svg.encode(), scale=2.0))
+    except OSError as error:
+        raise file_fault(str(path), error) from None
