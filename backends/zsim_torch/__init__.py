@@ -2,6 +2,7 @@
 
 from zsim_torch.backend import TorchBackend as TorchBackend
 from zsim_torch.describe import describe as describe
+from zsim_torch.model_from import model_from as model_from
 from zsim_torch.ranks import RankPool as RankPool
 from zsim_torch.ranks import run_ranks as run_ranks
 from zsim_torch.train import Option as Option

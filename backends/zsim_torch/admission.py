@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from zsim.allocator import book, peak_bytes
+from zsim.architecture import Attention, Positions
 from zsim.backend import Job
 from zsim.model import Model
 from zsim.operation import Action, Compute, walk
@@ -57,12 +58,17 @@ def _tensor(job: Job) -> str | None:
 
 def _model(job: Job) -> str | None:
     """Whether there are modules for the units that the schedule runs."""
-    if job.model.architecture is None and runs_units(job.schedule):
+    shape = job.model.architecture
+    if shape is None:
+        if not runs_units(job.schedule):
+            return None
         return (
             f"model: there are no torch modules for {job.model.name}; give layers, hidden_size, "
             "attention_heads, sequence_length and vocab_size, or train a module of your own with "
             "zsim_torch.train"
         )
+    if shape.positions is Positions.ALIBI and shape.attention is Attention.FLASH:
+        return "model.attention: flash has no torch module with positions alibi, say plain"
     return None
 
 

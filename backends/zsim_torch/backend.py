@@ -10,11 +10,11 @@ from zsim.backend import Job, RefusedError
 from zsim.trace import Trace
 from zsim_torch import admission
 from zsim_torch.feed import feed
-from zsim_torch.gpt import gpt, initial_value
 from zsim_torch.machine import slowest_operation_s
 from zsim_torch.process_group import DeviceChoice, under_torchrun
 from zsim_torch.ranks import TIMEOUT_S, RankPool, run_ranks
 from zsim_torch.train import Option, merged, train
+from zsim_torch.transformer import initial_value, transformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Assignment:
 class TorchBackend:
     """Runs a job on real ranks: local processes, or the processes that torchrun started.
 
-    A GPT is built in plain torch modules from the model's architecture and trained on text; a
+    A transformer is built in plain torch modules of the model's architecture and trained on text; a
     schedule that runs no unit needs no model. Under torchrun every process calls `run`, takes the
     rank that torchrun gave it, and gets the trace of all.
 
@@ -102,7 +102,7 @@ def train_on_rank(work: Assignment) -> Trace:
     option = Option(poison=work.poison, write_back=False)
     shape = job.model.architecture
     if shape is not None:
-        module = decoder = gpt(shape, seed=None)
+        module = decoder = transformer(shape, seed=None)
         sizes = {parameter.name: parameter.shape for parameter in job.model.parameters}
         units = decoder.units
         batches = feed(job, distributed.get_rank(), data=work.data, seed=seed)

@@ -1,6 +1,6 @@
 """Runs the `Compute` operations of one rank: units through autograd, the optimizer on shards."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -8,6 +8,7 @@ import torch
 
 from zsim.mesh import Coordinates
 from zsim.operation import Action, Compute, Role, View
+from zsim.rearrangement import held
 from zsim.schedule import Schedule
 from zsim_torch import autograd, optimizer
 from zsim_torch.autograd import Record, UnitRunError
@@ -229,17 +230,34 @@ class Computer:
         buffer = memory.program.by_name[view.buffer]
         if buffer.layout is None:
             raise UnitRunError(f"buffer {buffer.name}: initialized without a layout")
-        layout = self.work.schedule.layout_by_name[buffer.layout]
-        first = memory.extent(view)[0]
-        if buffer.shard is not None:
-            count = self.work.schedule.mesh.axis_size(buffer.shard)
-            first += layout.segment(self.work.coordinates[buffer.shard], count)[0]
-        end = first + target.numel()
-        for piece in layout.pieces:
-            low, high = max(first, piece.start), min(end, piece.end)
+        start = memory.extent(view)[0]
+        for part in held(self.work.schedule, buffer, self.work.coordinates):
+            low = max(start, part.position)
+            high = min(start + target.numel(), part.position + part.size)
             if low < high:
-                value = self.work.initial(piece.parameter).reshape(-1)
-                target[low - first : high - first] = value[low - piece.start : high - piece.start]
+                value = self.work.initial(part.parameter).reshape(-1)
+                first = part.offset + low - part.position
+                target[low - start : high - start] = value[first : first + high - low]
+
+    def _counted(self, view: View) -> Iterator[torch.Tensor]:
+        """What this rank adds to a norm: of copies that several ranks hold, the first one's."""
+        schedule, memory = self.work.schedule, self.work.memory
+        flat, buffer = memory.flat(view), memory.program.by_name[view.buffer]
+        layout = schedule.layout_by_name.get(buffer.layout or "")
+        others = {
+            piece.parameter
+            for piece in (layout.pieces if layout is not None else ())
+            if any(self.work.coordinates.get(axis) for axis in piece.copies)
+        }
+        if not others:
+            yield flat
+            return
+        start = memory.extent(view)[0]
+        for part in held(schedule, buffer, self.work.coordinates):
+            low = max(start, part.position) - start
+            high = min(start + flat.numel(), part.position + part.size) - start
+            if low < high and part.parameter not in others:
+                yield flat[low:high]
 
     def _optimize(self, compute: Compute, scalars: Mapping[str, float]) -> None:
         memory = self.work.memory
@@ -257,7 +275,12 @@ class Computer:
                 )
                 optimizer.update(compute.rule, operands, scalars)
             case Action.NORM:
-                optimizer.sum_of_squares(gradients, tensors(Role.OUTPUT)[0])
+                counted = [
+                    tensor
+                    for view in views_of(compute, Role.GRADIENT)
+                    for tensor in self._counted(view)
+                ]
+                optimizer.sum_of_squares(counted, tensors(Role.OUTPUT)[0])
             case Action.FINITE:
                 optimizer.is_finite(gradients, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:

@@ -73,7 +73,7 @@ def describe(
     return Model(
         name=name,
         units=tuple(described),
-        batch=_batch_value(batch),
+        batch=batch_value(batch),
         micro_batch_size=size.sequences,
         tokens=size.tokens,
         forward_flops=forward,
@@ -182,7 +182,7 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
     )
 
 
-def _batch_value(batch: object) -> Value:
+def batch_value(batch: object) -> Value:
     """The tensors of the batch as one value, in bytes where their formats differ."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     formats = {DTYPE_OF_TORCH.get(tensor.dtype) for tensor in tensors}

@@ -34,6 +34,7 @@ from zsim.schedule import Program, Schedule
 from zsim.trace import BookEntry, Transfer
 from zsim_torch.collectives import Communicators, Handed
 from zsim_torch.compute import Computer
+from zsim_torch.copying import Copier
 from zsim_torch.memory import Memory, Remains
 from zsim_torch.poison import Poison
 from zsim_torch.streams import Entry, Finish, Streams, Touch, Work
@@ -80,6 +81,10 @@ class Executor:
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
     _travelled: set[str] = field(default_factory=set[str])
     _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    _copier: Copier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copier = Copier(self.machine.memory)
 
     def run_setup(self) -> None:
         """Setup is done, and every stream of this rank is drained."""
@@ -122,7 +127,7 @@ class Executor:
                     number *= self.scalars[operation.scalar]
                 self._compute(operation, lambda: _fill(machine.memory, target, number))
             case Copy():
-                self._compute(operation, lambda: _copy(machine.memory, operation))
+                self._compute(operation, lambda: self._copier.run(operation))
             case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
                 self._communicate(operation, (operation,))
             case Together(members=members):
@@ -239,18 +244,6 @@ class Executor:
 
 def _fill(memory: Memory, target: View, value: float) -> None:
     memory.flat(target).fill_(value)
-
-
-def _copy(memory: Memory, copy: Copy) -> None:
-    """Copy part by part. What autograd made may share its storage, and is never scaled in place."""
-    for start, source in memory.pieces(copy.source):
-        target = memory.own(copy.target)[start : start + source.numel()].view(source.shape)
-        if copy.accumulate:
-            target.add_(source, alpha=1 / copy.divisor)
-        else:
-            target.copy_(source)
-            if copy.divisor != 1:
-                target.div_(copy.divisor)
 
 
 def _hand_over(machine: Machine, members: tuple[Communication, ...]) -> list[Work]:

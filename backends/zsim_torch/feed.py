@@ -7,10 +7,8 @@ from torch import Tensor
 
 from zsim.backend import Job
 from zsim.operation import Action, Compute, walk
+from zsim.schedule import Schedule
 from zsim_torch.text import Batch, read_text
-
-DATA_AXIS = "data"
-"""Ranks that differ along this axis of the mesh read different text."""
 
 
 def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tensor]:
@@ -22,8 +20,7 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
     shape = job.model.architecture
     assert shape is not None
     text = read_text(data, shape.sequence_length, vocab_size=shape.vocab_size)
-    mesh = job.schedule.mesh
-    shared = any(axis.name == DATA_AXIS for axis in mesh.axes)
+    reader, readers = place_of_data(job.schedule, rank)
     loads = sum(
         isinstance(operation, Compute) and operation.action is Action.LOAD
         for operation in walk(job.schedule.program_of(rank).step)
@@ -33,8 +30,19 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
             which = Batch(
                 step=step,
                 micro_batch=micro_batch,
-                coordinate=mesh.coordinates(rank)[DATA_AXIS] if shared else 0,
-                ranks=mesh.axis_size(DATA_AXIS) if shared else 1,
+                coordinate=reader,
+                ranks=readers,
                 size=job.model.micro_batch_size,
             )
             yield text.batch(which, seed=seed)
+
+
+def place_of_data(schedule: Schedule, rank: int) -> tuple[int, int]:
+    """The number of `rank` among those that see different data, and how many there are."""
+    coordinates = schedule.mesh.coordinates(rank)
+    number, count = 0, 1
+    for axis in schedule.mesh.axes:
+        if axis.name in schedule.contract.data_axes:
+            number = number * axis.size + coordinates[axis.name]
+            count *= axis.size
+    return number, count

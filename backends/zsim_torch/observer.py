@@ -66,6 +66,11 @@ class Meter:
         self._watches[number] = weakref.ref(storage, died)
         self._add(maker, storage.nbytes())
 
+    def total(self, name: str) -> int:
+        """Bytes that live now, under the name of a maker, STATE or ALL."""
+        self._settle()
+        return self.live[name]
+
     def claim(self, tensor: torch.Tensor, maker: Maker) -> None:
         """The storage of `tensor` turns out to be made by `maker`, if nobody's so far."""
         self.see(tensor, maker)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zsim.operation import Action, Compute, Role, View, walk
-from zsim.schedule import Program, Schedule
+from zsim.rearrangement import held
+from zsim.schedule import Buffer, Program, Schedule
 from zsim_torch.autograd import UnitRunError
 from zsim_torch.unit import TorchUnit
 
@@ -91,10 +92,32 @@ def parameter_order(
 
 
 def _parameter_name(schedule: Schedule, program: Program, view: View) -> str | None:
-    layout = program.by_name[view.buffer].layout
-    if layout is None or not view.size:
+    buffer = program.by_name[view.buffer]
+    if buffer.layout is None or not view.size:
         return None
-    for piece in schedule.layout_by_name[layout].pieces:
+    layout = schedule.layout_by_name[buffer.layout]
+    if layout.blocks is not None and buffer.shard is None:
+        return _in_blocks(schedule, buffer, view)
+    for piece in layout.pieces:
         if (piece.start, piece.size) == (view.start, view.size):
             return piece.parameter
     return None
+
+
+def _in_blocks(schedule: Schedule, buffer: Buffer, view: View) -> str:
+    """The parameter that lies in `view`, whole and in order, although blocks are cut over ranks.
+
+    Raises:
+        UnitRunError: there is none.
+    """
+    end, names = view.start, set[str]()
+    for part in sorted(held(schedule, buffer, {}), key=lambda each: each.position):
+        if part.position == end < view.start + view.size and part.offset == end - view.start:
+            end += part.size
+            names.add(part.parameter)
+    if end != view.start + view.size or len(names) != 1:
+        raise UnitRunError(
+            f"buffer {buffer.name}: elements {view.start} to {view.start + view.size} are no whole "
+            "parameter; copy by parameter what was gathered in blocks"
+        )
+    return names.pop()

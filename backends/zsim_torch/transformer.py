@@ -1,4 +1,4 @@
-"""A GPT in plain torch modules: what `zsim.gpt` describes, with the same units and names.
+"""A transformer in plain torch modules, with the units and names that `zsim.transformer` gives.
 
 The units are the children of the module, in order: "embedding", "block0" and so on, "head". The
 first reads the batch, tokens as int64 [sequences, sequence_length + 1]; a block reads the hidden
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zsim.architecture import GPT
+from zsim.architecture import Activation, Positions, Transformer
+from zsim_torch.attention import attend, turned
+from zsim_torch.norm import norm
 
 DEVIATION = 0.02
 """Standard deviation of initial weights (Radford et al. 2018, section 4.1)."""
@@ -26,60 +28,87 @@ def _embedding(rows: int, columns: int, dtype: torch.dtype) -> nn.Embedding:
 
 
 class Embedding(nn.Module):
-    """Sum of what is learned for each token and for each position."""
+    """What is learned for each token, plus what is learned for each position if something is."""
 
-    def __init__(self, shape: GPT, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
         self.token = _embedding(shape.vocab_size, shape.hidden_size, dtype)
-        self.position = _embedding(shape.sequence_length, shape.hidden_size, dtype)
+        self.position = None
+        if shape.places:
+            self.position = _embedding(shape.places, shape.hidden_size, dtype)
 
     def forward(self, batch: Tensor) -> Tensor:
         """Hidden state of all tokens of `batch` but the last of each sequence."""
         tokens = batch[:, :-1]
-        places = torch.arange(tokens.shape[1], device=batch.device)
         words: Tensor = self.token(tokens)
-        return words + cast("Tensor", self.position(places))
+        return words if self.position is None else words + self.position.weight[: tokens.shape[1]]
 
 
 class Block(nn.Module):
-    """Causal self-attention and an MLP, each behind a layer norm and beside a residual."""
+    """Causal self-attention and an MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: GPT, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
-        hidden = shape.hidden_size
-        self.heads = shape.attention_heads
-        self.ln1 = nn.LayerNorm(hidden, dtype=dtype)
-        self.qkv = nn.Linear(hidden, 3 * hidden, dtype=dtype)
-        self.proj = nn.Linear(hidden, hidden, dtype=dtype)
-        self.ln2 = nn.LayerNorm(hidden, dtype=dtype)
-        self.up = nn.Linear(hidden, 4 * hidden, dtype=dtype)
-        self.down = nn.Linear(4 * hidden, hidden, dtype=dtype)
+        self.shape = shape
+        hidden, size = shape.hidden_size, shape.head_width
+        queries, keys = shape.attention_heads * size, shape.shared_heads * size
+        self.ln1 = norm(shape, dtype)
+        widths = {"q": queries, "k": keys, "v": keys}
+        if shape.joined_qkv:
+            widths = {"qkv": queries + 2 * keys}
+        for name, width in widths.items():
+            self.add_module(name, nn.Linear(hidden, width, bias=shape.biased_qkv, dtype=dtype))
+        self.proj = nn.Linear(queries, hidden, bias=shape.bias, dtype=dtype)
+        self.ln2 = norm(shape, dtype)
+        if shape.activation is Activation.SWIGLU:
+            self.gate = nn.Linear(hidden, shape.wide, bias=shape.bias, dtype=dtype)
+        self.up = nn.Linear(hidden, shape.wide, bias=shape.bias, dtype=dtype)
+        self.down = nn.Linear(shape.wide, hidden, bias=shape.bias, dtype=dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The next hidden state."""
-        attended: Tensor = self.proj(self._attend(self.qkv(self.ln1(hidden))))
-        middle = hidden + attended
-        wide: Tensor = functional.gelu(self.up(self.ln2(middle)))
-        return middle + cast("Tensor", self.down(wide))
+        middle = hidden + self._attend(self.ln1(hidden))
+        return middle + self._think(self.ln2(hidden if self.shape.parallel_residual else middle))
 
-    def _attend(self, joined: Tensor) -> Tensor:
-        """Softmax(Q K^T / sqrt(head size)) V of each head, over the past and the token itself."""
-        sequences, length, triple = joined.shape
-        size = triple // 3 // self.heads
-        parts = joined.view(sequences, length, 3, self.heads, size).permute(2, 0, 3, 1, 4)
-        query, key, value = parts.unbind(0)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(size)
-        future = torch.ones(length, length, dtype=torch.bool, device=joined.device).triu(1)
-        weights = scores.masked_fill(future, -math.inf).softmax(-1)
-        return (weights @ value).transpose(1, 2).reshape(sequences, length, triple // 3)
+    def _attend(self, normed: Tensor) -> Tensor:
+        shape = self.shape
+        heads, shared = shape.attention_heads, shape.shared_heads
+        turns = shape.positions is Positions.ROTARY
+        if shape.joined_qkv:
+            joined = self._heads("qkv", normed)
+            if turns:
+                joined = turned(joined, heads + shared)
+            parts = list(torch.split(joined, [heads, shared, shared], 2))
+        else:
+            parts = [self._heads(name, normed) for name in ("q", "k", "v")]
+            if turns:
+                parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
+        made: Tensor = self.proj(attend(shape, *parts))
+        return made
+
+    def _heads(self, name: str, normed: Tensor) -> Tensor:
+        """What the linear layer `name` makes: [sequences, tokens, heads, head size]."""
+        made: Tensor = self.get_submodule(name)(normed)
+        return made.view(*normed.shape[:-1], -1, self.shape.head_width)
+
+    def _think(self, normed: Tensor) -> Tensor:
+        up: Tensor = self.up(normed)
+        if self.shape.activation is Activation.SWIGLU:
+            wide = functional.silu(self.gate(normed)) * up
+        else:
+            wide = functional.gelu(up)
+        made: Tensor = self.down(wide)
+        return made
 
 
 class Head(nn.Module):
-    """Final layer norm, logits of each next token, and their mean cross entropy."""
+    """Final norm, logits of each next token, and their mean cross entropy."""
 
-    def __init__(self, shape: GPT, dtype: torch.dtype, *, tied: nn.Parameter | None) -> None:
+    def __init__(
+        self, shape: Transformer, dtype: torch.dtype, *, tied: nn.Parameter | None
+    ) -> None:
         super().__init__()
-        self.ln = nn.LayerNorm(shape.hidden_size, dtype=dtype)
+        self.ln = norm(shape, dtype)
         size = (shape.vocab_size, shape.hidden_size)
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype)) if tied is None else tied
 
@@ -88,13 +117,13 @@ class Head(nn.Module):
         logits = functional.linear(self.ln(hidden), self.weight).flatten(0, 1)
         if logits.dtype is not torch.float64:
             logits = logits.float()
-        return functional.cross_entropy(logits, batch[:, 1:].flatten())
+        return functional.cross_entropy(logits, batch[:, 1:].clone().flatten())
 
 
 class Decoder(nn.Module):
     """The whole model. `units` names its children in the order of forward."""
 
-    def __init__(self, shape: GPT, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
         self.embedding = Embedding(shape, dtype)
         for layer in range(shape.layers):
@@ -112,7 +141,9 @@ class Decoder(nn.Module):
         return loss
 
 
-def gpt(shape: GPT, *, dtype: torch.dtype = torch.float32, seed: int | None = 0) -> Decoder:
+def transformer(
+    shape: Transformer, *, dtype: torch.dtype = torch.float32, seed: int | None = 0
+) -> Decoder:
     """The model of `shape`, with the initial values of `seed`.
 
     Without a seed it has shapes and no values: its parameters are on the device "meta".
@@ -132,7 +163,7 @@ def gpt(shape: GPT, *, dtype: torch.dtype = torch.float32, seed: int | None = 0)
     return module
 
 
-def initial_value(shape: GPT, name: str, size: tuple[int, ...], *, seed: int) -> Tensor:
+def initial_value(shape: Transformer, name: str, size: tuple[int, ...], *, seed: int) -> Tensor:
     """What the parameter `name` starts from, in fp32: a function of the seed and the name alone.
 
     Weights are normal, those that write into the residual stream smaller by the square root of

@@ -1,0 +1,135 @@
+"""Causal self-attention in plain torch that keeps for backward what `zsim.transformer` says.
+
+Queries are [sequences, tokens, heads, head size], keys and values the same with fewer heads where
+several heads of queries share one.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from zsim.architecture import Attention, Positions, Transformer
+
+ROTARY_BASE = 10_000.0
+"""Base of the angles' frequencies (Su et al. 2021, section 3.2.2)."""
+
+
+class _Turned(torch.autograd.Function):
+    """The first heads turned by their place; backward turns back, so nothing is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, count: int) -> Tensor:  # noqa: ANN401  (torch's own)
+        """The first `count` heads are turned, the others copied."""
+        ctx.count = count
+        return _turn(heads, count, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        """As forward, by the opposite angle."""
+        return _turn(gradients[0], ctx.count, -1.0), None
+
+
+def _turn(heads: Tensor, count: int, sign: float) -> Tensor:
+    half = heads.shape[-1] // 2
+    places = torch.arange(heads.shape[1], device=heads.device, dtype=torch.float32)
+    steps = torch.arange(half, device=heads.device, dtype=torch.float32)
+    angles = places[:, None, None] * ROTARY_BASE ** (-steps / half)
+    cosine, sine = angles.cos().to(heads.dtype), (sign * angles.sin()).to(heads.dtype)
+    made = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    low, high = heads[:, :, :count, :half], heads[:, :, :count, half:]
+    made[:, :, :count, :half] = low * cosine - high * sine
+    made[:, :, :count, half:] = high * cosine + low * sine
+    made[:, :, count:] = heads[:, :, count:]
+    return made
+
+
+def turned(heads: Tensor, count: int) -> Tensor:
+    """`heads` [sequences, tokens, heads, size], the first `count` with rotary positions."""
+    made: Tensor = _Turned.apply(heads, count)  # type: ignore[no-untyped-call]
+    return made
+
+
+def attend(shape: Transformer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Each token's mean of values of itself and the past, weighted by softmax(Q K^T / sqrt(size)).
+
+    Returns [sequences, tokens, heads x head size].
+    """
+    if shape.attention is Attention.FLASH:
+        found = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=shape.shared_heads != shape.attention_heads,
+        )
+        return found.transpose(1, 2).flatten(2)
+    alibi = shape.positions is Positions.ALIBI
+    if shape.recompute_attention:
+        again: Tensor = _Again.apply(alibi, query, key, value)  # type: ignore[no-untyped-call]
+        return again
+    return _plain(query, key, value, alibi=alibi)
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, *, alibi: bool) -> Tensor:
+    """Attention with all scores in memory: kept are its three operands and their softmax.
+
+    The operands are copied to where batched products want them, always, so that they alone are
+    kept and not what they are views of.
+    """
+    sequences, length, heads, size = query.shape
+    shared = key.shape[2]
+    groups = heads // shared
+    split = query.view(sequences, length, shared, groups, size).permute(0, 2, 3, 1, 4)
+    rows = _copied(split).view(sequences * shared, groups * length, size)
+    keys, values = (
+        _copied(each.transpose(1, 2)).view(sequences * shared, length, size)
+        for each in (key, value)
+    )
+    bias = _bias(query, shared, alibi=alibi)
+    scores = torch.baddbmm(bias, rows, keys.transpose(1, 2), alpha=1 / math.sqrt(size))
+    mixed = torch.bmm(scores.softmax(-1), values)
+    return mixed.view(sequences, shared, groups, length, size).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _bias(query: Tensor, shared: int, *, alibi: bool) -> Tensor:
+    """What is added to scores: -inf for the future, and with ALiBi less the further back.
+
+    The slopes of ALiBi are a geometric sequence (Press et al. 2021, section 3).
+    """
+    sequences, length, heads, _ = query.shape
+    future = torch.full((length, length), -math.inf, dtype=query.dtype, device=query.device).triu(1)
+    if not alibi:
+        return future.repeat(heads // shared, 1)  # the same for all products of the batch
+    places = torch.arange(length, device=query.device, dtype=query.dtype)
+    order = torch.arange(1, heads + 1, device=query.device, dtype=query.dtype)
+    slopes = 2.0 ** (-8.0 * order / heads)
+    bias = future + slopes[:, None, None] * (places[None, :] - places[:, None])
+    return bias.reshape(shared, heads // shared * length, length).repeat(sequences, 1, 1)
+
+
+class _Again(torch.autograd.Function):
+    """Plain attention whose backward begins by running it again: kept are its operands."""
+
+    @staticmethod
+    def forward(ctx: Any, alibi: bool, *operands: Tensor) -> Tensor:  # noqa: ANN401, FBT001  (torch)
+        """Attention of queries, keys and values, without a graph."""
+        ctx.save_for_backward(*operands)
+        ctx.alibi = alibi
+        query, key, value = operands
+        return _plain(query, key, value, alibi=alibi)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Gradients of the three operands."""
+        operands = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            query, key, value = operands
+            found = _plain(query, key, value, alibi=ctx.alibi)
+        return (None, *torch.autograd.grad(found, operands, gradients[0]))

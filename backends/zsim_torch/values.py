@@ -1,0 +1,329 @@
+"""Values of a simulated run as torch tensors: a user's module, on every rank of one process.
+
+A schedule that is simulated with them trains the module itself, in floating point. What a forward
+saves is not laid out in memory: its backward runs the unit again, on the inputs and parameters that
+the schedule has for it then, and on the inputs of the forward where it keeps none. So a module must
+compute the same when it is run again: no dropout, no batch norm.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import assert_never
+
+import torch
+from torch import nn
+
+from zsim.access import accesses
+from zsim.dtype import DType
+from zsim.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Receive,
+    ReduceScatter,
+    Reduction,
+    Role,
+    Send,
+    View,
+)
+from zsim.rearrangement import Rearrangement, held, rearrangement
+from zsim.schedule import Schedule
+from zsim.values import Seat
+from zsim_torch import autograd, optimizer
+from zsim_torch.feed import place_of_data
+from zsim_torch.memory import spoil
+from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.unit import TorchUnit, UnitChoice, resolve
+from zsim_torch.visit import Visit, parameter_order, views_of, visit_of
+
+Feed = Callable[[int, int, int], torch.Tensor]
+"""The micro-batch of a replica, a step, and a number in the step."""
+
+SAVED = 1.0
+"""What stands in memory for what a forward saved: spoiled, it spoils the backward."""
+
+
+class TorchValues:
+    """Implements `zsim.values.Values` for a module and its units; a unit is one segment."""
+
+    def __init__(
+        self, schedule: Schedule, module: nn.Module, units: Sequence[UnitChoice], feed: Feed
+    ) -> None:
+        self._schedule = schedule
+        self._feed = feed
+        self._units = {unit.name: unit for unit in resolve(module, units)}
+        self._initial = {
+            name: value.detach().flatten().clone() for name, value in module.named_parameters()
+        }
+        self._shapes: dict[str, torch.Size] = {}
+        self._inputs: dict[tuple[int, Visit], list[torch.Tensor]] = {}
+        self._orders: dict[tuple[str, tuple[View, ...]], tuple[int, ...]] = {}
+        self._moves: dict[tuple[str, int], Rearrangement] = {}
+
+    def memory(self, elements: int, dtype: DType) -> torch.Tensor:
+        """New memory, spoiled."""
+        made = torch.empty(elements, dtype=TORCH_DTYPE[dtype])
+        spoil(made)
+        return made
+
+    def window(self, memory: torch.Tensor, start: int, size: int) -> torch.Tensor:
+        """Elements `start` on of `memory`."""
+        return memory[start : start + size]
+
+    def spoil(self, window: torch.Tensor) -> None:
+        """Whoever reads `window` sees it."""
+        spoil(window)
+
+    def is_spoiled(self, window: torch.Tensor) -> bool:
+        """Whether all of `window` is spoiled."""
+        spoiled = torch.empty_like(window)
+        spoil(spoiled)
+        return self.same(window, spoiled)
+
+    def taken(self, window: torch.Tensor) -> torch.Tensor:
+        """A copy."""
+        return window.clone()
+
+    def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether both hold the same bits."""
+        return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+    def store(self, window: torch.Tensor, value: torch.Tensor) -> None:
+        """`window` becomes `value`, cast to its format."""
+        window.copy_(value)
+
+    def is_zero(self, window: torch.Tensor) -> bool:
+        """Whether the only element is zero."""
+        return bool(window.item() == 0)
+
+    def apply(
+        self,
+        operation: Compute | Fill | Copy,
+        views: Sequence[torch.Tensor],
+        *,
+        seat: Seat,
+        step: int,
+        scalars: Mapping[str, float],
+    ) -> Sequence[torch.Tensor | None]:
+        """What `operation` writes: see `Values.apply`."""
+        match operation:
+            case Fill(value=value, scalar=scalar):
+                scale = 1.0 if scalar is None else scalars[scalar]
+                return [torch.full_like(views[0], value * scale)]
+            case Copy():
+                return [None, self._copied(operation, views, seat)]
+            case Compute():
+                return self._computed(operation, views, seat=seat, step=step, scalars=scalars)
+            case _:
+                assert_never(operation)
+
+    def _copied(self, copy: Copy, views: Sequence[torch.Tensor], seat: Seat) -> torch.Tensor:
+        source, before = views
+        target = before.clone()
+        if not copy.by_parameter:
+            return _moved(source, target, copy)
+        key = (copy.id, seat.rank)
+        found = self._moves.get(key)
+        if found is None:
+            found = rearrangement(self._schedule, seat.program, copy, seat.coordinates)
+            self._moves[key] = found
+        for rows in found.moves:
+            for row in range(rows.rows):
+                here, there = rows.source + row * rows.source_step, rows.target
+                there += row * rows.target_step
+                window = target[there : there + rows.size]
+                window.copy_(_moved(source[here : here + rows.size], window, copy))
+        for start, size in found.padding:
+            target[start : start + size] = 0
+        return target
+
+    def _computed(
+        self,
+        compute: Compute,
+        views: Sequence[torch.Tensor],
+        *,
+        seat: Seat,
+        step: int,
+        scalars: Mapping[str, float],
+    ) -> Sequence[torch.Tensor | None]:
+        pairs = list(zip(compute.operands, views, strict=True))
+        of = {role: [view for operand, view in pairs if operand.role is role] for role in Role}
+        made: Mapping[Role, Sequence[torch.Tensor]]
+        match compute.action:
+            case Action.LOAD:
+                replica, _ = place_of_data(self._schedule, seat.rank)
+                batch = self._feed(replica, step, compute.micro_batch)
+                for view in views_of(compute, Role.OUTPUT):
+                    self._shapes[view.buffer] = batch.shape
+                made = {Role.OUTPUT: [batch.flatten() for _ in of[Role.OUTPUT]]}
+            case Action.INITIALIZE:
+                return [self._initial_of(operand.view, seat) for operand in compute.operands]
+            case Action.FORWARD | Action.RECOMPUTE:
+                made = self._forward(compute, of, seat)
+            case Action.BACKWARD:
+                made = self._backward(compute, of, seat)
+            case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
+                made = _optimized(compute, of, scalars)
+            case _:
+                assert_never(compute.action)
+        left = {role: iter(values) for role, values in made.items()}
+        found: list[torch.Tensor | None] = []
+        for operand, access in zip(compute.operands, accesses(compute), strict=True):
+            value = next(left[operand.role]) if operand.role in left else None
+            found.append(value if access.writes else None)
+        return found
+
+    def _initial_of(self, view: View, seat: Seat) -> torch.Tensor:
+        """Initial values of what the buffer's layout names, zero in the padding."""
+        buffer = seat.program.by_name[view.buffer]
+        whole = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
+        for each in held(self._schedule, buffer, seat.coordinates):
+            values = self._initial[each.parameter][each.offset : each.offset + each.size]
+            whole[each.position : each.position + each.size] = values
+        start, size = self._schedule.extent(view, seat.coordinates)
+        return whole[start : start + size]
+
+    def _forward(
+        self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
+    ) -> dict[Role, Sequence[torch.Tensor]]:
+        unit = self._units[compute.unit]
+        inputs = self._shaped(compute, of[Role.INPUT])
+        self._inputs[seat.rank, visit_of(compute)] = inputs
+        outputs = autograd.evaluate(unit, self._parameters(compute, of, seat), inputs)
+        for view, output in zip(views_of(compute, Role.OUTPUT), outputs, strict=True):
+            self._shapes[view.buffer] = output.shape
+        return {
+            Role.OUTPUT: [output.flatten() for output in outputs],
+            Role.SAVED: [torch.full_like(saved, SAVED) for saved in of[Role.SAVED]],
+        }
+
+    def _backward(
+        self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
+    ) -> dict[Role, Sequence[torch.Tensor]]:
+        unit, parameters = self._units[compute.unit], self._parameters(compute, of, seat)
+        inputs = self._shaped(compute, of[Role.INPUT])
+        inputs = inputs or self._inputs[seat.rank, visit_of(compute)]
+        wanted = len(of[Role.INPUT_GRADIENT])
+        floating = [place for place, each in enumerate(inputs) if each.is_floating_point()]
+        _, record = autograd.forward(unit, parameters, inputs, floating[:wanted])
+        found, towards = autograd.backward(record, parameters, of[Role.OUTPUT_GRADIENT])
+        spoiled = any(not bool((saved == SAVED).all()) for saved in of[Role.SAVED])
+        order = self._order(compute, seat)
+        return {
+            Role.INPUT_GRADIENT: [
+                _gradient(gradient, window, spoiled=spoiled)
+                for gradient, window in zip(towards, of[Role.INPUT_GRADIENT], strict=True)
+            ],
+            Role.GRADIENT: [
+                _gradient(found[place], window, spoiled=spoiled)
+                for place, window in zip(order, of[Role.GRADIENT], strict=True)
+            ],
+        }
+
+    def _shaped(self, compute: Compute, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Inputs in the shapes in which they were made."""
+        views = views_of(compute, Role.INPUT)
+        return [
+            each.reshape(self._shapes.get(view.buffer, each.shape))
+            for view, each in zip(views, inputs, strict=True)
+        ]
+
+    def _parameters(
+        self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat
+    ) -> list[torch.Tensor]:
+        """Parameters in the order of the module and in their shapes."""
+        unit: TorchUnit = self._units[compute.unit]
+        pairs = zip(self._order(compute, seat), of[Role.PARAMETER], strict=True)
+        found = dict(pairs)
+        return [found[place].view(shape) for place, shape in enumerate(unit.shapes)]
+
+    def _order(self, compute: Compute, seat: Seat) -> tuple[int, ...]:
+        key = (compute.unit, tuple(views_of(compute, Role.PARAMETER)))
+        found = self._orders.get(key)
+        if found is None:
+            unit = self._units[compute.unit]
+            found = parameter_order(self._schedule, seat.program, compute, unit)
+            self._orders[key] = found
+        return found
+
+    def meet(
+        self, members: Sequence[Communication], sources: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """What each member gets: see `Values.meet`. Sums are in the order of ranks."""
+        return [_received(member, place, sources) for place, member in enumerate(members)]
+
+
+def _moved(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> torch.Tensor:
+    """The target after the copy, in the arithmetic of the real one."""
+    if copy.accumulate:
+        return target.add(source, alpha=1 / copy.divisor)
+    moved = source.to(target.dtype)
+    return moved if copy.divisor == 1 else moved / copy.divisor
+
+
+def _gradient(
+    gradient: torch.Tensor | None, window: torch.Tensor, *, spoiled: bool
+) -> torch.Tensor:
+    made = torch.zeros_like(window) if gradient is None else gradient.flatten()
+    return torch.full_like(made, float("nan")) if spoiled else made
+
+
+def _optimized(
+    compute: Compute, of: Mapping[Role, list[torch.Tensor]], scalars: Mapping[str, float]
+) -> Mapping[Role, Sequence[torch.Tensor]]:
+    """New values by role. What is updated is changed in place: it is the operation's own copy."""
+    gradients = of[Role.GRADIENT]
+    scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
+    match compute.action:
+        case Action.UPDATE:
+            (trained,) = of[Role.MASTER] + of[Role.PARAMETER]
+            operands = optimizer.Updated(
+                gradient=gradients[0], trained=trained, moments=tuple(of[Role.MOMENT])
+            )
+            optimizer.update(compute.rule, operands, scalars)
+        case Action.NORM | Action.FINITE:
+            target = of[Role.OUTPUT][0].clone()
+            is_norm = compute.action is Action.NORM
+            (optimizer.sum_of_squares if is_norm else optimizer.is_finite)(gradients, target)
+            return {Role.OUTPUT: [target]}
+        case Action.UNSCALE:
+            for gradient in gradients:
+                optimizer.unscale(gradient, scale)
+        case Action.CLIP:
+            optimizer.clip(compute.rule, of[Role.INPUT][0], gradients, scale)
+        case _:
+            raise AssertionError(compute.action)
+    return of
+
+
+def _received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+    match member:
+        case AllGather():
+            return torch.cat(list(sources))
+        case ReduceScatter(reduction=reduction):
+            return _reduction(reduction, [each.chunk(len(sources))[place] for each in sources])
+        case AllReduce(reduction=reduction):
+            return _reduction(reduction, sources)
+        case Broadcast(root=root):
+            return sources[root]
+        case Send() | Receive():
+            return sources[0]
+        case _:
+            assert_never(member)
+
+
+def _reduction(reduction: Reduction, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    match reduction:
+        case Reduction.SUM:
+            return reduce(torch.add, parts)
+        case Reduction.AVERAGE:
+            return reduce(torch.add, parts) / len(parts)
+        case Reduction.MAX:
+            return reduce(torch.maximum, parts)
+        case _:
+            assert_never(reduction)
