@@ -18,6 +18,8 @@ from zsim.builder import ScheduleBuilder
 from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
 from zsim.gpt import gpt
 from zsim.issue import SETUP, issued
+from zsim.layout import Layout, Piece
+from zsim.mesh import Axis, Joined, Mesh
 from zsim.operation import (
     Branch,
     Communication,
@@ -25,11 +27,12 @@ from zsim.operation import (
     FreeMode,
     Operation,
     Previous,
+    Reduction,
     StreamOperation,
     Together,
 )
 from zsim.rule import SGD, Adam
-from zsim.schedule import Program, Schedule
+from zsim.schedule import Contract, Program, Schedule
 from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 from zsim.trace import Event, RankTrace, Trace
 from zsim.zero import schedule
@@ -97,11 +100,50 @@ def by_hand() -> Schedule:
     return build.schedule()
 
 
+def in_blocks() -> Schedule:
+    """Blocks over a joined axis, replicas, windows, copies by parameter, as other runtimes have."""
+    names = ("replicate", "far", "near")
+    axes = tuple(Axis(name=name, size=size) for name, size in zip(names, (2, 2, 1), strict=True))
+    mesh = Mesh(axes=axes, joined=(Joined(name="data", axes=("far", "near")),))
+    build = ScheduleBuilder("in blocks", mesh)
+    data, replicas = build.group("data", "far", "near"), build.group("replicas", "replicate")
+    gather, reduce = build.stream("gather"), build.stream("reduce")
+    pieces = (Piece(parameter="w", start=0, size=3), Piece(parameter="b", start=4, size=1))
+    build.layout(Layout(name="blocks", pieces=pieces, elements=6, axis="data", blocks=(0, 4)))
+    build.layout(Layout(name="flat", pieces=pieces, elements=6, axis="data"))
+    own = build.buffer("own", 3, layout="blocks", shard="data", persistent=True)
+    gathered = build.buffer("gathered", 6, layout="blocks", home=gather)
+    whole = build.buffer("whole", 6, layout="flat")
+    kept = build.buffer("kept", 3, layout="flat", shard="data")
+    build.setup.allocate(own)
+    build.setup.fill("own", own.all, 1.0)
+    step, slot = build.step, gathered.own("data", 3)
+    step.allocate(gathered, whole)
+    placed = step.copy("in", own.all, slot, stream=gather, after=[Previous("step/back")])
+    step.all_gather("gather", data, slot, gathered.all, stream=gather, after=[placed])
+    out = step.copy(
+        "out", gathered.all, whole.all, by_parameter=True, divisor=2, after=["step/gather"]
+    )
+    step.free(gathered, uses=[out])
+    mean, window = Reduction.AVERAGE, whole.window("flat", 4, 1, origin=1)
+    summed = step.all_reduce("sum", data, whole.all, reduction=mean, stream=reduce, after=[out])
+    step.allocate(kept)
+    step.copy("slices", window, kept.window("flat", 4, 1), after=[summed])
+    both = step.all_reduce("replicas", replicas, whole.all, stream=reduce, after=["step/slices"])
+    step.copy("back", whole.all, own.all, by_parameter=True, accumulate=True, after=[both])
+    step.host_wait("updated", "step/back")
+    step.free(whole, kept, mode=FreeMode.HOST, uses=[both])
+    return build.schedule(Contract(data_axes=names))
+
+
+BY_HAND = {"by hand": by_hand, "in blocks": in_blocks}
+
+
 def job(name: str) -> Job:
     cluster = zsim_topologies.load("dgx_a100_infiniband")
-    if name == "by hand":
+    if name in BY_HAND:
         model = gpt(SHAPE, micro_batch_size=1)
-        return Job(schedule=by_hand(), model=model, cluster=cluster, steps=STEPS)
+        return Job(schedule=BY_HAND[name](), model=model, cluster=cluster, steps=STEPS)
     strategy = STRATEGIES[name]
     model = gpt(SHAPE, micro_batch_size=2, precision=strategy.precision)
     return Job(schedule=schedule(model, strategy), model=model, cluster=cluster, steps=STEPS)
@@ -116,7 +158,7 @@ def run(backend: str, name: str) -> tuple[Job, Trace]:
     return given, made.run(given, seed=7)
 
 
-@pytest.fixture(params=[*STRATEGIES, "by hand"])
+@pytest.fixture(params=[*STRATEGIES, *BY_HAND])
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -254,7 +296,7 @@ def test_the_suite_has_every_mode_of_free_and_a_branch() -> None:
     """The jobs above would not notice a backend that lacks what they never use."""
     operations = [
         operation
-        for name in (*STRATEGIES, "by hand")
+        for name in (*STRATEGIES, *BY_HAND)
         for program in job(name).schedule.programs
         for operation in program.by_id.values()
     ]

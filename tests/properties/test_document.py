@@ -14,7 +14,7 @@ from zsim.builder import ScheduleBuilder
 from zsim.document import Document, DocumentError, decode, encode
 from zsim.dtype import DType
 from zsim.layout import Layout, Piece
-from zsim.mesh import Axis, Mesh, Span
+from zsim.mesh import Axis, Joined, Mesh, Span
 from zsim.model import Model
 from zsim.operation import Action, FreeMode, Previous, Role
 from zsim.rule import SGD, Adam, ClipNorm
@@ -102,7 +102,38 @@ def schedules(draw: DrawFn) -> Schedule:
     return build.schedule(draw(contracts()))
 
 
-@given(schedules(), st.integers(1, 2**70))
+@st.composite
+def runtimes(draw: DrawFn) -> Schedule:
+    """A schedule that says what other runtimes need: joined axes, blocks, windows, parameters."""
+    outer, inner, size = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    axes = (Axis(name="outer", size=outer), Axis(name="inner", size=inner))
+    joined = Joined(name=draw(st.sampled_from(["data", "both"])), axes=("outer", "inner"))
+    mesh = Mesh(axes=axes, joined=(joined,))
+    build = ScheduleBuilder(draw(NAMES), mesh)
+    part = size * mesh.size
+    pieces = (
+        Piece(parameter="one", start=0, size=draw(st.integers(0, part))),
+        Piece(parameter="two", start=part, size=part),
+    )
+    build.layout(
+        Layout(name="b", pieces=pieces, elements=2 * part, axis=joined.name, blocks=(0, part))
+    )
+    build.layout(Layout(name="whole", pieces=pieces, elements=2 * part))
+    build.layout(Layout(name="flat", pieces=pieces, elements=2 * part, axis=joined.name))
+    gathered = build.buffer("gathered", 2 * part, layout="b")
+    whole = build.buffer("whole", 2 * part, layout="whole")
+    own = build.buffer("own", 2 * size, layout="flat", shard=joined.name)
+    step = build.step
+    step.allocate(gathered, whole, own)
+    step.copy("out", gathered.all, whole.all, by_parameter=True, divisor=draw(COUNTS) + 1)
+    start = draw(st.integers(0, part))
+    here = whole.window("flat", part, start, origin=draw(st.integers(0, part)))
+    step.copy("slices", here, own.window("flat", part, start), accumulate=draw(st.booleans()))
+    step.free(gathered, whole, own)
+    return build.schedule(Contract(data_axes=draw(st.permutations(["outer", "inner"]).map(tuple))))
+
+
+@given(schedules() | runtimes(), st.integers(1, 2**70))
 @settings(deadline=None)
 def test_a_schedule_that_is_written_and_read_is_the_same(written: Schedule, steps: int) -> None:
     document = Document(schedule=written, steps=steps)

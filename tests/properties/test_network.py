@@ -4,18 +4,21 @@ from collections.abc import Generator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
+import pytest
 import simpy
 from chunk_network import Activity, ChunkNetwork, Flow
-from drawn_clusters import NO_MODEL, RATES, fabrics
+from drawn_clusters import NO_MODEL, RATES, explicit_fabrics, fabrics
+from drawn_outages import outages
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from wired_graph import NONE, NoWayLeftError, WiredGraph, ring_edges
 
-from zsim.backend import Job
+from zsim.backend import Job, NoWayError
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
-from zsim.collective.graph import full_graph, gpu_of, ways
-from zsim.collective.ring import ring_edges
+from zsim.fault import Fault
 from zsim.schedule import Schedule
+from zsim.topology.cut import carried
 from zsim_des import SimBackend
 from zsim_des.fair import Shape
 from zsim_des.network import Network
@@ -28,18 +31,25 @@ speeds = st.sampled_from([10, 12.5, 25, 50, 300]).map(lambda gigabytes: int(giga
 
 @st.composite
 def small_clusters(draw: st.DrawFn, ranks: int) -> Cluster:
-    """Nodes without latency on any fabric, their GPUs shared evenly by their NICs."""
+    """Nodes without latency on any fabric, with boards and PCIe or without."""
     gpus_per_node = draw(st.integers(1, ranks))
     nics = [count for count in range(1, gpus_per_node + 1) if gpus_per_node % count == 0]
+    nodes = -(-ranks // gpus_per_node)
+    made_by_hand = fabrics(latencies=False)
+    boards = draw(st.none() | speeds) if gpus_per_node % 2 == 0 else None
+    pcie = draw(st.none() | speeds)
     return Cluster(
         name="small",
-        nodes=-(-ranks // gpus_per_node),
+        nodes=nodes,
         gpus_per_node=gpus_per_node,
         gpu=Gpu(name="any", memory_bytes=10**13, memory_bytes_per_s=10**12, rates=RATES),
         switch_link=Link(bytes_per_s=draw(speeds)),
         nics_per_node=draw(st.sampled_from(nics)),
         nic_link=Link(bytes_per_s=draw(speeds)),
-        fabric=draw(fabrics(latencies=False)),
+        fabric=draw(st.one_of(made_by_hand, made_by_hand, explicit_fabrics(nodes, fast=True))),
+        board_link=None if boards is None else Link(bytes_per_s=boards),
+        pcie_link=None if pcie is None else Link(bytes_per_s=pcie),
+        gpus_per_pcie_switch=draw(st.integers(1, gpus_per_node)),
     )
 
 
@@ -57,53 +67,91 @@ def gathers(first: int, second: int, sizes: Sequence[tuple[str, int]]) -> Schedu
     return build.schedule()
 
 
+def members_of(schedule: Schedule, number: int) -> set[tuple[int, ...]]:
+    """The ranks of each communicator of a group."""
+    mesh, group = schedule.mesh, schedule.groups[number]
+    return {group.members(mesh, mesh.coordinates(rank)) for rank in range(mesh.size)}
+
+
 def rings(
-    schedule: Schedule, number: int, shard_bytes: int, cluster: Cluster
+    schedule: Schedule, number: int, shard_bytes: int, graph: WiredGraph
 ) -> dict[int, Activity]:
     """What the ring of each communicator of a group sends on the full graph, by its first rank."""
-    mesh, group = schedule.mesh, schedule.groups[number]
     found: dict[int, Activity] = {}
-    for members in {group.members(mesh, mesh.coordinates(rank)) for rank in range(mesh.size)}:
+    for members in members_of(schedule, number):
         size_bytes = (len(members) - 1) * shard_bytes
         flows = [
             Flow(tuple(pairwise(way)), float(share * part * size_bytes))
-            for (source, target), share in ring_edges(cluster, members).items()
-            for way, part in ways(cluster, gpu_of(cluster, source), gpu_of(cluster, target))
+            for (source, target), share in ring_edges(graph.cluster, members).items()
+            for way, part in graph.ways(source, target)
         ]
         if flows:
             found[members[0]] = Activity(size_bytes, flows)
     return found
 
 
-def predicted(schedule: Schedule, cluster: Cluster) -> dict[tuple[str, int], int]:
+def predicted(
+    schedule: Schedule, cluster: Cluster, faults: Sequence[Fault] = ()
+) -> dict[tuple[str, int], int]:
     """When each collective ended, by its name and a rank in it."""
     job = Job(schedule=schedule, model=NO_MODEL, cluster=cluster)
-    trace = SimBackend(unfold=True).run(job, seed=0)
+    trace = SimBackend(unfold=True, faults=faults).run(job, seed=0)
     return {
         (event.operation, rank.rank): event.end_ps for rank in trace.ranks for event in rank.events
     }
 
 
 @given(st.integers(1, 3), st.integers(2, 4), st.data())
-@settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_collectives_end_when_chunks_that_take_turns_would(
     first: int, second: int, data: st.DataObject
 ) -> None:
     cluster = data.draw(small_clusters(first * second))
+    faults, dead = data.draw(st.one_of(st.just(((), NONE)), outages(cluster)))
     drawn = st.tuples(st.sampled_from(list(GROUPS)), st.integers(64, 192).map(lambda n: n * MIB))
     sizes = data.draw(st.lists(drawn, min_size=1, max_size=3))
     schedule = gathers(first, second, sizes)
-    ends = predicted(schedule, cluster)
-    moving = {
-        (f"step/gather{number}", rank): ring
-        for number, (_, shard_bytes) in enumerate(sizes)
-        for rank, ring in rings(schedule, number, shard_bytes, cluster).items()
-    }
+    graph = WiredGraph(cluster, dead)
+    try:
+        moving = {
+            (f"step/gather{number}", rank): ring
+            for number, (_, shard_bytes) in enumerate(sizes)
+            for rank, ring in rings(schedule, number, shard_bytes, graph).items()
+        }
+    except NoWayLeftError:
+        with pytest.raises(NoWayError):
+            predicted(schedule, cluster, faults)
+        return
     assume(moving)
-    graph = full_graph(cluster)
-    network = ChunkNetwork({edge: graph.edges[edge]["bytes_per_s"] for edge in graph.edges})
+    ends = predicted(schedule, cluster, faults)
+    network = ChunkNetwork({link: float(each) for link, each in graph.capacities().items()})
     for name, end_s in zip(moving, network.ends_s(list(moving.values())), strict=True):
         assert abs(ends[name] / (end_s * 1e12) - 1) < 0.03
+
+
+@given(st.integers(1, 3), st.integers(2, 4), st.data())
+@settings(deadline=None)
+def test_no_group_of_gpus_sends_more_than_its_cut_carries(
+    first: int, second: int, data: st.DataObject
+) -> None:
+    """Cuts are found on another graph, by max-flow; nothing dead makes them wider."""
+    cluster = data.draw(small_clusters(first * second))
+    faults, _ = data.draw(st.one_of(st.just(((), NONE)), outages(cluster)))
+    axes, shard_bytes = data.draw(st.sampled_from(list(GROUPS))), 64 * MIB
+    schedule = gathers(first, second, [(axes, shard_bytes)])
+    cut = data.draw(st.integers(1, cluster.ranks - 1))
+    try:
+        end_ps = max(predicted(schedule, cluster, faults).values())
+    except NoWayError:
+        return
+    crossing = sum(
+        (len(members) - 1) * shard_bytes * share
+        for members in members_of(schedule, 0)
+        for (source, target), share in ring_edges(cluster, members).items()
+        if source < cut <= target
+    )
+    # What a cut carries is rounded down to a byte per second.
+    assert crossing * 10**12 <= (carried(cluster, cut) + 1) * end_ps
 
 
 @st.composite
@@ -131,7 +179,7 @@ def test_no_cut_ever_carries_more_than_its_bandwidth(
     def join(number: int) -> Generator[simpy.Event]:
         shape, size_bytes, start_ps = activities[number]
         yield env.timeout(start_ps)
-        network.join(network.number(shape), size_bytes, 0, lambda: finish(number))
+        network.join(network.number((shape,)), size_bytes, 0, lambda: finish(number))
 
     def finish(number: int) -> None:
         ends[number] = int(env.now)

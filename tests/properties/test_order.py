@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from zsim.builder import ScheduleBuilder
 from zsim.numbered import HOST, Numbered
 from zsim.operation import Edge, FreeMode, Previous
-from zsim.order import NEVER, Entry, Timeline, drained, unknown
+from zsim.order import NEVER, Timeline, drained, settled, unknown
 from zsim.schedule import Schedule
 
 STREAMS = ("compute", "communication", "other")
@@ -103,12 +103,14 @@ def positions(numbered: Numbered, known: set[tuple[int, int]], step: int) -> dic
     return found
 
 
-def agree(numbered: Numbered, entry: Entry, step: int, *, exactly: bool) -> None:
-    """The timeline from `entry` on knows what the graph of `step` + 1 steps knows, or less."""
-    stretch = Timeline(numbered, entry).start
+def agree(timeline: Timeline, step: int, *, exactly: bool) -> None:
+    """The timeline of a step knows what the graph of `step` + 1 steps knows, or less."""
+    numbered = timeline.numbered
+    (way,) = timeline.ways
     graph = Unrolled(numbered, step + 1).known()[step]
-    for number, clock in zip(stretch.items, stretch.known, strict=True):
-        stream = numbered.stream[number]
+    for number in numbered.items:
+        stream, clock = numbered.stream[number], way.known[number]
+        assert clock is not None
         if stream == HOST:
             continue
         known = positions(numbered, graph[number], step)
@@ -131,24 +133,34 @@ def agree(numbered: Numbered, entry: Entry, step: int, *, exactly: bool) -> None
                 assert position <= truth
 
 
+def step_of(schedule: Schedule) -> Numbered:
+    (program,) = schedule.programs
+    return Numbered(program, program.step, schedule.streams)
+
+
 @given(programs())
 def test_clocks_know_what_paths_know_in_a_first_step(schedule: Schedule) -> None:
-    (program,) = schedule.programs
-    numbered = Numbered(program, program.step, schedule.streams)
-    agree(numbered, drained(numbered), 0, exactly=True)
+    numbered = step_of(schedule)
+    agree(Timeline(numbered, drained(numbered)), 0, exactly=True)
 
 
 @given(programs())
 def test_clocks_with_an_unknown_past_claim_nothing_that_is_not_so(schedule: Schedule) -> None:
-    (program,) = schedule.programs
-    numbered = Numbered(program, program.step, schedule.streams)
-    agree(numbered, unknown(numbered), 1, exactly=False)
+    numbered = step_of(schedule)
+    agree(Timeline(numbered, unknown(numbered)), 1, exactly=False)
+
+
+@given(programs(), st.integers(0, 3))
+def test_settled_clocks_claim_nothing_that_is_not_so(schedule: Schedule, step: int) -> None:
+    agree(settled(step_of(schedule)), step, exactly=False)
 
 
 @given(programs())
-def test_clocks_at_the_seam_claim_nothing_that_is_not_so(schedule: Schedule) -> None:
-    (program,) = schedule.programs
-    numbered = Numbered(program, program.step, schedule.streams)
-    seam = Timeline(numbered, unknown(numbered)).seam
-    agree(numbered, seam, 1, exactly=False)
-    agree(numbered, seam, 2, exactly=False)
+def test_settled_clocks_know_no_less_than_those_with_an_unknown_past(schedule: Schedule) -> None:
+    numbered = step_of(schedule)
+    (way,), (other,) = settled(numbered).ways, Timeline(numbered, unknown(numbered)).ways
+    for number in numbered.items:
+        clock, less = way.known[number], other.known[number]
+        assert clock is not None
+        assert less is not None
+        assert all(one >= two for one, two in zip(clock, less, strict=True))

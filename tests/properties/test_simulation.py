@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from drawn import jobs
-from drawn_clusters import NO_MODEL, clusters, harmless_schedules, troubles
+from drawn_clusters import NO_MODEL, clusters, harmless_schedules, links, troubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,15 +111,46 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
         if transfer.step == job.steps - 1
     )
     on_links = {use.link: use.bytes for use in trace.links}
-    near, pcie = on_links.get("gpu->switch", 0), on_links.get("gpu->pcie", 0)
+    near = on_links.get("gpu->switch", 0)
     assert near == on_links.get("switch->gpu", 0)
-    assert pcie == on_links.get("pcie->gpu", 0)
-    assert near + pcie == sent
+    # Over PCIe there are Copies to the host and from it too.
+    pcie = on_links.get("gpu->pcie", 0) - on_links.get("pcie->host", 0)
+    assert pcie == on_links.get("pcie->gpu", 0) - on_links.get("host->pcie", 0)
     out, spine = on_links.get("switch->nic", 0), on_links.get("leaf->spine", 0)
+    if job.cluster.pcie_link is None:
+        assert near == sent
+    else:  # what another GPU relays passes links to the switch, at either end, and PCIe once
+        assert pcie == out
+        assert sent - out <= near <= sent + out
     assert out == on_links.get("nic->switch", 0) <= sent
     leaf = spine + on_links.get("leaf->network", 0)
     assert leaf == on_links.get("spine->leaf", 0) + on_links.get("network->leaf", 0) <= out
     assert on_links.get("spine->network", 0) == on_links.get("network->spine", 0) <= leaf
+
+
+@given(hand_cases(), st.data())
+@settings(deadline=None, max_examples=50)
+def test_a_backend_that_is_asked_again_answers_as_a_new_one(
+    case: Case, data: st.DataObject
+) -> None:
+    """Whatever it kept from questions about other bandwidths, fabrics and faults."""
+    ranks = case.job.schedule.mesh.size
+    backend = SimBackend()
+    asked = [case.job.cluster]
+    for _ in range(4):
+        before = asked[data.draw(st.integers(0, len(asked) - 1))]
+        speeds = replace(before, switch_link=data.draw(links()), nic_link=data.draw(links()))
+        cluster = data.draw(st.one_of(st.just(speeds), clusters(ranks)))
+        asked.append(cluster)
+        job = replace(case.job, cluster=cluster)
+        faults, _ = data.draw(troubles(cluster, ranks))
+        try:
+            expected = SimBackend(faults=faults).step_ends_ps(job)
+        except NoWayError:
+            with pytest.raises(NoWayError):
+                backend.step_ends_ps(job, faults=faults)
+        else:
+            assert backend.step_ends_ps(job, faults=faults) == expected
 
 
 @given(any_cases)

@@ -1,39 +1,16 @@
 """Every drawn model and strategy goes the whole way: schedule, check, simulation, and again."""
 
 from drawn import jobs
+from drawn_gpus import cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.backend import Job
 from zsim.check import check
-from zsim.cluster import Cluster, Gpu, Link, Rate
-from zsim.dtype import DType
 from zsim.model import Model
 from zsim.strategy import Strategy
 from zsim.zero import schedule
 from zsim_des import SimBackend
-
-GPU = Gpu(
-    name="drawn",
-    memory_bytes=10**9,
-    memory_bytes_per_s=10**11,
-    rates=tuple(
-        Rate(dtype=dtype, peak=10**12, matmul=10**12, elementwise=10**12) for dtype in DType
-    ),
-)
-
-
-def cluster(ranks: int, gpus_per_node: int) -> Cluster:
-    """Enough nodes for `ranks`; times that make communication and computation alike."""
-    return Cluster(
-        name="drawn",
-        nodes=-(-ranks // gpus_per_node),
-        gpus_per_node=gpus_per_node,
-        gpu=GPU,
-        switch_link=Link(bytes_per_s=10**10, latency_ps=10**6),
-        nics_per_node=gpus_per_node,
-        nic_link=Link(bytes_per_s=10**9, latency_ps=10**6),
-    )
 
 
 @given(jobs())

@@ -15,9 +15,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-CHUNKS = 1024
-"""Steps of the smallest activity. Its start and end, a window long, differ from a fluid's."""
 WINDOW = 8
+WINDOWS = 160
+"""The smallest activity has so many windows of steps: start and end, one each, are no fluid's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,15 @@ class ChunkNetwork:
 
     def ends_s(self, activities: Sequence[Activity]) -> list[float]:
         """Seconds at which the last chunk of each activity is delivered."""
-        step_bytes = min(activity.size_bytes for activity in activities) / CHUNKS
-        for activity in activities:
+        windows = [
+            max(WINDOW, 2 + max(len(flow.way) for flow in activity.flows))
+            for activity in activities
+        ]
+        smallest = min(activity.size_bytes for activity in activities)
+        step_bytes = smallest / (WINDOWS * max(windows))
+        for activity, window in zip(activities, windows, strict=True):
             zeros = [0] * len(activity.flows)
             steps = round(activity.size_bytes / step_bytes)
-            window = max(WINDOW, 2 + max(len(flow.way) for flow in activity.flows))
             self._crowds.append(Crowd(activity.flows, steps, window, zeros, zeros.copy()))
         ends = [0.0] * len(activities)
         for number in range(len(activities)):

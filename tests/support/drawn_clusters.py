@@ -2,16 +2,21 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from zsim.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
-from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
+from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Rate, Tier
 from zsim.dtype import DType
 from zsim.fault import (
+    DeadEdge,
     DeadNic,
+    DeadSwitchLink,
+    DeadUplinks,
     Fault,
     Neighbour,
+    SlowEdge,
     SlowGpu,
     SlowNic,
     SlowSwitchLink,
@@ -21,7 +26,8 @@ from zsim.fault import (
 from zsim.mesh import Span
 from zsim.model import BATCH, Model, Segment, Unit, Value
 from zsim.operation import FreeMode
-from zsim.schedule import Schedule
+from zsim.schedule import Place, Pool, Schedule
+from zsim_des.kind import has_rails
 
 RATES = tuple(
     Rate(dtype=dtype, peak=3 * 10**12, matmul=2 * 10**12, elementwise=10**12) for dtype in DType
@@ -53,15 +59,20 @@ NO_MODEL = Model(
 def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
     """A cluster with at least `ranks` GPUs: numbers of GPUs and NICs that need not divide."""
     gpus_per_node = draw(st.integers(1, max(2, ranks)))
-    fabric = draw(fabrics())
+    nodes = -(-ranks // gpus_per_node) + draw(st.integers(0, 1))
+    fabric = draw(st.one_of(fabrics(), fabrics(), fabrics(), explicit_fabrics(nodes)))
     below = [tier.nodes_below for tier in fabric.tiers]
     domains = [n for n in (1, 1, 2, 3) if all(b % n == 0 or n % b == 0 for b in below)]
+    nodes_per_domain = draw(st.sampled_from(domains))
+    has_boards = nodes_per_domain == 1 and gpus_per_node % 2 == 0 and draw(st.booleans())
     return Cluster(
         fabric=fabric,
-        nodes_per_domain=draw(st.sampled_from(domains)),
-        pcie_link=draw(st.sampled_from([None, None, Link(bytes_per_s=2 * 10**8)])),
+        nodes_per_domain=nodes_per_domain,
+        pcie_link=draw(st.sampled_from([None, Link(bytes_per_s=2 * 10**8)])),
+        gpus_per_pcie_switch=draw(st.integers(1, gpus_per_node)),
+        board_link=draw(links()) if has_boards else None,
         name="drawn",
-        nodes=-(-ranks // gpus_per_node) + draw(st.integers(0, 1)),
+        nodes=nodes,
         gpus_per_node=gpus_per_node,
         gpu=Gpu(
             name="drawn GPU",
@@ -75,6 +86,32 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
         nics_per_node=draw(st.integers(1, 5)),
         nic_link=draw(links()),
     )
+
+
+@st.composite
+def explicit_fabrics(draw: st.DrawFn, nodes: int, *, fast: bool = False) -> Fabric:
+    """Nodes on one or two of some switches, which have several ways to each other.
+
+    If it is to be `fast`, links are, and have no latency.
+    """
+    quick = st.sampled_from([10, 25, 100]).map(lambda each: Link(bytes_per_s=each * 10**9))
+    switches = [f"s{each}" for each in range(draw(st.integers(1, 4)))]
+    ends = {*pairwise(switches), (switches[-1], switches[0])}
+    ends |= draw(
+        st.sets(st.tuples(st.sampled_from(switches), st.sampled_from(switches)), max_size=3)
+    )
+    for node in range(nodes):
+        plugs = st.sets(st.sampled_from(switches), min_size=1, max_size=2)
+        ends |= {(f"node{node}", switch) for switch in draw(plugs)}
+    kept: dict[frozenset[str], tuple[str, str]] = {}
+    for pair in sorted(ends):
+        kept.setdefault(frozenset(pair), pair)
+    edges = [
+        FabricEdge(source=one, target=other, link=draw(quick if fast else links()))
+        for one, other in kept.values()
+        if one != other
+    ]
+    return Fabric(kind=FabricKind.EXPLICIT, edges=tuple(edges))
 
 
 @st.composite
@@ -113,14 +150,21 @@ def troubles(
     kinds: list[st.SearchStrategy[Fault]] = [
         st.builds(SlowGpu, rank=rank, factor=factors, window=windows),
         st.builds(SlowSwitchLink, rank=rank, factor=factors, window=windows),
+        st.builds(DeadSwitchLink, rank=rank, window=windows),
         st.builds(SlowNic, node=nodes, nic=nics, factor=factors, window=windows),
-        st.builds(DeadNic, node=nodes, nic=nics),
+        st.builds(DeadNic, node=nodes, nic=nics, window=windows),
     ]
+    rails = min(cluster.gpus_per_node, cluster.nics_per_node)
     for tier, each in enumerate(cluster.fabric.tiers):
         groups = st.integers(0, -(-cluster.nodes // each.nodes_below) - 1)
-        kinds.append(
-            st.builds(SlowUplinks, tier=st.just(tier), group=groups, factor=factors, window=windows)
-        )
+        rail = st.none() | st.integers(0, rails - 1) if has_rails(cluster, tier) else st.none()
+        where = {"tier": st.just(tier), "group": groups, "rail": rail, "window": windows}
+        kinds.append(st.builds(SlowUplinks, factor=factors, **where))
+        kinds.append(st.builds(DeadUplinks, **where))
+    for edge in cluster.fabric.edges:
+        ends = {"source": st.just(edge.source), "target": st.just(edge.target)}
+        kinds.append(st.builds(SlowEdge, factor=factors, window=windows, **ends))
+        kinds.append(st.builds(DeadEdge, window=windows, **ends))
     faults = draw(st.lists(st.one_of(kinds), max_size=2))
     neighbours: list[Neighbour] = []
     if cluster.nodes > 1 and draw(st.booleans()):
@@ -166,6 +210,7 @@ def harmless_schedules(draw: st.DrawFn) -> Schedule:
     first, second = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     build = ScheduleBuilder.of("drawn", first=first, second=second)
     build.stream(THIRD)
+    build.pools.append(Pool(name="host", place=Place.HOST))
     sizes = {
         build.group("rows", "first"): first,
         build.group("columns", "second"): second,
@@ -200,6 +245,8 @@ def harmless_schedules(draw: st.DrawFn) -> Schedule:
         for index, meeting in enumerate(meetings):
             if draw(st.booleans()):
                 write_kernel(draw, part, index, before)
+            if draw(st.booleans()):
+                write_copy(draw, part, index, before)
             before = [write_meeting(part, index, meeting, before if meeting.follows else [])]
             if split and draw(st.booleans()):
                 write_own(part, index, draw(st.sampled_from(STREAMS)))
@@ -214,6 +261,18 @@ def write_kernel(draw: st.DrawFn, part: RoleBuilder, index: int, before: list[st
     stream = draw(st.sampled_from(STREAMS))
     done = part.step.fill(f"fill{index}", work.all, 0.0, stream=stream, after=after)
     part.step.free(work, mode=draw(st.sampled_from(FreeMode)), uses=[done])
+
+
+def write_copy(draw: st.DrawFn, part: RoleBuilder, index: int, before: list[str]) -> None:
+    """Bytes between device memory and the host's, of one role alone."""
+    elements = draw(st.integers(0, 300))
+    here = part.buffer(f"here{index}", elements)
+    there = part.buffer(f"there{index}", elements, pool="host")
+    part.step.allocate(here, there)
+    ends = [here.all, there.all] if draw(st.booleans()) else [there.all, here.all]
+    stream = draw(st.sampled_from(STREAMS))
+    done = part.step.copy(f"copy{index}", *ends, stream=stream, after=before)
+    part.step.free(here, there, uses=[done])
 
 
 def write_own(part: RoleBuilder, index: int, stream: str) -> None:

@@ -160,12 +160,12 @@ def by_plain_loop(case: Case) -> tuple[Parameters, Parameters, tuple[float, ...]
     module = Tiny(case.strategy.precision)
     before = values(module)
     optimizer = optimizer_of(case, module)
-    count = case.strategy.data * case.strategy.gradient_accumulation_steps
+    count = case.strategy.replicas * case.strategy.gradient_accumulation_steps
     losses: list[float] = []
     for step in range(case.steps):
         optimizer.zero_grad()
         total = 0.0
-        for rank in range(case.strategy.data):
+        for rank in range(case.strategy.replicas):
             for micro_batch in range(case.strategy.gradient_accumulation_steps):
                 loss = module(case.batch(step, micro_batch, rank)) / count
                 loss.backward()

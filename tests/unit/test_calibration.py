@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from zsim.calibration.calibrate import calibrated, judged
-from zsim.calibration.fit import START, Point, Predictor, fitted, points
+from zsim.calibration.constants import EXCEPTIONS, START
+from zsim.calibration.fit import fitted
 from zsim.calibration.hardware import gpu_in, system_in
+from zsim.calibration.links import read_links, scaled
 from zsim.calibration.measured import MeasuredError, read, stated_fabric
+from zsim.calibration.predictor import Point, Predictor
 from zsim.calibration.validate import verdict
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profile import NAMES, NetworkProfile, ProfileError
@@ -59,7 +62,7 @@ def sweeps(*ranks: int) -> list[dict[str, str]]:
 def test_the_fit_finds_constants_that_predict_groups_that_it_has_not_seen() -> None:
     rows, left = read("nccl_tests_sweeps", sweeps(2, 8))
     assert not left
-    found = fitted(points(rows), START, NAMES)
+    found = fitted(rows, START).shared
     for shape in (Shape(ranks=4), Shape(ranks=6)):
         for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER):
             for size in (2**18, 2**22, 2**26, 2**30):
@@ -90,6 +93,78 @@ def test_many_at_once_are_predicted_as_one_by_one() -> None:
         assert np.allclose(Predictor(all_points).seconds(profile), one_by_one, rtol=1e-5)
 
 
+def test_what_two_systems_share_is_found_from_both_and_an_exception_is_named() -> None:
+    slow = replace(TRUTH, launch_s=9e-5, add=0.9)
+    rows = [row | {"dataset": "quick"} for row in sweeps(2, 8)]
+    for kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
+        rows += [sweep(kind, 2, 2**power, slow, dataset="slow") for power in range(16, 33, 2)]
+    measured, _ = read("nccl_tests_sweeps", rows)
+    found = fitted(measured, START)
+    quick, other = found.systems["quick"], found.systems["slow"]
+    differs = {name for name in NAMES if getattr(quick, name) != getattr(other, name)}
+    assert differs <= EXCEPTIONS
+    assert "launch_s" in differs
+    assert other.launch_s == pytest.approx(9e-5, rel=0.1)
+    # 8 ranks were never measured on the slow system.
+    shape = Shape(ranks=8)
+    for size in (2**24, 2**30):
+        predicted, true = (
+            alone_s(each, Collective.REDUCE_SCATTER, size, shape, links=H100)
+            for each in (other, slow)
+        )
+        assert predicted == pytest.approx(true, rel=0.06)
+
+
+def test_the_same_rows_give_the_same_constants() -> None:
+    measured, _ = read("nccl_tests_sweeps", sweeps(4))
+    assert fitted(measured, START) == fitted(measured, START)
+
+
+LINKS = {
+    "topology": "DGX2_1MB",
+    "gpus_per_node": "16",
+    "nics_per_node": "8",
+    "intra_alpha": "0.5",
+    "intra_beta_list": "[8, 16]",
+    "inter_alpha": "2.5",
+    "inter_beta": "100",
+    "source": "a paper",
+}
+
+
+def test_a_gpu_of_which_only_links_were_timed_is_scaled_from_another() -> None:
+    nearest = Profiles(gpu="a100", shared=TRUTH, systems={}, publications=("b",), errors={})
+    small = LINKS | {"topology": "DGX2_1KB", "intra_beta_list": "[1]"}
+    other = LINKS | {"topology": "NDv2_1MB", "gpus_per_node": "8", "intra_beta_list": "[1]"}
+    links = read_links("link_alpha_beta_v100", [small, LINKS, other])
+    found = scaled("v100", links, nearest)
+    assert found is not None
+    assert (found.scaled_from, found.publications) == ("a100", ("a paper", "b"))
+    # 1 MiB in 8 us of a link of 150 GB/s, in 100 us of a NIC of 12.5 GB/s.
+    assert found.shared.link == pytest.approx(2**20 / 8e-6 / 150e9)
+    assert found.shared.nic == pytest.approx(2**20 / 100e-6 / 12.5e9)
+    assert found.shared.far_hop_s == pytest.approx(2e-6)
+    changed = {name for name in NAMES if getattr(found.shared, name) != getattr(TRUTH, name)}
+    assert changed == {"link", "nic", "far_hop_s", "nvls"}
+    assert parse("v100", tomllib.loads(text(found))).scaled_from == "a100"
+    assert scaled("v100", links[2:], nearest) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"intra_beta_list": "[0]"}, "line 2: a chunk takes no time"),
+        ({"inter_alpha": "fast"}, "line 2: could not convert string to float: 'fast'"),
+        ({"topology": "DGX2"}, "line 2: "),
+    ],
+)
+def test_a_table_of_links_that_is_none_is_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(MeasuredError, match=f"link_alpha_beta_v100: {message}"):
+        read_links("link_alpha_beta_v100", [LINKS | change])
+    with pytest.raises(MeasuredError, match="no column 'inter_beta'"):
+        read_links("x", [{key: LINKS[key] for key in LINKS if key != "inter_beta"}])
+
+
 def profiles_of(rows: Sequence[dict[str, str]]) -> Profiles:
     found, _ = read("nccl_tests_sweeps", rows)
     (profiles,) = calibrated(found, report=lambda _: None)
@@ -115,6 +190,14 @@ def test_what_one_nic_carries_is_taken_from_a_note() -> None:
     assert large.seconds == pytest.approx(large.size_bytes / 2 / 49e9)
     plain, _ = read("nccl_tests_sweeps", [sweep(Collective.ALL_GATHER, 8, 2**28)])
     assert stated_fabric(plain[0]) is None
+
+
+def test_held_out_together_is_what_file_hardware_collective_and_group_have_in_common() -> None:
+    rows = [sweep(Collective.ALL_GATHER, 8, 2**28, dataset=each) for each in ("one", "other")]
+    rows += [sweep(Collective.ALL_GATHER, 4, 2**28), sweep(Collective.REDUCE_SCATTER, 8, 2**28)]
+    found, _ = read("nccl_tests_sweeps", rows)
+    assert len({row.system for row in found}) == 3
+    assert len({row.group for row in found}) == 3
 
 
 def test_half_the_ranks_of_a_node_reach_half_of_its_nics() -> None:
@@ -147,6 +230,7 @@ def test_a_profile_survives_its_file() -> None:
         ({"systems": {"one": {"link": "2"}}}, "x: one: link must be a number"),
         ({"systems": 1}, "x: systems must be a table"),
         ({"errors": 1}, "x: errors must be a table of numbers"),
+        ({"scaled_from": 1}, "x: scaled_from must be the name of a GPU"),
     ],
 )
 def test_a_profile_that_is_none_is_refused_in_one_line(
@@ -236,4 +320,5 @@ def test_the_gpu_is_read_from_free_text(words: str, gpu: str) -> None:
 
 def test_clouds_are_known_by_their_instances_and_others_by_their_name() -> None:
     assert system_in("AWS 2x p4de.24xlarge", "readme", "a100") == ("aws_p4", 50 * 10**9)
+    assert system_in("AWS p5.48xlarge (EKS)", "readme", "h100") == ("aws_p5_eks", 400 * 10**9)
     assert system_in("some cluster", "Our Tests (2 nodes)", "h100") == ("our_tests", 400 * 10**9)

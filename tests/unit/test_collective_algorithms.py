@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.calibration.fit import START
+from zsim.calibration.constants import START
 from zsim.collective import direct, hierarchical, nvls, ring, tree
 from zsim.collective.activity import Activity, Algorithm, Collective, Protocol, Shape
 from zsim.collective.profile import NetworkProfile, ProfileError
@@ -104,6 +104,55 @@ def test_an_all_to_all_leaves_the_node_with_what_is_for_others() -> None:
     assert (work.gpu_bytes, work.node_bytes) == (Fraction(15, 16), Fraction(4))
 
 
+# NVIDIA/nccl, src/enqueue.cc: 32 channels are shared out among the ranks, 4 to each of 8 and 8 to
+# each of 4, and doubled while a channel carries more than 16 MiB for its peer.
+@pytest.mark.parametrize(
+    ("ranks", "size_mib", "channels"),
+    [(8, 32, 4), (8, 64, 4), (8, 128, 8), (8, 256, 16), (8, 512, 32), (4, 64, 8), (4, 256, 16),
+     (2, 256, 16), (2, 1024, 32), (64, 1, 1)],
+)  # fmt: skip
+def test_a_send_takes_channels_as_nccl_shares_them_out(
+    ranks: int, size_mib: int, channels: int
+) -> None:
+    shape = Shape(ranks=ranks)
+    assert direct.channels(Collective.SEND_RECEIVE, size_mib * 2**20, shape) == channels
+
+
+@given(sizes, shapes)
+def test_channels_are_at_most_all_of_them_and_more_bytes_take_no_fewer(
+    size: int, shape: Shape
+) -> None:
+    for collective in (Collective.SEND_RECEIVE, Collective.ALL_TO_ALL):
+        found = direct.channels(collective, size, shape)
+        assert (found > 0) == (shape.ranks > 1)
+        assert found <= direct.channels(collective, 2 * size, shape) <= direct.CHANNELS
+    for collective in (*ONCE, Collective.ALL_REDUCE, Collective.BROADCAST):
+        assert direct.channels(collective, size, shape) == 0
+
+
+def test_each_doubling_of_a_group_takes_as_much_from_a_direct_exchange() -> None:
+    # A pair reaches `direct` of its link; 4, 8 and 16 ranks pay `spread` once, twice, three times.
+    for doublings, ranks in enumerate((2, 4, 8, 16)):
+        found = choose(START, Collective.ALL_TO_ALL, 2**36, Shape(ranks=ranks), links=H100)
+        slower = 1 + doublings * START.spread
+        assert float(found.gpu_efficiency) == pytest.approx(START.direct / slower, rel=0.01)
+
+
+@given(st.integers(3, 72), st.integers(3, 72))
+def test_a_switch_that_reduces_begins_later_the_more_owners_it_serves(one: int, other: int) -> None:
+    few, many = sorted((one, other))
+    later, sooner = (
+        choose(
+            START, Collective.ALL_REDUCE, 2**32, Shape(ranks=n), links=H100, forced=Algorithm.NVLS
+        ).latency_ps
+        for n in (many, few)
+    )
+    # The bytes of a GPU, (1 + 1/n) S, hardly change; a chunk of every owner passes first.
+    assert later - sooner == pytest.approx(
+        (many - few) * START.nvls_fill_s * 1e12, rel=0.1, abs=1e6
+    )
+
+
 @given(collectives, shapes)
 def test_no_algorithm_moves_less_than_every_rank_must_receive(
     collective: Collective, shape: Shape
@@ -135,10 +184,12 @@ def test_the_choice_is_never_faster_than_the_links_and_never_faster_with_half_th
 
 
 @given(collectives, shapes, sizes, sizes)
-def test_more_bytes_never_take_less_time(
+def test_more_bytes_never_take_less_time_unless_they_take_more_channels(
     collective: Collective, shape: Shape, one: int, other: int
 ) -> None:
     less, more = sorted((one, other))
+    if direct.channels(collective, less, shape) != direct.channels(collective, more, shape):
+        return
     assert alone_ps(collective, less, shape, H100) <= alone_ps(collective, more, shape, H100) * (
         1 + 1e-5
     )

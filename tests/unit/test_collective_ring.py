@@ -6,19 +6,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wired_graph import WiredGraph, link_bytes, ring_edges
 
 from zsim.cluster import Cluster, Gpu, Link
-from zsim.collective.graph import (
-    BETWEEN_NODES,
-    WITHIN_NODE,
-    Device,
-    class_graph,
-    full_graph,
-    gpu_of,
-    latency_ps,
-    nearest_nics,
-)
-from zsim.collective.ring import RingShape, link_bytes, ring_edges
+from zsim.collective.graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
+from zsim.collective.ring import RingShape
 
 GPU = Gpu(name="any", memory_bytes=1, memory_bytes_per_s=1, rates=())
 
@@ -40,12 +32,11 @@ small_clusters = st.builds(cluster, st.integers(1, 4), st.integers(1, 6), st.int
 
 @given(small_clusters)
 def test_the_class_graph_counts_the_links_of_the_full_graph(given: Cluster) -> None:
-    classes, full = class_graph(given), full_graph(given)
-    counted = Counter((source.kind, target.kind) for source, target in full.edges)
+    classes, full = class_graph(given), WiredGraph(given).capacities()
+    counted = Counter((source[0], target[0]) for source, target in full)
     assert counted == {edge: classes.edges[edge]["count"] for edge in classes.edges}
-    for source, target in full.edges:
-        alike = classes.edges[source.kind, target.kind]
-        assert full.edges[source, target]["bytes_per_s"] == alike["bytes_per_s"]
+    for (source, target), bytes_per_s in full.items():
+        assert bytes_per_s == classes.edges[source[0], target[0]]["bytes_per_s"]
 
 
 def test_the_way_between_nodes_crosses_two_nics() -> None:
@@ -77,11 +68,10 @@ def test_every_member_sends_and_receives_once(given: Cluster, data: st.DataObjec
         assert sum(share for (source, _), share in edges.items() if source == rank) == 1
         assert sum(share for (_, target), share in edges.items() if target == rank) == 1
     # One edge enters and one leaves every node.
-    nodes = {gpu_of(given, rank).node for rank in members}
+    per_node = given.gpus_per_node
+    nodes = {rank // per_node for rank in members}
     crossing = sum(
-        share
-        for (one, two), share in edges.items()
-        if gpu_of(given, one).node != gpu_of(given, two).node
+        share for (one, two), share in edges.items() if one // per_node != two // per_node
     )
     assert crossing == (len(nodes) if len(nodes) > 1 else 0)
 
@@ -90,23 +80,12 @@ def test_a_ring_over_whole_nodes_uses_every_nic_equally() -> None:
     """One ring edge leaves each node of 4 GPUs with 2 NICs: half of it through each of them."""
     given = cluster(2, 4, 2)
     edges = ring_edges(given, range(8))
-    carried = link_bytes(given, ((one, two, share) for (one, two), share in edges.items()))
+    flows = [(one, two, share) for (one, two), share in edges.items()]
+    carried = link_bytes(WiredGraph(given), flows)
     for node in (0, 1):
         for number in (0, 1):
-            nic = Device("nic", node, number)
-            assert carried[nic, Device("network")] == Fraction(1, 2)
-            assert carried[Device("network"), nic] == Fraction(1, 2)
+            nic = ("nic", node, number)
+            assert carried[nic, ("network",)] == Fraction(1, 2)
+            assert carried[("network",), nic] == Fraction(1, 2)
         for number in range(4):
-            assert carried[Device("gpu", node, number), Device("switch", node)] == 1
-
-
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_every_nic_serves_an_equal_part_of_the_gpus(gpus: int, nics: int) -> None:
-    given = cluster(1, gpus, nics)
-    served = Counter[Device]()
-    for number in range(gpus):
-        shares = nearest_nics(given, Device("gpu", 0, number))
-        assert sum(share for _, share in shares) == 1
-        for nic, _ in shares:
-            served[nic] += 1
-    assert set(served) == {Device("nic", 0, number) for number in range(nics)}
+            assert carried[("gpu", 4 * node + number), ("switch", node, 0)] == 1

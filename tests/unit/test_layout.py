@@ -1,6 +1,6 @@
 import pytest
 
-from zsim.layout import Layout, LayoutError, Piece
+from zsim.layout import Fragment, Layout, LayoutError, Piece
 
 WHOLE = (Piece(parameter="w", start=0, size=6),)
 
@@ -55,3 +55,47 @@ def test_negative_sizes_are_refused() -> None:
         Layout(name="b", pieces=(), elements=-1)
     with pytest.raises(LayoutError, match="negative start or size"):
         Layout(name="b", pieces=(Piece(parameter="w", start=0, size=-1),), elements=1)
+
+
+PADDED = Layout(
+    name="b",
+    pieces=(Piece(parameter="w", start=0, size=3), Piece(parameter="v", start=4, size=2)),
+    elements=6,
+    axis="data",
+    blocks=(0, 4),
+)
+"""Two parameters for two ranks, the first one padded."""
+
+
+def test_a_rank_owns_its_part_of_every_block() -> None:
+    assert list(PADDED.fragments(2, 0)) == [Fragment("w", 0, 0, 2), Fragment("v", 0, 2, 1)]
+    assert list(PADDED.fragments(2, 1)) == [Fragment("w", 2, 0, 1), Fragment("v", 1, 2, 1)]
+
+
+def test_the_whole_has_the_segments_one_after_the_other() -> None:
+    assert [PADDED.segment(rank, 2) for rank in range(2)] == [(0, 3), (3, 3)]
+    assert sorted(PADDED.fragments(2), key=lambda each: each.position) == [
+        Fragment("w", 0, 0, 2),
+        Fragment("v", 0, 2, 1),
+        Fragment("w", 2, 3, 1),
+        Fragment("v", 1, 5, 1),
+    ]
+
+
+@pytest.mark.parametrize("blocks", [(), (1,), (0, 4, 2), (0, 7)])
+def test_blocks_that_do_not_ascend_from_0_to_the_end_are_refused(blocks: tuple[int, ...]) -> None:
+    with pytest.raises(LayoutError, match="must ascend from 0 to 6"):
+        Layout(name="b", pieces=WHOLE, elements=6, axis="data", blocks=blocks)
+
+
+def test_blocks_need_an_axis_and_no_cuts() -> None:
+    with pytest.raises(LayoutError, match="blocks need an axis, and no cuts"):
+        Layout(name="b", pieces=WHOLE, elements=6, blocks=(0,))
+    with pytest.raises(LayoutError, match="blocks need an axis, and no cuts"):
+        Layout(name="b", pieces=WHOLE, elements=6, axis="data", cuts=(0, 6), blocks=(0,))
+
+
+def test_a_block_that_the_ranks_do_not_divide_is_refused_although_they_divide_the_whole() -> None:
+    layout = Layout(name="b", pieces=(), elements=6, axis="data", blocks=(0, 3))
+    with pytest.raises(LayoutError, match="3 elements in 2 equal segments"):
+        layout.segment(0, 2)

@@ -1,6 +1,6 @@
 import pytest
 
-from zsim.mesh import Axis, Group, Mesh, MeshError, Span
+from zsim.mesh import Axis, Group, Joined, Mesh, MeshError, Span
 
 GRID = Mesh(axes=(Axis(name="data", size=3), Axis(name="tensor", size=2)))
 
@@ -64,3 +64,62 @@ def test_a_box_that_leaves_the_mesh_is_refused(box: tuple[Span, ...], message: s
 def test_a_rank_outside_the_mesh_has_no_coordinates() -> None:
     with pytest.raises(MeshError, match="outside 0 to 5"):
         GRID.coordinates(6)
+
+
+SPLIT = Mesh(
+    axes=(
+        Axis(name="far", size=2),
+        Axis(name="near", size=3),
+        Axis(name="tensor", size=2),
+    ),
+    joined=(Joined(name="data", axes=("far", "near")),),
+)
+
+
+def test_a_joined_axis_is_as_long_as_its_parts_together() -> None:
+    assert SPLIT.axis_size("data") == 6
+    assert SPLIT.parts("data") == ("far", "near")
+    assert SPLIT.parts("near") == ("near",)
+    assert SPLIT.coordinates(9) == {"far": 1, "near": 1, "tensor": 1, "data": 4}
+
+
+def test_joined_axes_add_no_ranks() -> None:
+    assert SPLIT.size == 12
+    assert [SPLIT.rank(SPLIT.coordinates(rank)) for rank in range(12)] == list(range(12))
+
+
+def test_a_part_of_a_joined_axis_has_a_group_of_its_own() -> None:
+    near = Group(name="near", axes=("near",))
+    assert near.members(SPLIT, SPLIT.coordinates(9)) == (7, 9, 11)
+    both = Group(name="data", axes=("far", "near"))
+    assert both.members(SPLIT, SPLIT.coordinates(9)) == (1, 3, 5, 7, 9, 11)
+    assert both.index(SPLIT, SPLIT.coordinates(9)) == SPLIT.coordinates(9)["data"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ((), "joined axis data: nothing must be neighbours among far, near, tensor"),
+        (("near", "far"), "near, far must be neighbours among far, near, tensor, in this order"),
+        (("far", "tensor"), "far, tensor must be neighbours"),
+        (("pipe",), "pipe must be neighbours"),
+    ],
+)
+def test_axes_that_are_no_neighbours_cannot_be_joined(axes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(MeshError, match=message):
+        Mesh(axes=SPLIT.axes, joined=(Joined(name="data", axes=axes),))
+
+
+def test_a_joined_axis_has_a_name_of_its_own() -> None:
+    with pytest.raises(MeshError, match="different names, got far, near, tensor, near"):
+        Mesh(axes=SPLIT.axes, joined=(Joined(name="near", axes=("far", "near")),))
+
+
+def test_an_axis_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(MeshError, match="no axis 'pipe'; the mesh has far, near, tensor, data"):
+        SPLIT.axis_size("pipe")
+
+
+def test_a_box_names_parts_and_no_joined_axis() -> None:
+    with pytest.raises(MeshError, match="no axis 'data'; the mesh has far, near, tensor"):
+        SPLIT.limits((Span(axis="data", start=0, end=1),))

@@ -5,13 +5,14 @@ from fractions import Fraction
 
 import pytest
 
-from zsim.calibration.fit import START
+from zsim.calibration.constants import START
 from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
 from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.dtype import DType
 from zsim.resolve import Resolved, resolve
 from zsim.rule import SGD, Adam
 from zsim.scenario import ScenarioError, parse
+from zsim.schedule import Discipline
 from zsim.strategy import Checkpointing, Precision
 from zsim.topology import Part, UnknownTopologyError
 
@@ -150,7 +151,13 @@ def test_nodes_left_out_are_as_many_as_the_ranks_need() -> None:
 def test_the_cluster_says_what_the_scenario_replaces() -> None:
     cluster = resolved("cluster.gpu_memory=40 GB", "cluster.nics_per_node=4").cluster
     assert cluster.gpu.memory_bytes == 40 * 10**9
+    assert cluster.gpu.usable_bytes(communicators=3) == 40 * 10**9  # nothing is off what was given
     assert cluster.nics_per_node == 4
+
+
+def test_the_allocator_is_pytorchs_unless_the_scenario_says_otherwise() -> None:
+    assert resolved().allocator is Discipline.CACHING
+    assert resolved("cluster.allocator=expandable").allocator is Discipline.EXPANDABLE
 
 
 @pytest.mark.parametrize(
@@ -247,3 +254,19 @@ def test_what_is_missing_is_named(old: str, new: str, why: str) -> None:
 def test_too_few_parameters_alone_are_refused() -> None:
     with pytest.raises(ScenarioError, match=r"^model\.parameters: 31 must be at least 32"):
         resolved("model.parameters=31", text=ALONE)
+
+
+def test_selective_checkpointing_keeps_all_but_the_softmax_of_scores() -> None:
+    plain = ["model.attention=plain", "parallel.tensor=1"]
+    kept = [
+        resolved(*plain, f"activations.checkpointing={each}").model.units[1].segments[0]
+        for each in ("none", "selective")
+    ]
+    # 3 sequences of 4 heads and 4 x 4 scores in fp32.
+    assert kept[0].saved_bytes - kept[1].saved_bytes == 3 * 4 * 4 * 4 * 4
+    assert len(kept[1].backward) == len(kept[0].backward) + 3  # scores, softmax, result
+    flash = [
+        resolved("activations.checkpointing=none").model.units,
+        resolved("activations.checkpointing=selective").model.units,
+    ]
+    assert flash[0] == flash[1]

@@ -26,7 +26,7 @@ from zsim.operation import (
     View,
 )
 from zsim.rule import SGD, Adam
-from zsim.schedule import Contract, LogicalParameter, Schedule, ScheduleError, WireBytes
+from zsim.schedule import Contract, Kind, LogicalParameter, Schedule, ScheduleError, WireBytes
 
 CUT = Layout(name="cut", pieces=(Piece(parameter="w", start=0, size=7),), elements=8, axis="data")
 Fault = Callable[[ScheduleBuilder], object]
@@ -106,6 +106,15 @@ FAULTS: list[tuple[str, Fault]] = [
         buffers(layout="cut", shard="tensor"),
     ),
     ("buffer new: 7 elements, its layout has 8", buffers(elements=7, layout="cut")),
+    ("buffer new: 9 elements, its layout has 8", buffers(elements=9, layout="cut")),
+    (
+        "buffer new: 7 elements, its layout has 8",
+        buffers(elements=7, layout="cut", kind=Kind.COMMUNICATION),
+    ),
+    (
+        "buffer new: 3 elements, its layout has 2",
+        buffers(elements=3, layout="cut", shard="data", kind=Kind.COMMUNICATION),
+    ),
     ("buffer new: 8 elements, its layout has 2", buffers(layout="cut", shard="data")),
     ("new: elements -1 must be >= 0", buffers(elements=-1)),
     ("persistent x: the name is used twice", lambda build: build.persistent.append("x")),

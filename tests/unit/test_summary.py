@@ -1,18 +1,24 @@
 """The figures of a run, from times that are given."""
 
+from dataclasses import replace
+
 import pytest
 from drawn_clusters import NO_MODEL
 
+from zsim.architecture import GPT
 from zsim.backend import Job
 from zsim.builder import COMMUNICATION, ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link, Rate
 from zsim.dtype import DType
+from zsim.gpt import gpt
 from zsim.kernel import Kernel, KernelKind
 from zsim.model import Model
 from zsim.operation import Action, Role
 from zsim.schedule import Kind
+from zsim.strategy import Checkpointing, Strategy
 from zsim.summary import Summary, summary
 from zsim.trace import Trace
+from zsim.zero import schedule
 from zsim_des import SimBackend
 from zsim_null import NullBackend
 
@@ -75,6 +81,24 @@ def test_rates_count_recomputation_only_for_the_hardware() -> None:
     assert found.mfu == pytest.approx(found.model_tflops_per_gpu / 4)
     assert found.hfu == pytest.approx(found.hardware_tflops_per_gpu / 4)
     assert found.tokens_per_s == pytest.approx(2 * 7 / seconds)
+
+
+def test_causal_rates_leave_out_half_of_attention() -> None:
+    shape = GPT(layers=1, hidden_size=4, attention_heads=1, sequence_length=32, vocab_size=2)
+    strategy = Strategy(stage=0, checkpointing=Checkpointing.FULL)
+    model = gpt(shape, micro_batch_size=1)
+    roomy = replace(CLUSTER, gpu=replace(CLUSTER.gpu, memory_bytes=10**9))
+    given = Job(schedule=schedule(model, strategy), model=model, cluster=roomy, steps=1)
+    found, _ = figures(given)
+    every, causal = model.forward_flops + model.backward_flops, model.attention_flops // 2
+    again = model.forward_flops - 2 * 32 * 4 * 2  # the block without the head's product
+    rate = found.model_tflops_per_gpu / every
+    assert found.hardware_tflops_per_gpu == pytest.approx(rate * (every + again))
+    assert found.causal.model_tflops_per_gpu == pytest.approx(rate * (every - causal))
+    executed = every + again - causal - causal // 3
+    assert found.causal.hardware_tflops_per_gpu == pytest.approx(rate * executed)
+    assert found.causal.mfu == pytest.approx(found.causal.model_tflops_per_gpu / 4)
+    assert found.causal.hfu == pytest.approx(found.causal.hardware_tflops_per_gpu / 4)
 
 
 def test_communication_is_exposed_where_nothing_computes() -> None:

@@ -121,11 +121,11 @@ def reached_from(start: str, trees: Trees) -> dict[str, str]:
 
 def closed_forms_from_the_scheduler(trees: Trees) -> Iterator[str]:
     """The closed forms judge the scheduler: what they rest on must not be the scheduler."""
-    if PurePosixPath("zsim/closed_form.py") not in trees:
+    if PurePosixPath("zsim/closed_form/__init__.py") not in trees:
         return
     for module, importer in reached_from("zsim.closed_form", trees).items():
         if module == "zsim.zero" or module.startswith("zsim.zero."):
-            yield f"zsim/closed_form.py reaches {module}, imported by {importer}"
+            yield f"zsim/closed_form reaches {module}, imported by {importer}"
 
 
 def findings(sources: Sources) -> list[str]:
@@ -179,7 +179,7 @@ PLANTED = {
     "a path opened in the core": ("zsim/scenario.py", "x = path.open()", ".open() belongs"),
     "printing in the core": ("zsim/check/races.py", "print(1)", "print() belongs"),
     "the scheduler in closed forms": (
-        "zsim/closed_form.py",
+        "zsim/closed_form/__init__.py",
         "from zsim.zero.gather import prefetch",
         "reaches zsim.zero",
     ),
@@ -201,10 +201,10 @@ def test_closed_forms_that_reach_the_scheduler_by_a_detour_are_found() -> None:
     detour = {
         "zsim/__init__.py": "from zsim.zero import schedule as schedule",
         "zsim/zero/__init__.py": "",
-        "zsim/closed_form.py": "from zsim import schedule",
+        "zsim/closed_form/__init__.py": "from zsim import schedule",
     }
     assert findings({PurePosixPath(path): source for path, source in detour.items()}) == [
-        "zsim/closed_form.py reaches zsim.zero, imported by zsim"
+        "zsim/closed_form reaches zsim.zero, imported by zsim"
     ]
 
 

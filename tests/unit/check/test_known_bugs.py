@@ -1,6 +1,15 @@
 """Bugs of real runtimes, planted in zsim's own schedules: each is found and named.
 
 DS is deepspeedai/DeepSpeed, PT pytorch/pytorch, MLM NVIDIA/Megatron-LM; numbers are of issues.
+
+Elsewhere: communicators in opposite orders (nccl 195, rccl 2191) in `test_issue_order`; overflow
+that stages handle differently, counters and accumulators across a skip (DS 1599, 8415, 6550) in
+`test_skip_path` and `test_uniformity`; parameters without elements (DS 8297) in every drawn model.
+
+Not planted: deadlocks, wrong values and scales without a known cause (DS 7844, 6351, CAI 3383,
+6388, MLM 3693); more collectives than needed with the same bytes, and overlap that is none (DS
+7415, 7804), which a simulation shows; optimizers of whole matrices (DS 7807), quantized wires (DS
+3864), files (DS 3062, 2006) and fragments of memory (DS 1611), which no schedule says yet.
 """
 
 from collections.abc import Iterable
@@ -10,9 +19,10 @@ import pytest
 from mutation import changed, edited, moved, split, twice, without
 
 from zsim.architecture import GPT
+from zsim.builder import ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.gpt import gpt
-from zsim.operation import Allocate, Compute, Copy, Free, Operation, Role
+from zsim.operation import Allocate, Compute, Copy, Free, FreeMode, Operation, Previous, Role
 from zsim.rule import SGD
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
@@ -200,6 +210,88 @@ def test_memory_that_nobody_promised() -> None:
     made = zero(stage=3, prefetch_units=0)
     eager = zero(stage=3, prefetch_units=3)
     broken = replace(eager, contract=made.contract)
-    (found,) = by("volume", broken)
+    (found,) = by("memory", broken)
     assert isinstance(made.programs[0].by_id.get(found.operation), Allocate | None)
     assert "promised are at most" in found.why
+
+
+def test_a_parameter_that_is_fetched_twice_at_once() -> None:
+    """DS 7824: hooks of two outputs fire, and two gathers write one buffer."""
+    made = zero(stage=3)
+    gather = first(made, "/gather/")
+    found = by("races", twice(made, gather, stream="compute", group="world"))
+    assert found[0].operation == f"{gather}/again"
+    assert f"while {gather} may still write it" in found[0].why
+
+
+def test_overlapped_communication_that_reduces_what_is_not_there_yet() -> None:
+    """DS 5545: the reduction is on a stream of its own, and does not wait for the gradients."""
+    made = zero(stage=2)
+    reduce = first(made, "/reduce/")
+    found = by("races", changed(made, reduce, after=()))
+    assert found[0].operation == reduce
+    assert "may still write it" in found[0].why
+
+
+def test_padding_that_nothing_wrote_reaches_a_reduction() -> None:
+    """DS 6659: the padding of a tiny parameter is what was in memory before."""
+    made = zero(stage=3, data=5)
+    fill = first(made, "/pad/")
+    found = by("definedness", without(made, fill))
+    assert found
+    assert "which are padding" in found[0].why
+
+
+def test_a_reduce_buffer_that_is_held_for_every_layer() -> None:
+    """PT 179443, the other way round: as many buffers at once as there are layers."""
+    knobs = {"stage": 2, "bucket_elements": 1}
+    made, held = zero(**knobs), zero(**knobs, reductions_in_flight=20)
+    (found,) = by("memory", replace(held, contract=made.contract))
+    assert "promised are at most" in found.why
+
+
+def test_gathers_without_a_limit() -> None:
+    """PT 83917, 94429: nothing keeps the host from issuing the gathers of all layers."""
+    made = zero(stage=3)
+
+    def edit(operation: Operation) -> Iterable[Operation]:
+        if isinstance(operation, Free) and operation.buffer.endswith("gathered"):
+            return (replace(operation, mode=FreeMode.DEFERRED),)
+        return (operation,)
+
+    (found,) = by("memory", edited(made, edit))
+    assert "may hold more with every step" in found.why
+    assert any("nothing has made the host wait for its uses" in line for line in found.witness)
+
+
+def test_a_double_buffer_that_is_filled_while_its_reduction_still_reads() -> None:
+    """MLM 5222: the second layer on writes what the first one's reduction reads."""
+    build = ScheduleBuilder.of("double buffer", data=2)
+    build.group("data", "data")
+    made = build.buffer("made", 4, persistent=True)
+    halves = [build.buffer(f"half{number}", 4, persistent=True) for number in range(2)]
+    parts = [build.buffer(f"part{number}", 2, persistent=True) for number in range(3)]
+    build.setup.allocate(made, *halves, *parts)
+    build.setup.fill("made", made.all, 0.0)
+    reduced = ""
+    for layer in range(3):
+        half = halves[layer % 2]
+        before = [Previous("step/reduce1"), Previous("step/reduce2")] if layer == 0 else []
+        copied = build.step.copy(f"copy{layer}", made.all, half.all, after=before)
+        reduced = build.step.reduce_scatter(
+            f"reduce{layer}", "data", half.all, parts[layer].all, after=[copied]
+        )
+    build.step.host_wait("wait", reduced)
+    (found,) = by("races", build.schedule())
+    assert found.operation == "step/copy2"
+    assert found.why == "writes half0 while step/reduce0 may still read it"
+
+
+def test_an_optimizer_that_leaves_a_bucket_out() -> None:
+    """DS 7606: what is not updated any more drifts from what is."""
+    made = zero(stage=1, bucket_elements=1)
+    update = next(
+        each.id for each in operations(made) if isinstance(each, Compute) and each.rule is not None
+    )
+    found = by("completeness", without(made, update))
+    assert any("updates no elements" in each.why for each in found)

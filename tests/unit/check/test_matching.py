@@ -7,7 +7,7 @@ from zsim.builder import RoleBuilder, ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.dtype import DType
 from zsim.mesh import Span
-from zsim.operation import Broadcast, Reduction
+from zsim.operation import Broadcast, Previous, Reduction
 from zsim.schedule import Schedule
 
 
@@ -109,7 +109,7 @@ def test_roles_that_share_no_communicator_may_do_different_things() -> None:
         role = build.role(name, Span(axis="tensor", start=start, end=start + 1))
         x = role.buffer("x", size, persistent=True)
         role.setup.allocate(x)
-        filled = role.step.fill("x", x.all, 0.0)
+        filled = role.step.fill("x", x.all, 0.0, after=[Previous("step/reduce")])
         role.step.all_reduce("reduce", "data", x.all, after=[filled])
     assert check(build.schedule()) == ()
 

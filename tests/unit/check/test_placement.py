@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from mutation import changed, hand, named, the_finding, without
 
-from zsim.builder import COMMUNICATION, ScheduleBuilder
+from zsim.builder import COMMUNICATION, Named, ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.layout import Layout, Piece
-from zsim.mesh import Axis
+from zsim.mesh import Axis, Span
 from zsim.operation import Action, AllReduce, Copy, Operand, Previous, Reduction, Role, View
 from zsim.rule import SGD, ClipNorm
 from zsim.schedule import Kind, Schedule
@@ -39,7 +39,8 @@ def test_a_gradient_that_is_copied_instead_of_reduced_is_partial_at_the_update()
     found = the_finding(replace(schedule, programs=programs), "placement")
     assert found.operation == "step/layer1/update"
     assert "Partial over data" in found.why
-    assert "step/layer1/reduce wrote it: Partial over data" in found.witness
+    (line,) = found.witness
+    assert line == "step/layer1/reduce wrote it: Partial over data, a gradient divided by 4"
 
 
 def test_a_forward_without_its_gather_is_found() -> None:
@@ -82,6 +83,7 @@ def test_with_one_rank_there_is_nothing_to_place() -> None:
     build = ScheduleBuilder.of("one", data=1)
     x = build.buffer("x", 4, persistent=True)
     build.setup.allocate(x)
+    build.setup.fill("x", x.all, 0.0)
     build.step.copy("copy", x[:2], x[2:])
     assert check(build.schedule()) == ()
 
@@ -300,14 +302,74 @@ def test_both_lists_of_a_branch_are_gone_through() -> None:
     assert "updates with whole, which is Partial over data" in case.why()
 
 
-def test_what_is_received_is_not_judged() -> None:
-    case = Gradients()
+def passed_on(case: Gradients) -> None:
+    """Send what the shard is to the next rank and take that of the one before."""
     case.step.send("send", "data", case.shard.all, 1)
     case.step.receive("receive", "data", case.shard.all, -1)
-    assert case.found()[0].operation == "step/send"  # written by nothing
-    operands = [(Role.GRADIENT, case.shard.all), (Role.PARAMETER, case.weight.own("data", 2))]
+
+
+def test_a_summand_that_is_received_is_one_still() -> None:
+    case = Gradients()
+    case.step.send("send", "data", case.whole.all, 1)
+    case.step.receive("receive", "data", case.whole.all, -1)
+    operands = [(Role.GRADIENT, case.whole.all), (Role.PARAMETER, case.weight.all)]
     case.step.compute("update", Action.UPDATE, operands, rule=SGD())
-    assert {each.operation for each in case.found()} == {"step/send", "step/backward"}
+    assert "updates with whole, which is Partial over data" in case.why()
+
+
+def test_a_shard_that_is_received_is_not_the_own_one() -> None:
+    case = Gradients()
+    case.scatter()
+    passed_on(case)
+    case.step.all_gather("gather", "data", case.shard.all, case.whole.all)
+    assert "gathers shard, which is another rank's part over data: it must be Shard" in case.why()
+
+
+def test_nothing_that_was_written_by_nothing_is_sent() -> None:
+    case = Gradients()
+    passed_on(case)
+    assert [each.operation for each in case.found()] == ["step/send"]
+
+
+def pipeline(*, sums: bool) -> list[Finding]:
+    """A stage whose output is a summand over tensor ranks, and one that reads it."""
+    build = ScheduleBuilder.of("pipeline", pipe=2, tensor=2)
+    build.group("pipe", "pipe")
+    build.group("tensor", "tensor")
+    front = build.role("front", Span(axis="pipe", start=0, end=1))
+    back = build.role("back", Span(axis="pipe", start=1, end=2))
+    for role in (back, front):
+        role.setup.allocate(role.buffer("x", 4, persistent=True))
+        role.setup.allocate(role.buffer("y", 4, persistent=True))
+    x, y = Named(front.buffers["x"]), Named(front.buffers["y"])
+    front.step.compute("load", Action.LOAD, [(Role.OUTPUT, x.all)])
+    output = Operand(role=Role.OUTPUT, view=y.all, partial=("tensor",))
+    front.step.compute("forward", Action.FORWARD, [Operand(role=Role.INPUT, view=x.all), output])
+    if sums:
+        front.step.all_reduce("sum", "tensor", y.all)
+    front.step.send("send", "pipe", y.all, 1)
+    back.step.receive("receive", "pipe", x.all, -1)
+    back.step.compute("forward", Action.FORWARD, [(Role.INPUT, x.all), (Role.OUTPUT, y.all)])
+    return placement(build.schedule())
+
+
+def test_a_stage_reads_what_the_stage_before_sends() -> None:
+    assert pipeline(sums=True) == []
+    (found,) = pipeline(sums=False)
+    assert (found.role, found.operation) == ("back", "step/forward")
+    assert "computes with x, which is Partial over tensor" in found.why
+
+
+def test_what_is_received_may_depend_on_what_was_sent_before() -> None:
+    """Three stages in a row: the second sends on what it received."""
+    case = Gradients()
+    case.step.send("send", "data", case.whole.all, 1)
+    case.step.receive("receive", "data", case.whole.all, -1)
+    case.step.send("send_on", "data", case.whole.all, 1)
+    case.step.receive("receive_on", "data", case.whole.all, -1)
+    case.step.all_reduce("reduce", "data", case.whole.all)
+    case.step.all_reduce("again", "data", case.whole.all)
+    assert "reduces whole, which is Replicate over data: it must be Partial" in case.why()
 
 
 def test_copies_are_not_gathered() -> None:

@@ -82,10 +82,12 @@ def test_an_edge_to_the_other_list_of_a_branch_is_satisfied() -> None:
     build = ScheduleBuilder.of("branch", data=1)
     flag = build.buffer("flag", 1, persistent=True)
     build.setup.allocate(flag)
+    build.setup.fill("flag", flag.all, 0.0)
     then, otherwise = build.step.side("yes"), build.step.side("no")
     then.fill("one", flag.all, 0.0, after=["step/no/other"])
     otherwise.fill("other", flag.all, 0.0, after=["step/yes/one"])
-    build.step.branch("branch", flag.all, then, otherwise, after=[])
+    last = [Previous("step/yes/one"), Previous("step/no/other")]
+    build.step.branch("branch", flag.all, then, otherwise, after=last)
     assert check(build.schedule()) == ()
 
 

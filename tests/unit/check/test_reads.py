@@ -53,7 +53,7 @@ def test_two_parameters_of_one_size_swapped_are_found_with_the_model() -> None:
     assert check(reading(swapped)) == ()
     (finding,) = check(reading(swapped), MODEL)
     assert finding.why == "computes with other parameters than segment 0 of block1 has"
-    assert finding.witness[0].startswith("reads block1.ln1.bias, block1.ln1.weight, ")
+    assert finding.witness[0].startswith("its views: block1.ln1.bias, block1.ln1.weight, ")
 
 
 def test_a_parameter_left_out_is_found_with_the_model() -> None:
@@ -68,11 +68,17 @@ def promising(strategy: Strategy, loss_divisor: int) -> Schedule:
 
 
 def test_a_contract_that_names_another_strategy_is_found() -> None:
-    (finding,) = check(promising(Strategy(stage=2, data=2), 2), MODEL)
-    assert (finding.invariant, finding.operation) == ("volume", "contract/wire_bytes")
+    found = check(promising(Strategy(stage=2, data=2), 2), MODEL)
+    assert [(finding.invariant, finding.operation) for finding in found] == [
+        ("memory", "persistent/parameter"),
+        ("volume", "contract/wire_bytes"),
+    ]
 
 
-def test_a_contract_that_divides_by_something_else_is_found() -> None:
-    (finding,) = check(promising(STRATEGY, 99), MODEL)
-    assert (finding.invariant, finding.operation) == ("volume", "contract/loss_divisor")
-    assert finding.witness == ("promised: 99", "by closed form: 2")
+def test_a_contract_that_divides_by_something_else_is_found_and_so_is_each_update() -> None:
+    first, *others = check(promising(STRATEGY, 99), MODEL)
+    assert {each.invariant for each in (first, *others[:-1])} == {"placement"}
+    assert first.operation == "step/update/bucket0/update"
+    assert first.why.endswith("is a gradient divided by 2, not a gradient divided by 99")
+    assert (others[-1].invariant, others[-1].operation) == ("volume", "contract/loss_divisor")
+    assert others[-1].witness == ("promised: 99", "by closed form: 2")

@@ -4,20 +4,15 @@ from mutation import hand, without
 
 from zsim.builder import ScheduleBuilder
 from zsim.check import Finding, check
-from zsim.operation import FreeMode
-from zsim.schedule import Contract, Schedule, WireBytes
+from zsim.schedule import Schedule, WireBytes
 
 # A layer is 8 elements with padding, a shard 2, on 4 ranks in fp32: a gather or a reduce-scatter
 # sends 3 shards x 2 elements x 4 bytes = 24 bytes. Three layers are gathered twice, reduced once.
 GATHERED, REDUCED = 6 * 24, 3 * 24
 
 
-def promising(schedule: Schedule, *lines: WireBytes, peak: int | None = None) -> list[Finding]:
-    contract = replace(
-        schedule.contract,
-        wire_bytes=lines,
-        peak_bytes=() if peak is None else (("all", "device", peak),),
-    )
+def promising(schedule: Schedule, *lines: WireBytes) -> list[Finding]:
+    contract = replace(schedule.contract, wire_bytes=lines)
     found = check(replace(schedule, contract=contract))
     return [each for each in found if each.invariant == "volume"]
 
@@ -99,45 +94,3 @@ def test_one_rank_sends_nothing() -> None:
     build.setup.allocate(x)
     build.step.all_reduce("reduce", "data", x.all)
     assert promising(build.schedule()) == []
-
-
-def two_buffers(mode: FreeMode) -> Schedule:
-    """Two buffers of 16 bytes one after the other; the second has the first one's name on it."""
-    build = ScheduleBuilder.of("books", data=1)
-    x, y = build.buffer("x", 4), build.buffer("y", 4)
-    for buffer in (x, y):
-        build.step.allocate(buffer)
-        used = build.step.fill(f"{buffer.name}/fill", buffer.all, 0.0)
-        build.step.free(buffer, mode=mode, uses=[used])
-    return build.schedule(Contract())
-
-
-def test_more_memory_than_promised_is_found_where_it_is_taken() -> None:
-    schedule = two_buffers(FreeMode.WAITED)
-    assert promising(schedule, peak=16) == []
-    assert promising(schedule, peak=17) == []
-    (found,) = promising(schedule, peak=15)
-    assert found.operation == "step/x/allocate"
-    assert found.why == "pool device holds 16 bytes, promised are at most 15"
-
-
-def test_a_deferred_free_returns_as_late_as_the_schedule_allows() -> None:
-    # The host never waits: the worst case keeps both buffers of both steps examined, 4 x 16 bytes.
-    assert promising(two_buffers(FreeMode.DEFERRED), peak=64) == []
-    assert promising(two_buffers(FreeMode.DEFERRED), peak=63)
-
-
-def test_both_lists_of_a_branch_count_for_memory() -> None:
-    build = ScheduleBuilder.of("branch", data=1)
-    flag, x = build.buffer("flag", 1, persistent=True), build.buffer("x", 4)
-    build.setup.allocate(flag)
-    build.setup.fill("zero", flag.all, 0.0)
-    then, otherwise = build.step.side("yes"), build.step.side("no")
-    then.allocate(x)
-    then.free(x)
-    build.step.branch("branch", flag.all, then, otherwise, after=[])
-    # flag is 4 bytes, x is 16.
-    assert promising(build.schedule(), peak=20) == []
-    assert [each.operation for each in promising(build.schedule(), peak=19)] == [
-        "step/yes/x/allocate"
-    ]

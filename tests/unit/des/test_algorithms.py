@@ -7,7 +7,7 @@ from drawn_clusters import NO_MODEL
 
 from zsim.backend import Job
 from zsim.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
-from zsim.calibration.fit import START
+from zsim.calibration.constants import START
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.collective.activity import Algorithm, Collective, Shape
 from zsim.collective.demand import Decision

@@ -1,20 +1,22 @@
 """Classes of ranks and links, against the links that rings really use."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from drawn_clusters import clusters
+from drawn_outages import outages
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from wired_graph import NONE, NoWayLeftError, WiredGraph, hop_name, link_bytes, ring_edges
 
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
-from zsim.collective.ring import link_bytes, ring_edges
 from zsim.mesh import Mesh, Span
 from zsim.schedule import Schedule
 from zsim_des.fold import fold
-from zsim_des.links import Links
+from zsim_des.links import Links, Loads
 from zsim_des.trouble import Trouble
 
 
@@ -45,40 +47,79 @@ def communicators(mesh: Mesh, schedule: Schedule) -> set[tuple[int, ...]]:
     return {group.members(mesh, mesh.coordinates(rank)) for rank in range(mesh.size)}
 
 
+class Case:
+    """A schedule on a cluster of which some things are dead: its fold, and the graph of it all."""
+
+    def __init__(self, schedule: Schedule, data: st.DataObject) -> None:
+        self.cluster: Cluster = data.draw(clusters(schedule.mesh.size))
+        nics, gpus = self.cluster.nics_per_node, self.cluster.gpus_per_node
+        assume(nics <= gpus or nics % gpus == 0)  # else a NIC serves two GPUs in unequal parts
+        faults, dead = data.draw(st.one_of(st.just(((), NONE)), outages(self.cluster)))
+        trouble = Trouble(faults, (), cluster=self.cluster, seed=0)
+        self.folded = fold(schedule, trouble)
+        self.links = Links(self.folded, trouble)
+        self.graph = WiredGraph(self.cluster, dead)
+
+    def must_carry(self, flows: Sequence[tuple[int, int, Fraction]], loads: list[Loads]) -> None:
+        """As many links carry as much in the classes as on the graph, or both find a cut."""
+        try:
+            carried_by = link_bytes(self.graph, flows)
+        except NoWayLeftError:
+            assert self.folded.cuts
+            return
+        assert not self.folded.cuts
+        expected = Counter[tuple[str, Fraction]]()
+        for (source, target), size in carried_by.items():
+            expected[hop_name(source, target), size] += 1
+        carried: dict[int, Fraction] = {}
+        for each in loads:
+            for number, size in each.items():
+                carried[number] = carried.get(number, Fraction(0)) + size
+        found = Counter[tuple[str, Fraction]]()
+        for number, size in carried.items():
+            for name in self.links.classes[number].names:
+                found[name, size] += int(self.links.classes[number].count)
+        assert found == expected
+
+
 @given(grids, st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=200)
 def test_classes_load_links_as_the_rings_of_the_full_graph_do(
     schedule: Schedule, data: st.DataObject
 ) -> None:
-    """Folded against unfolded, link by link: as many links carry as much."""
-    cluster: Cluster = data.draw(clusters(schedule.mesh.size))
-    nics, gpus = cluster.nics_per_node, cluster.gpus_per_node
-    assume(nics <= gpus or nics % gpus == 0)  # else a NIC serves two GPUs in unequal parts
-    # A domain with several leaves, or not full, is entered at other nodes than it is left.
-    domain, ranks = cluster.nodes_per_domain, schedule.mesh.size
-    whole = all(tier.nodes_below % domain == 0 for tier in cluster.fabric.tiers)
-    assume(domain == 1 or (whole and ranks % (domain * gpus) == 0))
-    cluster = replace(cluster, pcie_link=None)
+    """Folded against unfolded, link by link, past what is dead."""
+    case = Case(schedule, data)
     flows = [
         (source, target, share)
         for members in communicators(schedule.mesh, schedule)
-        for (source, target), share in ring_edges(cluster, members).items()
+        for (source, target), share in ring_edges(case.cluster, members).items()
     ]
-    expected = Counter[tuple[str, Fraction]]()
-    for (source, target), size in link_bytes(cluster, flows).items():
-        expected[f"{source.kind}->{target.kind}", size] += 1
-    folded = fold(schedule, healthy(cluster))
-    links = Links(folded, healthy(cluster))
-    carried: dict[int, Fraction] = {}
-    for communicator in folded.communicators:
-        if communicator.ranks > 1:
-            for number, size in links.ring(communicator).items():
-                carried[number] = carried.get(number, Fraction(0)) + size
-    found = Counter[tuple[str, Fraction]]()
-    for number, size in carried.items():
-        for name in links.classes[number].names:
-            found[name, size] += int(links.classes[number].count)
-    assert found == expected
+    every = [each for each in case.folded.communicators if each.ranks > 1]
+    case.must_carry(flows, [case.links.ring(each)[0] for each in every])
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(-2, 3), st.data())
+@settings(deadline=None, max_examples=100)
+def test_classes_load_links_as_sends_on_the_full_graph_do(
+    first: int, second: int, offset: int, data: st.DataObject
+) -> None:
+    assume(offset % first)  # nobody sends to itself
+    build = ScheduleBuilder.of("shift", first=first, second=second)
+    group = build.group("group", "first")
+    x, y = build.buffer("x", 1), build.buffer("y", 1)
+    build.step.allocate(x, y)
+    build.step.send("send", group, x.all, offset)
+    build.step.receive("receive", group, y.all, -offset)
+    build.step.together("shift", 2)
+    schedule = build.schedule()
+    case = Case(schedule, data)
+    flows = [
+        (source, members[(place + offset) % first], Fraction(1))
+        for members in communicators(schedule.mesh, schedule)
+        for place, source in enumerate(members)
+    ]
+    sends = [case.links.send(each, "group", offset)[0] for each in case.folded.ranks]
+    case.must_carry(flows, sends)
 
 
 def test_a_schedule_that_all_ranks_share_has_one_class_however_many_there_are() -> None:

@@ -9,12 +9,16 @@ from drawn_clusters import NO_MODEL
 
 from zsim.backend import Job, NoWayError, RefusedError
 from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Tier
+from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
 from zsim.fault import (
+    DeadEdge,
     DeadNic,
+    DeadSwitchLink,
+    DeadUplinks,
     Fault,
     Jitter,
     Neighbour,
+    SlowEdge,
     SlowGpu,
     SlowNic,
     SlowSwitchLink,
@@ -127,6 +131,96 @@ def test_slow_uplinks_slow_what_leaves_their_group() -> None:
     assert step_ps([replace(slow, factor=Fraction(2))], cluster=tree) == HEALTHY_PS
 
 
+def test_a_nic_that_is_dead_for_a_while_is_worked_around_for_that_while() -> None:
+    # From 10,000 to 20,000 ps both rings of node 1 share a NIC: 5,000 ps of theirs lost.
+    window = Window(start_ps=10_000, end_ps=20_000)
+    assert step_ps([DeadNic(node=1, nic=0, window=window)]) == HEALTHY_PS + 5_000
+    # From the middle on, the second half takes twice as long.
+    for_good = Window(start_ps=19_000)
+    assert step_ps([DeadNic(node=1, nic=0, window=for_good)]) == HEALTHY_PS + 15_000
+
+
+def test_a_cut_counts_only_while_something_has_to_cross_it() -> None:
+    def both(window: Window) -> list[Fault]:
+        return [DeadNic(node=1, nic=nic, window=window) for nic in range(2)]
+
+    with pytest.raises(NoWayError, match="node 1: no NIC is left"):
+        step_ps(both(Window(start_ps=10_000, end_ps=10_001)))
+    assert step_ps(both(Window(start_ps=HEALTHY_PS))) == HEALTHY_PS
+    assert step_ps(both(Window(start_ps=1_000, end_ps=4_000))) == HEALTHY_PS
+
+
+def test_of_two_nics_that_serve_a_gpu_the_other_one_carries_it_all() -> None:
+    four = replace(CLUSTER, nics_per_node=4)
+    assert step_ps(cluster=four) == 4_000 + 15_000
+    assert step_ps([DeadNic(node=1, nic=0)], cluster=four) == 4_000 + 30_000
+    both = [DeadNic(node=1, nic=0), DeadNic(node=1, nic=1)]
+    assert step_ps(both, cluster=four) == 4_000 + 30_000  # both rings through two NICs
+
+
+def test_without_its_link_to_the_switch_a_gpu_uses_pcie() -> None:
+    dead = [DeadSwitchLink(rank=2)]
+    with pytest.raises(NoWayError, match="rank 2: without its link to the switch"):
+        step_ps(dead)  # its NIC hangs on the switch
+    pcie = replace(CLUSTER, pcie_link=Link(bytes_per_s=10**11), gpus_per_pcie_switch=2)
+    assert step_ps(dead, cluster=pcie) == HEALTHY_PS
+    # Within the node: 100 bytes at 10 ps over the switch, or over PCIe at 20.
+    slow = replace(pcie, pcie_link=Link(bytes_per_s=5 * 10**10))
+    assert pair_ps(cluster=slow) == 1_000
+    assert pair_ps(dead, cluster=slow) == 2_000
+    # Each on a PCIe switch of its own: through the NICs, at 100 ps.
+    assert pair_ps(dead, cluster=replace(slow, gpus_per_pcie_switch=1)) == 10_000
+
+
+def pair_ps(faults: Sequence[Fault] = (), *, cluster: Cluster) -> int:
+    """The two ranks of each node gather 100 bytes of each."""
+    build = ScheduleBuilder.of("pair", data=4, tensor=2)
+    group = build.group("tensor", "tensor")
+    shard, whole = build.buffer("x", 25), build.buffer("y", 50)
+    build.step.allocate(shard, whole)
+    build.step.all_gather("gather", group, shard.all, whole.all)
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=cluster)
+    (end_ps,) = SimBackend(faults=faults).step_ends_ps(job)
+    return end_ps
+
+
+def test_without_uplinks_rails_change_and_trees_are_cut() -> None:
+    rails = replace(CLUSTER, fabric=Fabric(kind=FabricKind.RAIL_OPTIMIZED, tiers=LEAVES))
+    tree = replace(CLUSTER, fabric=Fabric(kind=FabricKind.FAT_TREE, tiers=LEAVES))
+    # Both rings leave the group on rail 1.
+    assert step_ps([DeadUplinks(tier=0, group=1, rail=0)], cluster=rails) == 4_000 + 60_000
+    assert step_ps([SlowUplinks(tier=0, group=1, rail=0, factor=Fraction(4))], cluster=rails) == (
+        4_000 + 60_000  # a quarter of two NICs, for one ring
+    )
+    with pytest.raises(NoWayError, match="leaf 1: no uplink is left"):
+        step_ps([DeadUplinks(tier=0, group=1)], cluster=tree)
+    with pytest.raises(NoWayError, match="no NIC is left"):
+        step_ps([DeadUplinks(tier=0, group=1)], cluster=rails)
+
+
+def test_equal_ways_through_listed_links_share_and_take_over() -> None:
+    # Each node on its leaf with 20 bytes per ns, each leaf on two spines with 10.
+    edges = [(f"node{n}", f"leaf{n}", 2) for n in range(4)]
+    edges += [(f"leaf{n}", spine, 1) for n in range(4) for spine in ("a", "b")]
+    fabric = Fabric(
+        kind=FabricKind.EXPLICIT,
+        edges=tuple(
+            FabricEdge(source=one, target=other, link=Link(bytes_per_s=width * 10**10))
+            for one, other, width in edges
+        ),
+    )
+    listed = replace(CLUSTER, fabric=fabric)
+    assert step_ps(cluster=listed) == HEALTHY_PS
+    dead = DeadEdge(source="a", target="leaf1")
+    assert step_ps([dead], cluster=listed) == 4_000 + 60_000
+    assert step_ps([SlowEdge(source="leaf1", target="a", factor=Fraction(2))], cluster=listed) == (
+        4_000 + 60_000  # half of the bytes go that way, as fast as they can
+    )
+    alone = r"no way leads from node0 to node1: node1 \(1 of 4 nodes\) cannot"
+    with pytest.raises(NoWayError, match=alone):
+        step_ps([dead, DeadEdge(source="leaf1", target="b")], cluster=listed)
+
+
 def test_a_neighbour_takes_its_fair_share_and_no_more_than_it_wants() -> None:
     greedy = Neighbour(first_node=0, last_node=1, bytes_per_s=10**12)
     assert step_ps(neighbours=[greedy]) == 4_000 + 60_000
@@ -178,6 +272,10 @@ def test_a_rank_in_trouble_is_a_class_of_its_own() -> None:
         (SlowGpu(rank=8, factor=Fraction(2)), "fault 0: rank: 8 must be 0 to 7: there are 8 ranks"),
         (DeadNic(node=4, nic=0), "fault 0: node: 4 must be 0 to 3: there are 4 nodes"),
         (DeadNic(node=0, nic=2), "fault 0: nic: 2 must be 0 to 1: there are 2 NICs of a node"),
+        (
+            DeadEdge(source="a", target="b"),
+            "fault 0: source, target: the fabric lists no link from a to b",
+        ),
         (
             SlowUplinks(tier=0, group=0, factor=Fraction(2)),
             "fault 0: tier: 0 is none: there are 0 tiers of the fabric",

@@ -9,6 +9,7 @@ from drawn_clusters import NO_MODEL
 from zsim.backend import Job
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
+from zsim.schedule import Place, Pool
 from zsim_des import SimBackend
 
 NODE = Cluster(
@@ -98,6 +99,58 @@ def test_pcie_narrower_than_the_nics_limits_what_leaves_a_node() -> None:
     assert ratio == pytest.approx(2, abs=0.02)
     wide = replace(NODE, pcie_link=Link(bytes_per_s=64 * 10**9))
     assert gather_ps(wide, 9, 8, "data") == gather_ps(NODE, 9, 8, "data")
+
+
+def test_boards_limit_what_crosses_them() -> None:
+    boards = replace(NODE, nodes=1, board_link=Link(bytes_per_s=50 * 10**9))
+    # A ring of 8 crosses once each way, at a ninth of a GPU's link.
+    ratio = gather_ps(boards, 1, 8, "tensor") / gather_ps(replace(NODE, nodes=1), 1, 8, "tensor")
+    assert ratio == pytest.approx(9, rel=0.01)
+    # Four rings over 0 and 4, 1 and 5, ... share the link; within a board nothing crosses it.
+    whole = replace(NODE, nodes=1)
+    ratio = gather_ps(boards, 2, 4, "data") / gather_ps(whole, 2, 4, "data")
+    assert ratio == pytest.approx(36, rel=0.01)
+    assert gather_ps(boards, 2, 4, "tensor") == gather_ps(whole, 2, 4, "tensor")
+
+
+def test_changing_rails_costs_the_links_of_the_gpus_that_relay() -> None:
+    """A ring over whole nodes enters at the next GPU: on rails the byte changes rails before."""
+    fast = Link(bytes_per_s=4000 * 10**9)
+    node = replace(NODE, nic_link=fast, pcie_link=fast, gpus_per_node=2, nics_per_node=2)
+    rails, fat = (
+        gather_ps(replace(node, fabric=tree(kind, 1)), 18, 1, "data")
+        for kind in (FabricKind.RAIL_OPTIMIZED, FabricKind.FAT_TREE)
+    )
+    # Of two halves one stays in the node; the other passes its links too, if it is relayed.
+    assert rails / fat == pytest.approx(2, abs=0.05)
+
+
+def copy_ps(cluster: Cluster, *, gathers: bool = False) -> int:
+    """Every rank copies 64 MiB to the host; perhaps while it gathers as much from 9 nodes."""
+    build = ScheduleBuilder.of("copy", data=9, tensor=8)
+    build.pools.append(Pool(name="host", place=Place.HOST))
+    here, there = build.buffer("here", 2**24), build.buffer("there", 2**24, pool="host")
+    shard, whole = build.buffer("shard", 2**24), build.buffer("whole", 2**24 * 9)
+    build.step.allocate(here, there, shard, whole)
+    build.step.copy("copy", here.all, there.all)
+    if gathers:
+        build.step.all_gather("gather", build.group("data", "data"), shard.all, whole.all)
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=cluster)
+    ends = {unfold: SimBackend(unfold=unfold).step_ends_ps(job) for unfold in (False, True)}
+    assert ends[False] == ends[True]
+    return ends[False][0]
+
+
+def test_copies_to_the_host_share_pcie() -> None:
+    own = replace(NODE, pcie_link=Link(bytes_per_s=2**35), gpus_per_pcie_switch=1)
+    assert copy_ps(own) == 2**26 * 10**12 // 2**35
+    # Of a PCIe switch with two GPUs the way to the host is as wide as that of one.
+    assert copy_ps(replace(own, gpus_per_pcie_switch=2)) == 2 * copy_ps(own)
+    # What leaves for other nodes takes the GPU's way to the PCIe switch too: 1 + 8 parts.
+    both = copy_ps(replace(own, nic_link=Link(bytes_per_s=2**40)), gathers=True)
+    assert both / copy_ps(own) == pytest.approx(9, rel=0.01)
+    # Without PCIe a copy takes what device memory does: as much to read as to write.
+    assert copy_ps(NODE) == 2 * 2**26
 
 
 def test_an_explicit_fabric_is_as_fast_as_its_narrowest_link_on_the_ring() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from zsim.calibration.fit import START
+from zsim.calibration.calibrate import SIZE_CLASSES
+from zsim.calibration.constants import START
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profiles import parse
 from zsim.collective.tuner import Bandwidths, alone_s
@@ -78,6 +79,44 @@ def test_predictions_stand_beside_what_was_measured(ask: Ask, tables: Path) -> N
     assert "collectives_h100_one_node: 6 of 6 rows are modelled" in out
 
 
+def test_errors_on_groups_that_were_held_out_stand_beside_those_of_the_fit(
+    ask: Ask, tables: Path
+) -> None:
+    _, out, _ = ask("validate", "network", "--data", tables, "--json")
+    found = json.loads(out)["held_out"]
+    profiles = network_profiles()
+    assert {"h100", "a100", "gb200"} <= set(found)
+    for gpu, sizes in found.items():
+        for size, name in SIZE_CLASSES.items():
+            if size in sizes:
+                assert sizes[size] == {
+                    "fitted_median_abs_error": profiles[gpu].errors[f"fitted_{name}"],
+                    "held_out_median_abs_error": profiles[gpu].errors[f"held_out_{name}"],
+                }
+    _, out, _ = ask("validate", "network", "--data", tables)
+    assert "h100   16 MiB and more" in out
+    assert "held out" in out
+
+
+def test_links_that_were_timed_become_a_profile_that_says_what_it_was_scaled_from(
+    ask: Ask, tables: Path
+) -> None:
+    rows = (tables / "collectives_h100_one_node.csv").read_text("utf-8")
+    (tables / "collectives_h100_one_node.csv").write_text(rows.replace("H100", "A100"), "utf-8")
+    (tables / "link_alpha_beta_v100.csv").write_text(
+        "topology,gpus_per_node,nics_per_node,intra_alpha,intra_beta_list,inter_alpha,inter_beta,"
+        "source\nDGX2_1MB,16,8,0.3,[8],2.6,105.0,a paper\n",
+        "utf-8",
+    )
+    code, out, _ = ask("calibrate", "--from", tables, "--to", tables / "profiles")
+    assert code == Code.DONE
+    assert "v100.toml: links as timed, all else scaled from a100" in out
+    (tables / "link_alpha_beta_v100.csv").write_text("topology\nDGX2_1MB\n", "utf-8")
+    code, _, err = ask("calibrate", "--from", tables, "--to", tables / "profiles")
+    assert (code, err.count("\n")) == (Code.MISTAKE, 1)
+    assert "link_alpha_beta_v100: no column 'intra_beta_list'" in err
+
+
 @pytest.mark.parametrize("command", [("calibrate", "--from"), ("validate", "network", "--data")])
 def test_what_cannot_be_read_is_refused_in_one_line(
     ask: Ask, tmp_path: Path, command: tuple[str, ...]
@@ -109,4 +148,4 @@ def test_every_profile_that_ships_is_of_the_gpu_that_it_is_named_after() -> None
     for name, each in profiles.items():
         assert each.gpu == name
         assert each.publications
-        assert each.errors
+        assert each.errors or each.scaled_from in profiles

@@ -59,9 +59,36 @@ def test_a_dead_nic_is_worked_around_and_a_node_without_any_is_cut_off(
     assert "no NIC is left" in json.loads(capsys.readouterr().out)["cut"]
 
 
+LINK = """[[fault]]
+kind = "link"
+source = "switch"
+target = "node1"
+dead = true
+start = "1 ms"
+"""
+
+
+def test_a_listed_link_that_dies_on_the_way_cuts_off_who_hung_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"node{node},switch,200 GB/s,1 us" for node in range(2)]
+    heading = "source,target,bandwidth_per_direction,latency"
+    (tmp_path / "links.csv").write_text("\n".join([heading, *rows]), encoding="utf-8")
+    path = scenario(tmp_path, LINK)
+    listed = ["--set", "cluster.node=dgx_a100", "--set", f"cluster.fabric={tmp_path}/links.csv"]
+    text = Path(path).read_text("utf-8").replace('topology = "dgx_a100_infiniband"', "")
+    Path(path).write_text(text, encoding="utf-8")
+    assert answer(["run", path, *listed]) == 1
+    assert "node1 (1 of 2 nodes) cannot reach the others" in capsys.readouterr().out
+    later = text.replace("1 ms", "1000 s")  # the run is over by then
+    Path(path).write_text(later, encoding="utf-8")
+    assert answer(["run", path, *listed]) == 0
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        (LINK + "rail = 0", "fault.0.rail: not a key of link, which has source, target, dead"),
         ('[[fault]]\nkind = "nic"\nnode = 0', "fault.0.nic: missing; nic needs node, nic, factor"),
         (SLOW_GPU + "\nnode = 1", "fault.0.node: not a key of gpu, which has rank, factor"),
         (

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from zsim import zero
-from zsim.architecture import GPT
+from zsim.architecture import GPT, Attention, Positions
 from zsim.backend import Job
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
@@ -63,6 +63,15 @@ def test_a_model_without_modules_is_refused_with_what_to_give() -> None:
     line = why(job(equal_units(parameters=1000)))
     assert line is not None
     assert line.startswith("model: there are no torch modules for 1000 parameters; give layers,")
+
+
+def test_flash_attention_with_alibi_is_refused() -> None:
+    shape = replace(SMALL, positions=Positions.ALIBI)
+    assert why(job(gpt(shape, micro_batch_size=1))) == (
+        "model.attention: flash has no torch module with positions alibi, say plain"
+    )
+    plain = replace(shape, attention=Attention.PLAIN)
+    assert why(job(gpt(plain, micro_batch_size=1))) is None
 
 
 def test_a_schedule_that_runs_no_unit_needs_no_modules() -> None:

@@ -3,19 +3,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from zsim import zero
-from zsim.architecture import GPT
+from zsim.architecture import GPT, Architecture, Attention, Llama, Positions
 from zsim.backend import Backend, Job, RefusedError, load
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.equal_units import equal_units
-from zsim.gpt import gpt
 from zsim.rule import Adam
-from zsim.strategy import Precision, Strategy
+from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.trace import Trace
+from zsim.transformer import transformer
 from zsim_torch import RankPool, TorchBackend
-from zsim_torch.text import TextError
+from zsim_torch.text import Batch, TextError, read_text
+from zsim_torch.transformer import transformer as plain_transformer
 
 CLUSTER = Cluster(
     name="none",
@@ -30,8 +32,25 @@ SMALL = GPT(layers=2, hidden_size=16, attention_heads=2, sequence_length=12, voc
 PLAIN = Strategy(stage=3, precision=Precision.FP64, optimizer=Adam(learning_rate=3e-3))
 
 
-def job(strategy: Strategy, *, micro_batch_size: int = 1, steps: int = 3) -> Job:
-    model = gpt(SMALL, micro_batch_size=micro_batch_size, precision=strategy.precision)
+LLAMA = Llama(
+    layers=2,
+    hidden_size=16,
+    attention_heads=4,
+    key_value_heads=2,
+    intermediate_size=20,
+    sequence_length=12,
+    vocab_size=256,
+)
+
+
+def job(
+    strategy: Strategy,
+    *,
+    shape: Architecture = SMALL,
+    micro_batch_size: int = 1,
+    steps: int = 3,
+) -> Job:
+    model = transformer(shape, micro_batch_size=micro_batch_size, precision=strategy.precision)
     schedule = zero.schedule(model, strategy)
     return Job(schedule=schedule, model=model, cluster=CLUSTER, steps=steps)
 
@@ -75,6 +94,36 @@ def test_ranks_and_micro_batches_share_one_text_and_one_start(pool: RankPool) ->
     wide = TorchBackend().run(job(PLAIN, micro_batch_size=2), seed=5)
     assert losses(shared) == pytest.approx(losses(many), rel=1e-12)
     assert losses(shared) == pytest.approx(losses(wide), rel=1e-12)
+
+
+KINDS = (
+    SMALL,
+    LLAMA,
+    replace(LLAMA, attention=Attention.PLAIN, recompute_attention=True, tied_embeddings=True),
+    replace(SMALL, positions=Positions.ROTARY, parallel_residual=True),
+    replace(SMALL, positions=Positions.ALIBI, attention=Attention.PLAIN, bias=False),
+)
+
+
+@pytest.mark.parametrize("shape", KINDS)
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
+def test_every_kind_of_transformer_trains_as_a_plain_loop_does(
+    pool: RankPool, shape: Architecture, checkpointing: Checkpointing
+) -> None:
+    strategy = replace(PLAIN, data=2, checkpointing=checkpointing, bucket_elements=300)
+    found = losses(TorchBackend(pool=pool).run(job(strategy, shape=shape), seed=5))
+    module = plain_transformer(shape, dtype=torch.float64, seed=5)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.0)
+    text = read_text(None, shape.sequence_length)
+    expected: list[float] = []
+    for step in range(3):
+        which = Batch(step=step, micro_batch=0, coordinate=0, ranks=1, size=2)
+        loss = module(text.batch(which, seed=5))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(float(loss.detach()))
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_seed_repeats_and_another_differs(pool: RankPool) -> None:

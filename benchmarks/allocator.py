@@ -1,0 +1,104 @@
+"""How many allocate/free pairs a second the simulated caching allocator handles.
+
+    python -m benchmarks.allocator
+
+On what one rank asks for in several ZeRO-3 steps of 96 layers (step_96_layers.py) and of a GPT with
+checkpoints, in the order of the book; and on drawn sizes from 32 bytes to 128 MiB that are freed in
+no order. CPU seconds of one process, the least of some repetitions.
+"""
+
+import time
+
+import numpy as np
+
+from benchmarks.step_96_layers import model
+from zsim import zero
+from zsim.allocator import book
+from zsim.allocator.request import Give, Request, Take, caching_allocator, replay
+from zsim.allocator.setting import AllocatorSettings
+from zsim.architecture import GPT
+from zsim.gpt import gpt
+from zsim.model import Model
+from zsim.rule import SGD
+from zsim.strategy import Checkpointing, Precision, Strategy
+
+TARGET_PAIRS_PER_S = 300_000
+STEPS = 20
+REPETITIONS = 5
+
+
+def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
+    """Requests of setup and of some steps."""
+    (program,) = zero.schedule(layers, strategy).programs
+    found: list[Request] = []
+    for entry in book(program, STEPS):
+        if entry.change_bytes > 0:
+            home = program.by_name[entry.buffer].home
+            found.append(Take(entry.buffer, entry.change_bytes, home))
+        elif entry.change_bytes < 0:
+            found.append(Give(entry.buffer))
+    return found
+
+
+def drawn(count: int) -> list[Request]:
+    """Takes and gives in no order, with some 300 blocks live."""
+    generator = np.random.default_rng(0)
+    found: list[Request] = []
+    live: list[str] = []
+    for number in range(count):
+        if len(live) > 300 or (live and generator.random() < 0.5):
+            found.append(Give(live.pop(int(generator.integers(len(live))))))
+        else:
+            live.append(f"b{number}")
+            found.append(Take(live[-1], int(2 ** generator.uniform(5, 27)), "s"))
+    return found
+
+
+def served(requests: list[Request], settings: AllocatorSettings) -> tuple[float, float]:
+    """CPU seconds to serve a list, the least of some; and the most that was reserved, in GB."""
+    seconds: list[float] = []
+    reserved: set[int] = set()
+    for _ in range(REPETITIONS):
+        allocator = caching_allocator(settings=settings)
+        begin = time.process_time()
+        replay(requests, allocator)
+        seconds.append(time.process_time() - begin)
+        reserved.add(allocator.peak_reserved_bytes)
+    return min(seconds), max(reserved) / 1e9
+
+
+def main() -> None:
+    """Print the table."""
+    transformer = gpt(
+        GPT(
+            layers=96,
+            hidden_size=12288,
+            attention_heads=96,
+            sequence_length=2048,
+            vocab_size=50257,
+        ),
+        micro_batch_size=1,
+        precision=Precision.BF16,
+    )
+    checkpointed = Strategy(
+        stage=3, data=512, precision=Precision.BF16, checkpointing=Checkpointing.FULL
+    )
+    plain = Strategy(stage=3, data=512, precision=Precision.BF16, optimizer=SGD())
+    lists = {
+        "96 layers": scheduled(model(), plain),
+        "GPT-3 175B": scheduled(transformer, checkpointed),
+        "drawn": drawn(60_000),
+    }
+    print("caching allocator     pairs  pairs/s    target  expandable  reserved  and expandable")
+    for name, requests in lists.items():
+        pairs = sum(isinstance(request, Give) for request in requests)
+        plain_s, plain_gb = served(requests, AllocatorSettings())
+        expandable_s, expandable_gb = served(requests, AllocatorSettings(expandable_segments=True))
+        print(
+            f"{name:<17} {pairs:>9,} {pairs / plain_s:>8,.0f} {TARGET_PAIRS_PER_S:>9,} "
+            f"{pairs / expandable_s:>11,.0f} {plain_gb:>6.1f} GB {expandable_gb:>11.1f} GB"
+        )
+
+
+if __name__ == "__main__":
+    main()

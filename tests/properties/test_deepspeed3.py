@@ -1,0 +1,90 @@
+"""DeepSpeed's stage 3 keeps its promises for every drawn model and all options."""
+
+from drawn import chains, models, zero_strategies
+from drawn_clusters import clusters
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from zsim.allocator import peak_bytes
+from zsim.backend import Job
+from zsim.check import check
+from zsim.cluster import Cluster
+from zsim.dtype import DType
+from zsim.model import Model
+from zsim.plan import plan
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.strategy import Strategy
+from zsim.zero import schedule
+from zsim_des import SimBackend
+
+
+@st.composite
+def options(draw: st.DrawFn, data: int) -> DeepSpeed:
+    """Any limits, from nothing to everything."""
+    few = st.sampled_from([0, 5, 40, 300, 10**9])
+    return DeepSpeed(
+        reduce_bucket_size=draw(st.sampled_from([1, 20, 100, 10**9])),
+        overlap_comm=draw(st.sampled_from([None, True, False])),
+        communication_data_type=draw(st.sampled_from([None, DType.FP32])),
+        sub_group_size=draw(st.sampled_from([1, 20, 10**9])),
+        stage3_prefetch_bucket_size=draw(few),
+        stage3_max_live_parameters=draw(few),
+        stage3_max_reuse_distance=draw(few),
+        stage3_param_persistence_threshold=draw(few),
+        zero_hpz_partition_size=draw(
+            st.sampled_from([size for size in range(1, data + 1) if data % size == 0])
+        ),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
+    """A model, trained by DeepSpeed's stage 3."""
+    drawn = draw(zero_strategies())
+    strategy = Strategy(
+        stage=3,
+        data=drawn.data,
+        tensor=drawn.tensor,
+        gradient_accumulation_steps=drawn.gradient_accumulation_steps,
+        precision=drawn.precision,
+        optimizer=drawn.optimizer,
+        clip_norm=drawn.clip_norm,
+        checkpointing=drawn.checkpointing,
+        partition_checkpoints=drawn.partition_checkpoints,
+        emulate=draw(options(drawn.data)),
+    )
+    model = draw(st.one_of(models(strategy), chains(strategy)))
+    assume(model.parameters)
+    return model, strategy
+
+
+@given(jobs())
+def test_every_schedule_passes_all_checks_and_moves_what_it_promises(
+    job: tuple[Model, Strategy],
+) -> None:
+    model, strategy = job
+    made = schedule(model, strategy)
+    assert list(check(made, model)) == []
+    assert plan(made, model).wire_bytes == made.contract.wire_bytes
+
+
+@st.composite
+def simulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy, Cluster]:
+    """With a cluster that has enough ranks."""
+    model, strategy = draw(jobs())
+    return model, strategy, draw(clusters(strategy.ranks))
+
+
+@settings(max_examples=20)
+@given(simulated_jobs())
+def test_a_simulated_step_sends_what_is_promised_and_holds_no_more(
+    job: tuple[Model, Strategy, Cluster],
+) -> None:
+    model, strategy, cluster = job
+    made = schedule(model, strategy)
+    trace = SimBackend().run(Job(schedule=made, model=model, cluster=cluster, steps=2), seed=0)
+    ((_, pool, promised),) = made.contract.peak_bytes
+    for rank in trace.ranks:
+        sent = sum(transfer.bytes for transfer in rank.transfers if transfer.step == 1)
+        assert sent == sum(line.bytes for line in made.contract.wire_bytes or ())
+        assert peak_bytes(rank.book, pool) <= promised

@@ -1,0 +1,57 @@
+"""No book of a run, whatever its timing, is above what is proved of all of them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from drawn import jobs
+from drawn_timings import DrawnTiming, timings
+from exact_training import cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutation import edited
+
+from zsim.allocator import peak_bytes
+from zsim.backend import Job
+from zsim.check import check
+from zsim.model import Model
+from zsim.operation import Free, FreeMode, Operation
+from zsim.schedule import Schedule
+from zsim.strategy import Precision, Strategy
+from zsim.zero import schedule
+from zsim_des import SimBackend
+
+STEPS = 3
+
+
+def deferred(made: Schedule, chosen: set[int]) -> Schedule:
+    """Every free in the step that waits for something and whose turn is in `chosen`, deferred."""
+    turn = iter(range(10**6))
+
+    def edit(operation: Operation) -> Iterable[Operation]:
+        if isinstance(operation, Free) and operation.uses and next(turn) % 5 in chosen:
+            return (replace(operation, mode=FreeMode.DEFERRED),)
+        return (operation,)
+
+    return edited(made, edit)
+
+
+@settings(max_examples=60)
+@given(
+    jobs(max_data=2, max_tensor=1),
+    st.sets(st.integers(0, 4)),
+    st.sets(st.integers(0, STEPS - 1)),
+    timings(),
+)
+def test_no_timing_brings_a_book_above_the_peak_that_is_proved(
+    job: tuple[Model, Strategy], chosen: set[int], overflow: set[int], timing: DrawnTiming
+) -> None:
+    model, strategy = job
+    made = deferred(schedule(*job), chosen)
+    overflows = frozenset(overflow) if strategy.precision is Precision.FP16 else frozenset[int]()
+    backend = SimBackend(unfold=True, overflow_steps=overflows, durations=timing)
+    work = Job(schedule=made, model=model, cluster=cluster(strategy.ranks), steps=STEPS)
+    trace = backend.run(work, seed=0)
+    peak = max(peak_bytes(rank.book, "device") for rank in trace.ranks)
+    contract = replace(made.contract, peak_bytes=(("all", "device", peak - 1),))
+    found = check(replace(made, contract=contract), model)
+    assert "memory" in {finding.invariant for finding in found}

@@ -1,0 +1,102 @@
+"""A simulated run that carries torch tensors trains the module as one process does."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from drawn import zero_strategies
+from drawn_clusters import NO_MODEL
+from drawn_timings import DrawnTiming, timings
+from emulated_strategies import EMULATED
+from emulated_strategies import strategy as emulating
+from exact_training import cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_training import UNITS, Case, Tiny, by_plain_loop, distance
+
+from zsim.backend import Job
+from zsim.operation import Action, Compute, Role
+from zsim.rearrangement import held
+from zsim.rule import SGD, Adam
+from zsim.strategy import Precision, Strategy
+from zsim_des.values import Carrier, carry
+from zsim_des.watch import Durations
+from zsim_torch.values import TorchValues
+
+STEPS = 2
+BOUND = 1e-6
+
+
+def simulated(case: Case, durations: Durations | None) -> Mapping[str, torch.Tensor]:
+    """Parameters as ranks hold them at the end, each element from whoever updates it."""
+    made = case.schedule()
+    module = Tiny(case.strategy.precision)
+
+    def feed(replica: int, step: int, micro_batch: int) -> torch.Tensor:
+        return case.batch(step, micro_batch, replica)
+
+    carrier = Carrier(made, TorchValues(made, module, UNITS, feed))
+    size = made.mesh.size
+    job = Job(schedule=made, model=NO_MODEL, cluster=cluster(size), steps=case.steps)
+    carry(job, carrier, durations=durations)
+    assert carrier.faults == []
+    found = {name: torch.full_like(each, float("nan")) for name, each in module.named_parameters()}
+    for seat in carrier.seats:
+        for operation in seat.program.by_id.values():
+            if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
+                continue
+            (view,) = (
+                each.view
+                for each in operation.operands
+                if each.role in (Role.MASTER, Role.PARAMETER)
+            )
+            buffer = seat.program.by_name[view.buffer]
+            start, count = made.extent(view, seat.coordinates)
+            memory = carrier.memory[seat.rank].blocks[view.buffer].memory
+            for each in held(made, buffer, seat.coordinates):
+                low, high = max(start, each.position), min(start + count, each.position + each.size)
+                if low < high:
+                    flat = found[each.parameter].view(-1)
+                    shift = each.offset - each.position
+                    flat[low + shift : high + shift] = memory[low:high]
+    return found
+
+
+def holds(case: Case, timing: DrawnTiming) -> None:
+    """As one process within the bound, and to the bit whatever takes how long."""
+    before, after, _ = by_plain_loop(case)
+    one, other = simulated(case, None), simulated(case, timing)
+    assert distance(dict(one), after, before) <= BOUND
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@settings(max_examples=8)
+@given(zero_strategies(max_data=3, max_tensor=1), timings())
+def test_every_stage_trains_a_module_as_one_process_does(
+    drawn: Strategy, timing: DrawnTiming
+) -> None:
+    strategy = replace(
+        drawn,
+        precision=Precision.FP64,
+        bucket_elements=min(drawn.bucket_elements, 60),
+        optimizer=SGD(learning_rate=0.1)
+        if isinstance(drawn.optimizer, SGD)
+        else Adam(learning_rate=0.01, epsilon=1e-5),
+    )
+    holds(Case(strategy, steps=STEPS), timing)
+
+
+@settings(max_examples=5)
+@given(st.sampled_from(list(EMULATED)), timings())
+def test_every_emulated_runtime_does_too(name: str, timing: DrawnTiming) -> None:
+    strategy = emulating(
+        EMULATED[name],
+        data=2,
+        replicate=2,
+        micro_batches=2,
+        clip_norm=0.1,
+        precision=Precision.FP64,
+    )
+    if strategy is not None:
+        holds(Case(strategy, steps=STEPS), timing)

@@ -1,0 +1,88 @@
+"""Every schedule trains exactly what plain data parallelism does, whatever takes how long."""
+
+from dataclasses import replace
+
+import pytest
+from drawn import chains, jobs, models, zero_strategies
+from drawn_timings import DrawnTiming, timings
+from emulated_strategies import EMULATED
+from emulated_strategies import strategy as emulating
+from exact_training import STEPS, trained
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from zsim.model import Model
+from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.zero import schedule
+from zsim_des.values import train
+
+Drawn = tuple[Model, Strategy]
+overflows = st.frozensets(st.integers(0, STEPS - 1), max_size=2)
+
+
+def holds(job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]) -> None:
+    """What is trained is right as the cluster times it, and as drawn."""
+    model, strategy = job
+    if strategy.precision is not Precision.FP16 or not model.parameter_count:
+        overflow_steps = frozenset()
+    expected = train(model, strategy, STEPS, overflow_steps)
+    made = schedule(model, strategy)
+    for durations in (None, timing):
+        result = trained(made, model, expected, durations, overflow_steps=overflow_steps)
+        assert result.is_right, result
+
+
+@settings(max_examples=30)
+@given(jobs(max_data=3), timings(), overflows)
+def test_every_stage_trains_what_plain_data_parallelism_does(
+    job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    holds(job, timing, overflow_steps)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@settings(max_examples=1000)
+@given(jobs(), timings(), overflows)
+def test_a_thousand_drawn_schedules_train_it(
+    job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    holds(job, timing, overflow_steps)
+
+
+@st.composite
+def hybrid_jobs(draw: st.DrawFn) -> Drawn:
+    """States sharded inside a group and replicated, or kept a second time on fewer ranks."""
+    strategy = draw(zero_strategies(max_data=2))
+    hybrid = replace(strategy, replicate=2)
+    if strategy.stage == 3 and draw(st.booleans()):
+        hybrid = replace(strategy, data=4, secondary=2, replicate=draw(st.integers(1, 2)))
+    return draw(st.one_of(models(hybrid), chains(hybrid))), hybrid
+
+
+@settings(max_examples=8)
+@given(hybrid_jobs(), timings(), overflows)
+def test_hybrid_sharding_trains_it_too(
+    job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    holds(job, timing, overflow_steps)
+
+
+@pytest.mark.parametrize("name", EMULATED)
+@settings(max_examples=2)
+@given(data=st.data(), timing=timings(), overflow_steps=overflows)
+def test_every_emulated_runtime_trains_it_too(
+    name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    strategy = emulating(
+        EMULATED[name],
+        data=data.draw(st.integers(1, 4)),
+        replicate=data.draw(st.integers(1, 2)),
+        micro_batches=data.draw(st.integers(1, 3)),
+        precision=data.draw(st.sampled_from([Precision.FP32, Precision.BF16, Precision.FP16])),
+        clip_norm=data.draw(st.sampled_from([None, 1.0])),
+        checkpointing=data.draw(st.sampled_from([Checkpointing.NONE, Checkpointing.FULL])),
+    )
+    assume(strategy is not None)
+    assert strategy is not None
+    holds((data.draw(models(strategy)), strategy), timing, overflow_steps)

@@ -1,0 +1,106 @@
+"""What Hypothesis draws of other runtimes: any options, and a model that goes with them."""
+
+from dataclasses import replace
+
+from drawn import chains, models
+from hypothesis import strategies as st
+
+from zsim.dtype import DType
+from zsim.model import Model
+from zsim.rule import SGD, Adam
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim.runtime.fsdp2 import FSDP2, Sync
+from zsim.runtime.megatron import Megatron
+from zsim.strategy import STAGES, Checkpointing, Precision, Runtime, Strategy
+
+FORMATS = st.sampled_from([None, DType.FP32])
+SIZES = st.sampled_from([1, 30, 200, 10**4])
+
+
+@st.composite
+def fsdp1(draw: st.DrawFn) -> FSDP1:
+    """Any options of FSDP1."""
+    return FSDP1(
+        sharding_strategy=draw(st.sampled_from(ShardingStrategy)),
+        backward_prefetch=draw(st.sampled_from(BackwardPrefetch)),
+        forward_prefetch=draw(st.booleans()),
+        limit_all_gathers=draw(st.booleans()),
+        reduce_dtype=draw(FORMATS),
+        no_sync=draw(st.booleans()),
+    )
+
+
+@st.composite
+def fsdp2(draw: st.DrawFn) -> FSDP2:
+    """Any options of FSDP2."""
+    return FSDP2(
+        reshard_after_forward=draw(st.sampled_from([True, False, 2])),
+        reshard_after_backward=draw(st.booleans()),
+        reduce_dtype=draw(FORMATS),
+        gradient_sync=draw(st.sampled_from(Sync)),
+        all_reduce=draw(st.sampled_from(Sync)),
+        forward_prefetch=draw(st.integers(0, 2)),
+        reduce_scatter_max_input_buffers=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def deepspeed(draw: st.DrawFn) -> DeepSpeed:
+    """Any options of DeepSpeed."""
+    return DeepSpeed(
+        reduce_bucket_size=draw(SIZES),
+        overlap_comm=draw(st.sampled_from([None, True, False])),
+        communication_data_type=draw(FORMATS),
+        sub_group_size=draw(SIZES),
+        stage3_prefetch_bucket_size=draw(SIZES),
+        stage3_max_live_parameters=draw(SIZES),
+        stage3_max_reuse_distance=draw(SIZES),
+        stage3_param_persistence_threshold=draw(st.sampled_from([0, 5, 50])),
+        zero_hpz_partition_size=draw(st.sampled_from([1, 1, 2])),
+    )
+
+
+@st.composite
+def megatron(draw: st.DrawFn) -> Megatron:
+    """Any options of Megatron-LM."""
+    overlaps = draw(st.booleans())
+    return Megatron(
+        bucket_size=draw(st.sampled_from([None, 1, 100, 1000])),
+        overlap_grad_reduce=overlaps,
+        overlap_param_gather=overlaps and draw(st.booleans()),
+        grad_reduce_in_fp32=draw(st.booleans()),
+        average_in_collective=draw(st.booleans()),
+    )
+
+
+RUNTIMES: list[st.SearchStrategy[Runtime]] = [fsdp1(), fsdp2(), deepspeed(), megatron()]
+
+
+@st.composite
+def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
+    """A model and a strategy that emulates another runtime."""
+    runtime = draw(st.one_of(RUNTIMES))
+    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    data = draw(st.integers(1, 5))
+    stage = draw(st.sampled_from(STAGES[type(runtime)]))
+    if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):
+        runtime = replace(runtime, zero_hpz_partition_size=1)
+    if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
+        runtime = replace(runtime, reshard_after_forward=True)
+    checkpointing = draw(st.sampled_from(Checkpointing))
+    strategy = Strategy(
+        stage=stage,
+        data=data,
+        tensor=draw(st.integers(1, 2)),
+        replicate=1 if isinstance(runtime, DeepSpeed) else draw(st.integers(1, 2)),
+        gradient_accumulation_steps=draw(st.integers(1, 3)),
+        precision=draw(st.sampled_from(Precision)),
+        optimizer=draw(st.sampled_from(optimizers)),
+        clip_norm=draw(st.sampled_from([None, 1.0])),
+        checkpointing=checkpointing,
+        partition_checkpoints=checkpointing is Checkpointing.FULL and draw(st.booleans()),
+        emulate=runtime,
+    )
+    drawn = st.one_of(models(strategy), chains(strategy))
+    return draw(drawn.filter(lambda model: bool(model.parameters))), strategy

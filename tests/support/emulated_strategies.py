@@ -1,0 +1,139 @@
+"""Strategies that emulate other runtimes, with every option that changes what is issued."""
+
+from zsim.dtype import DType
+from zsim.rule import SGD, Adam
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim.runtime.fsdp2 import FSDP2, Sync
+from zsim.runtime.megatron import Megatron
+from zsim.strategy import Checkpointing, Precision, Runtime, Strategy
+
+Named = dict[str, tuple[int, Runtime]]
+"""By name the ZeRO stage and the runtime."""
+
+FSDP2_OPTIONS: Named = {
+    "fsdp2": (3, FSDP2()),
+    "fsdp2 kept after forward": (3, FSDP2(reshard_after_forward=False)),
+    "fsdp2 sharded over two": (3, FSDP2(reshard_after_forward=2)),
+    "fsdp2 kept after backward": (3, FSDP2(reshard_after_backward=False)),
+    "fsdp2 no sync": (3, FSDP2(gradient_sync=Sync.LAST)),
+    "fsdp2 one all-reduce": (3, FSDP2(all_reduce=Sync.LAST)),
+    "fsdp2 prefetch": (3, FSDP2(forward_prefetch=2)),
+    "fsdp2 reduced in fp32": (3, FSDP2(reduce_dtype=DType.FP32)),
+    "fsdp2 three inputs": (3, FSDP2(reduce_scatter_max_input_buffers=3)),
+}
+
+FSDP1_OPTIONS: Named = {
+    "fsdp1": (3, FSDP1()),
+    "fsdp1 shard_grad_op": (3, FSDP1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)),
+    "fsdp1 no sync": (3, FSDP1(no_sync=True)),
+    "fsdp1 shard_grad_op, no sync": (
+        3,
+        FSDP1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, no_sync=True),
+    ),
+    "fsdp1 prefetch after": (3, FSDP1(backward_prefetch=BackwardPrefetch.POST)),
+    "fsdp1 no prefetch": (3, FSDP1(backward_prefetch=BackwardPrefetch.NONE)),
+    "fsdp1 forward prefetch": (3, FSDP1(forward_prefetch=True)),
+    "fsdp1 no limit": (3, FSDP1(limit_all_gathers=False)),
+    "fsdp1 reduced in fp32": (3, FSDP1(reduce_dtype=DType.FP32)),
+}
+
+MEGATRON_OPTIONS: Named = {
+    "megatron": (1, Megatron()),
+    "megatron overlapped": (
+        1,
+        Megatron(bucket_size=40, overlap_grad_reduce=True, overlap_param_gather=True),
+    ),
+    "megatron reduced in fp32": (1, Megatron(grad_reduce_in_fp32=True, bucket_size=40)),
+    "megatron averages": (
+        1,
+        Megatron(average_in_collective=True, overlap_grad_reduce=True, bucket_size=40),
+    ),
+}
+
+DEEPSPEED_OPTIONS: Named = {
+    f"deepspeed {stage}{name}": (stage, runtime)
+    for stage in (1, 2)
+    for name, runtime in {
+        "": DeepSpeed(reduce_bucket_size=60),
+        " overlapped": DeepSpeed(reduce_bucket_size=60, overlap_comm=True),
+        " one bucket": DeepSpeed(reduce_bucket_size=30_000, overlap_comm=True),
+        " single parameters": DeepSpeed(reduce_bucket_size=7),
+        " reduced in fp32": DeepSpeed(reduce_bucket_size=60, communication_data_type=DType.FP32),
+    }.items()
+}
+
+DEEPSPEED3_OPTIONS: Named = {
+    "deepspeed 3, all small": (3, DeepSpeed(reduce_bucket_size=30_000)),
+    "deepspeed 3": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            communication_data_type=DType.FP32,
+            sub_group_size=20,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=30,
+            stage3_param_persistence_threshold=6,
+        ),
+    ),
+    "deepspeed 3 without overlap or prefetch": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=30_000,
+            overlap_comm=False,
+            stage3_prefetch_bucket_size=0,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=0,
+        ),
+    ),
+    "deepspeed 3 with secondary shards": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=7,
+            sub_group_size=1,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=6,
+            zero_hpz_partition_size=2,
+        ),
+    ),
+}
+
+EMULATED: Named = {
+    **DEEPSPEED_OPTIONS,
+    **DEEPSPEED3_OPTIONS,
+    **FSDP1_OPTIONS,
+    **FSDP2_OPTIONS,
+    **MEGATRON_OPTIONS,
+}
+
+
+def strategy(
+    named: tuple[int, Runtime],
+    *,
+    data: int,
+    replicate: int = 1,
+    micro_batches: int = 1,
+    precision: Precision = Precision.FP32,
+    optimizer: Adam | SGD | None = None,
+    clip_norm: float | None = None,
+    checkpointing: Checkpointing = Checkpointing.NONE,
+) -> Strategy | None:
+    """The strategy; None where the options do not go with the number of ranks."""
+    stage, runtime = named
+    if isinstance(runtime, DeepSpeed) and (replicate > 1 or data % runtime.zero_hpz_partition_size):
+        return None
+    inner = runtime.reshard_after_forward if isinstance(runtime, FSDP2) else True
+    if not isinstance(inner, bool) and data % inner:
+        return None
+    return Strategy(
+        stage=stage,
+        data=data,
+        replicate=replicate,
+        gradient_accumulation_steps=micro_batches,
+        precision=precision,
+        optimizer=optimizer or Adam(learning_rate=0.01, epsilon=1e-5),
+        clip_norm=clip_norm,
+        checkpointing=checkpointing,
+        emulate=runtime,
+    )

@@ -1,0 +1,40 @@
+"""Runs schedules with exact values on a cluster that does not matter."""
+
+from drawn_clusters import RATES
+
+from zsim.backend import Job
+from zsim.cluster import Cluster, Gpu, Link
+from zsim.issue import NO_OVERFLOW
+from zsim.model import Model
+from zsim.schedule import Schedule
+from zsim_des.values import Result, Trained, train_by_schedule
+from zsim_des.watch import Durations
+
+STEPS = 3
+LINK = Link(bytes_per_s=10**9)
+
+
+def cluster(ranks: int) -> Cluster:
+    """One node with a GPU for each rank."""
+    return Cluster(
+        name="exact",
+        nodes=1,
+        gpus_per_node=ranks,
+        gpu=Gpu(name="exact", memory_bytes=10**12, memory_bytes_per_s=10**9, rates=RATES),
+        switch_link=LINK,
+        nics_per_node=1,
+        nic_link=LINK,
+    )
+
+
+def trained(
+    schedule: Schedule,
+    model: Model,
+    expected: Trained,
+    durations: Durations | None = None,
+    *,
+    overflow_steps: frozenset[int] = NO_OVERFLOW,
+) -> Result:
+    """Three steps of `schedule` under one timing."""
+    job = Job(schedule=schedule, model=model, cluster=cluster(schedule.mesh.size), steps=STEPS)
+    return train_by_schedule(job, expected, durations=durations, overflow_steps=overflow_steps)

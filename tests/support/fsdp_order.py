@@ -1,0 +1,130 @@
+"""Models, and the collectives that our schedules and PyTorch's FSDP issue for them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from fully_sharded import Collective, recorded
+from torch import nn
+from torch.nn import functional
+
+from zsim.architecture import GPT
+from zsim.operation import AllGather, AllReduce, ReduceScatter
+from zsim.runtime.fsdp1 import FSDP1
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.schedule import Schedule
+from zsim.strategy import Strategy
+from zsim.zero import schedule
+from zsim_torch.describe import describe
+from zsim_torch.torch_dtype import TORCH_DTYPE
+from zsim_torch.transformer import transformer
+
+
+def issued(made: Schedule) -> Iterator[Collective]:
+    """Collectives of the step over the data axes, in the order of the host."""
+    (program,) = made.programs
+    sizes = {group.name: group.size(made.mesh) for group in made.groups}
+
+    def form(kind: str, operation: AllGather | ReduceScatter | AllReduce, whole: int) -> Collective:
+        dtype = str(TORCH_DTYPE[operation.wire])
+        return Collective(kind, sizes[operation.group], whole, dtype)
+
+    for operation in program.step:
+        match operation:
+            case AllGather(target=view):
+                yield form("all_gather", operation, view.size)
+            case ReduceScatter(source=view):
+                yield form("reduce_scatter", operation, view.size)
+            case AllReduce(source=view) if view.size > 1:
+                yield form("all_reduce", operation, view.size)
+            case _:
+                pass
+
+
+class Twice(nn.Module):
+    """One parameter used twice, another one shorter than most worlds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(3, 1, 2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.linear(torch.tanh(self.linear(hidden)))
+        return made * self.scale.flatten()
+
+
+class Awkward(nn.Module):
+    """Tied weights at both ends; a block whose input has no gradient; nothing divides anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.start = Twice()
+        self.middle = Twice()
+        self.more = nn.Linear(6, 5, bias=False)
+        self.back = nn.Linear(5, 6)
+        self.end = Loss(self.more.weight)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.back(self.more(self.middle(self.start(batch))))
+        loss: torch.Tensor = self.end(hidden)
+        return loss
+
+
+class Loss(nn.Module):
+    """Reads a weight of another unit."""
+
+    def __init__(self, tied: torch.Tensor) -> None:
+        super().__init__()
+        assert isinstance(tied, nn.Parameter)
+        self.weight = tied
+        self.bias = nn.Parameter(torch.zeros(5))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.linear(hidden, self.weight, self.bias).square().mean()
+
+
+SHAPE = GPT(
+    layers=4,
+    hidden_size=8,
+    attention_heads=2,
+    sequence_length=4,
+    vocab_size=19,
+    tied_embeddings=False,
+)
+
+
+def both(
+    module: nn.Module,
+    units: Sequence[str],
+    blocks: Sequence[str],
+    batch: torch.Tensor,
+    strategy: Strategy,
+) -> tuple[list[Collective], list[Collective]]:
+    """What our schedule and what PyTorch issues."""
+    options = strategy.emulate
+    assert isinstance(options, FSDP1 | FSDP2)
+    reads = {"end": ("back",)}  # without the batch, which the last unit reads else
+    described = describe(module, units, batch, precision=strategy.precision, reads=reads)
+    model = replace(
+        described,
+        units=tuple(replace(unit, checkpoint=unit.name in blocks) for unit in described.units),
+    )
+    theirs = recorded(module, blocks, batch, strategy=strategy, options=options)
+    return list(issued(schedule(model, strategy))), theirs
+
+
+def of_gpt(strategy: Strategy) -> tuple[list[Collective], list[Collective]]:
+    """Both for a GPT of four blocks."""
+    module = transformer(SHAPE)
+    batch = torch.randint(0, SHAPE.vocab_size, (1, SHAPE.sequence_length + 1))
+    blocks = [name for name in module.units if name.startswith("block")]
+    return both(module, module.units, blocks, batch, strategy)
+
+
+def of_awkward(strategy: Strategy) -> tuple[list[Collective], list[Collective]]:
+    """Both for a model in which nothing divides anything."""
+    units, blocks = ("start", "middle", "more", "back", "end"), ("start", "middle", "back")
+    batch = torch.ones(2, 6, dtype=TORCH_DTYPE[strategy.precision.compute])
+    return both(Awkward(), units, blocks, batch, strategy)

@@ -1,0 +1,15 @@
+"""What docs/memory.md shows is what happens."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+MANUAL = Path(__file__).parents[3] / "docs" / "memory.md"
+
+
+def test_the_example_prints_what_stands_beside_it() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", MANUAL.read_text("utf-8"), re.DOTALL)
+    shown = re.findall(r"# (\d+), then (\d+)", code)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [tuple(ran.stdout.split())] == shown

@@ -1,0 +1,72 @@
+"""`[compute]` on the command line, constants that ship, and files that calibration writes."""
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from zsim.cost.kernel_profile import parse
+from zsim.shell.cli import answer
+from zsim.shell.installed import fitted_kernels
+
+
+def run(capsys: pytest.CaptureFixture[str], *settings: str) -> dict[str, object]:
+    words = ["run", "gpt3_175b", "--no-check", "--json"]
+    for setting in settings:
+        words += ["--set", setting]
+    assert answer(words) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_fitted_constants_change_times_and_what_is_to_be_trusted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain, fitted = run(capsys), run(capsys, "compute.profile=h100")
+    assert fitted["step_time_s"] != plain["step_time_s"]
+    assert fitted["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+    assert "times of kernels take constants fitted to published kernels" in str(fitted["trust"])
+    assert "rates" in str(plain["trust"])
+
+
+def test_constants_that_do_not_ship_are_refused_with_those_that_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert answer(["run", "tiny", "--set", "compute.profile=abacus"]) == 2
+    message = capsys.readouterr().err
+    assert message == (
+        "zsim: tiny: compute.profile: 'abacus' must be one of a100, b200, gh200, h100\n"
+    )
+
+
+def test_what_ships_was_fitted_to_rows_and_says_what_was_not() -> None:
+    known = fitted_kernels()
+    assert set(known) == {"a100", "b200", "gh200", "h100"}
+    for name, fitted in known.items():
+        assert fitted.gpu == name
+        assert fitted.publications
+        assert fitted.rows["matmul"] > 0
+        assert fitted.sibling or all(fitted.rows.values())
+    for name in ("a100", "gh200", "h100"):
+        assert known[name].errors["held_out_matmul"] < 0.06
+
+
+def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"accelerator": "NVIDIA H100 SXM", "dtype": "bf16", "mamf_tflops": "700"}
+    row |= {"best_shape_MxNxK": "2048x2048x8192", "source": "github:a/b/c.md@0123"}
+    with (tmp_path / "matmul_peaks.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row))
+        writer.writeheader()
+        writer.writerow(row)
+    assert answer(["calibrate", "--from", str(tmp_path), "--to", str(tmp_path / "to")]) == 0
+    path = tmp_path / "to" / "kernels" / "h100.toml"
+    out = capsys.readouterr().out
+    assert out.startswith(f"{path}: matmul: median error 0.")
+    assert out.endswith("fitted, nothing to hold out; the rest is assumed\n")
+    fitted = parse("h100", tomllib.loads(path.read_text("utf-8")))
+    assert (fitted.gpu, fitted.rows["matmul"]) == ("h100", 1)
+    assert fitted.publications == ("github:a/b@0123",)

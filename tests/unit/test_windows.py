@@ -1,0 +1,120 @@
+"""Which windows on layouts, copies by parameter and joined axes a schedule may name."""
+
+import pytest
+
+from zsim.builder import Named, ScheduleBuilder
+from zsim.layout import Layout, Piece
+from zsim.mesh import Axis, Joined, Mesh
+from zsim.operation import OperationError, View
+from zsim.schedule import Contract, Kind, ScheduleError
+
+PIECE = Piece(parameter="w", start=0, size=8)
+
+
+def start() -> tuple[ScheduleBuilder, Named, Named]:
+    """Four ranks; 8 elements whole, and the rank's shard of them."""
+    mesh = Mesh(
+        axes=(Axis(name="far", size=2), Axis(name="near", size=2)),
+        joined=(Joined(name="data", axes=("far", "near")),),
+    )
+    build = ScheduleBuilder("windows", mesh)
+    build.layout(Layout(name="flat", pieces=(PIECE,), elements=8, axis="data"))
+    build.layout(Layout(name="blocks", pieces=(PIECE,), elements=8, axis="data", blocks=(0, 4)))
+    whole = build.buffer("whole", 8, layout="flat")
+    shard = build.buffer("shard", 2, layout="flat", shard="data")
+    build.step.allocate(whole, shard)
+    return build, whole, shard
+
+
+def test_a_window_in_a_buffer_that_holds_it_starts_at_its_origin() -> None:
+    build, whole, shard = start()
+    here = whole.window("flat", 5, 2, origin=1)
+    build.step.copy("slices", here, shard.window("flat", 5, 2))
+    schedule = build.schedule()
+    coordinates = [schedule.mesh.coordinates(rank) for rank in range(4)]
+    assert [schedule.extent(here, each) for each in coordinates] == [(0, 0), (1, 2), (3, 2), (5, 1)]
+
+
+def test_a_window_that_leaves_its_buffer_is_refused() -> None:
+    build, whole, _ = start()
+    build.step.fill("fill", whole.window("flat", 8, origin=1), 0.0)
+    with pytest.raises(ScheduleError, match="step/fill: the window leaves whole"):
+        build.schedule()
+
+
+def test_a_window_that_leaves_its_layout_is_refused() -> None:
+    build, whole, _ = start()
+    build.step.fill("fill", whole.window("flat", 5, 4, origin=0), 0.0)
+    with pytest.raises(ScheduleError, match="the window leaves layout flat"):
+        build.schedule()
+
+
+def test_a_window_without_an_origin_lies_in_a_shard() -> None:
+    build, whole, _ = start()
+    build.step.fill("fill", whole.window("flat", 2), 0.0)
+    with pytest.raises(ScheduleError, match="whole is no shard of layout flat"):
+        build.schedule()
+
+
+def test_there_are_no_windows_on_blocks() -> None:
+    build, whole, _ = start()
+    build.step.fill("fill", whole.window("blocks", 2, origin=0), 0.0)
+    with pytest.raises(ScheduleError, match="no layout 'blocks' to cut, without blocks"):
+        build.schedule()
+
+
+@pytest.mark.parametrize(("layout", "origin"), [(None, 0), ("flat", -1)])
+def test_an_origin_needs_a_layout_and_is_not_negative(layout: str | None, origin: int) -> None:
+    with pytest.raises(OperationError, match=f"origin {origin} needs a layout, and to be >= 0"):
+        View(buffer="x", size=1, layout=layout, origin=origin)
+
+
+def test_a_window_is_copied_to_the_same_window() -> None:
+    build, whole, shard = start()
+    build.step.copy("slices", whole.window("flat", 4, 2, origin=0), shard.window("flat", 4, 4))
+    with pytest.raises(ScheduleError, match="step/slices: copies a window to another one"):
+        build.schedule()
+
+
+def test_a_copy_by_parameter_may_change_the_size() -> None:
+    build, whole, shard = start()
+    build.step.copy("cut", whole.all, shard.all, by_parameter=True)
+    assert "step/cut" in build.schedule().programs[0].by_id
+
+
+@pytest.mark.parametrize("part", [slice(0, 4), slice(0, 8)])
+def test_a_copy_by_parameter_needs_whole_buffers_with_layouts(part: slice) -> None:
+    build, whole, shard = start()
+    plain = build.buffer("plain", 8)
+    build.step.allocate(plain)
+    source = plain if part == slice(0, 8) else whole
+    build.step.copy("cut", source[part], shard.all, by_parameter=True)
+    with pytest.raises(ScheduleError, match="by parameter needs the whole of a buffer with a lay"):
+        build.schedule()
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(7, False), (8, True), (11, False)])
+def test_a_copy_out_of_a_bucket_leaves_its_room_out(size: int, *, allowed: bool) -> None:
+    build, _, shard = start()
+    bucket = build.buffer("bucket", 11, layout="flat", kind=Kind.COMMUNICATION)
+    build.step.allocate(bucket)
+    build.step.copy("cut", bucket[0:size], shard.all, by_parameter=True)
+    if allowed:
+        assert "step/cut" in build.schedule().programs[0].by_id
+        return
+    with pytest.raises(ScheduleError, match="by parameter needs the whole of a buffer with a lay"):
+        build.schedule()
+
+
+def test_a_group_names_the_parts_of_a_joined_axis() -> None:
+    build, _, _ = start()
+    build.group("data", "data")
+    with pytest.raises(ScheduleError, match="group data: axis data is joined"):
+        build.schedule()
+
+
+def test_data_axes_are_single_axes_of_the_mesh() -> None:
+    build, _, _ = start()
+    build.schedule(Contract(data_axes=("far", "near")))
+    with pytest.raises(ScheduleError, match="data_axes: no single axis 'pipe'"):
+        build.schedule(Contract(data_axes=("far", "pipe")))

@@ -1,0 +1,31 @@
+"""What DeepSpeed's stage 3 holds on real ranks is what the book says."""
+
+from collections.abc import Iterator
+
+from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
+from tiny_training import Case, all_by_schedule
+
+from zsim.allocator import book
+from zsim.strategy import Precision
+from zsim_torch.ranks import RankPool
+from zsim_torch.train import state_peak
+
+
+def cases(ranks: int) -> Iterator[Case]:
+    for named in DEEPSPEED3_OPTIONS.values():
+        for precision in (Precision.FP32, Precision.FP16):
+            made = strategy(named, data=ranks, micro_batches=2, precision=precision, clip_norm=1.0)
+            if made is not None:
+                yield Case(made, steps=2, observe=True)
+
+
+def test_live_storages_peak_at_the_book_to_the_byte() -> None:
+    found = list(cases(2))
+    with RankPool(2) as pool:
+        by_rank = pool.run(all_by_schedule, found)
+    for results in by_rank:
+        for case, result in zip(found, results, strict=True):
+            lives = result.observed["live_bytes_peak/state"]
+            (program,) = case.schedule().programs
+            assert lives == result.observed["booked_bytes_peak/state"], case
+            assert lives <= state_peak(program, book(program, case.steps)), case

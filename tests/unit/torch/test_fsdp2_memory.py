@@ -1,0 +1,101 @@
+"""What the emulated FSDP2 says that it holds, and what PyTorch's own holds on real ranks."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from fully_sharded import sharded
+from live_storages import LiveStorages
+from torch import nn
+
+from zsim.architecture import GPT
+from zsim.rule import Adam
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.strategy import Strategy
+from zsim.zero import schedule
+from zsim_torch.describe import describe
+from zsim_torch.ranks import RankPool
+from zsim_torch.transformer import transformer
+
+RANKS = 4
+STEPS = 8  # a transport's thread may hold a tensor a moment longer; it does not in every step
+SHAPE = GPT(
+    layers=6,
+    hidden_size=128,
+    attention_heads=4,
+    sequence_length=16,
+    vocab_size=96,
+    tied_embeddings=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to train and how."""
+
+    sequences: int
+    options: FSDP2
+
+    def batch(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        size = (self.sequences, SHAPE.sequence_length + 1)
+        return torch.randint(0, SHAPE.vocab_size, size, generator=generator)
+
+
+def blocks(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_children() if name.startswith("block")]
+
+
+def measured(run: Run) -> int:
+    """Peak of live storages on this rank: the least of the steps after the first."""
+    strategy = Strategy(stage=3, data=RANKS, emulate=run.options)
+    module = transformer(SHAPE)
+    root = sharded(module, blocks(module), strategy, run.options)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, foreach=False)
+    batch = run.batch()
+    peaks = []
+    with LiveStorages() as live:
+        for _ in range(STEPS):
+            live.peak = 0
+            loss = module(batch)
+            torch.autograd.backward(loss)
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
+            peaks.append(live.peak)
+    assert isinstance(root, nn.Module)
+    return min(peaks[1:])
+
+
+def emulated(run: Run) -> int:
+    """Peak of the book that the schedule promises."""
+    module = transformer(SHAPE)
+    described = describe(module, module.units, run.batch())
+    model = replace(
+        described,
+        units=tuple(
+            replace(unit, checkpoint=unit.name in blocks(module)) for unit in described.units
+        ),
+    )
+    strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(), emulate=run.options)
+    ((_, _, peak),) = schedule(model, strategy).contract.peak_bytes
+    return peak
+
+
+def test_the_book_is_what_lives_in_fully_shard() -> None:
+    """With more tokens backward of a block frees what it saved while it makes gradients.
+
+    The book has all of both: its operations are as long as a segment.
+    """
+    bounds = {
+        Run(1, FSDP2(reshard_after_forward=True)): 0.02,
+        Run(1, FSDP2(reshard_after_forward=False)): 0.001,
+        Run(1, FSDP2(reshard_after_forward=2)): 0.02,
+        Run(4, FSDP2(reshard_after_forward=True)): 0.05,
+        Run(4, FSDP2(reshard_after_forward=False)): 0.001,
+    }
+    with RankPool(RANKS) as pool:
+        found = {run: min(pool.run(measured, run)) for run in bounds}
+    for run, lives in found.items():
+        assert emulated(run) == pytest.approx(lives, rel=bounds[run]), run
+    assert len(set(found.values())) == len(found)

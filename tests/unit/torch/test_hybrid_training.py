@@ -1,0 +1,47 @@
+"""Sharded in a group and replicated across, or with secondary shards: trains as one process."""
+
+import pytest
+from tiny_training import BOUND, Case, all_by_schedule, by_plain_loop, distance
+
+from zsim.rule import Adam
+from zsim.strategy import Precision, Strategy
+from zsim_torch.ranks import RankPool
+
+ADAM = Adam(learning_rate=0.01, epsilon=1e-5)
+CASES = {
+    f"stage {stage}, {data} x {replicate}, secondary {secondary}, once {once}": Case(
+        Strategy(
+            stage=stage,
+            data=data,
+            replicate=replicate,
+            secondary=secondary,
+            reduce_once=once,
+            gradient_accumulation_steps=2,
+            optimizer=ADAM,
+            clip_norm=0.1,
+            bucket_elements=60,
+        ),
+        steps=3,
+    )
+    for stage, data, replicate, secondary, once in (
+        (0, 2, 2, None, False),
+        (1, 2, 2, None, False),
+        (2, 2, 2, None, False),
+        (2, 2, 2, None, True),
+        (3, 2, 2, None, False),
+        (3, 1, 4, None, False),
+        (3, 4, 1, 2, False),
+        (3, 4, 1, 4, True),
+        (3, 2, 2, 2, False),
+    )
+}
+
+
+def test_hybrid_stages_train_as_one_process_does() -> None:
+    with RankPool(4) as pool:
+        results = pool.run(all_by_schedule, list(CASES.values()))[0]
+    before, after, losses = by_plain_loop(next(iter(CASES.values())))
+    for (name, case), result in zip(CASES.items(), results, strict=True):
+        assert distance(result.parameters, after, before) <= BOUND[Precision.FP32], name
+        assert result.losses == pytest.approx(losses, rel=1e-3), name
+        assert case.strategy.ranks == 4
