@@ -6,7 +6,7 @@ PYTHON ?= python3
 PIP_PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench format clean python
+.PHONY: run test test-long lint bench format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -14,15 +14,19 @@ run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 test: lint  ## everything that has to pass
 	@.venv/bin/pytest
 
+test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
+	@.venv/bin/pytest -m long -rP
+
 lint: .venv/installed
 	@.venv/bin/ruff check
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/pyright
 
-bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs per second
+bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs per second, the allocator
 	.venv-run/bin/python benchmarks/step_96_layers.py
 	.venv-run/bin/python -m benchmarks.scale
+	.venv-run/bin/python -m benchmarks.allocator
 
 format: .venv/installed
 	.venv/bin/ruff check --fix
