@@ -13,8 +13,9 @@ from zsim.calibration.constants import START
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profiles import parse
 from zsim.collective.tuner import Bandwidths, alone_s
-from zsim.shell.cli import Code, answer
+from zsim.shell.cli import answer
 from zsim.shell.installed import network_profiles
+from zsim.shell.option import Code
 
 Ask = Callable[..., tuple[int, str, str]]
 

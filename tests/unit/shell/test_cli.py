@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from zsim.document import decode_trace
-from zsim.shell.cli import Code, answer
+from zsim.shell.cli import answer
+from zsim.shell.option import Code
 
 ZSIM = Path(sys.executable).parent / "zsim"
 

@@ -1,0 +1,37 @@
+"""`zsim check SCENARIO`."""
+
+from typing import Annotated
+
+import typer
+
+from zsim.shell.mistake import MistakeError
+from zsim.shell.option import Code, Json, Schedulish, Settings, at_least
+
+
+def check(
+    scenario: Schedulish,
+    settings: Settings = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=at_least(1), help="Show finding N with its witness."),
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """Prove a schedule: no deadlock, no race, lifetimes, memory, volume."""
+    from zsim.check import check as findings_of
+    from zsim.shell.answer import explain_finding, findings_object, print_findings, print_json
+    from zsim.shell.source import Changes, read
+
+    document = read(scenario, Changes(settings=tuple(settings or ()))).document
+    findings = findings_of(document.schedule, document.model)
+    if json:
+        print_json(findings_object(findings))
+    elif explain is None:
+        print_findings(document.schedule, findings)
+    elif explain <= len(findings):
+        explain_finding(explain, findings[explain - 1])
+    else:
+        raise MistakeError(
+            f"--explain: {explain} must be at most {len(findings)}, the findings there are"
+        )
+    return Code.NO if findings else Code.DONE

@@ -1,0 +1,24 @@
+"""`zsim list`."""
+
+from zsim.shell.option import Code
+
+
+def list_() -> Code:
+    """Name what is installed."""
+    import tomllib
+
+    from zsim.backend import names
+    from zsim.shell.answer import print_installed
+    from zsim.shell.installed import part_names, scenarios
+    from zsim.topology import Part
+
+    titles = [(name, tomllib.loads(text)["title"]) for name, text in scenarios().items()]
+    parts = {
+        "topologies": part_names(Part.SYSTEM),
+        "nodes": part_names(Part.NODE),
+        "fabrics": part_names(Part.FABRIC),
+        "gpus": part_names(Part.GPU),
+        "backends": names(),
+    }
+    print_installed(titles, parts)
+    return Code.DONE

@@ -1,0 +1,55 @@
+"""`zsim run SCENARIO`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.shell.option import Code, Json, Schedulish, Settings, at_least
+
+
+def run(
+    scenario: Schedulish,
+    backend: Annotated[str, typer.Option(help="Where it runs: sim, torch or null.")] = "sim",
+    ranks: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=at_least(1), help="So many ranks, not the cluster's."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to train on, bytes as tokens (torch).")
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", parser=at_least(0), help="Seed of all that is drawn.")
+    ] = 0,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", parser=at_least(1), help="Optimizer steps.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what happened there, as JSON.")
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the last step there: .svg or .png.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
+    ] = True,
+    json: Json = False,
+) -> Code:
+    """Does it fit, how long does a step take, what bounds it."""
+    from zsim.shell.running import Request
+    from zsim.shell.running import run as run_request
+    from zsim.shell.source import Changes
+
+    request = Request(
+        source=scenario,
+        changes=Changes(settings=tuple(settings or ()), ranks=ranks, steps=steps),
+        backend=backend,
+        data=data,
+        seed=seed,
+        trace=trace,
+        timeline=timeline,
+        check=check,
+        as_json=json,
+    )
+    return Code.DONE if run_request(request) else Code.NO

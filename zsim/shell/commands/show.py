@@ -1,0 +1,19 @@
+"""`zsim show NAME`."""
+
+from typing import Annotated
+
+import typer
+
+from zsim.shell.option import Code
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(help="A scenario, topology or part of one.", show_default=False)
+    ],
+) -> Code:
+    """Print what ships: a scenario, topology, node, fabric or GPU."""
+    from zsim.shell.source import shipped_text
+
+    print(shipped_text(name), end="")
+    return Code.DONE

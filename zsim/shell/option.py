@@ -1,0 +1,53 @@
+"""What the commands of `zsim` share: exit codes, and options that several of them have.
+
+Exit codes: 0 done; 1 the answer is no (findings, does not fit); 2 the caller's mistake; 3 the run
+itself failed; 130 interrupted.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Annotated
+
+import typer
+
+
+class Code(IntEnum):
+    """What the process returns."""
+
+    DONE = 0
+    NO = 1
+    MISTAKE = 2
+    FAILED = 3
+    INTERRUPTED = 130
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `minimum` on, for an option."""
+
+    def parse(given: str | int) -> int:
+        text = str(given)  # a default comes as it is
+        if not text.isdecimal() or int(text) < minimum:
+            raise typer.BadParameter(f"{text!r} must be a whole number, at least {minimum}")
+        return int(text)
+
+    return parse
+
+
+Scenario = Annotated[
+    str, typer.Argument(help="A scenario that ships (zsim list), or a file.", show_default=False)
+]
+Schedulish = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCENARIO|FILE.json",
+        help="A scenario that ships (zsim list), a file, or a schedule in JSON.",
+        show_default=False,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change the scenario: zero.stage=3. Many are allowed."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
