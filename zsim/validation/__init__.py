@@ -1,0 +1,1 @@
+"""Runs of training that others published: what they were, and how far predictions are off."""

@@ -1,0 +1,47 @@
+"""A run of training that somebody published: what was run, and what was measured of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A row of a table of published runs.
+
+    Attributes:
+        file: name of the table.
+        line: of the row in it; the header is line 1.
+        hardware, model, sequence_length: what a sweep has in common, beside the file.
+        scenario: the run, as the tables of a scenario file; empty if it is not modelled.
+        reason: why it is not modelled; empty if it is.
+        step_time_s: published time of an optimizer step in seconds, if it was published.
+        peak_bytes: published peak of device memory in bytes, if it was published.
+        reserved: the peak is of memory that the allocator reserved; else of what was allocated.
+        failed: the run ended without a result: it ran out of memory, crashed or took too long.
+        source: the publication.
+    """
+
+    file: str
+    line: int
+    hardware: str
+    model: str
+    sequence_length: int
+    scenario: Mapping[str, object]
+    source: str
+    reason: str = ""
+    step_time_s: float | None = None
+    peak_bytes: int | None = None
+    reserved: bool = True
+    failed: bool = False
+
+    @property
+    def sweep(self) -> tuple[str, str, str, int]:
+        """What fitting and judging never share: (file, hardware, model, sequence length)."""
+        return (self.file, self.hardware, self.model, self.sequence_length)
+
+    @property
+    def judged(self) -> bool:
+        """Whether its sweep judges predictions; the others may fit constants. By hash: a coin."""
+        text = "\0".join(map(str, self.sweep))
+        return sha256(text.encode()).digest()[0] % 2 == 0
