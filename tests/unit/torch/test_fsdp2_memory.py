@@ -18,7 +18,7 @@ from zsim_torch.ranks import RankPool
 from zsim_torch.transformer import transformer
 
 RANKS = 4
-STEPS = 8  # a transport's thread may hold a tensor a moment longer; it does not in every step
+STEPS = 4  # a transport's thread may hold a tensor a moment longer; it does not in every step
 SHAPE = GPT(
     layers=6,
     hidden_size=128,

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_training import (
     by_schedule,
     distance,
     grid,
+    whole_grid,
 )
 
 from zsim.operation import Copy, Operation
@@ -36,9 +38,20 @@ def alike(case: Case) -> Case:
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_stage_trains_as_one_process_and_as_fsdp_do(ranks: int) -> None:
-    cases = grid(ranks)
+@pytest.mark.parametrize(
+    ("ranks", "cases_of"),
+    [
+        (1, grid),
+        (2, grid),
+        (3, grid),
+        (4, grid),
+        *(pytest.param(ranks, whole_grid, marks=pytest.mark.long) for ranks in (1, 2, 3, 4)),
+    ],
+)
+def test_every_stage_trains_as_one_process_and_as_fsdp_do(
+    ranks: int, cases_of: Callable[[int], list[Case]]
+) -> None:
+    cases = cases_of(ranks)
     kinds = list(dict.fromkeys(alike(case) for case in cases))
     with RankPool(ranks) as pool:
         found = pool.run(all_by_schedule, cases)[0]
