@@ -280,6 +280,15 @@ def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
         raise ScenarioError(f"empty; a scenario has {_listed(Scenario.model_fields)}")
     for setting in settings:
         apply(data, setting)
+    return from_tables(data)
+
+
+def from_tables(data: Mapping[str, object]) -> Scenario:
+    """The scenario in `data`, as TOML is read.
+
+    Raises:
+        ScenarioError: it cannot be used.
+    """
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:

@@ -81,6 +81,14 @@ class Sheet:
             f'stroke="{colour}" stroke-width="{width}"{dash}/>'
         )
 
+    def dot(self, x: float, y: float, *, colour: str, hollow: bool = False) -> None:
+        """A small circle around x, y, or with `hollow` its edge alone."""
+        fill = "none" if hollow else colour
+        self._drawn.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{fill}" fill-opacity="0.75" '
+            f'stroke="{colour}" stroke-width="1"/>'
+        )
+
     def words(
         self,
         x: float,

@@ -61,14 +61,15 @@ def verdict(
     return Verdict(
         file=file,
         rows=len(rows) + len(left),
-        errors=_errors([each.error for each in found]) if found else None,
-        by_class={key: _errors(errors) for key, errors in sorted(by_class.items())},
+        errors=errors_of([each.error for each in found]) if found else None,
+        by_class={key: errors_of(errors) for key, errors in sorted(by_class.items())},
         unmodelled=tuple(unmodelled),
         in_band=_in_band(found),
     )
 
 
-def _errors(errors: Sequence[float]) -> Errors:
+def errors_of(errors: Sequence[float]) -> Errors:
+    """Median, mean and 90th percentile of `errors`, of which there is at least one."""
     p90 = quantiles(errors, n=10, method="inclusive")[-1] if len(errors) > 1 else errors[0]
     return Errors(rows=len(errors), median=median(errors), mean=fmean(errors), p90=p90)
 

@@ -10,6 +10,8 @@ from zsim.calibration.kernel_rows import KernelRow
 from zsim.calibration.links import LINK_TABLES, TimedLinks, read_links
 from zsim.calibration.measured import MeasuredError, Measurement, Row, Unmodelled
 from zsim.shell.mistake import MistakeError, file_fault
+from zsim.validation.published import Published
+from zsim.validation.tables import TABLES
 
 Found = TypeVar("Found")
 
@@ -42,6 +44,21 @@ def all_tables(
         {path.stem: _read(path, measured.read) for path in networks},
         {path.stem: _read(path, kernel_rows.read) for path in kernels},
     )
+
+
+def published_runs(folder: Path) -> dict[str, list[Published]]:
+    """Rows of the known tables of training in `folder`, by name, modelled or not.
+
+    Raises:
+        MistakeError: no table is there, or one cannot be read.
+    """
+    found: dict[str, list[Published]] = {}
+    for path in _found(folder, TABLES):
+        try:
+            found[path.stem] = TABLES[path.stem].read(_rows(path))
+        except MeasuredError as error:
+            raise MistakeError(f"{folder / str(error)}") from None
+    return found
 
 
 def _found(folder: Path, names: Collection[str]) -> list[Path]:

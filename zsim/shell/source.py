@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zsim.collective.demand import Decision
     from zsim.document import Document
     from zsim.fault import Fault, Neighbour
+    from zsim.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,20 +120,32 @@ def _schedule(name: str, text: str, changes: Changes) -> Source:
 
 
 def _scenario(name: str, text: str, changes: Changes) -> Source:
+    from zsim.scenario import ScenarioError, parse
+
+    settings = list(changes.settings)
+    if changes.steps is not None:
+        settings.append(f"train.steps={changes.steps}")
+    with mistakes(ScenarioError, prefix=f"{name}: "):
+        scenario = parse(text, settings)
+    return resolved(name, scenario, ranks=changes.ranks)
+
+
+def resolved(name: str, scenario: "Scenario", *, ranks: int | None = None) -> Source:
+    """What `scenario`, called `name`, comes to: files that it names are read beside it.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
     from zsim import deepspeed_config
     from zsim.allocator import handed_out
     from zsim.document import Document
     from zsim.hugging_face import configured
     from zsim.model import ModelError
     from zsim.resolve import on_ranks, resolve
-    from zsim.scenario import ScenarioError, parse
+    from zsim.scenario import ScenarioError
     from zsim.zero import schedule
 
-    settings = list(changes.settings)
-    if changes.steps is not None:
-        settings.append(f"train.steps={changes.steps}")
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        scenario = parse(text, settings)
         if scenario.model.hf_config is not None:
             text = _config_text(name, "model.hf_config", scenario.model.hf_config)
             scenario = configured(scenario, text)
@@ -141,21 +154,21 @@ def _scenario(name: str, text: str, changes: Changes) -> Source:
         if config is not None:
             text = _config_text(name, "zero.deepspeed_config", config)
             scenario, ignored = deepspeed_config.configured(scenario, text)
-        if changes.ranks is not None:
-            scenario = on_ranks(scenario, changes.ranks)
-        resolved = resolve(scenario, topology, network_profile, kernel_profile)
-        made = handed_out(schedule(resolved.model, resolved.strategy), resolved.allocator)
+        if ranks is not None:
+            scenario = on_ranks(scenario, ranks)
+        found = resolve(scenario, topology, network_profile, kernel_profile)
+        made = handed_out(schedule(found.model, found.strategy), found.allocator)
     if ignored and os.environ.get("RANK", "0") == "0":  # of torchrun's ranks the first speaks
         print(one_line(f"{config}: not modelled: {', '.join(ignored)}"), file=sys.stderr)
     return Source(
         title=scenario.title,
         document=Document(
             schedule=made,
-            model=resolved.model,
-            cluster=resolved.cluster,
-            steps=resolved.steps,
+            model=found.model,
+            cluster=found.cluster,
+            steps=found.steps,
         ),
-        faults=resolved.faults,
-        neighbours=resolved.neighbours,
-        decision=resolved.decision,
+        faults=found.faults,
+        neighbours=found.neighbours,
+        decision=found.decision,
     )

@@ -1,0 +1,85 @@
+"""What a run of training would take, as `zsim run` says it: schedule, simulation, figures."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from typing import Any
+
+from zsim.backend import BackendError, NoWayError, RunFailedError
+from zsim.shell.mistake import MistakeError
+from zsim.validation.verdict import Forecast
+
+FEW = 3
+"""Micro-batches of a step that are simulated; those that follow are like the last."""
+
+
+def forecasts(runs: Sequence[Mapping[str, object]]) -> list[Forecast | str | None]:
+    """Forecasts of scenarios, each given as its tables, on all processors; equal ones are run once.
+
+    A line instead of a forecast says why there is none; None stands for an empty scenario.
+    """
+    texts = [json.dumps(each, sort_keys=True) if each else "" for each in runs]
+    tables = {text: each for text, each in zip(texts, runs, strict=True) if text}
+    workers = min(len(tables), os.cpu_count() or 1)
+    if workers < 2:
+        found = dict(zip(tables, map(forecast, tables.values()), strict=True))
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            found = dict(zip(tables, pool.map(forecast, tables.values(), chunksize=4), strict=True))
+    return [found.get(text) for text in texts]
+
+
+def forecast(tables: Mapping[str, object]) -> Forecast | str:
+    """What is predicted for the scenario in `tables`, or in a line why nothing is.
+
+    Of many micro-batches few are simulated: each after the first takes as long as the one before.
+    """
+    train = tables.get("train")
+    steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
+    if not isinstance(steps, int) or steps <= FEW:
+        return _simulated(tables)
+    fewer, few = _simulated(_accumulating(tables, FEW - 1)), _simulated(_accumulating(tables, FEW))
+    if isinstance(fewer, str) or isinstance(few, str):
+        return fewer if isinstance(fewer, str) else few
+    each_s = few.step_time_s - fewer.step_time_s
+    return Forecast(
+        step_time_s=few.step_time_s + (steps - FEW) * each_s,
+        peak_allocated_bytes=few.peak_allocated_bytes,
+        peak_reserved_bytes=few.peak_reserved_bytes,
+    )
+
+
+def _accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
+    changed: dict[str, Any] = deepcopy(dict(tables))
+    changed["train"]["gradient_accumulation_steps"] = steps
+    return changed
+
+
+def _simulated(tables: Mapping[str, object]) -> Forecast | str:
+    from zsim.backend import Job, load
+    from zsim.scenario import from_tables
+    from zsim.shell.source import resolved
+    from zsim.summary import summary
+
+    try:
+        source = resolved("scenario", from_tables(tables))
+        document = source.document
+        if document.model is None or document.cluster is None:
+            raise AssertionError("a scenario has a model and a cluster")
+        job = Job(
+            schedule=document.schedule,
+            model=document.model,
+            cluster=document.cluster,
+            steps=document.steps,
+        )
+        settings = {} if source.decision is None else {"decision": source.decision}
+        found = summary(job, load("sim")(**settings).run(job, seed=0))
+    except (MistakeError, BackendError, RunFailedError, NoWayError, ValueError) as error:
+        return str(error)
+    return Forecast(
+        step_time_s=found.step_time_s,
+        peak_allocated_bytes=found.peak_allocated_bytes,
+        peak_reserved_bytes=found.peak_reserved_bytes,
+    )

@@ -1,0 +1,130 @@
+"""`zsim validate training` and `memory`: predicted runs of training beside published ones."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from zsim.calibration.validate import Errors
+from zsim.shell.answer import print_json
+from zsim.shell.measured import published_runs
+from zsim.shell.mistake import MistakeError
+from zsim.shell.picture import need_format, write_picture
+from zsim.shell.prediction import forecasts
+from zsim.units import format_bytes, format_seconds
+from zsim.validation.published import Published
+from zsim.validation.scatter import scatter
+from zsim.validation.verdict import Comparison, Quantity, Verdict, published, verdict
+
+
+def validate_training(
+    folder: Path, quantity: Quantity, *, as_json: bool, picture: Path | None
+) -> None:
+    """Print how well `quantity` is predicted of the runs in `folder`.
+
+    Raises:
+        MistakeError: there is nothing to read, or to draw, or the picture cannot be written.
+    """
+    if picture is not None:
+        need_format("--picture", picture)
+    verdicts = [
+        each
+        for name, runs in published_runs(folder).items()
+        if (each := judged(name, quantity, runs))
+    ]
+    if not verdicts:
+        raise MistakeError(f"{folder}: no row has a {quantity}")
+    if as_json:
+        print_json({"files": {each.file: verdict_object(each) for each in verdicts}})
+    else:
+        print_verdicts(verdicts)
+    if picture is not None:
+        drawn = [each for each in verdicts if each.comparisons]
+        if not drawn:
+            raise MistakeError(f"--picture: {picture}: no row is modelled")
+        write_picture("--picture", picture, scatter(drawn, f"{quantity}: predicted, published"))
+
+
+def judged(file: str, quantity: Quantity, runs: Sequence[Published]) -> Verdict | None:
+    """The verdict on `runs` of `file`; None if no row has the quantity."""
+    asked = [run for run in runs if run.reason or published(run, quantity) is not None]
+    if not any(published(run, quantity) is not None for run in runs):
+        return None
+    return verdict(file, quantity, asked, forecasts([run.scenario for run in asked]))
+
+
+def verdict_object(found: Verdict) -> dict[str, object]:
+    """A file of `zsim validate --json`."""
+    return {
+        "rows": found.rows,
+        "modelled": len(found.comparisons),
+        **_object(found.all),
+        "judged": _object(found.judged, count=True),
+        "fitted": _object(found.fitted, count=True),
+        "hardware": {name: _object(each, count=True) for name, each in found.by_hardware.items()},
+        "worst": [
+            {
+                "row": each.run.line,
+                "judged": each.run.judged,
+                "published": each.published,
+                "predicted": each.predicted,
+                "error": each.off,
+            }
+            for each in found.worst
+        ],
+        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
+    }
+
+
+def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
+    rows: dict[str, object] = {"modelled": errors.rows if errors else 0} if count else {}
+    return rows | {
+        "median_abs_error": errors.median if errors else None,
+        "mean_abs_error": errors.mean if errors else None,
+        "p90_abs_error": errors.p90 if errors else None,
+    }
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """A table of errors, then for each file its worst rows and those that are not modelled."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("file", "rows of", "hardware"):
+        table.add_column(name, no_wrap=True)
+    for name in ("rows", "median", "mean", "90 %"):
+        table.add_column(name, justify="right")
+    for found in verdicts:
+        table.add_row(found.file, "all sweeps", "", *_figures(found.all))
+        table.add_row("", "sweeps that may be fitted", "", *_figures(found.fitted))
+        table.add_row("", "sweeps that judge", "all", *_figures(found.judged))
+        for name, errors in found.by_hardware.items():
+            table.add_row("", "", name, *_figures(errors))
+    Console(width=120, highlight=False).print(table)
+    for found in verdicts:
+        print(f"{found.file}: {len(found.comparisons)} of {found.rows} rows are modelled")
+        for reason, count in Counter(each.reason for each in found.unmodelled).items():
+            lines = ", ".join(str(each.row) for each in found.unmodelled if each.reason == reason)
+            print(f"  not {'line' if count == 1 else 'lines'} {lines}: {reason}")
+        if found.worst:
+            print("  furthest off:")
+        for each in found.worst:
+            print(f"    {_line(found.quantity, each)}")
+
+
+def _line(quantity: Quantity, each: Comparison) -> str:
+    run = each.run
+    if quantity is Quantity.STEP_TIME:
+        given, said = format_seconds(each.published), format_seconds(each.predicted)
+    else:
+        given, said = format_bytes(round(each.published)), format_bytes(round(each.predicted))
+    part = "judges" if run.judged else "may be fitted"
+    where = f"line {run.line} ({run.hardware}, {run.model}, {run.sequence_length} tokens, {part})"
+    return f"{where}: published {given}, predicted {said}, {each.off:+.1%}"
+
+
+def _figures(errors: Errors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("0", "", "", "")
+    values = (errors.median, errors.mean, errors.p90)
+    return (str(errors.rows), *(f"{value:.1%}" for value in values))

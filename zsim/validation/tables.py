@@ -1,0 +1,12 @@
+"""The tables of published runs that are known, by the name of their file."""
+
+from zsim.validation import fsdp2_llama, fsdp_mpt
+from zsim.validation.table import Table
+
+TABLES: dict[str, Table] = {
+    table.file: table
+    for table in (
+        fsdp_mpt.TABLE,
+        fsdp2_llama.TABLE,
+    )
+}

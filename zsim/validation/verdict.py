@@ -1,0 +1,130 @@
+"""Predicted runs of training beside published ones: how far off, by file and by hardware."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.calibration.measured import Unmodelled
+from zsim.calibration.validate import Errors, errors_of
+from zsim.validation.published import Published
+
+WORST = 5
+"""Rows that are named because they are predicted worst."""
+
+
+class Quantity(StrEnum):
+    """What is compared."""
+
+    STEP_TIME = "step time"
+    """Seconds of an optimizer step."""
+    MEMORY = "peak memory"
+    """Bytes that a rank reserves, or allocates, whichever was published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is predicted for a run."""
+
+    step_time_s: float
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A published figure, in seconds or bytes, and what is predicted for it."""
+
+    run: Published
+    published: float
+    predicted: float
+
+    @property
+    def off(self) -> float:
+        """How far off, as a fraction of what was published; less than 0 if too small."""
+        return self.predicted / self.published - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How well one file is predicted.
+
+    Attributes:
+        rows: rows of the file that publish the quantity, modelled or not.
+        all, judged, fitted: errors of all that are modelled, of those in sweeps that judge, and of
+            the others, which may have been fitted; None if there is none.
+        by_hardware: errors of those that judge, by hardware.
+        worst: the rows furthest off, worst first.
+        comparisons: every row that is modelled.
+        unmodelled: the rows that are not, each with the reason.
+    """
+
+    file: str
+    quantity: Quantity
+    rows: int
+    all: Errors | None
+    judged: Errors | None
+    fitted: Errors | None
+    by_hardware: Mapping[str, Errors]
+    worst: tuple[Comparison, ...]
+    comparisons: tuple[Comparison, ...]
+    unmodelled: tuple[Unmodelled, ...]
+
+
+def published(run: Published, quantity: Quantity) -> float | None:
+    """What was published of `run`, in seconds or bytes."""
+    return run.step_time_s if quantity is Quantity.STEP_TIME else run.peak_bytes
+
+
+def predicted(run: Published, quantity: Quantity, forecast: Forecast) -> float:
+    """What is predicted for the same."""
+    if quantity is Quantity.STEP_TIME:
+        return forecast.step_time_s
+    return forecast.peak_reserved_bytes if run.reserved else forecast.peak_allocated_bytes
+
+
+def verdict(
+    file: str,
+    quantity: Quantity,
+    runs: Sequence[Published],
+    forecasts: Sequence[Forecast | str | None],
+) -> Verdict:
+    """Compare `runs` of `file` with their forecasts.
+
+    Instead of a forecast there may be a line that says why there is none; None where a run is not
+    modelled.
+    """
+    found: list[Comparison] = []
+    left: list[Unmodelled] = []
+    for run, forecast in zip(runs, forecasts, strict=True):
+        value = published(run, quantity)
+        if run.reason or isinstance(forecast, str):
+            reason = run.reason or str(forecast)
+            left.append(Unmodelled(file=file, row=run.line, reason=reason))
+        elif value is not None and forecast is not None:
+            given = predicted(run, quantity, forecast)
+            found.append(Comparison(run=run, published=value, predicted=given))
+    by_hardware: defaultdict[str, list[Comparison]] = defaultdict(list)
+    for each in found:
+        if each.run.judged:
+            by_hardware[each.run.hardware].append(each)
+    return Verdict(
+        file=file,
+        quantity=quantity,
+        rows=len(found) + len(left),
+        all=_errors(found),
+        judged=_errors(each for each in found if each.run.judged),
+        fitted=_errors(each for each in found if not each.run.judged),
+        by_hardware={
+            name: errors_of([abs(each.off) for each in some])
+            for name, some in sorted(by_hardware.items())
+        },
+        worst=tuple(sorted(found, key=lambda each: -abs(each.off))[:WORST]),
+        comparisons=tuple(found),
+        unmodelled=tuple(left),
+    )
+
+
+def _errors(found: Iterable[Comparison]) -> Errors | None:
+    values = [abs(each.off) for each in found]
+    return errors_of(values) if values else None
