@@ -4,29 +4,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from zsim.architecture import GPT, Architecture, ArchitectureError, Llama
 from zsim.cluster import Cluster, ClusterError, Overheads
 from zsim.collective.activity import Algorithm
 from zsim.collective.demand import Decision
 from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.cost.kernel_profile import KernelProfile, KernelProfileError
 from zsim.emulated import emulated, stage_of
-from zsim.equal_units import equal_units
 from zsim.fault import Fault, Neighbour
-from zsim.model import Model, ModelError
+from zsim.model import Model
+from zsim.outline import Batches, Outline, model_of, with_table
 from zsim.rule import SGD, Adam
 from zsim.scenario import (
     ClusterTable,
-    ModelTable,
     NetworkTable,
     Scenario,
     ScenarioError,
     TrainTable,
 )
 from zsim.schedule import Discipline
-from zsim.strategy import Checkpointing, LossScale, Strategy, StrategyError
+from zsim.strategy import LossScale, Strategy, StrategyError
 from zsim.topology import TopologyError, UnknownTopologyError
-from zsim.transformer import transformer
 from zsim.trouble import faults, neighbours
 
 Topology = Callable[[str, str | None, int], Cluster]
@@ -53,14 +50,6 @@ class Resolved:
     decision: Decision | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """Sequences per micro-batch and replica, and micro-batches per step."""
-
-    micro_batch_size: int
-    accumulation_steps: int
-
-
 def _no_kernels(name: str) -> KernelProfile:
     raise KernelProfileError(f"{name!r}: none ship here")
 
@@ -72,6 +61,30 @@ def resolve(
     kernels: KernelConstants = _no_kernels,
 ) -> Resolved:
     """Settle every number of `scenario`.
+
+    Raises:
+        ScenarioError: two fields contradict each other, or the topology does not exist.
+    """
+    found = outline(scenario, topology, constants, kernels)
+    return Resolved(
+        model=model_of(found),
+        cluster=found.cluster,
+        strategy=found.strategy,
+        steps=found.steps,
+        allocator=found.allocator,
+        faults=found.faults,
+        neighbours=found.neighbours,
+        decision=found.decision,
+    )
+
+
+def outline(
+    scenario: Scenario,
+    topology: Topology,
+    constants: Constants,
+    kernels: KernelConstants = _no_kernels,
+) -> Outline:
+    """Settle every number of `scenario` but those of its model.
 
     Raises:
         ScenarioError: two fields contradict each other, or the topology does not exist.
@@ -93,23 +106,34 @@ def resolve(
     try:
         strategy = _strategy(scenario, tensor, data, batches)
     except StrategyError as error:
-        raise ScenarioError(_with_table(str(error))) from None
+        raise ScenarioError(with_table(str(error))) from None
     try:
         cluster.gpu.rate(strategy.precision.compute)
     except ClusterError as error:
         raise ScenarioError(f"train.precision: {strategy.precision}: {error}") from None
     nodes = -(-strategy.ranks // cluster.gpus_per_node)
     cluster = replace(cluster, nodes=nodes)
-    return Resolved(
-        model=_model(scenario, strategy, batches),
+    return Outline(
+        model=scenario.model,
         cluster=cluster,
         strategy=strategy,
+        batches=batches,
         steps=scenario.train.steps,
         allocator=scenario.cluster.allocator,
         faults=faults(scenario, cluster),
         neighbours=neighbours(scenario),
         decision=_decision(scenario.network),
     )
+
+
+def replicas(scenario: Scenario, topology: Topology) -> int:
+    """Ranks that train on different data, over which a global batch is spread.
+
+    Raises:
+        ScenarioError: the axes do not fit the cluster, or there is none.
+    """
+    _, data = _degrees(scenario, _cluster(scenario, topology))
+    return data * scenario.parallel.replicate
 
 
 def _decision(table: NetworkTable) -> Decision | None:
@@ -301,71 +325,3 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         checkpointing=activations.checkpointing,
         partition_checkpoints=activations.partition,
     )
-
-
-TABLE_OF = {
-    "loss_scale": "train.loss_scale",
-    "clip_norm": "train.clip_norm",
-    "data": "parallel.data",
-    "tensor": "parallel.tensor",
-    "replicate": "parallel.replicate",
-    "partition_checkpoints": "activations.partition",
-    "checkpointing": "activations.checkpointing",
-    "micro_batch_size": "train.micro_batch_size",
-}
-"""Where a scenario has a field of `Strategy` or `Model`, if not in `[zero]` or `[model]`."""
-
-
-def _with_table(message: str, table: str = "zero") -> str:
-    """`message`, which starts with a field of `Strategy` or `Model`, with the scenario's name."""
-    field, _, rest = message.partition(":")
-    name, dot, inner = field.partition(".")
-    return f"{TABLE_OF.get(name, f'{table}.{name}')}{dot}{inner}:{rest}"
-
-
-SEQUENCE = 1024
-"""Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""
-
-SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_size")
-
-
-FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
-
-
-def _model(scenario: Scenario, strategy: Strategy, batches: Batches) -> Model:
-    try:
-        parameters = scenario.model.parameters
-        if parameters is None:
-            return transformer(
-                _shape(scenario.model, strategy),
-                micro_batch_size=batches.micro_batch_size,
-                tensor=strategy.tensor,
-                precision=strategy.precision,
-            )
-        fields = [name for name in ModelTable.model_fields if name != "parameters"]
-        given = [name for name in fields if name in scenario.model.model_fields_set]
-        if given:
-            raise ScenarioError(f"model.parameters: {parameters} stands alone, without {given[0]}")
-        return equal_units(
-            parameters=parameters,
-            tokens=SEQUENCE * batches.micro_batch_size,
-            tensor=strategy.tensor,
-            precision=strategy.precision,
-        )
-    except (ModelError, ArchitectureError) as error:
-        raise ScenarioError(_with_table(str(error), "model")) from None
-
-
-def _shape(table: ModelTable, strategy: Strategy) -> Architecture:
-    """The shape that `[model]` gives; what it does not say is the family's."""
-    if table.hf_config is not None:
-        raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")
-    for name in SHAPE:
-        if getattr(table, name) is None:
-            raise ScenarioError(
-                f"model.{name}: missing; a model has {', '.join(SHAPE)}, or hf_config, "
-                "or parameters alone"
-            )
-    given = table.model_dump(exclude={"architecture", "hf_config", "parameters"}, exclude_none=True)
-    again = strategy.checkpointing is Checkpointing.SELECTIVE
-    return FAMILIES[table.architecture](**given, recompute_attention=again)
