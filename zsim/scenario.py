@@ -8,31 +8,23 @@ is wrong becomes one `ScenarioError` of one line: the field, the value, and what
 import fractions
 import tomllib
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
-from pydantic_core import ErrorDetails
 
 from zsim.architecture import Activation, Attention, Norm, Positions
 from zsim.schedule import Discipline
 from zsim.strategy import Checkpointing, Keep, Precision
 from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
+from zsim.wording import line, unknown, whole
 
 
 class ScenarioError(ValueError):
     """A scenario that cannot be used, in one line: field, value, what is allowed."""
 
 
-def _whole(value: object) -> object:
-    """7.5e9 is a whole number: TOML has no other short way to write it."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
 def _stage(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else _whole(value)  # true is no stage
+    return str(value).lower() if isinstance(value, bool) else whole(value)  # true is no stage
 
 
 def _size(value: object) -> object:
@@ -71,9 +63,9 @@ def _time(value: object) -> object:
 LARGEST = 2**60
 """No count in a scenario is larger: a slip of the exponent is refused instead of computed."""
 
-Whole = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=0, le=LARGEST)]
-Count = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=LARGEST)]
-Repeat = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=1, le=100_000)]
+Whole = Annotated[int, Strict(), BeforeValidator(whole), Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Strict(), BeforeValidator(whole), Field(ge=1, le=LARGEST)]
+Repeat = Annotated[int, Strict(), BeforeValidator(whole), Field(ge=1, le=100_000)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1)]
 Bandwidth = Annotated[int, BeforeValidator(_bandwidth), Field(ge=1)]
 Time = Annotated[int, BeforeValidator(_time), Field(ge=0)]
@@ -277,7 +269,7 @@ def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
     except RecursionError:
         raise ScenarioError("not TOML: nested too deeply") from None
     if not data:
-        raise ScenarioError(f"empty; a scenario has {_listed(Scenario.model_fields)}")
+        raise ScenarioError(f"empty; a scenario has {', '.join(Scenario.model_fields)}")
     for setting in settings:
         apply(data, setting)
     return from_tables(data)
@@ -292,7 +284,7 @@ def from_tables(data: Mapping[str, object]) -> Scenario:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError(line(error.errors(include_url=False))) from None
+        raise ScenarioError(line(error.errors(include_url=False), Scenario)) from None
 
 
 def apply(data: dict[str, Any], setting: str) -> None:
@@ -326,66 +318,12 @@ def _setting_value(setting: str, text: str) -> object:
     return found["value"]
 
 
-WORDING = {
-    "missing": "missing",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be a string",
-    "model_type": "must be a table",
-    "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be more than {gt}",
-    "less_than_equal": "must be at most {le}",
-    "less_than": "must be less than {lt}",
-    "enum": "must be {expected}",
-    "literal_error": "must be {expected}",
-    "value_error": "{error}",
-}
-"""pydantic's kinds of error in our words."""
+def need_field(name: str) -> None:
+    """Raise unless `name` (`zero.stage`) is a field of a scenario, or an option of a runtime.
 
-
-def line(errors: list[ErrorDetails]) -> str:
-    """The first of `errors`; an unknown key goes first: it explains why another one is missing."""
-    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
-    error = (unknown or errors)[0]
-    path = error["loc"]
-    field = ".".join(
-        key if key.isidentifier() or key.isdecimal() else repr(key) for key in map(str, path)
-    )
-    if unknown:
-        return f"{field}: {_unknown(path)}"
-    bounds = {name: _whole(bound) for name, bound in (error.get("ctx") or {}).items()}
-    wording = WORDING.get(error["type"], error["msg"]).format_map(bounds)
-    if error["type"] == "missing":
-        return f"{field}: {wording}"
-    return f"{field}: {_shown(error['input'])} {wording}"
-
-
-def _unknown(path: tuple[int | str, ...]) -> str:
-    fields = _fields_at(path[:-1])
-    close = get_close_matches(str(path[-1]), fields, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    return f"unknown key; {meant}allowed: {_listed(fields)}"
-
-
-def _fields_at(path: tuple[int | str, ...]) -> Mapping[str, object]:
-    table: type[BaseModel] = Scenario
-    for name in path:
-        if isinstance(name, str):
-            found = table.model_fields[name].annotation
-            table = cast("type[BaseModel]", (*get_args(found), found)[0])
-    return table.model_fields
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _shown(value: object) -> str:
-    """A value as TOML writes it, short enough for one line."""
-    if isinstance(value, dict):
-        return "a table"
-    value = _whole(value)
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    Raises:
+        ScenarioError: it is not.
+    """
+    why = unknown(name, Scenario)
+    if why is not None:
+        raise ScenarioError(why)
