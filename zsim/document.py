@@ -6,14 +6,18 @@ Keys are the fields of the values in `zsim.schedule`, `zsim.operation`, `zsim.mo
 `zsim.cluster`. An operation says which it is in `type`; so does every value whose field allows
 several kinds. An empty field that is empty by default is left out. A schedule without a model and a
 cluster can be read and checked, but not run.
+
+A trace may stand in a file of PyTorch's profiler (`zsim.kineto`), beside the keys of such a file.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from zsim.cluster import Cluster
 from zsim.codec import FieldError, decode_value, encode_value
+from zsim.kineto import KEYS
 from zsim.model import Model
 from zsim.schedule import Schedule
 from zsim.trace import Trace
@@ -45,9 +49,9 @@ def encode(document: Document) -> str:
     return _text("job", cast("dict[str, object]", encode_value(document, Document)))
 
 
-def encode_trace(trace: Trace) -> str:
-    """`trace` as JSON text."""
-    return _text("trace", {"trace": encode_value(trace, Trace)})
+def encode_trace(trace: Trace, profile: Mapping[str, object] | None = None) -> str:
+    """`trace` as JSON text; with `profile`, what `kineto` says of it, a file of PyTorch's form."""
+    return _text("trace", {**(profile or {}), "trace": encode_value(trace, Trace)})
 
 
 def decode(text: str) -> Document:
@@ -65,7 +69,7 @@ def decode_trace(text: str) -> Trace:
     Raises:
         DocumentError: `text` is none.
     """
-    return cast("_TraceDocument", _decode(text, "trace", _TraceDocument)).trace
+    return cast("_TraceDocument", _decode(text, "trace", _TraceDocument, beside=KEYS)).trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ def _laid_out(value: object, indent: str) -> str:
     return f"{opening}\n{body}\n{indent}{closing}"
 
 
-def _decode(text: str, kind: str, hint: type) -> object:
+def _decode(text: str, kind: str, hint: type, *, beside: Iterable[str] = ()) -> object:
     data = _load(text)
     if not isinstance(data, dict):
         raise DocumentError(f'must be an object with "zsim": "{kind}"')
@@ -110,6 +114,8 @@ def _decode(text: str, kind: str, hint: type) -> object:
         value = fields.pop(key)
         if type(value) is not type(expected) or value != expected:
             raise DocumentError(f"{key}: {json.dumps(value)[:60]} must be {json.dumps(expected)}")
+    for key in beside:
+        fields.pop(key, None)
     try:
         return decode_value(fields, hint)
     except FieldError as error:

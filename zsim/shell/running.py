@@ -12,13 +12,12 @@ from time import perf_counter  # noqa: TID251  (how long the run took is part of
 from zsim.backend import Backend, BackendError, Job, NoWayError, load
 from zsim.check import check
 from zsim.cluster import Cluster, Gpu, Link
-from zsim.document import encode_trace
 from zsim.shell.answer import findings_object, print_findings, print_json
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.outcome import Outcome, outcome_object, print_outcome
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.source import Changes, Source, read
-from zsim.shell.written import write
+from zsim.shell.traced import write_trace
 from zsim.summary import summary
 from zsim.timeline import TimelineError, timeline
 from zsim.trace import Trace
@@ -99,7 +98,7 @@ def run(request: Request) -> bool:
 def _write_files(request: Request, job: Job, trace: Trace) -> None:
     """What happened, as JSON and as a picture, where that is asked for."""
     if request.trace is not None:
-        write(request.trace, encode_trace(trace))
+        write_trace(request.trace, job, trace)
     if request.timeline is not None:
         with mistakes(TimelineError, prefix=f"--timeline: {request.timeline}: "):
             picture = timeline(job.schedule, job.model, trace)

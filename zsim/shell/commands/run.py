@@ -26,7 +26,8 @@ def run(
         int | None, typer.Option(metavar="N", parser=at_least(1), help="Optimizer steps.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what happened there, as JSON.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what happened there; in a folder, each rank."),
     ] = None,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the last step there: .svg or .png.")
