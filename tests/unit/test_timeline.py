@@ -8,10 +8,11 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from zsim.backend import Job
+from zsim.lane import Sort
 from zsim.shell.cli import answer
 from zsim.shell.source import Changes, read
-from zsim.summary import exposed_ps, last_step
-from zsim.timeline import LANE, LEFT, RIGHT, TOP, Sort, TimelineError, timeline
+from zsim.summary import exposed_ps, last_step, step_of
+from zsim.timeline import LANE, LEFT, RIGHT, TOP, TimelineError, timeline
 from zsim.trace import Trace
 from zsim_des import SimBackend
 from zsim_null import NullBackend
@@ -110,7 +111,7 @@ def test_what_is_exposed_can_be_seen() -> None:
         and not any(start <= x < end for start, end in busy)
         for x in points
     )
-    expected = exposed_ps(job, trace)[0] / (end_ps - begin_ps)
+    expected = exposed_ps(step_of(job, trace))[0] / (end_ps - begin_ps)
     # The shortest bars are drawn too wide, and an edge is left between two bars.
     assert exposed / len(points) == pytest.approx(expected, abs=0.02)
 
