@@ -37,12 +37,19 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A tensor that flows between segments: `elements` of `dtype` for one micro-batch."""
+    """A tensor that flows between segments: `elements` of `dtype` for one micro-batch, on one rank.
+
+    `tensor_sharded` says that ranks of the tensor axis hold different tokens of it (sequence
+    parallelism, Korthikanti et al. 2022, section 4.2.2); otherwise they hold copies. A segment that
+    reduces its outputs scatters such an output; one that reduces the gradients of its inputs reads
+    such an input whole, and scatters the gradient.
+    """
 
     name: str
     elements: int
     dtype: DType
     requires_gradient: bool = True
+    tensor_sharded: bool = False
 
     @property
     def size_bytes(self) -> int:

@@ -21,13 +21,18 @@ def transformer(
     micro_batch_size: int,
     tensor: int = 1,
     precision: Precision = Precision.FP32,
+    sequence: bool = False,
+    keeps_whole: bool = False,
+    in_place_loss: bool = False,
 ) -> Model:
     """The model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
-    The vocabulary is padded to a multiple of `tensor`, as Megatron-LM does.
+    The vocabulary is padded to a multiple of `tensor`, as Megatron-LM does. What `sequence`,
+    `keeps_whole` and `in_place_loss` say stands at `Size`; without a tensor axis nothing is cut.
 
     Raises:
-        ModelError: `tensor` does not divide the heads, or the width of the MLP.
+        ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
+            tokens.
     """
     for name, extent in (
         ("attention_heads", shape.attention_heads),
@@ -38,12 +43,20 @@ def transformer(
             raise ModelError(f"tensor: {tensor} must divide {name} {extent}")
     if micro_batch_size < 1:
         raise ModelError(f"micro_batch_size: {micro_batch_size} must be at least 1")
+    if sequence and micro_batch_size * shape.sequence_length % tensor:
+        raise ModelError(
+            f"sequence: {tensor} tensor ranks must divide the "
+            f"{micro_batch_size * shape.sequence_length} tokens of a micro-batch"
+        )
     size = Size(
         shape=shape,
         sequences=micro_batch_size,
         tensor=tensor,
         dtype=precision.compute,
         wide=precision.optimizer,
+        sequence=sequence and tensor > 1,
+        keeps_whole=keeps_whole,
+        in_place_loss=in_place_loss,
     )
     batch = Value(
         name=BATCH,

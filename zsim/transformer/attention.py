@@ -4,15 +4,14 @@ from zsim.architecture import Attention, Positions
 from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
 from zsim.model import Value
 from zsim.transformer.linear import linear
-from zsim.transformer.operator import Operator, Stretch, Tensor, tensor_of
+from zsim.transformer.operator import Operator, Stretch, Tensor
 from zsim.transformer.size import Size
 
 
 def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
     """Attention of the block `name`; the bias of its output stands in the residual sum."""
-    normed = tensor_of(source)
     attended = size.rows(f"{name}/attended", size.query_width)
-    operators, projected = _projections(size, normed, name)
+    operators, projected = _projections(size, source, name)
     if size.shape.positions is Positions.ROTARY:
         rotary = [_rotary(size, each) for each, turns in projected if turns]
         straight = [each for each, turns in projected if not turns]
@@ -28,7 +27,7 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
         operators=(
             *operators,
             core(size, turned, attended, name),
-            linear(size, attended, tensor_of(target), weight),
+            linear(size, attended, size.whole(target), weight),
         ),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
@@ -36,7 +35,7 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 
 def _projections(
-    size: Size, source: Tensor, name: str
+    size: Size, source: Value, name: str
 ) -> tuple[tuple[Operator, ...], tuple[tuple[Tensor, bool], ...]]:
     """The linear layers before attention, and what they make: with rotary positions, is it turned?
 
@@ -52,7 +51,9 @@ def _projections(
         weight = size.part(f"{name}.{part}.weight", width, size.hidden)
         bias = size.part(f"{name}.{part}.bias", width) if size.shape.biased_qkv else None
         target = size.rows(f"{name}/{part}", width)
-        operators.append(linear(size, source, target, weight, bias=bias))
+        operators.append(
+            linear(size, size.whole(source), target, weight, bias=bias, kept=size.kept(source))
+        )
         made.append((target, part != "v"))
     return tuple(operators), tuple(made)
 

@@ -90,14 +90,15 @@ def like(block_unit: Unit, name: str, source: Value) -> Unit:
 def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
     """The MLP of the block `name`; the bias of its output stands in the residual sum."""
     wide, hidden = size.inner_width, size.hidden
-    normed = tensor_of(source)
+    normed, kept = size.whole(source), size.kept(source)
     shape, dtype = (size.tokens, wide), size.dtype
     gated = size.shape.activation is Activation.SWIGLU
     operators: list[Operator] = []
     for part in ("gate", "up") if gated else ("up",):
         bias = size.part(f"{name}.{part}.bias", wide) if size.shape.bias else None
         weight = size.part(f"{name}.{part}.weight", wide, hidden)
-        operators.append(linear(size, normed, size.rows(f"{name}/{part}", wide), weight, bias=bias))
+        rows = size.rows(f"{name}/{part}", wide)
+        operators.append(linear(size, normed, rows, weight, bias=bias, kept=kept))
     up, active = size.rows(f"{name}/up", wide), size.rows(f"{name}/active", wide)
     curved = size.rows(f"{name}/gate", wide) if gated else up
     operators.append(
@@ -125,7 +126,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
         )
         active = product
     weight = size.part(f"{name}.down.weight", hidden, wide)
-    operators.append(linear(size, active, tensor_of(target), weight))
+    operators.append(linear(size, active, size.whole(target), weight))
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
@@ -146,7 +147,7 @@ def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
 def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str, ...]) -> Stretch:
     """The residual sum, with biases that were held back until the summands were summed."""
     biases = tuple(Parameter(name=f"{name}.bias", shape=(size.hidden,)) for name in names)
-    shape, dtype = (size.tokens, size.hidden), size.dtype
+    shape, dtype = (size.own_tokens, size.hidden), size.dtype
     adds = tuple(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3) for _ in sources[1:])
     return Stretch(
         inputs=tuple(source.name for source in sources),
@@ -158,7 +159,9 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
                 parameters=biases if size.shape.bias else (),
                 shares_gradient=True,
                 forward=adds,
-                backward=tuple(column_sum(size, size.hidden) for _ in biases)
+                backward=tuple(
+                    column_sum(size, size.hidden, tokens=size.own_tokens) for _ in biases
+                )
                 if size.shape.bias
                 else (),
             ),

@@ -22,7 +22,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     found = size.value("embedding/words")
     look_up = Operator(
         reads=(),
-        makes=tensor_of(found if size.shape.places else output),
+        makes=size.whole(found if size.shape.places else output),
         parameters=(words,),
         saves=(tensor_of(batch),),
         forward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2),),
@@ -36,6 +36,7 @@ def embedding(size: Size, batch: Value) -> Unit:
             name="embedding", parameters=(words,), segments=(segment(only),), checkpoint=False
         )
     places = Parameter(name=PLACES, shape=(size.shape.places, size.hidden))
+    shape = (size.own_tokens, size.hidden)
     add = Operator(
         reads=(tensor_of(found),),
         makes=tensor_of(output),
@@ -79,7 +80,7 @@ def head(size: Size, source: Value) -> Unit:
     logits = size.rows("head/logits", size.vocabulary)
     last = tensor_of(statistics if size.cut else loss)
     operators = (
-        linear(size, tensor_of(normed), logits, weight),
+        linear(size, size.whole(normed), logits, weight, kept=size.kept(normed)),
         _cross_entropy(size, logits, last),
     )
     scores = Stretch(
@@ -115,7 +116,8 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
     """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
 
     While it runs it holds logits in the wide format instead of their own; and backward holds two
-    gradients in it before there is one in their own.
+    gradients in it before there is one in their own. In place, the gradient takes the place of the
+    softmax (Megatron-LM, `vocab_parallel_cross_entropy`).
     """
     own = (size.tokens, size.vocabulary)
     kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=size.wide)
@@ -135,7 +137,7 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
         reads=(logits,),
         makes=target,
         forward_scratch=wider,
-        backward_scratch=kept.size_bytes + wider,
+        backward_scratch=0 if size.in_place_loss else kept.size_bytes + wider,
         saves=(kept, targets, last),
         forward=(kernel(3),),
         backward=(kernel(2, backward=True),),

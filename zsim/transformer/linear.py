@@ -8,12 +8,18 @@ from zsim.transformer.size import Size
 
 
 def linear(
-    size: Size, source: Tensor, target: Tensor, weight: Parameter, *, bias: Parameter | None = None
+    size: Size,
+    source: Tensor,
+    target: Tensor,
+    weight: Parameter,
+    *,
+    bias: Parameter | None = None,
+    kept: Tensor | None = None,
 ) -> Operator:
     """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
 
-    Backward is two products, one for each operand, and reads the source; the bias's gradient is a
-    sum over tokens.
+    Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
+    the bias's gradient is a sum over tokens.
     """
     rows, columns = weight.shape
     tokens, dtype = size.tokens, size.dtype
@@ -27,15 +33,15 @@ def linear(
         reads=(source,),
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
-        saves=(source,),
+        saves=(source if kept is None else kept,),
         forward=(matmul(tokens, rows, columns, dtype),),
         backward=backward,
     )
 
 
-def column_sum(size: Size, columns: int) -> Kernel:
-    """The gradient of a bias: a sum over tokens."""
-    shape = (size.tokens, columns)
+def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:
+    """The gradient of a bias: a sum over tokens, over all of them if nothing is said."""
+    shape = (size.tokens if tokens is None else tokens, columns)
     return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=1, backward=True)
 
 
@@ -51,10 +57,10 @@ def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator
     bias = Parameter(name=f"{name}.bias", shape=(size.hidden,))
     statistics = Tensor(
         name=f"{source.name}/{name}/statistics",
-        elements=size.tokens * (2 if layer else 1),
+        elements=size.own_tokens * (2 if layer else 1),
         dtype=size.wide,
     )
-    area = (size.tokens, size.hidden)
+    area = (size.own_tokens, size.hidden)
     return Operator(
         reads=(source,),
         makes=target,

@@ -107,6 +107,11 @@ def segment(stretch: Stretch) -> Segment:
 def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:
     """Most that forward holds at once, less what it leaves: tensors live until they were read."""
     left = {value.name: value.size_bytes for value in stretch.outputs}
+    left |= {
+        each.makes.name: each.makes.size_bytes
+        for each in stretch.operators
+        if each.makes.name in left  # whole, where it will be scattered
+    }
     left |= {name: tensor.size_bytes for name, tensor in kept.items()}
     last_read: dict[str, int] = {}
     for index, each in enumerate(stretch.operators):

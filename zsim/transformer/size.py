@@ -12,7 +12,11 @@ from zsim.transformer.operator import Tensor
 class Size:
     """A shape, resolved: sequences of a micro-batch, ranks of the tensor axis, formats.
 
-    `dtype` is the format of activations, `wide` that of statistics and of the loss.
+    `dtype` is the format of activations, `wide` that of statistics and of the loss. `sequence` says
+    that what flows between attention and MLP is cut by tokens over the tensor axis; `keeps_whole`
+    that what was gathered of it is kept for backward instead of gathered again. `in_place_loss`
+    says that the gradient of the logits is made in the place of their softmax, as a
+    vocabulary-parallel cross entropy does.
     """
 
     shape: Architecture
@@ -20,11 +24,19 @@ class Size:
     tensor: int
     dtype: DType
     wide: DType
+    sequence: bool = False
+    keeps_whole: bool = False
+    in_place_loss: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
         return self.sequences * self.shape.sequence_length
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of a micro-batch whose hidden state this rank has outside attention and MLP."""
+        return self.tokens // self.tensor if self.sequence else self.tokens
 
     @property
     def length(self) -> int:
@@ -73,7 +85,23 @@ class Size:
 
     def value(self, name: str) -> Value:
         """A hidden state called `name`."""
-        return Value(name=name, elements=self.tokens * self.hidden, dtype=self.dtype)
+        return Value(
+            name=name,
+            elements=self.own_tokens * self.hidden,
+            dtype=self.dtype,
+            tensor_sharded=self.sequence,
+        )
+
+    def whole(self, value: Value) -> Tensor:
+        """All tokens of a hidden state."""
+        return Tensor(name=value.name, elements=self.tokens * self.hidden, dtype=self.dtype)
+
+    def kept(self, value: Value) -> Tensor:
+        """What a linear layer that reads all tokens of a hidden state keeps of it for backward."""
+        whole = self.whole(value)
+        if not (self.sequence and self.keeps_whole):
+            return whole
+        return Tensor(name=f"{value.name}/whole", elements=whole.elements, dtype=whole.dtype)
 
     def rows(self, name: str, width: int) -> Tensor:
         """A tensor of `width` elements for each token."""

@@ -1,0 +1,112 @@
+"""Hidden states cut by tokens over the tensor axis: gathered where all are read, then scattered.
+
+Korthikanti et al. 2022, section 4.2.2: in place of each all-reduce of tensor parallelism there is
+a reduce-scatter where summands end, and an all-gather where attention, MLP or head begin; backward
+has them the other way round. All are on the compute stream: what follows needs them at once.
+"""
+
+from collections.abc import Container
+
+from zsim.model import Model, Segment
+from zsim.operation import AllGather, ReduceScatter
+from zsim.schedule import Kind
+from zsim.zero.draft import COMPUTE, TENSOR, Draft
+from zsim.zero.flow import SegmentVisit
+
+
+def shared_parameters(model: Model) -> frozenset[str]:
+    """Parameters of which ranks of the tensor axis have copies, but gradients of other tokens."""
+    if not any(value.tensor_sharded for value in model.values.values()):
+        return frozenset()
+    return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
+
+
+class Tokens:
+    """Writes these collectives into a draft, and names the buffers of what is whole.
+
+    `scattered` are the values whose summands of all tokens are reduced to a rank's own, `shared`
+    the parameters of which each rank has a copy, and a gradient of its own tokens alone.
+    """
+
+    def __init__(self, draft: Draft, model: Model) -> None:
+        self.draft = draft
+        self.model = model
+        self.scattered = frozenset(
+            value.name
+            for unit in model.units
+            for segment in unit.segments
+            if segment.reduces_output
+            for value in segment.outputs
+            if value.tensor_sharded
+        )
+        self.shared = shared_parameters(model)
+
+    def gathers(self, segment: Segment, value: str) -> bool:
+        """Whether `segment` reads the tokens of all ranks of its input `value`."""
+        return segment.reduces_input_gradient and self.model.values[value].tensor_sharded
+
+    def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
+        """Gather what `segment` reads whole; the buffers that hold it, taken here."""
+        return tuple(
+            self._gather(each.value, each.buffer, f"{part.action}{part.segment}/gather")
+            for each in part.reads
+            if self.gathers(segment, each.value)
+        )
+
+    def gather_slopes(
+        self, segment: Segment, part: SegmentVisit, slopes: Container[str]
+    ) -> tuple[str, ...]:
+        """The same of the gradients of what it scattered, as far as they are in `slopes`."""
+        return tuple(
+            self._gather(
+                each.name, f"{each.name}/gradient", f"{part.action}{part.segment}/gather/gradient"
+            )
+            for each in segment.outputs
+            if each.name in slopes and each.name in self.scattered
+        )
+
+    def _gather(self, value: str, buffer: str, path: str) -> str:
+        whole = self.whole(value, buffer)
+        self.draft.allocate(whole)
+        self.draft.add(
+            AllGather(
+                id=self.draft.path(path),
+                stream=COMPUTE,
+                group=TENSOR,
+                source=self.draft.all(buffer),
+                target=self.draft.all(whole),
+                wire=self.model.values[value].dtype,
+            )
+        )
+        return whole
+
+    def scatter(self, value: str, buffer: str, path: str) -> None:
+        """Reduce the summands of `buffer`, which is taken here; theirs are given back."""
+        summands = self.summands(value, buffer)
+        self.draft.allocate(buffer)
+        wire = self.model.values[value].dtype
+        self.draft.add(
+            ReduceScatter(
+                id=self.draft.path(path),
+                stream=COMPUTE,
+                group=TENSOR,
+                source=self.draft.all(summands),
+                target=self.draft.all(buffer),
+                wire=wire,
+                accumulate=wire,
+            )
+        )
+        self.draft.free(summands)
+
+    def whole(self, value: str, buffer: str) -> str:
+        """The buffer of all tokens of `buffer`."""
+        return self._all_tokens(value, f"{buffer}/whole", produced=False)
+
+    def summands(self, value: str, buffer: str) -> str:
+        """The buffer of summands of all tokens of `buffer`."""
+        return self._all_tokens(value, f"{buffer}/summands", produced=True)
+
+    def _all_tokens(self, value: str, name: str, *, produced: bool) -> str:
+        own = self.model.values[value]
+        elements = own.elements * self.model.tensor
+        return self.draft.buffer(name, elements, own.dtype, Kind.WORKSPACE, produced=produced)
