@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from zsim.collective.profile import NetworkProfile
 from zsim.cost.kernel_profile import KernelProfile
+from zsim.cost.launch import FREE, LaunchCosts
 from zsim.dtype import DType
 
 
@@ -62,7 +63,8 @@ class Gpu:
     """One accelerator: memory, its bandwidth, and rates by format.
 
     `memory_bytes` is what the vendor prints, `visible_bytes` what the driver shows where that is
-    known; `overheads` is what tensors do not get of it.
+    known; `overheads` is what tensors do not get of it. `launch` is what its host spends to issue
+    operations; constants of `kernels` have their own.
 
     `slowdown_beside_collective` says how many times as long kernels take while a collective is on
     the GPU: 1 until somebody has measured it. With `kernels`, fitted constants, kernels take what
@@ -73,7 +75,7 @@ class Gpu:
     memory_bytes: int
     memory_bytes_per_s: int
     rates: tuple[Rate, ...]
-    launch_ps: int = 0
+    launch: LaunchCosts = FREE
     slowdown_beside_collective: Fraction = Fraction(1)
     kernels: KernelProfile | None = None
     visible_bytes: int | None = None
@@ -84,8 +86,6 @@ class Gpu:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ClusterError(f"gpu {self.name}: {name} must be more than 0")
-        if self.launch_ps < 0:
-            raise ClusterError(f"gpu {self.name}: launch_ps {self.launch_ps} must be at least 0")
         if self.slowdown_beside_collective < 1:
             slowdown = self.slowdown_beside_collective
             raise ClusterError(
@@ -96,6 +96,11 @@ class Gpu:
         """What is left for the tensors of a rank that is in so many communicators."""
         visible = self.memory_bytes if self.visible_bytes is None else self.visible_bytes
         return max(0, visible - self.overheads.total_bytes(communicators))
+
+    @property
+    def launch_costs(self) -> LaunchCosts:
+        """What its host spends: by the fitted constants, if it has some."""
+        return self.launch if self.kernels is None else self.kernels.launch
 
     def rate(self, dtype: DType) -> Rate:
         """Rates of `dtype`.

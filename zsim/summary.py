@@ -53,6 +53,8 @@ class Summary:
         exposed_communication_s: time in which some communication runs or waits for its peers and
             no Compute runs; of the rank with the most.
         exposed_by_group: the same of communication on each group; where two groups overlap, both.
+        host_bound_s: time in which no Compute runs because the host has not issued it yet, and is
+            at it; of the rank with the most.
         fits: whether every rank has the memory that it reserves.
     """
 
@@ -69,7 +71,17 @@ class Summary:
     usable_bytes: int
     exposed_communication_s: float
     exposed_by_group: tuple[tuple[str, float], ...]
+    host_bound_s: float
     fits: bool
+
+    @property
+    def bound_by(self) -> str:
+        """What takes most of the step: the host, communication, or else compute."""
+        host_s, exposed_s = self.host_bound_s, self.exposed_communication_s
+        compute_s = self.step_time_s - exposed_s - host_s
+        if max(host_s, exposed_s) <= compute_s:
+            return "compute"
+        return "the host" if host_s > exposed_s else "communication"
 
 
 def summary(job: Job, trace: Trace) -> Summary:
@@ -106,6 +118,10 @@ def summary(job: Job, trace: Trace) -> Summary:
         exposed_by_group=tuple(
             (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
         ),
+        host_bound_s=max(
+            rank.host_bound_ps[-1] if rank.host_bound_ps else 0 for rank in trace.ranks
+        )
+        / PICOSECONDS_PER_SECOND,
         fits=trace.out_of_memory is None,
     )
 

@@ -88,7 +88,9 @@ class Reservation:
 class RankTrace:
     """What one rank did; `stands_for` ranks did the same at the same times.
 
-    `reservations` are there where a backend simulates memory.
+    `reservations` are there where a backend simulates memory. `host_bound_ps` has, for each step,
+    how long the stream of its Computes had nothing to do but what its host was still issuing; it is
+    there where a backend simulates what hosts cost.
     """
 
     rank: int
@@ -99,6 +101,7 @@ class RankTrace:
     transfers: tuple[Transfer, ...]
     losses: tuple[float, ...] = ()
     reservations: tuple[Reservation, ...] = ()
+    host_bound_ps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

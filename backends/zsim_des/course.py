@@ -127,6 +127,7 @@ class _Making:
 
     def _stop(self, instruction: Stop | Choose, *, overflows: bool) -> None:
         ended = self._now
+        ended.length_ps += instruction.launch_ps
         ended.stop = instruction
         self._now = self._stretch()
         self._stretches.append(self._now)

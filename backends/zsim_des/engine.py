@@ -113,13 +113,18 @@ class Rank:
 
     def _issue(self, stretch: Stretch, instance: Instance) -> None:
         """Put the entries of a stretch on their streams."""
-        begin_ps, offsets_ps = self._host_ps, stretch.offsets_ps
+        begin_ps = issuing_ps = self._host_ps
+        offsets_ps = stretch.offsets_ps
         if self._durations is None and self._watcher is None:
             self._host_ps += stretch.length_ps
             for name, offset_ps in stretch.notes_ps:
                 instance.noted[name] = begin_ps + offset_ps
         else:
-            begin_ps, offsets_ps = 0, self._walk(stretch, instance)
+            offsets_ps = self._walk(stretch, instance)
+            if self._durations is None:
+                self._host_ps = begin_ps + stretch.length_ps
+            begin_ps = 0
+        instance.issuing.append((issuing_ps, self._host_ps))
         keys: dict[int, tuple[Key, ...]] = {}
         if self._meets:
             for item in stretch.meetings:

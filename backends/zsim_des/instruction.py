@@ -6,6 +6,7 @@ from typing import assert_never
 from zsim.cluster import Gpu
 from zsim.collective.volume import ring_equivalent_bytes
 from zsim.cost.kernel_time import operation_ps
+from zsim.cost.launch import FREE
 from zsim.operation import (
     AllGather,
     Allocate,
@@ -67,10 +68,11 @@ class Enqueue:
 
 @dataclass(slots=True)
 class Stop:
-    """The host waits."""
+    """The host waits, after it has spent `launch_ps`."""
 
     name: str
     after: After
+    launch_ps: int
 
 
 @dataclass(slots=True)
@@ -78,8 +80,9 @@ class Choose:
     """The host waits, then runs one of two lists; `slots` of the other count as finished."""
 
     name: str
-    operation: Branch
     after: After
+    launch_ps: int
+    operation: Branch
     then: tuple["Instruction", ...]
     otherwise: tuple["Instruction", ...]
     then_slots: tuple[int, ...]
@@ -124,6 +127,11 @@ def lower(schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = Fal
     return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited())
 
 
+def _nothing(operation: Operation) -> int:
+    """What a host that issues in no time spends on `operation`."""
+    return 0
+
+
 class _Lowering:
     """Turns the parts of one program into instructions. Slots count through setup and step."""
 
@@ -131,6 +139,8 @@ class _Lowering:
         self.slots: dict[str, int] = {}
         self._program = program
         self._gpu = gpu
+        costs = gpu.launch_costs
+        self._launch_ps = _nothing if costs == FREE else costs.issue_ps
         self._places = {pool.name: pool.place for pool in schedule.pools}
         self._has_host = len(set(self._places.values())) > 1
         self._streams = {name: index for index, name in enumerate(schedule.streams)}
@@ -171,12 +181,8 @@ class _Lowering:
             case Allocate() | SetScalar():
                 return None
             case Compute():
-                launch = self._gpu.launch_ps * max(1, len(operation.kernels))
-                return self._enqueue(
-                    operation,
-                    time_ps=operation_ps(operation, self._program, self._gpu),
-                    launch_ps=launch,
-                )
+                time_ps = operation_ps(operation, self._program, self._gpu)
+                return self._enqueue(operation, time_ps=time_ps)
             case Free():
                 return self._free(operation)
             case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
@@ -190,7 +196,8 @@ class _Lowering:
             case Copy():
                 return self._copy(operation)
             case HostWait(operation=edge):
-                return Stop(operation.id, self._after(operation.id, (edge,)))
+                after = self._after(operation.id, (edge,))
+                return Stop(operation.id, after, self._launch_ps(operation))
             case Branch():
                 return self._choose(operation)
             case _:
@@ -201,7 +208,6 @@ class _Lowering:
         operation: StreamOperation,
         *,
         time_ps: int = 0,
-        launch_ps: int = 0,
         members: tuple[Communication, ...] = (),
     ) -> Enqueue:
         return Enqueue(
@@ -210,7 +216,7 @@ class _Lowering:
             self._streams[operation.stream],
             self._after(operation.id, operation.after),
             time_ps,
-            launch_ps,
+            self._launch_ps(operation),
             operation,
             tuple([self._member(member) for member in members]) if members else (),
         )
@@ -231,11 +237,11 @@ class _Lowering:
     def _free(self, free: Free) -> Instruction | None:
         if not free.uses or free.mode is FreeMode.DEFERRED:
             return None
-        after = self._after(free.id, free.uses)
+        after, launch_ps = self._after(free.id, free.uses), self._launch_ps(free)
         if free.mode is FreeMode.HOST:
-            return Stop(free.id, after)
+            return Stop(free.id, after, launch_ps)
         home = self._streams[self._program.by_name[free.buffer].home]
-        return Enqueue(self.slots[free.id], free.id, home, after, 0, 0, None, ())
+        return Enqueue(self.slots[free.id], free.id, home, after, 0, launch_ps, None, ())
 
     def _choose(self, branch: Branch) -> Choose:
         after = self._after(branch.id, branch.after)
@@ -244,7 +250,8 @@ class _Lowering:
         slots = [
             tuple(self.slots[op.id] for op in walk(side) if op.id in self.slots) for side in sides
         ]
-        return Choose(branch.id, branch, after, then, otherwise, *slots)
+        launch_ps = self._launch_ps(branch)
+        return Choose(branch.id, after, launch_ps, branch, then, otherwise, *slots)
 
     def _after(self, name: str, edges: tuple[Edge, ...]) -> After:
         if edges in self._waits:

@@ -10,6 +10,7 @@ from zsim.plan import COLLECTIVE
 from zsim.schedule import Program
 from zsim.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine import Rank
+from zsim_des.host_bound import host_bound_ps
 from zsim_des.stream import Instance
 
 
@@ -43,6 +44,7 @@ class Records:
             book=entries,
             transfers=self._transfers[role],
             reservations=self._reserved(rank, entries),
+            host_bound_ps=host_bound_ps(of.program, rank.instances, self._job.steps),
         )
 
     def _events(self, rank: Rank) -> tuple[Event, ...]:

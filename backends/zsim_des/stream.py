@@ -16,13 +16,16 @@ from zsim_des.rendezvous import ALONE, Copied, Entry, Key, Rendezvous
 
 UNKNOWN = -1
 
+Interval = tuple[int, int]
+
 
 @dataclass(slots=True)
 class Instance:
     """One run of setup or of a step on one rank class: when each slot started and ended.
 
-    `noted` has the host's time at allocations, `issued_ps` at entries if it is not as the course
-    says. `told` is called with each slot whose end is known.
+    `noted` has the host's time at allocations, `issuing` from when to when it issued each stretch.
+    `late` has, by stream, when an entry could have started and when the host issued it, for those
+    that nothing else held up. `told` is called with each slot whose end is known.
     """
 
     step: int
@@ -31,6 +34,8 @@ class Instance:
     ends: list[int]
     told: Callable[["Instance", int], None] | None = None
     noted: dict[str, int] = field(default_factory=dict[str, int])
+    issuing: list[Interval] = field(default_factory=list[Interval])
+    late: dict[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])
     watched: dict[int, list[Walker]] = field(default_factory=dict[int, "list[Walker]"])
 
     def finish(self, agenda: Agenda, slot: int, end_ps: int) -> None:
@@ -109,7 +114,7 @@ class Stream:
             starts, ends = instance.starts, instance.ends
             while self._at < count:
                 item = batch.items[self._at]
-                ready_ps = max(self._free_ps, batch.begin_ps + offsets_ps[item.order])
+                ready_ps = self._free_ps
                 for slot in item.here:
                     end_ps = ends[slot]
                     if end_ps < 0:
@@ -122,9 +127,13 @@ class Stream:
                             where.watch(slot, self)
                             return
                         ready_ps = max(ready_ps, where.ends[slot])
+                could_ps, issued_ps = ready_ps, batch.begin_ps + offsets_ps[item.order]
+                ready_ps = max(ready_ps, issued_ps)
                 if self._beside is not None and ready_ps > self._beside.now_ps():
                     self._agenda.at(ready_ps, lambda: self._agenda.wake(self))
                     return
+                if could_ps < issued_ps:
+                    instance.late.setdefault(self.name, []).append((could_ps, issued_ps))
                 starts[item.slot] = ready_ps
                 if item.is_met:
                     self._meet(batch, item, ready_ps)

@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 from drawn import jobs
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules, links, troubles
+from drawn_emulated import emulated_jobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.backend import Job, NoWayError
+from zsim.cost.launch import NAMES, LaunchCosts
+from zsim.issue import issued
 from zsim.trace import Event, RankTrace, Trace
 from zsim.zero import schedule
 from zsim_des import SimBackend
@@ -171,6 +174,31 @@ def test_streams_are_first_in_first_out_and_edges_are_kept(case: Case) -> None:
             for edge in getattr(operation, "after", ()):
                 if isinstance(edge, str):
                     assert ends.get((event.step, edge), event.start_ps) <= event.start_ps
+
+
+@st.composite
+def emulated_cases(draw: st.DrawFn) -> Case:
+    model, strategy = draw(emulated_jobs())
+    launch = LaunchCosts(**{name: draw(st.sampled_from([0, 7, 10**6])) for name in NAMES})
+    cluster = draw(clusters(strategy.ranks))
+    cluster = replace(cluster, gpu=replace(cluster.gpu, launch=launch))
+    job = Job(schedule=schedule(model, strategy), model=model, cluster=cluster, steps=2)
+    return Case(f"{strategy} {cluster}", job)
+
+
+@given(st.one_of(emulated_cases(), zero_cases()))
+@settings(deadline=None, max_examples=20)
+def test_nothing_starts_before_its_host_has_issued_all_up_to_it(case: Case) -> None:
+    """Whoever limits it: host waits, branches, frees. And what streams wait for is no more."""
+    job, costs = case.job, case.job.cluster.gpu.launch_costs
+    for rank in SimBackend().run(job, seed=0).ranks:
+        starts = {(event.step, event.operation): event.start_ps for event in rank.events}
+        spent_ps = 0
+        for step, operation in issued(job.schedule.program_of(rank.rank), job.steps):
+            if step >= 0:
+                spent_ps += costs.issue_ps(operation)
+                assert starts.get((step, operation.id), spent_ps) >= spent_ps
+        assert sum(rank.host_bound_ps) <= spent_ps
 
 
 @given(zero_cases())

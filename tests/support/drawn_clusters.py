@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
 from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Rate, Tier
+from zsim.cost.launch import NAMES, LaunchCosts
 from zsim.dtype import DType
 from zsim.fault import (
     DeadEdge,
@@ -79,13 +80,19 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
             memory_bytes=10**12,
             memory_bytes_per_s=draw(st.sampled_from([10**9, 7 * 10**9, 10**12])),
             rates=RATES,
-            launch_ps=draw(st.sampled_from([0, 10, 5000])),
+            launch=draw(launches()),
             slowdown_beside_collective=draw(st.sampled_from([Fraction(1), Fraction(4, 3)])),
         ),
         switch_link=draw(links()),
         nics_per_node=draw(st.integers(1, 5)),
         nic_link=draw(links()),
     )
+
+
+def launches() -> st.SearchStrategy[LaunchCosts]:
+    """What a host spends: often nothing, or each cost for itself."""
+    each = st.sampled_from([0, 10, 5000])
+    return st.one_of(st.just(LaunchCosts()), st.builds(LaunchCosts, **dict.fromkeys(NAMES, each)))
 
 
 @st.composite

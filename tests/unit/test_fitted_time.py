@@ -18,12 +18,15 @@ from zsim.cost.kernel_profile import (
     text,
 )
 from zsim.cost.kernel_time import kernel_ps
+from zsim.cost.launch import EAGER
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
 
 PEAKS = Peaks(flops=1e15, bytes=1e13)
 # Whole shares, so that times can be read off: of 10 processors each does 1e14 operations a second.
-IDEAL = KernelProfile(**{**dict.fromkeys(NAMES, 1.0), "processors": 10.0, "fixed_s": 1e-12})
+IDEAL = KernelProfile(
+    launch=EAGER, **{**dict.fromkeys(NAMES, 1.0), "processors": 10.0, "fixed_s": 1e-12}
+)
 EXTENTS = st.integers(1, 5000)
 
 
@@ -95,7 +98,7 @@ def test_attention_pads_heads_and_spreads_rows_of_queries() -> None:
 def test_all_else_moves_memory_at_a_share_of_its_own(kind: KernelKind, backward: bool) -> None:
     name = f"{kind}_{'backward' if backward else 'forward'}"
     kernel = streaming(kind, (1000, 1000), DType.FP32, streams=2, backward=backward)
-    half = replace(IDEAL, fixed_s=1e-6, **{name: 0.5})
+    half = replace(IDEAL, launch=EAGER, fixed_s=1e-6, **{name: 0.5})
     assert seconds(kernel, half) == pytest.approx(1e-6 + 2 * 8e6 / 1e13)
     assert seconds(kernel) == pytest.approx(8e6 / 1e13, rel=1e-3)
 
@@ -134,6 +137,12 @@ WRONG = {
     "product = 1": ("product = true", "x: constants: product must be a number"),
     "product_fill = 1": ("", "x: constants: product_fill: missing"),
     "tile_64x64 = 1": ("tile_64x64 = 0", "x: constants: tile_64x64: 0.0 must be more than 0"),
+    "collective_s": (
+        "call_s",
+        "x: launch: call_s: must be one of forward_s, backward_s, "
+        "operation_s, collective_s, wait_s",
+    ),
+    "wait_s = 1e-06": ("wait_s = -1", "x: launch: wait_ps: -1000000000000 must be at least 0"),
     "processors = 10": ("processors = 10\nx = 1", "x: constants: x: not a constant"),
 }
 

@@ -7,6 +7,7 @@ of one GPU say something of its siblings: the peaks are each GPU's own.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from zsim.cost.launch import FREE, LaunchCosts, LaunchError, launch_costs, seconds_of
 from zsim.kernel import KernelKind
 
 
@@ -26,6 +27,7 @@ class KernelProfile:
         tile_128x128, tile_128x64, tile_64x64: of `product`, in smaller tiles.
         product_memory: of the bandwidth, of products that move more than they compute.
         attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
+        launch: what the host spends to issue operations.
         The others: of the bandwidth, of a kind of kernel that moves memory, each way.
     """
 
@@ -53,6 +55,7 @@ class KernelProfile:
     embedding_backward: float
     cross_entropy_forward: float
     cross_entropy_backward: float
+    launch: LaunchCosts = FREE
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -65,8 +68,8 @@ class KernelProfile:
         return found
 
 
-NAMES = tuple(field.name for field in fields(KernelProfile))
-"""All constants, in the order of a file."""
+NAMES = tuple(field.name for field in fields(KernelProfile) if field.name != "launch")
+"""All constants of kernels, in the order of a file."""
 
 
 ASSUMED = "assumed"
@@ -112,6 +115,9 @@ def text(fitted: FittedKernels) -> str:
         "",
         "[constants]",
         *(f"{name} = {getattr(fitted.constants, name):.4g}" for name in NAMES),
+        "",
+        "[launch]  # not fitted: as published, see zsim/cost/launch.py",
+        *(f"{name} = {each:.4g}" for name, each in seconds_of(fitted.constants.launch).items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -122,7 +128,7 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
     Raises:
         KernelProfileError: a key is missing, unknown or of the wrong kind.
     """
-    keys = {"gpu", "sibling", "publications", "rows", "errors", "constants"}
+    keys = {"gpu", "sibling", "publications", "rows", "errors", "constants", "launch"}
     for key in (*sorted(set(table) - keys), *sorted(keys - set(table))):
         state = "missing" if key in keys else "not a key of fitted kernels"
         raise KernelProfileError(f"{name}: {key}: {state}")
@@ -134,7 +140,11 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         state = "missing" if each in NAMES else "not a constant"
         raise KernelProfileError(f"{name}: constants: {each}: {state}")
     try:
-        profile = KernelProfile(**constants)
+        launch = launch_costs(_numbers(name, table, "launch"))
+    except LaunchError as error:
+        raise KernelProfileError(f"{name}: launch: {error}") from None
+    try:
+        profile = KernelProfile(**constants, launch=launch)
     except KernelProfileError as error:
         raise KernelProfileError(f"{name}: constants: {error}") from None
     return FittedKernels(

@@ -50,6 +50,7 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
         "tokens_per_s": found.tokens_per_s,
         "exposed_communication_s": found.exposed_communication_s,
         "exposed_communication_s_by_axis": dict(found.exposed_by_group),
+        "host_bound_s": found.host_bound_s,
         "peak_allocated_bytes": found.peak_allocated_bytes,
         "peak_reserved_bytes": found.peak_reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
@@ -74,11 +75,11 @@ def print_outcome(outcome: Outcome) -> None:
         lines.append(("alive then", _alive(outcome.job, trace.out_of_memory)))
     if found.step_time_s:
         share = found.exposed_communication_s / found.step_time_s
-        bound = "communication" if share > 0.5 else "compute"
         lines += [
-            ("step time", f"{format_seconds(found.step_time_s)}, bound by {bound}"),
+            ("step time", f"{format_seconds(found.step_time_s)}, bound by {found.bound_by}"),
             *_trouble(outcome),
             ("exposed communication", _exposed(found, share)),
+            *_host(found),
             ("throughput", _rates(found)),
         ]
     lines.append(("memory at the peak", _memory(found)))
@@ -93,6 +94,14 @@ def print_outcome(outcome: Outcome) -> None:
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
     lines.append(("trust", trace.trust))
     print_lines(lines)
+
+
+def _host(found: Summary) -> list[tuple[str, str]]:
+    """What the GPU waits for its host, where that is told."""
+    if not found.host_bound_s:
+        return []
+    share = found.host_bound_s / found.step_time_s
+    return [("waiting for the host", f"{format_seconds(found.host_bound_s)} ({share:.1%})")]
 
 
 def _trouble(outcome: Outcome) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from zsim.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overheads, Rate
+from zsim.cost.launch import LaunchCosts
 from zsim.dtype import DType
 from zsim.topology.table import (
     Bandwidth,
@@ -84,7 +85,9 @@ class _GpuTable(Table):
                 Rate(dtype=dtype, peak=rate.peak, matmul=rate.matmul, elementwise=rate.elementwise)
                 for dtype, rate in self.rates.items()
             ),
-            launch_ps=self.launch,
+            launch=LaunchCosts(
+                forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
+            ),
             slowdown_beside_collective=self.slowdown_beside_collective,
             visible_bytes=self.visible_memory,
             overheads=Overheads(

@@ -9,6 +9,7 @@ from drawn_clusters import NO_MODEL
 from zsim.backend import Job, RefusedError, RunFailedError
 from zsim.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
+from zsim.cost.launch import LaunchCosts
 from zsim.mesh import Span
 from zsim.operation import Action, FreeMode, Previous, Role
 from zsim.schedule import Schedule
@@ -184,7 +185,7 @@ def test_the_host_pays_for_launches() -> None:
     build.step.allocate(x)
     for index in range(3):
         build.step.compute(f"load{index}", Action.LOAD, [(Role.OUTPUT, x.all)])
-    slow_host = replace(CLUSTER, gpu=replace(GPU, launch_ps=100))
+    slow_host = replace(CLUSTER, gpu=replace(GPU, launch=LaunchCosts(operation_ps=100)))
     # Kernels take 4 ps; the third is issued after three launches.
     assert times(run(build.schedule(), slow_host))["load2"] == (300, 304)
 
