@@ -47,6 +47,7 @@ TABLE_OF = {
     "tensor": "parallel.tensor",
     "replicate": "parallel.replicate",
     "partition_checkpoints": "activations.partition",
+    "offload_checkpoints": "activations.offload",
     "checkpointing": "activations.checkpointing",
     "micro_batch_size": "train.micro_batch_size",
 }

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from zsim.allocator import Peak, book, peak
 from zsim.collective.volume import communications, is_scalar, ring_equivalent_bytes
+from zsim.host_traffic import host_bytes
 from zsim.issue import taken
 from zsim.model import Model
 from zsim.operation import (
@@ -15,7 +16,15 @@ from zsim.operation import (
     Send,
     walk,
 )
-from zsim.schedule import MODEL_STATE, Kind, Program, Schedule, WireBytes
+from zsim.schedule import (
+    MODEL_STATE,
+    HostBytes,
+    Kind,
+    Place,
+    Program,
+    Schedule,
+    WireBytes,
+)
 
 COLLECTIVE = {
     AllGather: "all_gather",
@@ -40,6 +49,8 @@ class Plan:
         model_state_bytes: parameters, gradients and optimizer state on one device.
         peak: the largest book of the first device pool, with what was alive.
         wire_bytes: what a rank sends in a step.
+        host_peak: the largest book of the host's memory, of one rank; None if none is used.
+        host_bytes: what a rank copies to its host's memory and back in a step.
         operations: operations in one step.
     """
 
@@ -50,6 +61,8 @@ class Plan:
     model_state_bytes: int
     peak: Peak
     wire_bytes: tuple[WireBytes, ...]
+    host_peak: Peak | None
+    host_bytes: HostBytes
     operations: int
 
 
@@ -58,6 +71,7 @@ def plan(schedule: Schedule, model: Model) -> Plan:
     pool = schedule.pools[0].name
     peaks = {program.role: peak(book(program, 1), pool) for program in schedule.programs}
     program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
+    host = next((pool.name for pool in schedule.pools if pool.place is Place.HOST), None)
     return Plan(
         role=program.role,
         ranks=schedule.mesh.size,
@@ -66,6 +80,8 @@ def plan(schedule: Schedule, model: Model) -> Plan:
         model_state_bytes=model_state_bytes(program),
         peak=peaks[program.role],
         wire_bytes=wire_bytes(schedule, program),
+        host_peak=None if host is None else peak(book(program, 1), host),
+        host_bytes=host_bytes(schedule, program),
         operations=sum(1 for _ in walk(program.step)),
     )
 

@@ -111,6 +111,11 @@ def outline(
         cluster.gpu.rate(strategy.precision.compute)
     except ClusterError as error:
         raise ScenarioError(f"train.precision: {strategy.precision}: {error}") from None
+    if strategy.offload_checkpoints and (cluster.host is None or cluster.pcie_link is None):
+        raise ScenarioError(
+            f"activations.offload: true needs a node with host memory behind PCIe, {cluster.name} "
+            "describes none"
+        )
     nodes = -(-strategy.ranks // cluster.gpus_per_node)
     cluster = replace(cluster, nodes=nodes)
     return Outline(
@@ -316,6 +321,8 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         clip_norm=train.clip_norm,
         loss_scale=LossScale(**train.loss_scale.model_dump()),
         bucket_elements=zero.bucket_elements,
+        fused_buffers=zero.fused_buffers,
+        contiguous=zero.contiguous,
         prefetch_units=zero.prefetch_units,
         gathered_elements=zero.gathered_elements,
         keep_after_forward=zero.keep_after_forward,
@@ -324,4 +331,5 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         host_ahead_units=zero.host_ahead_units,
         checkpointing=activations.checkpointing,
         partition_checkpoints=activations.partition,
+        offload_checkpoints=activations.offload,
     )

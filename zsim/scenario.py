@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 
 from zsim.architecture import Activation, Attention, Norm, Positions
 from zsim.schedule import Discipline
-from zsim.strategy import Checkpointing, Keep, Precision
+from zsim.strategy import BUCKET_ELEMENTS, Checkpointing, FusedBuffers, Keep, Precision
 from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
 from zsim.wording import line, unknown, whole
 
@@ -145,7 +145,9 @@ class ZeroTable(Table):
     """
 
     stage: Annotated[Literal[0, 1, 2, 3] | None, BeforeValidator(_stage)] = None
-    bucket_elements: Count = 500_000_000
+    bucket_elements: Count = BUCKET_ELEMENTS
+    fused_buffers: FusedBuffers = FusedBuffers.CONSTANT
+    contiguous: Flag = False
     prefetch_units: Whole = 1
     gathered_elements: Whole | None = None
     keep_after_forward: Keep = Keep.NOTHING
@@ -166,6 +168,7 @@ class ActivationsTable(Table):
 
     checkpointing: Checkpointing = Checkpointing.NONE
     partition: Flag = False
+    offload: Flag = False
 
 
 class LossScaleTable(Table):

@@ -189,14 +189,22 @@ class WireBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostBytes:
+    """Bytes that one rank copies in a step from its device to the host's memory, and back."""
+
+    to_host: int = 0
+    from_host: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """What the schedule promises, and is judged against.
 
     `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
     Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
     `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
-    promised volume of a step, the same for every role; of a branch, `otherwise` counts. What is
-    left out is not promised.
+    promised volume of a step, the same for every role, `host_bytes` what it copies between device
+    and host; of a branch, `otherwise` counts. What is left out is not promised.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
@@ -205,6 +213,7 @@ class Contract:
     data_axes: tuple[str, ...] = ("data",)
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
+    host_bytes: HostBytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,18 @@ class Keep(StrEnum):
     EVERYTHING = "everything"
 
 
+class FusedBuffers(StrEnum):
+    """How large buffers are in which gradients are fused for one collective and one update.
+
+    CONSTANT: at most `bucket_elements`, however large the model (ZeRO-R CB, Rajbhandari et al.
+    2020, section 6.2). MODEL: all gradients in one, and all of their fp32 copy, as trainers had it
+    before.
+    """
+
+    CONSTANT = "constant"
+    MODEL = "model"
+
+
 class Checkpointing(StrEnum):
     """Which activations are kept for backward.
 
@@ -104,8 +116,14 @@ STAGES: dict[type[Runtime], tuple[int, ...]] = {
 }
 """The ZeRO stages that each runtime is or has."""
 
+BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default of `reduce_bucket_size`."""
+
 OWN_KNOBS = (
     "bucket_elements",
+    "fused_buffers",
+    "contiguous",
+    "offload_checkpoints",
     "prefetch_units",
     "gathered_elements",
     "keep_after_forward",
@@ -136,6 +154,9 @@ class Strategy:
         loss_scale: used with fp16 alone.
         bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
             elements (a larger parameter is a bucket of its own).
+        fused_buffers: stages 0 to 2: whether buckets are of a constant size, or one for all.
+        contiguous: gradients and checkpoints are moved into memory that set-up allocates, where
+            they lie in a row for good (ZeRO-R MD, section 6.3).
         prefetch_units: stage 3: units whose gather is issued ahead of the one that computes.
         gathered_elements: stage 3: a gather is not issued ahead while more elements than these
             would be gathered at once; None does not limit. What the unit at hand needs is always
@@ -154,6 +175,8 @@ class Strategy:
         checkpointing: which activations are kept.
         partition_checkpoints: keep a rank's share of each checkpoint and gather it over the tensor
             axis before recompute (ZeRO-R Pa, section 6.1).
+        offload_checkpoints: move checkpoints to host memory after forward and back before recompute
+            (ZeRO-R Pa+cpu, section 6.1).
     """
 
     stage: int
@@ -165,7 +188,9 @@ class Strategy:
     optimizer: Adam | SGD = field(default_factory=Adam)
     clip_norm: float | None = None
     loss_scale: LossScale = field(default_factory=LossScale)
-    bucket_elements: int = 500_000_000
+    bucket_elements: int = BUCKET_ELEMENTS
+    fused_buffers: FusedBuffers = FusedBuffers.CONSTANT
+    contiguous: bool = False
     prefetch_units: int = 1
     gathered_elements: int | None = None
     keep_after_forward: Keep = Keep.NOTHING
@@ -176,6 +201,7 @@ class Strategy:
     emulate: Runtime | None = None
     checkpointing: Checkpointing = Checkpointing.NONE
     partition_checkpoints: bool = False
+    offload_checkpoints: bool = False
 
     def __post_init__(self) -> None:
         if self.stage not in (0, 1, 2, 3):
@@ -205,8 +231,19 @@ class Strategy:
         inner = self.inner
         if inner is not None and (inner < 1 or self.data % inner):
             raise StrategyError(f"{self._inner_name}: {inner} must divide data = {self.data}")
-        if self.partition_checkpoints and self.checkpointing is not Checkpointing.FULL:
-            raise StrategyError("partition_checkpoints: true needs checkpointing = full")
+        for name in ("partition_checkpoints", "offload_checkpoints"):
+            if getattr(self, name) and self.checkpointing is not Checkpointing.FULL:
+                raise StrategyError(f"{name}: true needs checkpointing = full")
+        if self.fused_buffers is FusedBuffers.MODEL:
+            self._inspect_fused()
+
+    def _inspect_fused(self) -> None:
+        if self.stage == 3:
+            raise StrategyError("fused_buffers: model is for stages 0 to 2, stage 3 gathers units")
+        if self.bucket_elements != BUCKET_ELEMENTS:
+            raise StrategyError(
+                f"bucket_elements: {self.bucket_elements} is for fused_buffers = constant"
+            )
 
     def _inspect_emulated(self, runtime: Runtime) -> None:
         stages = STAGES[type(runtime)]
@@ -234,6 +271,22 @@ class Strategy:
     def replicas(self) -> int:
         """Ranks that see different data: what gradients are averaged over."""
         return self.replicate * self.data
+
+    @property
+    def bucket_limit(self) -> int | None:
+        """Most elements of a bucket of several parameters; None if all are in one."""
+        return None if self.fused_buffers is FusedBuffers.MODEL else self.bucket_elements
+
+    @property
+    def cuts_checkpoints(self) -> bool:
+        """Whether a rank keeps a share of each checkpoint alone."""
+        return self.partition_checkpoints and self.tensor > 1
+
+    @property
+    def moves_checkpoints(self) -> bool:
+        """Whether checkpoints do not stay where forward made them."""
+        full = self.checkpointing is Checkpointing.FULL
+        return full and (self.cuts_checkpoints or self.offload_checkpoints or self.contiguous)
 
     @property
     def moments(self) -> int:

@@ -7,6 +7,7 @@ from zsim.cluster import Gpu
 from zsim.collective.volume import ring_equivalent_bytes
 from zsim.cost.kernel_time import operation_ps
 from zsim.cost.launch import FREE
+from zsim.host_traffic import copied_bytes, leaves_device
 from zsim.operation import (
     AllGather,
     Allocate,
@@ -32,7 +33,6 @@ from zsim.operation import (
     walk,
 )
 from zsim.schedule import Program, Schedule
-from zsim_des.spread import leaves_device
 
 
 class LoweringError(ValueError):
@@ -230,8 +230,7 @@ class _Lowering:
         made = self._enqueue(copy, time_ps=time_ps)
         outward = leaves_device(copy, self._program, self._places) if self._has_host else None
         if outward is not None:
-            width = self._program.by_name[copy.source.buffer].dtype.size_bytes
-            made.carries = outward, min(copy.source.size, copy.target.size) * width
+            made.carries = outward, copied_bytes(copy, self._program)
         return made
 
     def _free(self, free: Free) -> Instruction | None:

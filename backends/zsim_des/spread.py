@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from zsim.host_traffic import leaves_device
 from zsim.mesh import Group, Mesh
 from zsim.operation import (
     AllGather,
@@ -17,7 +18,7 @@ from zsim.operation import (
     Send,
     Together,
 )
-from zsim.schedule import Place, Program, Schedule
+from zsim.schedule import Schedule
 
 Ints = npt.NDArray[np.int64]
 
@@ -151,14 +152,6 @@ def used_of(schedule: Schedule) -> Used:
                 elif member.offset not in offsets:
                     offsets.append(member.offset)
     return Used(groups, frozenset(rings), tuple(sorted(copies)))
-
-
-def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> bool | None:
-    """Whether a Copy goes from device memory to the host's; None if it stays where it is."""
-    source, target = (
-        places[program.by_name[view.buffer].pool] for view in (copy.source, copy.target)
-    )
-    return None if source is target else source is Place.DEVICE
 
 
 def _spread(name: str, members: Ints, domain: Ints) -> Spread:

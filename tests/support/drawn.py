@@ -7,7 +7,14 @@ from zsim.dtype import DType
 from zsim.gpt import gpt
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.rule import SGD, Adam
-from zsim.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.strategy import (
+    BUCKET_ELEMENTS,
+    Checkpointing,
+    FusedBuffers,
+    Keep,
+    Precision,
+    Strategy,
+)
 
 
 @st.composite
@@ -15,15 +22,21 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
     """Any stage with any knobs; sizes small enough that buckets split and padding appears."""
     checkpointing = draw(st.sampled_from(Checkpointing))
     optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    stage = draw(st.integers(0, 3))
+    fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
+    sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
+    full = checkpointing is Checkpointing.FULL
     return Strategy(
-        stage=draw(st.integers(0, 3)),
+        stage=stage,
         data=draw(st.integers(1, max_data)),
         tensor=draw(st.integers(1, max_tensor)),
         gradient_accumulation_steps=draw(st.integers(1, 3)),
         precision=draw(st.sampled_from(Precision)),
         optimizer=draw(st.sampled_from(optimizers)),
         clip_norm=draw(st.sampled_from([None, 1.0])),
-        bucket_elements=draw(st.sampled_from([1, 30, 200, 1000, 10**9])),
+        bucket_elements=draw(st.sampled_from(sizes)),
+        fused_buffers=fused,
+        contiguous=draw(st.booleans()),
         prefetch_units=draw(st.integers(0, 6)),
         gathered_elements=draw(st.sampled_from([None, 0, 500, 5000])),
         keep_after_forward=draw(st.sampled_from(Keep)),
@@ -31,7 +44,8 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
         reductions_in_flight=draw(st.integers(0, 3)),
         host_ahead_units=draw(st.sampled_from([None, 1, 2, 5])),
         checkpointing=checkpointing,
-        partition_checkpoints=checkpointing is Checkpointing.FULL and draw(st.booleans()),
+        partition_checkpoints=full and draw(st.booleans()),
+        offload_checkpoints=full and draw(st.booleans()),
     )
 
 

@@ -1,11 +1,12 @@
 """Volume: a step sends what the contract promises.
 
 Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
-and collective with scalars apart, equal the promise as integers. A contract that names its strategy
-promises, where the model is given, what the closed forms say of both: volume and loss divisor. What
-the contract leaves out is not examined. Of a branch, `otherwise` counts.
+and collective with scalars apart, equal the promise as integers, and so do the bytes that it copies
+from device to host and back. A contract that names its strategy promises, where the model is given,
+what the closed forms say of both: volume, host traffic and loss divisor. What the contract leaves
+out is not examined. Of a branch, `otherwise` counts.
 
-Cost: one look at each operation that communicates.
+Cost: one look at each operation that communicates; at each copy, where there is host memory.
 """
 
 from collections import Counter
@@ -13,10 +14,12 @@ from collections.abc import Iterator
 
 from zsim.check.finding import Finding
 from zsim.check.subject import NumberedProgram, Subject
-from zsim.closed_form import wire_bytes
+from zsim.closed_form import host_bytes, wire_bytes
 from zsim.collective.volume import communications, is_scalar, ring_equivalent_bytes
+from zsim.host_traffic import host_bytes as copied_by
 from zsim.numbered import Numbered
 from zsim.plan import COLLECTIVE
+from zsim.schedule import HostBytes
 
 INVARIANT = "volume"
 Line = tuple[str, str, bool]
@@ -33,6 +36,8 @@ def examine(subject: Subject) -> list[Finding]:
     for each in subject.programs:
         if contract.wire_bytes is not None:
             found += _wire(subject, each, promised)
+        if contract.host_bytes is not None:
+            found += _host(subject, each, contract.host_bytes)
     return found
 
 
@@ -43,12 +48,13 @@ def _contract(subject: Subject) -> Iterator[Finding]:
     if strategy is None or model is None or model.tensor != strategy.tensor:
         return
     divisor = strategy.replicas * strategy.gradient_accumulation_steps
-    needed = wire_bytes(model, strategy)
+    volumes = None if contract.wire_bytes is None else set(contract.wire_bytes)
     for name, promised, said in (
         ("loss_divisor", contract.loss_divisor, divisor),
-        ("wire_bytes", set(contract.wire_bytes or ()), set(needed)),
+        ("wire_bytes", volumes, set(wire_bytes(model, strategy))),
+        ("host_bytes", contract.host_bytes, host_bytes(model, strategy)),
     ):
-        if promised != said and (name != "wire_bytes" or contract.wire_bytes is not None):
+        if promised is not None and promised != said:
             yield Finding(
                 invariant=INVARIANT,
                 role="",
@@ -84,6 +90,21 @@ def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> I
                 operation=f"{group}/{collective}",
                 why=f"a step sends {sent[line]} bytes by {what}, promised are {promised[line]}",
                 witness=(first, *others[:3], f"{len(senders.get(line, ()))} operations in all"),
+            )
+
+
+def _host(subject: Subject, each: NumberedProgram, promised: HostBytes) -> Iterator[Finding]:
+    copied = copied_by(subject.schedule, each.program)
+    for way, size, said in (
+        ("to_host", copied.to_host, promised.to_host),
+        ("from_host", copied.from_host, promised.from_host),
+    ):
+        if size != said:
+            yield Finding(
+                invariant=INVARIANT,
+                role=each.program.role,
+                operation=f"host/{way}",
+                why=f"a step copies {size} bytes {way.replace('_', ' ')}, promised are {said}",
             )
 
 

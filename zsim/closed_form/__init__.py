@@ -6,6 +6,7 @@ formats and padding). Each runtime's parameters and gradients stand in a file of
 """
 
 from zsim.closed_form import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, own
+from zsim.closed_form.checkpoint import host_bytes
 from zsim.closed_form.tensor import tensor
 from zsim.model import Model
 from zsim.runtime.deepspeed import DeepSpeed
@@ -14,6 +15,8 @@ from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.megatron import Megatron
 from zsim.schedule import WireBytes
 from zsim.strategy import Precision, Strategy
+
+__all__ = ["host_bytes", "wire_bytes"]
 
 
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:

@@ -20,6 +20,7 @@ def bucket_elements(model: Model, strategy: Strategy) -> list[int]:
     Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
     would make it too large, and in stage 3 at the end of its unit.
     """
+    limit = strategy.bucket_limit
     uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
     shared = {parameter.name: parameter.elements for parameter in model.parameters}
     sizes = [shared[name] for name, count in uses.items() if count > 1]
@@ -31,7 +32,7 @@ def bucket_elements(model: Model, strategy: Strategy) -> list[int]:
         for parameter in unit.parameters:
             if uses[parameter.name] > 1:
                 continue
-            if filled is not None and filled + parameter.elements > strategy.bucket_elements:
+            if filled is not None and limit is not None and filled + parameter.elements > limit:
                 sizes.append(filled)
                 filled = None
             filled = (filled or 0) + parameter.elements

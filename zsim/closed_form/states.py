@@ -1,9 +1,11 @@
 """Model states that persist on a rank, by kind, from model and strategy alone: zsim's own stages.
 
 Rajbhandari et al. 2020, section 3.1: parameters, fp32 masters where the precision has them, and
-the optimizer's moments; a stage shards over the data axis what it names (section 5).
+the optimizer's moments; a stage shards over the data axis what it names (section 5). With memory
+in a row (MD, section 6.3) what gradients collect in and checkpoints lie in persists as well.
 """
 
+from zsim.closed_form.checkpoint import kept_bytes
 from zsim.closed_form.own import padded_elements
 from zsim.model import Model
 from zsim.schedule import Kind
@@ -22,4 +24,16 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
         Kind.PARAMETER: (shard if strategy.stage == 3 else whole) * precision.compute.size_bytes,
         Kind.MASTER: optimized if precision.has_master else 0,
         Kind.MOMENT: optimized * strategy.moments,
+        Kind.GRADIENT: _gradients(whole, strategy) * precision.compute.size_bytes,
+        Kind.SAVED: kept_bytes(model, strategy) if strategy.contiguous else 0,
     }
+
+
+def _gradients(whole: int, strategy: Strategy) -> int:
+    """Elements that persist for gradients, of `whole` parameters with padding."""
+    if not strategy.contiguous:
+        return 0
+    collects = strategy.reduce_once and strategy.gradient_accumulation_steps > 1
+    return (whole if strategy.stage < 2 else whole // strategy.data) + (
+        whole if strategy.stage >= 2 and collects else 0
+    )

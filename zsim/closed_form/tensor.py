@@ -1,38 +1,27 @@
 """Summands inside units, and partitioned checkpoints, over the tensor axis."""
 
-from zsim.model import BATCH, Model, Unit
+from zsim.closed_form.checkpoint import moved, recomputed
+from zsim.model import Model, Unit
 from zsim.schedule import WireBytes
-from zsim.strategy import Checkpointing, Strategy
+from zsim.strategy import Strategy
 
 
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Summands inside units, and partitioned checkpoints, over the tensor axis."""
     reduced = sum(
-        _unit_all_reduce(model, unit, recomputed=_recomputed(unit, strategy))
-        for unit in model.units
+        _unit_all_reduce(model, unit, recomputed=recomputed(unit, strategy)) for unit in model.units
     )
     gathered = 0
-    if strategy.partition_checkpoints and strategy.tensor > 1:
+    if strategy.cuts_checkpoints:
         gathered = sum(
-            model.values[name].size_bytes // strategy.tensor * (strategy.tensor - 1)
-            for unit in model.units
-            if _recomputed(unit, strategy)
-            for name in _given(unit)
+            value.size_bytes // strategy.tensor * (strategy.tensor - 1)
+            for value in moved(model, strategy)
         )
     micro_batches = strategy.gradient_accumulation_steps
     return [
         WireBytes(group="tensor", collective="all_reduce", bytes=micro_batches * reduced),
         WireBytes(group="tensor", collective="all_gather", bytes=micro_batches * gathered),
     ]
-
-
-def _recomputed(unit: Unit, strategy: Strategy) -> bool:
-    return unit.checkpoint and strategy.checkpointing is Checkpointing.FULL
-
-
-def _given(unit: Unit) -> set[str]:
-    own = {value.name for segment in unit.segments for value in segment.outputs}
-    return {name for segment in unit.segments for name in segment.inputs} - own - {BATCH}
 
 
 def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:

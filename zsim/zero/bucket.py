@@ -1,7 +1,8 @@
 """Buckets: which parameters are gathered and reduced as one, and where each lies.
 
 A bucket of zsim's own stages holds whole parameters and is padded to a multiple of the data axis,
-so that every rank owns an equal shard. In stage 3 a bucket never crosses a unit; in the others it
+so that every rank owns an equal shard. It is of a constant size (ZeRO-R CB, Rajbhandari et al.
+2020, section 6.2), or takes everything. In stage 3 a bucket never crosses a unit; in the others it
 may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
 that several units use is a bucket of its own. Other runtimes fill and pad in their own way:
 `numbered` makes buckets of any groups of parameters.
@@ -114,6 +115,7 @@ def one_after_the_other(ranks: int) -> Place:
 def fill(model: Model, strategy: Strategy) -> Buckets:
     """Distribute the parameters of `model` over buckets."""
     uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+    limit = strategy.bucket_limit
     groups: list[list[Parameter]] = []
     open_group: list[Parameter] = []
     for unit in reversed(model.units):
@@ -125,7 +127,8 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
                     groups.append([parameter])
                 continue
             size = sum(member.elements for member in open_group)
-            if not open_group or size + parameter.elements > strategy.bucket_elements:
+            full = limit is not None and size + parameter.elements > limit
+            if full or not open_group:
                 open_group = []
                 groups.append(open_group)
             open_group.append(parameter)

@@ -8,7 +8,11 @@ from zsim.schedule import Buffer, Kind
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
+TO_HOST = "device_to_host"
+FROM_HOST = "host_to_device"
+"""Streams: of kernels, of collectives, and of copies to host memory and back."""
 POOL = "device"
+HOST_POOL = "host"
 DATA = "data"
 TENSOR = "tensor"
 REPLICATE = "replicate"
@@ -23,7 +27,7 @@ REPLICA = "replica"
 class Draft:
     """Collects buffers and operations; `prefix` is the path of what is being written.
 
-    The book is kept as it goes, so that the schedule can promise its peak.
+    The book of each pool is kept as it goes, so that the schedule can promise its peak.
     """
 
     def __init__(self) -> None:
@@ -31,8 +35,8 @@ class Draft:
         self.persistent: list[str] = []
         self.operations: list[Operation] = []
         self.prefix = ""
-        self.alive_bytes = 0
-        self.peak_bytes = 0
+        self.alive_bytes = {POOL: 0}
+        self.peak_bytes = {POOL: 0}
         self.alive: set[str] = set()
         self._views: dict[str, View] = {}
 
@@ -63,6 +67,14 @@ class Draft:
             )
         return name
 
+    def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
+        """The same in the host's memory, first written by a copy out of the device."""
+        if name not in self.buffers:
+            self.buffers[name] = Buffer(
+                name=name, pool=HOST_POOL, elements=elements, dtype=dtype, kind=kind, home=TO_HOST
+            )
+        return name
+
     def all(self, name: str) -> View:
         """Every element of the buffer called `name`."""
         view = self._views.get(name)
@@ -83,9 +95,16 @@ class Draft:
         """Take memory for the buffer called `name`."""
         assert name not in self.alive, f"{self.prefix}: {name} is alive"
         self.alive.add(name)
-        self.alive_bytes += self.buffers[name].size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        buffer = self.buffers[name]
+        alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
+        self.alive_bytes[buffer.pool] = alive
+        self.peak_bytes[buffer.pool] = max(self.peak_bytes.get(buffer.pool, 0), alive)
         self.operations.append(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+
+    def persist(self, name: str) -> None:
+        """Take memory that lives from set-up on, through all steps."""
+        self.persistent.append(name)
+        self.allocate(name)
 
     def free(
         self,
@@ -100,7 +119,8 @@ class Draft:
         The book of the draft returns the memory at once, whatever the mode.
         """
         self.alive.remove(name)
-        self.alive_bytes -= self.buffers[name].size_bytes
+        buffer = self.buffers[name]
+        self.alive_bytes[buffer.pool] -= buffer.size_bytes
         path = f"{self.prefix}/{verb}/{name}"
         self.operations.append(Free(id=path, buffer=name, mode=mode, uses=tuple(uses)))
 
@@ -113,11 +133,13 @@ class Draft:
         side = Draft()
         side.buffers, side.persistent, side._views = self.buffers, self.persistent, self._views
         side.prefix = prefix
-        side.alive, side.alive_bytes = set(self.alive), self.alive_bytes
-        side.peak_bytes = self.peak_bytes
+        side.alive, side.alive_bytes = set(self.alive), dict(self.alive_bytes)
+        side.peak_bytes = dict(self.peak_bytes)
         return side
 
     def join(self, side: "Draft") -> None:
         """Go on from where `side` ended."""
         self.alive, self.alive_bytes = side.alive, side.alive_bytes
-        self.peak_bytes = max(self.peak_bytes, side.peak_bytes)
+        self.peak_bytes = {
+            pool: max(size, self.peak_bytes.get(pool, 0)) for pool, size in side.peak_bytes.items()
+        }

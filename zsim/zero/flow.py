@@ -4,6 +4,7 @@ A checkpointed unit keeps nothing of its forward but what it was given; before i
 run again, and what that makes are values of their own (`Made.AGAIN`).
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +19,7 @@ class Made(StrEnum):
     FORWARD = "forward"
     AGAIN = "again"
     GATHERED = "gathered"
+    """Not made, but put away after forward and brought back for backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,21 @@ class UnitVisit:
 def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     """Every visit of one micro-batch, forward then backward.
 
-    `parts` are the checkpoints that are partitioned over the tensor axis: put away after the
-    forward visit, gathered before the backward one.
+    `parts` are the checkpoints that are put away after the forward visit and brought back before
+    the backward one. What several units are given stays where it is.
     """
     full = strategy.checkpointing is Checkpointing.FULL
-    partition = strategy.partition_checkpoints and model.tensor > 1
+    readers = Counter(name for unit in model.units for name in _given(unit))
     found: list[UnitVisit] = []
     for index, unit in enumerate(model.units):
         again = full and unit.checkpoint
-        parts = _received(unit, model) if again and partition else ()
+        parts: tuple[str, ...] = ()
+        if again and strategy.moves_checkpoints:
+            parts = tuple(
+                name
+                for name in _given(unit)
+                if readers[name] == 1 and model.values[name].requires_gradient
+            )
         segments = tuple(
             SegmentVisit(
                 Action.FORWARD,
@@ -98,17 +106,11 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     return tuple(found)
 
 
-def _received(unit: Unit, model: Model) -> tuple[str, ...]:
-    """Values that the unit is given, but for the batch."""
+def _given(unit: Unit) -> tuple[str, ...]:
+    """Values that the unit reads and others make, but for the batch."""
     own = {value.name for segment in unit.segments for value in segment.outputs}
     given = [name for segment in unit.segments for name in segment.inputs]
-    return tuple(
-        dict.fromkeys(
-            name
-            for name in given
-            if name not in own and name != BATCH and model.values[name].requires_gradient
-        )
-    )
+    return tuple(dict.fromkeys(name for name in given if name not in own and name != BATCH))
 
 
 def _backward(unit: Unit, *, again: bool, parts: tuple[str, ...]) -> tuple[SegmentVisit, ...]:

@@ -2,15 +2,26 @@
 
 from collections.abc import Callable, Sequence
 
-from zsim.closed_form import wire_bytes
+from zsim.closed_form import host_bytes, wire_bytes
 from zsim.layout import Layout
 from zsim.mesh import Axis, Group, Joined, Mesh
 from zsim.model import Model, ModelError
 from zsim.operation import Operation
-from zsim.schedule import Contract, Discipline, LogicalParameter, Pool, Program, RankRole, Schedule
+from zsim.schedule import (
+    Contract,
+    Discipline,
+    LogicalParameter,
+    Place,
+    Pool,
+    Program,
+    RankRole,
+    Schedule,
+    Scope,
+)
 from zsim.strategy import Strategy
 from zsim.zero.draft import (
     DATA,
+    HOST_POOL,
     INNER,
     OUTER,
     POOL,
@@ -23,6 +34,11 @@ from zsim.zero.draft import (
 from zsim.zero.state import scalars
 
 ROLE = "all"
+POOLS = (
+    Pool(name=POOL, discipline=Discipline.CACHING),
+    Pool(name=HOST_POOL, place=Place.HOST, scope=Scope.NODE),
+)
+"""A GPU's memory, and that of a node's host, which its ranks share."""
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:
@@ -48,7 +64,8 @@ def framed(
 ) -> Schedule:
     """The schedule of one role whose step is in `draft`, with its contract.
 
-    It promises the peak of the draft's book, or what `peak_of` the program says: None is nothing.
+    It promises the peaks of the draft's book, or what `peak_of` the program says of the device:
+    None is nothing.
     """
     mesh = mesh_of(strategy)
     program = Program(
@@ -58,14 +75,16 @@ def framed(
         setup=tuple(setup),
         step=tuple(draft.operations),
     )
-    peak = draft.peak_bytes if peak_of is None else peak_of(program)
+    peaks: dict[str, int | None] = {**draft.peak_bytes}
+    if peak_of is not None:
+        peaks[POOL] = peak_of(program)
     return Schedule(
         name=f"{model.name}, {name}",
         mesh=mesh,
         roles=(RankRole(name=ROLE),),
         groups=groups_of(strategy),
         streams=streams,
-        pools=(Pool(name=POOL, discipline=Discipline.CACHING),),
+        pools=tuple(pool for pool in POOLS if pool.name in peaks),
         layouts=layouts,
         scalars=scalars(strategy),
         programs=(program,),
@@ -79,8 +98,11 @@ def framed(
             data_axes=tuple(
                 axis.name for axis in mesh.axes if axis.name in (REPLICATE, OUTER, INNER, DATA)
             ),
-            peak_bytes=() if peak is None else ((ROLE, POOL, peak),),
+            peak_bytes=tuple(
+                (ROLE, pool, peak) for pool, peak in peaks.items() if peak is not None
+            ),
             wire_bytes=wire_bytes(model, strategy),
+            host_bytes=host_bytes(model, strategy),
         ),
     )
 

@@ -190,20 +190,34 @@ class Replicas:
     In stages 1 and 2 the first use in a step waits for the gather that ended the step before.
     """
 
-    def __init__(self, strategy: Strategy, buckets: Buckets, states: Sequence[BucketState]) -> None:
+    layouts: tuple[Layout, ...] = ()
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        states: Sequence[BucketState],
+        sequence: Sequence[UnitVisit],
+    ) -> None:
         self.strategy = strategy
         self.buckets = buckets
         self.states = states
+        self.sequence = sequence
         self.seen: set[int] = set()
 
     def held(self, bucket: int, _visit: UnitVisit) -> str:
         """The buffer that holds the whole bucket."""
         return self.states[bucket].parameter
 
-    def first_use(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """What the first reads of parameters in a step wait for."""
-        fresh = [run.bucket for run in self.buckets.runs[visit.unit] if run.bucket not in self.seen]
+    def before(self, index: int) -> tuple[Edge, ...]:
+        """What the compute of visit `index` waits for: in a step's first reads of parameters."""
+        runs = self.buckets.runs[self.sequence[index].unit]
+        fresh = [run.bucket for run in runs if run.bucket not in self.seen]
         self.seen.update(fresh)
         if self.strategy.stage == 0:
             return ()
         return tuple(Previous(gather_path(self.buckets.all[bucket])) for bucket in fresh)
+
+    def after(self, index: int, used: str) -> None:
+        """Nothing is freed."""

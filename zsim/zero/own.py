@@ -2,16 +2,27 @@
 
 from collections.abc import Sequence
 
-from zsim.layout import Layout
 from zsim.model import Model
 from zsim.operation import AllGather
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy
 from zsim.zero.bucket import Buckets, fill
-from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, Draft
+from zsim.zero.checkpoint import Checkpoints, Loose, Shelf
+from zsim.zero.contiguous import Slots, allocate_gradients
+from zsim.zero.draft import (
+    COMMUNICATION,
+    COMPUTE,
+    DATA,
+    FROM_HOST,
+    HOST_POOL,
+    POOL,
+    TO_HOST,
+    Draft,
+)
 from zsim.zero.flow import UnitVisit, visits
 from zsim.zero.frame import framed, need_fitting
 from zsim.zero.gather import Gathers, Replicas
+from zsim.zero.offload import Offloaded
 from zsim.zero.optimizer import Ending, Trained
 from zsim.zero.passes import Passes
 from zsim.zero.reduce import Reduced, Reductions
@@ -36,17 +47,33 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     need_fitting(model, strategy)
     buckets = fill(model, strategy)
     draft = Draft()
+    once = visits(model, strategy)
     states = write_setup(draft, buckets, holding(strategy))
+    if strategy.contiguous:
+        allocate_gradients(draft, strategy, buckets)
+    checkpoints = _checkpoints(draft, model, strategy, once)
     setup, draft.operations = draft.operations, []
-    layouts = _write_step(draft, model, strategy, buckets=buckets, states=states)
+    sequence = once * strategy.gradient_accumulation_steps
+    parameters: Gathers | Replicas
+    if strategy.stage == 3:
+        parameters = Gathers(draft, strategy, buckets=buckets, states=states, sequence=sequence)
+    else:
+        parameters = Replicas(strategy, buckets=buckets, states=states, sequence=sequence)
+    passes = Passes(
+        draft, model, strategy, buckets=buckets, held=parameters.held, checkpoints=checkpoints
+    )
+    reductions = Reductions(draft, model, strategy, buckets=buckets, passes=passes)
+    _write_passes(once, passes=passes, parameters=parameters, reductions=reductions)
+    _write_ending(draft, strategy, buckets=buckets, states=states, reduced=reductions.reduced)
+    moving = (TO_HOST, FROM_HOST) if strategy.offload_checkpoints else ()
     return framed(
         f"ZeRO stage {strategy.stage}",
         model=model,
         strategy=strategy,
         draft=draft,
         setup=setup,
-        streams=(COMPUTE, COMMUNICATION),
-        layouts=(*buckets.layouts, *layouts),
+        streams=(COMPUTE, COMMUNICATION, *moving),
+        layouts=(*buckets.layouts, *parameters.layouts),
     )
 
 
@@ -63,26 +90,30 @@ def holding(strategy: Strategy) -> Holding:
     )
 
 
-def _write_step(
-    draft: Draft,
-    model: Model,
-    strategy: Strategy,
+def _checkpoints(
+    draft: Draft, model: Model, strategy: Strategy, once: Sequence[UnitVisit]
+) -> Checkpoints:
+    """How checkpoints are put away: on the device or out of it, loose or in a row."""
+    pool = HOST_POOL if strategy.offload_checkpoints else POOL
+    shelf: Shelf = Loose(draft, model, strategy, pool=pool)
+    if strategy.contiguous:
+        shelf = Slots(draft, model, strategy, pool=pool, visits=once)
+    if strategy.offload_checkpoints:
+        return Offloaded(draft, model, strategy, shelf, visits=once)
+    return Checkpoints(draft, model, strategy, shelf)
+
+
+def _write_passes(
+    once: tuple[UnitVisit, ...],
     *,
-    buckets: Buckets,
-    states: tuple[BucketState, ...],
-) -> Sequence[Layout]:
-    """Forward and backward of every micro-batch, then the update; layouts beyond the buckets'."""
-    once = visits(model, strategy)
-    sequence = once * strategy.gradient_accumulation_steps
-    gathers = None
-    if strategy.stage == 3:
-        gathers = Gathers(draft, strategy, buckets=buckets, states=states, sequence=sequence)
-    replicas = Replicas(strategy, buckets, states)
-    held = gathers.held if gathers else replicas.held
-    passes = Passes(draft, model, strategy, buckets=buckets, held=held)
-    reductions = Reductions(draft, model, strategy, buckets=buckets, passes=passes)
+    passes: Passes,
+    parameters: Gathers | Replicas,
+    reductions: Reductions,
+) -> None:
+    """Forward and backward of every micro-batch, which visits units as `once` says."""
+    draft, model, strategy = passes.draft, passes.model, passes.strategy
     done: list[str] = []
-    for index, visit in enumerate(sequence):
+    for index, visit in enumerate(once * strategy.gradient_accumulation_steps):
         micro_batch, position = divmod(index, len(once))
         passes.micro_batch = micro_batch
         if position == 0:
@@ -93,16 +124,13 @@ def _write_step(
             passes.seed()
         draft.prefix = _prefix(model, visit, micro_batch)
         _limit_host(draft, strategy, done)
-        after = gathers.before(index) if gathers else replicas.first_use(visit)
+        after = parameters.before(index)
         run = passes.backward if visit.backward else passes.forward
         done.append(run(visit, after))
-        if gathers:
-            gathers.after(index, done[-1])
+        parameters.after(index, done[-1])
         if visit.backward:
             reductions.contribute(visit.unit, micro_batch)
     reductions.finish()
-    _write_ending(draft, strategy, buckets=buckets, states=states, reduced=reductions.reduced)
-    return gathers.layouts if gathers else ()
 
 
 def _prefix(model: Model, visit: UnitVisit, micro_batch: int) -> str:
@@ -138,6 +166,7 @@ def _write_ending(
                 parameter=updated_view(draft, bucket, state.parameter, strategy),
                 master=None if state.master is None else draft.all(state.master),
                 moments=tuple(draft.all(moment) for moment in state.moments),
+                keeps_gradient=strategy.contiguous,
             )
         )
     numbers = {bucket.name: bucket.index for bucket in buckets.all}

@@ -1,18 +1,16 @@
-"""Forward, recompute and backward of one unit: segments, the values between them, checkpoints.
+"""Forward, recompute and backward of one unit: segments, the values between them.
 
 With a tensor axis each segment's summands are summed where it ends, on the compute stream: what
-follows needs them at once. A partitioned checkpoint (ZeRO-R Pa) is the rank's own slice of a unit's
-input; it is gathered over the tensor axis before the unit is run again.
+follows needs them at once. What is put away between forward and backward is for `Checkpoints`.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from zsim.dtype import DType
-from zsim.model import BATCH, Model, ModelError, Segment
+from zsim.model import BATCH, Model, Segment
 from zsim.operation import (
     Action,
-    AllGather,
     AllReduce,
     Compute,
     Copy,
@@ -25,7 +23,8 @@ from zsim.operation import (
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.draft import COMPUTE, TENSOR, Draft
+from zsim.zero.checkpoint import Checkpoints, Loose
+from zsim.zero.draft import COMPUTE, POOL, TENSOR, Draft
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit
 from zsim.zero.state import LOSS_SCALE
 
@@ -34,16 +33,29 @@ Held = Callable[[int, UnitVisit], str]
 
 
 class Passes:
-    """Writes the visits of a micro-batch into a draft."""
+    """Writes the visits of a micro-batch into a draft.
+
+    Without `checkpoints`, those that are cut over the tensor axis lie loose on the device.
+    """
 
     def __init__(
-        self, draft: Draft, model: Model, strategy: Strategy, *, buckets: Buckets, held: Held
+        self,
+        draft: Draft,
+        model: Model,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        held: Held,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.draft = draft
         self.model = model
         self.strategy = strategy
         self.buckets = buckets
         self.held = held
+        self.checkpoints = checkpoints or Checkpoints(
+            draft, model, strategy, Loose(draft, model, strategy, pool=POOL)
+        )
         self.micro_batch = 0
         self._slopes: set[str] = set()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
@@ -86,14 +98,12 @@ class Passes:
         for part in visit.segments:
             last = self._run(visit, part, after, saves=not visit.again)
             after = ()
-        for name in visit.parts:
-            self._put_away(name)
+        self.checkpoints.put_away(visit, last)
         return last
 
     def backward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
         """Run the unit backward, recomputing first if it is checkpointed; the id as in forward."""
-        for name in visit.parts:
-            self._bring_back(name)
+        after = (*after, *self.checkpoints.bring_back(visit))
         last, allocated = "", False
         for part in visit.segments:
             if part.action is Action.RECOMPUTE:
@@ -152,7 +162,7 @@ class Passes:
         if segment.reduces_output:
             for instance in part.makes:
                 self._sum(self._value(instance), f"{part.action}{part.segment}/sum")
-        self._end(part)
+        self._end(part, name)
         return name
 
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
@@ -185,7 +195,7 @@ class Passes:
             if value.name in self._slopes:
                 self._slopes.remove(value.name)
                 draft.free(f"{value.name}/gradient")
-        self._end(part)
+        self._end(part, done)
         for name in self._differentiable(segment):
             self._settle_slope(name, part, reduces=segment.reduces_input_gradient)
         return done
@@ -221,8 +231,7 @@ class Passes:
             return found
         segment = self._segment(visit, part)
         operands = [
-            Operand(role=Role.INPUT, view=self.draft.all(instance.buffer))
-            for instance in part.reads
+            Operand(role=Role.INPUT, view=self._view(instance)) for instance in part.reads
         ]
         operands += self._parameters(visit, segment, Role.PARAMETER)
         if saves and segment.saved_bytes:
@@ -318,9 +327,18 @@ class Passes:
             produced=True,
         )
 
-    def _end(self, part: SegmentVisit) -> None:
+    def _view(self, instance: Instance) -> View:
+        if instance.made is Made.GATHERED:
+            return self.checkpoints.view(instance.value)
+        return self.draft.all(instance.buffer)
+
+    def _end(self, part: SegmentVisit, last: str) -> None:
+        """Forget what nothing reads after `last`."""
         for instance in part.ends:
-            self.draft.free(instance.buffer)
+            if instance.made is Made.GATHERED:
+                self.checkpoints.end(instance.value, last)
+            else:
+                self.draft.free(instance.buffer)
 
     def _sum(self, buffer: str, name: str) -> None:
         view, wire = self.draft.all(buffer), self.draft.buffers[buffer].dtype
@@ -335,47 +353,3 @@ class Passes:
                 accumulate=wire,
             )
         )
-
-    def _part(self, value: str) -> str:
-        """The buffer of the rank's own slice of a checkpoint."""
-        whole = self.model.values[value]
-        if whole.elements % self.model.tensor:
-            raise ModelError(
-                f"partition_checkpoints: {value} has {whole.elements} elements, "
-                f"not a multiple of the {self.model.tensor} ranks of the tensor axis"
-            )
-        return self.draft.buffer(
-            f"{value}/part", whole.elements // self.model.tensor, whole.dtype, Kind.SAVED
-        )
-
-    def _put_away(self, value: str) -> None:
-        draft, part = self.draft, self._part(value)
-        draft.allocate(part)
-        draft.add(
-            Copy(
-                id=draft.path(f"partition/{value}"),
-                stream=COMPUTE,
-                source=View(buffer=value, size=draft.buffers[part].elements, axis=TENSOR),
-                target=draft.all(part),
-            )
-        )
-        draft.free(value)
-
-    def _bring_back(self, value: str) -> None:
-        draft, part = self.draft, self._part(value)
-        whole = self.model.values[value]
-        name = draft.buffer(
-            Instance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.WORKSPACE
-        )
-        draft.allocate(name)
-        draft.add(
-            AllGather(
-                id=draft.path(f"gather/{value}"),
-                stream=COMPUTE,
-                group=TENSOR,
-                source=draft.all(part),
-                target=draft.all(name),
-                wire=whole.dtype,
-            )
-        )
-        draft.free(part)

@@ -57,7 +57,7 @@ class Reductions:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
         for position, run in enumerate(self.buckets.runs[unit]):
             bucket, progress = self.buckets.all[run.bucket], self._progress[run.bucket]
-            target = self._collector(bucket)
+            target = _collector(self.draft, self.strategy, bucket)
             while any(target == buffer for buffer, _ in self._in_flight):
                 self._free_oldest("free_for_reuse")
             if target not in self.draft.alive:
@@ -78,27 +78,6 @@ class Reductions:
         self.draft.prefix = "step/backward/end"
         while self._in_flight:
             self._free_oldest()
-
-    def _collector(self, bucket: Bucket) -> str:
-        """The buffer that a bucket's contributions are copied into."""
-        whole = self.strategy.stage < 2
-        kind = Kind.GRADIENT if self._collects_whole else Kind.COMMUNICATION
-        name = "gradient" if whole else "accumulated" if self._collects_whole else "staging"
-        return self.draft.buffer(
-            f"{bucket.name}/{name}",
-            bucket.padded,
-            self.strategy.precision.compute,
-            kind,
-            layout=bucket.name,
-        )
-
-    @property
-    def _collects_whole(self) -> bool:
-        """Whether whole gradients outlive a micro-batch."""
-        strategy = self.strategy
-        return strategy.stage < 2 or (
-            strategy.reduce_once and strategy.gradient_accumulation_steps > 1
-        )
 
     def _copy(self, run: Run, source: str, target: str, progress: _Progress) -> str:
         draft, bucket = self.draft, self.buckets.all[run.bucket]
@@ -142,10 +121,10 @@ class Reductions:
             )
             self.reduced[bucket.index] = Reduced(source, operation)
             return
-        target = source if strategy.stage == 1 else self._shard(bucket, "gradient", Kind.GRADIENT)
-        adds = target in draft.alive and target != source
-        landing = self._shard(bucket, "received", Kind.COMMUNICATION) if adds else target
-        if landing != source:
+        target = source if strategy.stage == 1 else _shard(draft, strategy, bucket, Kind.GRADIENT)
+        adds = bucket.index in self.reduced and target != source
+        landing = _shard(draft, strategy, bucket, Kind.COMMUNICATION) if adds else target
+        if landing not in draft.alive:
             draft.allocate(landing)
         operation = draft.add(
             ReduceScatter(
@@ -159,7 +138,8 @@ class Reductions:
                 accumulate=wire,
             )
         )
-        if source != target:
+        stays = strategy.contiguous and _collects_whole(strategy)
+        if source != target and not stays:
             self._in_flight.append((source, operation))
         if adds:
             operation = draft.add(
@@ -195,17 +175,49 @@ class Reductions:
         )
         self.reduced[bucket.index] = Reduced(reduced.buffer, operation)
 
-    def _shard(self, bucket: Bucket, name: str, kind: Kind) -> str:
-        return self.draft.buffer(
-            f"{bucket.name}/{name}",
-            bucket.shard,
-            self.strategy.precision.compute,
-            kind,
-            home=COMMUNICATION,
-            layout=bucket.name,
-            shard=DATA,
-        )
-
     def _free_oldest(self, verb: str = "free") -> None:
         buffer, operation = self._in_flight.pop(0)
         self.draft.free(buffer, (operation,), verb=verb)
+
+
+def long_lived(draft: Draft, strategy: Strategy, bucket: Bucket) -> list[str]:
+    """Buffers of a bucket's gradients that are needed for more than a micro-batch."""
+    found: list[str] = []
+    if _collects_whole(strategy):
+        found.append(_collector(draft, strategy, bucket))
+    if strategy.stage >= 2:
+        found.append(_shard(draft, strategy, bucket, Kind.GRADIENT))
+    return found
+
+
+def _collects_whole(strategy: Strategy) -> bool:
+    """Whether whole gradients outlive a micro-batch."""
+    once = strategy.reduce_once and strategy.gradient_accumulation_steps > 1
+    return strategy.stage < 2 or once
+
+
+def _collector(draft: Draft, strategy: Strategy, bucket: Bucket) -> str:
+    """The buffer that a bucket's contributions are copied into."""
+    name, kind = "staging", Kind.COMMUNICATION
+    if _collects_whole(strategy):
+        name, kind = "gradient" if strategy.stage < 2 else "accumulated", Kind.GRADIENT
+    return draft.buffer(
+        f"{bucket.name}/{name}",
+        bucket.padded,
+        strategy.precision.compute,
+        kind,
+        layout=bucket.name,
+    )
+
+
+def _shard(draft: Draft, strategy: Strategy, bucket: Bucket, kind: Kind) -> str:
+    """The buffer of what a rank has of a bucket's sum; with accumulation, of what it adds to it."""
+    return draft.buffer(
+        f"{bucket.name}/{'gradient' if kind is Kind.GRADIENT else 'received'}",
+        bucket.shard,
+        strategy.precision.compute,
+        kind,
+        home=COMMUNICATION,
+        layout=bucket.name,
+        shard=DATA,
+    )

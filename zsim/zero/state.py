@@ -119,13 +119,13 @@ def write_setup(draft: Draft, buckets: Buckets, holding: Holding) -> tuple[Bucke
         draft.prefix = f"setup/{bucket.name}"
         state = declare(draft, bucket, holding)
         states.append(state)
-        _persist(draft, state.parameter)
+        draft.persist(state.parameter)
         _initialize(draft, state.parameter, Role.PARAMETER)
         if state.master is not None:
-            _persist(draft, state.master)
+            draft.persist(state.master)
             _initialize(draft, state.master, Role.MASTER)
         for moment in state.moments:
-            _persist(draft, moment)
+            draft.persist(moment)
             draft.add(
                 Fill(
                     id=draft.path(f"zero/{moment}"),
@@ -135,11 +135,6 @@ def write_setup(draft: Draft, buckets: Buckets, holding: Holding) -> tuple[Bucke
                 )
             )
     return tuple(states)
-
-
-def _persist(draft: Draft, buffer: str) -> None:
-    draft.persistent.append(buffer)
-    draft.allocate(buffer)
 
 
 def _initialize(draft: Draft, buffer: str, role: Role) -> None:

@@ -1,0 +1,47 @@
+"""What is kept of forward to run units again: which values, how large, and how far they move."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from zsim.model import BATCH, Model, Unit, Value
+from zsim.schedule import HostBytes
+from zsim.strategy import Checkpointing, Strategy
+
+
+def recomputed(unit: Unit, strategy: Strategy) -> bool:
+    """Whether a unit is run again before its backward."""
+    return unit.checkpoint and strategy.checkpointing is Checkpointing.FULL
+
+
+def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
+    """Checkpoints that do not stay where they were made, once each: those of one unit alone."""
+    if not strategy.moves_checkpoints:
+        return
+    readers = Counter(name for unit in model.units for name in _given(unit))
+    for unit in model.units:
+        for name in sorted(_given(unit)):
+            value = model.values[name]
+            if recomputed(unit, strategy) and value.requires_gradient and readers[name] == 1:
+                yield value
+
+
+def kept_bytes(model: Model, strategy: Strategy) -> int:
+    """What a rank keeps of all moved checkpoints of a micro-batch (Pa: an equal share of each)."""
+    parts = strategy.tensor if strategy.cuts_checkpoints else 1
+    return sum(value.size_bytes // parts for value in moved(model, strategy))
+
+
+def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
+    """What a rank copies to its host and back in a step: each checkpoint once each way.
+
+    Twice the bytes of the checkpoints (Rajbhandari et al. 2020, section 8: Pa+cpu).
+    """
+    if not strategy.offload_checkpoints:
+        return HostBytes()
+    once = strategy.gradient_accumulation_steps * kept_bytes(model, strategy)
+    return HostBytes(to_host=once, from_host=once)
+
+
+def _given(unit: Unit) -> set[str]:
+    own = {value.name for segment in unit.segments for value in segment.outputs}
+    return {name for segment in unit.segments for name in segment.inputs} - own - {BATCH}

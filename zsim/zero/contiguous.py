@@ -1,0 +1,75 @@
+"""ZeRO-R MD: memory in a row for what lives long, which set-up allocates and nothing frees.
+
+Rajbhandari et al. 2020, section 6.3. Checkpoints and gradients live long and are made between
+values that live shortly; an allocator that has handed out both in turn has holes. Here they are
+moved, as they are made, into buffers that lie one after the other from the start: all checkpoints
+of a micro-batch in one, gradients by bucket.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from zsim.dtype import DType
+from zsim.model import Model
+from zsim.operation import View
+from zsim.schedule import Kind
+from zsim.strategy import Strategy
+from zsim.zero.bucket import Buckets
+from zsim.zero.draft import HOST_POOL, Draft
+from zsim.zero.flow import UnitVisit
+from zsim.zero.partition import own_elements
+from zsim.zero.reduce import long_lived
+
+
+class Slots:
+    """A shelf of one buffer for each format, with a slot for every checkpoint."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        model: Model,
+        strategy: Strategy,
+        *,
+        pool: str,
+        visits: Sequence[UnitVisit],
+    ) -> None:
+        sizes: dict[DType, int] = {}
+        places: dict[str, tuple[DType, int]] = {}
+        for value in (value for visit in visits if not visit.backward for value in visit.parts):
+            dtype = model.values[value].dtype
+            places[value] = (dtype, sizes.get(dtype, 0))
+            sizes[dtype] = sizes.get(dtype, 0) + own_elements(model, strategy, value)
+        buffers: dict[DType, str] = {}
+        draft.prefix = "setup/checkpoints"
+        for dtype, elements in sizes.items():
+            name = f"checkpoints/{dtype}"
+            if pool == HOST_POOL:
+                draft.host_buffer(name, elements, dtype, Kind.SAVED)
+            else:
+                draft.buffer(name, elements, dtype, Kind.SAVED)
+            draft.persist(name)
+            buffers[dtype] = name
+        self._views = {
+            value: View(
+                buffer=buffers[dtype], start=start, size=own_elements(model, strategy, value)
+            )
+            for value, (dtype, start) in places.items()
+        }
+
+    def open(self, value: str) -> View:
+        """Its slot, which is there."""
+        return self.view(value)
+
+    def view(self, value: str) -> View:
+        """Its slot."""
+        return self._views[value]
+
+    def close(self, value: str, uses: Iterable[str] = ()) -> None:
+        """Nothing: the slot stays, and what writes it next is ordered after what read it."""
+
+
+def allocate_gradients(draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
+    """What gradients collect in, and what they are reduced to, are there from set-up on."""
+    draft.prefix = "setup/gradients"
+    for bucket in buckets.all:
+        for name in long_lived(draft, strategy, bucket):
+            draft.persist(name)
