@@ -12,7 +12,8 @@ from zsim.shell.picture import need_format, write_picture
 from zsim.topology import Part, TopologyError
 from zsim.topology.cut import Cut, cuts, narrowest
 from zsim.topology.description import LinkClass, link_classes
-from zsim.topology.drawing import draw, rate, speed
+from zsim.topology.drawing import draw
+from zsim.topology.note import rate, speed
 from zsim.units import format_bytes, format_rate
 
 ONE_SWITCH = "single_switch"

@@ -4,28 +4,38 @@ Of many equal things the first and the last are shown, with how many are left ou
 each level stand its links: how many, and how fast one is in each direction.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import networkx as nx
 
-from zsim.cluster import Cluster, Fabric, FabricKind, Link
+from zsim.cluster import Cluster, FabricKind
 from zsim.sheet import ALARM, FAINT, Box, Sheet
 from zsim.topology.cut import Cut
-from zsim.topology.description import LinkClass, edges_in_use, link_classes, rails, top_name
-from zsim.units import format_bytes, format_seconds
+from zsim.topology.description import edges_in_use, link_classes, rails, top_name
+from zsim.topology.load import Loads, between, hue, key
+from zsim.topology.node_drawing import draw_node
+from zsim.topology.note import (
+    LEFT,
+    LEVEL,
+    NODE,
+    NOTES,
+    RIGHT,
+    SWITCH,
+    TALL,
+    TOP,
+    WIDTH,
+    note,
+    rate,
+)
 
-WIDTH, LEFT, RIGHT, NOTES = 1320.0, 40.0, 980.0, 1010.0
-"""The sheet; the picture is between LEFT and RIGHT, notes begin at NOTES."""
-TOP, LEVEL, TALL = 110.0, 96.0, 40.0
-"""The first box, from one level to the next, and the height of a box."""
-SWITCH, NODE, GPU, NIC, PCIE = "#bcd6f2", "#e4e7eb", "#c6e6b9", "#fbd9a6", "#e6d5f2"
+NO_LOADS: Loads = {}
 SHOWN = {0: 6, 1: 4, 2: 2}
 """Boxes shown below the top, by the number of tiers; below each other box there are two."""
 
 
-def draw(cluster: Cluster, cut: Cut | None) -> str:
-    """The SVG of `cluster`, with its narrowest `cut` in red."""
+def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
+    """The SVG of `cluster`, with its narrowest `cut` in red, or links coloured by `loads`."""
     levels = len(cluster.fabric.tiers) + 2
     explicit = cluster.fabric.kind is FabricKind.EXPLICIT
     below = TOP + (460 if explicit else levels * LEVEL) + 30
@@ -36,24 +46,14 @@ def draw(cluster: Cluster, cut: Cut | None) -> str:
         text = f"narrowest cut: {cut.where}, {rate(cut.bytes_per_s)} each way"
         text += f", {rate(int(cut.bytes_per_s_per_gpu))} for each GPU"
         sheet.words(LEFT, 92, text, size=14, colour=ALARM, bold=True)
-    first = _irregular(sheet, cluster) if explicit else _fabric(sheet, cluster, cut)
+    first = _irregular(sheet, cluster) if explicit else _fabric(sheet, cluster, cut, loads)
     frame = Box(LEFT - 10, below, RIGHT - LEFT + 20, 340)
     for x, end in ((first.x, frame.x), (first.x + first.width, frame.x + frame.width)):
         sheet.line((x, first.bottom), (end, frame.y), dashed=True, width=0.8)
-    _node(sheet, cluster, frame, cut)
+    draw_node(sheet, cluster, frame, cut=cut, loads=loads)
+    if loads:
+        _key(sheet)
     return sheet.svg()
-
-
-def rate(bytes_per_s: int) -> str:
-    """A bandwidth as it is printed: "450 GB/s"."""
-    return f"{format_bytes(bytes_per_s)}/s"
-
-
-def speed(link: Link) -> str:
-    """A link as it is printed: "450 GB/s, 1.7 us"."""
-    if not link.latency_ps:
-        return rate(link.bytes_per_s)
-    return f"{rate(link.bytes_per_s)}, {format_seconds(link.latency_ps / 1e12)}"
 
 
 def _counts(cluster: Cluster) -> str:
@@ -107,13 +107,13 @@ def _place(group: _Group, x: float) -> float:
     return x
 
 
-def _fabric(sheet: Sheet, cluster: Cluster, cut: Cut | None) -> Box:
+def _fabric(sheet: Sheet, cluster: Cluster, cut: Cut | None, loads: Loads) -> Box:
     """The switches and nodes; the box of the first node."""
     tiers = cluster.fabric.tiers
     top = _group(cluster, len(tiers) + 1, 0, cluster.nodes)
     _place(top, 0)
     scale = min((RIGHT - LEFT) / top.width, 130)
-    levels = _Levels(sheet, cluster, scale)
+    levels = _Levels(sheet, cluster, scale, loads)
     levels.draw(top)
     boxes = levels.boxes
     _notes(sheet, cluster)
@@ -137,6 +137,7 @@ class _Levels:
     sheet: Sheet
     cluster: Cluster
     scale: float
+    loads: Loads
     boxes: list[tuple[_Group, Box]] = field(default_factory=list[tuple[_Group, Box]])
 
     def draw(self, group: _Group) -> Box:
@@ -149,10 +150,18 @@ class _Levels:
         for each in group.below:
             inner = self.draw(each)
             if not each.hidden:
-                _cable(self.sheet, inner, box, thick=each.level > 0)
+                _cable(self.sheet, inner, box, thick=each.level > 0, colour=self._hue(each.level))
         self.boxes.append((group, box))
         self._box(group, box)
         return box
+
+    def _hue(self, level: int) -> str:
+        """The colour of the links from `level` up; those of nodes are their NICs'."""
+        names = [tier.name for tier in self.cluster.fabric.tiers]
+        lower, upper = ["nic", *names][level], [*names, top_name(self.cluster)][level]
+        if not names:
+            upper = "network"
+        return hue(between(self.loads, lower, upper), FAINT)
 
     def _hidden(self, box: Box, count: int) -> None:
         words = self.sheet.words
@@ -176,11 +185,19 @@ class _Levels:
             self.sheet.box(box, label, SWITCH, small="never the limit", stacked=bool(tiers))
 
 
-def _cable(sheet: Sheet, lower: Box, upper: Box, *, thick: bool) -> None:
+def _key(sheet: Sheet) -> None:
+    """What the colours of links mean."""
+    x = NOTES
+    for row, (text, colour) in enumerate(key()):
+        sheet.line((x, 44 + 16 * row), (x + 28, 44 + 16 * row), colour=colour, width=4)
+        sheet.words(x + 38, 48 + 16 * row, text, size=12)
+
+
+def _cable(sheet: Sheet, lower: Box, upper: Box, *, thick: bool, colour: str) -> None:
     for shift in (-5, 5):
         start = (lower.middle + shift, lower.y)
         reach = min(max(start[0], upper.x + 8), upper.x + upper.width - 8)
-        sheet.line(start, (reach, upper.bottom), width=2.2 if thick else 1.2)
+        sheet.line(start, (reach, upper.bottom), width=2.2 if thick else 1.2, colour=colour)
 
 
 def _notes(sheet: Sheet, cluster: Cluster) -> None:
@@ -191,18 +208,11 @@ def _notes(sheet: Sheet, cluster: Cluster) -> None:
         if each.source in level_of:
             level = level_of[each.source]
             y = TOP + (len(tiers) + 1 - level) * LEVEL - (LEVEL - TALL) / 2 - 8
-            _note(sheet, y, each)
+            note(sheet, y, each)
             if level:
                 over = tiers[level - 1].oversubscription
                 text = "not oversubscribed" if over == 1 else f"oversubscribed {over} : 1"
                 sheet.words(NOTES, y + 32, text, size=11.5, colour=FAINT)
-
-
-def _note(sheet: Sheet, y: float, each: LinkClass) -> None:
-    count = each.count
-    what = f"{each.source} to {each.target}"
-    sheet.words(NOTES, y, f"{what}: {count:,} link{'s' * (count > 1)}", size=13, bold=True)
-    sheet.words(NOTES, y + 17, f"{speed(each.link)} each way", size=12.5)
 
 
 def _domains(sheet: Sheet, cluster: Cluster, boxes: list[tuple[_Group, Box]]) -> None:
@@ -240,7 +250,7 @@ def _irregular(sheet: Sheet, cluster: Cluster) -> Box:
         sheet.box(box, name, NODE if name in nodes else SWITCH)
     switched = [each for each in link_classes(cluster) if each.target == "switch"]
     for row, each in enumerate(switched):
-        _note(sheet, TOP + 20 + 44 * row, each)
+        note(sheet, TOP + 20 + 44 * row, each)
     return boxes["node0"]
 
 
@@ -272,82 +282,3 @@ def _layers(graph: "nx.Graph[str]", nodes: list[str]) -> dict[str, Box]:
             places[name] = LEFT + (at + 0.5) * pitch
             boxes[name] = Box(places[name] - width / 2, TOP + (depth - layer) * step, width, 28)
     return boxes
-
-
-def _node(sheet: Sheet, cluster: Cluster, frame: Box, cut: Cut | None) -> None:
-    """One node in full."""
-    y = frame.y
-    sheet.box(frame, "", "#f7f9fb")
-    sheet.words(frame.x + 10, y + 20, "node 0", size=14, bold=True)
-    gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
-    rows = {"nic": y + 36, "pcie": y + 106, "gpu": y + 184, "hub": y + 268}
-    cells = _row(nics, rows["nic"], 36), _row(gpus, rows["gpu"], 44)
-    switches = _row(cluster.pcie_switches, rows["pcie"], 32)
-    hubs = _row(1 if cluster.board_link is None else 2, rows["hub"], 40)
-    for number, cell in enumerate(cells[0]):
-        row = switches if cluster.pcie_link is not None else cells[1]
-        end = row[number * len(row) // nics]
-        over = end.x < cell.middle < end.x + end.width
-        sheet.line((cell.middle, cell.bottom), (cell.middle if over else end.middle, end.y))
-    for number, cell in enumerate(cells[1]):
-        hub = hubs[number * len(hubs) // gpus]
-        sheet.line((cell.middle, cell.bottom), (cell.middle, hub.y), width=3)
-        if cluster.pcie_link is not None:
-            above = switches[number // cluster.gpus_per_pcie_switch]
-            sheet.line((cell.middle, cell.y), (cell.middle, above.bottom))
-    for number, cell in enumerate(cells[0]):
-        sheet.box(cell, f"NIC {number}" if nics <= 16 else f"{number}", NIC)
-    if cluster.pcie_link is not None:
-        for cell in switches:
-            sheet.box(cell, "PCIe switch", PCIE)
-    for number, cell in enumerate(cells[1]):
-        sheet.box(cell, f"GPU {number}", GPU)
-    for number, cell in enumerate(hubs):
-        label = "NVSwitch" if len(hubs) == 1 else f"NVSwitch of board {number}"
-        if cluster.nodes_per_domain > 1:
-            label = f"NVSwitch, shared by {cluster.nodes_per_domain} nodes"
-        sheet.box(cell, label, SWITCH)
-    if len(hubs) == 2:
-        middle = rows["hub"] + 20
-        sheet.line((hubs[0].x + hubs[0].width, middle), (hubs[1].x, middle), width=5)
-    _node_notes(sheet, cluster, rows)
-    _node_cut(sheet, rows, cut, single=cluster.nodes == 1)
-
-
-def _row(count: int, y: float, height: float) -> list[Box]:
-    """So many boxes beside each other."""
-    pitch = (RIGHT - LEFT) / count
-    gap = min(14.0, pitch / 5)
-    return [Box(LEFT + at * pitch + gap / 2, y, pitch - gap, height) for at in range(count)]
-
-
-def _node_notes(sheet: Sheet, cluster: Cluster, rows: dict[str, float]) -> None:
-    """Links and memory of the node, beside their rows; those of one node, not of all."""
-    host, drives = cluster.host, cluster.drives
-    y = rows["nic"]
-    if host is not None:
-        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
-        sheet.words(NOTES, y, f"CPU memory: {memory}", size=12.5)
-    if drives is not None:
-        text = f"drives: {drives.count} of {format_bytes(drives.capacity_bytes)}"
-        sheet.words(NOTES, y + 18, text, size=12.5)
-    places = {"PCIe switch": rows["pcie"] + 44, "NVSwitch": rows["gpu"] + 58}
-    places["board"] = rows["hub"] + 26
-    for each in link_classes(replace(cluster, nodes=1, fabric=Fabric())):
-        if each.target in places:
-            _note(sheet, places[each.target], each)
-    memory = f"{format_bytes(cluster.gpu.memory_bytes)} at {rate(cluster.gpu.memory_bytes_per_s)}"
-    sheet.words(NOTES, rows["gpu"] + 14, f"GPU memory: {memory}", size=12.5)
-
-
-def _node_cut(sheet: Sheet, rows: dict[str, float], cut: Cut | None, *, single: bool) -> None:
-    """The narrowest cut, where it is inside the node."""
-    if cut is None:
-        return
-    red = {"colour": ALARM}
-    if cut.level == "gpu":
-        y = (rows["gpu"] + 44 + rows["hub"]) / 2
-        sheet.line((LEFT - 15, y), (NOTES - 12, y), width=2, dashed=True, **red)
-    elif cut.level == "board" or (single and cut.level == "half"):
-        x = (LEFT + RIGHT) / 2
-        sheet.line((x, rows["nic"]), (x, rows["hub"] + 52), width=2, dashed=True, **red)

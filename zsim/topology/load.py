@@ -1,0 +1,33 @@
+"""How busy links are, as a colour: for a cluster that is drawn after a run."""
+
+from collections.abc import Mapping
+
+Loads = Mapping[str, float]
+"""Share of what they can carry that links of a class did, by name: `nic->leaf`."""
+
+HUES = ((0.02, "#9aa5b1"), (0.10, "#6d9f71"), (0.30, "#e3a72f"), (0.60, "#e07a1f"))
+BUSIEST = "#c81e1e"
+"""Up to each share its colour, and that of all above."""
+
+
+def between(loads: Loads, lower: str, upper: str) -> float | None:
+    """The busier direction of the links between two levels; None if nothing is known of them."""
+    found = [loads[name] for name in (f"{lower}->{upper}", f"{upper}->{lower}") if name in loads]
+    return max(found, default=None)
+
+
+def hue(share: float | None, otherwise: str) -> str:
+    """The colour of links that carry `share` of what they can."""
+    if share is None:
+        return otherwise
+    return next((colour for limit, colour in HUES if share < limit), BUSIEST)
+
+
+def key() -> tuple[tuple[str, str], ...]:
+    """Words and colours of a legend."""
+    lower = 0.0
+    found: list[tuple[str, str]] = []
+    for limit, colour in HUES:
+        found.append((f"{lower:.0%} to {limit:.0%}", colour))
+        lower = limit
+    return (*found, (f"over {lower:.0%} busy", BUSIEST))
