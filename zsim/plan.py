@@ -1,5 +1,6 @@
 """What a schedule will hold and move, read off its buffers and operations before anything runs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.allocator import Peak, book, peak
@@ -18,6 +19,7 @@ from zsim.operation import (
 )
 from zsim.schedule import (
     MODEL_STATE,
+    Buffer,
     HostBytes,
     Kind,
     Place,
@@ -87,18 +89,21 @@ def plan(schedule: Schedule, model: Model) -> Plan:
 
 
 def model_state_bytes(program: Program) -> int:
-    """Parameters, gradients and optimizer state on one device: ZeRO's model states.
+    """Parameters, gradients and optimizer state on one device: ZeRO's model states."""
+    return sum(buffer.size_bytes for buffer in model_states(program))
 
-    The sum of the persistent buffers of those kinds and of all gradient buffers, which are alive
-    together when the update begins.
+
+def model_states(program: Program) -> Iterator[Buffer]:
+    """Buffers of ZeRO's model states: what persists of those kinds, and all gradient buffers.
+
+    The latter are alive together when the update begins.
     """
     persistent = set(program.persistent)
-    return sum(
-        buffer.size_bytes
-        for buffer in program.buffers
-        if buffer.kind is Kind.GRADIENT
-        or (buffer.kind in MODEL_STATE and buffer.name in persistent)
-    )
+    for buffer in program.buffers:
+        if buffer.kind is Kind.GRADIENT or (
+            buffer.kind in MODEL_STATE and buffer.name in persistent
+        ):
+            yield buffer
 
 
 def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:

@@ -103,6 +103,14 @@ def format_rate(per_second: float) -> str:
     return f"{_scaled(per_second)}FLOP/s"
 
 
+def format_count(count: int) -> str:
+    """`count` in words, with four digits: "14.42 billion"."""
+    for factor, word in ((10**12, " trillion"), (10**9, " billion"), (10**6, " million")):
+        if count >= factor:
+            return f"{count / factor:.4g}{word}"
+    return f"{count:,}"
+
+
 def _scaled(number: float) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < 999.5:

@@ -9,10 +9,12 @@ import typer
 
 from zsim.shell.commands.calibrate import calibrate
 from zsim.shell.commands.check import check
+from zsim.shell.commands.largest import largest
 from zsim.shell.commands.listing import list_
 from zsim.shell.commands.plan import plan
 from zsim.shell.commands.run import run
 from zsim.shell.commands.show import show
+from zsim.shell.commands.sweep import sweep
 from zsim.shell.commands.topology import topology
 from zsim.shell.commands.validate import validate
 from zsim.shell.mistake import MistakeError, one_line
@@ -27,7 +29,9 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("check")(check)
 app.command("plan")(plan)
+app.command("sweep")(sweep)
 app.command("topology")(topology)
+app.command("largest")(largest)
 app.command("list")(list_)
 app.command("show")(show)
 app.command("calibrate")(calibrate)

@@ -12,6 +12,7 @@ from zsim.shell.installed import (
     part_names,
     part_text,
     scenarios,
+    studies,
     topology,
 )
 from zsim.shell.mistake import MistakeError, file_fault, mistakes, one_line
@@ -50,22 +51,40 @@ def read(name: str, changes: Changes) -> Source:
     Raises:
         MistakeError: there is none, or it cannot be used.
     """
-    shipped = scenarios()
-    if name in shipped:
-        return _scenario(name, shipped[name], changes)
-    text = _file_text(name, tuple(shipped))
-    if Path(name).suffix == ".json" or text.lstrip().startswith("{"):
+    text = _text(name)
+    if _is_schedule(name, text):
         return _schedule(name, text, changes)
-    return _scenario(name, text, changes)
+    return resolved(name, _scenario(name, text, changes), ranks=changes.ranks)
+
+
+def described(name: str, changes: Changes) -> "Scenario | None":
+    """What `read` would resolve: the scenario with its settings; None if `name` is a schedule.
+
+    Raises:
+        MistakeError: there is none, or it cannot be used.
+    """
+    text = _text(name)
+    return None if _is_schedule(name, text) else _scenario(name, text, changes)
+
+
+def _text(name: str) -> str:
+    shipped = scenarios()
+    return shipped[name] if name in shipped else file_text("scenario", name, tuple(shipped))
+
+
+def _is_schedule(name: str, text: str) -> bool:
+    return name not in scenarios() and (
+        Path(name).suffix == ".json" or text.lstrip().startswith("{")
+    )
 
 
 def shipped_text(name: str) -> str:
-    """The TOML of a scenario, or of a system, node, fabric or GPU, that ships.
+    """The TOML of a scenario or study, or of a system, node, fabric or GPU, that ships.
 
     Raises:
         MistakeError: none of that name does.
     """
-    shipped = scenarios()
+    shipped = scenarios() | studies()
     if name in shipped:
         return shipped[name]
     known = [*shipped]
@@ -76,8 +95,13 @@ def shipped_text(name: str) -> str:
     raise MistakeError(f"name: {name!r} must be one of {', '.join(known)}")
 
 
-def _file_text(name: str, shipped: tuple[str, ...]) -> str:
-    missing = f"scenario: {name!r} must be a file or one of {', '.join(shipped)}"
+def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
+    """The file `name`, a scenario or a study, of which some ship.
+
+    Raises:
+        MistakeError: it cannot be read.
+    """
+    missing = f"{what}: {name!r} must be a file or one of {', '.join(shipped)}"
     if not name:
         raise MistakeError(missing)
     try:
@@ -89,7 +113,7 @@ def _file_text(name: str, shipped: tuple[str, ...]) -> str:
     except OSError as error:
         raise file_fault(name, error) from None
     except ValueError:  # a null character in the name
-        raise MistakeError(f"scenario: {name!r} must be the name of a file") from None
+        raise MistakeError(f"{what}: {name!r} must be the name of a file") from None
 
 
 def _config_text(scenario: str, key: str, config: str) -> str:
@@ -119,47 +143,63 @@ def _schedule(name: str, text: str, changes: Changes) -> Source:
     return Source(title=document.schedule.name, document=document)
 
 
-def _scenario(name: str, text: str, changes: Changes) -> Source:
+def _scenario(name: str, text: str, changes: Changes) -> "Scenario":
     from zsim.scenario import ScenarioError, parse
 
     settings = list(changes.settings)
     if changes.steps is not None:
         settings.append(f"train.steps={changes.steps}")
     with mistakes(ScenarioError, prefix=f"{name}: "):
-        scenario = parse(text, settings)
-    return resolved(name, scenario, ranks=changes.ranks)
+        return parse(text, settings)
 
 
-def resolved(name: str, scenario: "Scenario", *, ranks: int | None = None) -> Source:
+def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
+    """`scenario`, called `name`, with what the files say that it names; what of them is ignored.
+
+    Raises:
+        MistakeError: a file cannot be read.
+        ScenarioError: what it says cannot be used.
+    """
+    from zsim import deepspeed_config
+    from zsim.hugging_face import configured
+
+    if scenario.model.hf_config is not None:
+        text = _config_text(name, "model.hf_config", scenario.model.hf_config)
+        scenario = configured(scenario, text)
+    config = scenario.zero.deepspeed_config
+    if config is None:
+        return scenario, ""
+    text = _config_text(name, "zero.deepspeed_config", config)
+    scenario, ignored = deepspeed_config.configured(scenario, text)
+    return scenario, f"{config}: not modelled: {', '.join(ignored)}" if ignored else ""
+
+
+def resolved(
+    name: str, scenario: "Scenario", *, ranks: int | None = None, quiet: bool = False
+) -> Source:
     """What `scenario`, called `name`, comes to: files that it names are read beside it.
+
+    Unless `quiet`, it says what of them is not modelled.
 
     Raises:
         MistakeError: it cannot be used.
     """
-    from zsim import deepspeed_config
     from zsim.allocator import handed_out
     from zsim.document import Document
-    from zsim.hugging_face import configured
     from zsim.model import ModelError
     from zsim.resolve import on_ranks, resolve
     from zsim.scenario import ScenarioError
     from zsim.zero import schedule
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        if scenario.model.hf_config is not None:
-            text = _config_text(name, "model.hf_config", scenario.model.hf_config)
-            scenario = configured(scenario, text)
-        config = scenario.zero.deepspeed_config
-        ignored: tuple[str, ...] = ()
-        if config is not None:
-            text = _config_text(name, "zero.deepspeed_config", config)
-            scenario, ignored = deepspeed_config.configured(scenario, text)
+        scenario, ignored = with_files(name, scenario)
         if ranks is not None:
             scenario = on_ranks(scenario, ranks)
         found = resolve(scenario, topology, network_profile, kernel_profile)
         made = handed_out(schedule(found.model, found.strategy), found.allocator)
-    if ignored and os.environ.get("RANK", "0") == "0":  # of torchrun's ranks the first speaks
-        print(one_line(f"{config}: not modelled: {', '.join(ignored)}"), file=sys.stderr)
+    quiet = quiet or os.environ.get("RANK", "0") != "0"  # of torchrun's ranks the first speaks
+    if ignored and not quiet:
+        print(one_line(ignored), file=sys.stderr)
     return Source(
         title=scenario.title,
         document=Document(

@@ -1,0 +1,12 @@
+"""`zsim largest SCENARIO`."""
+
+from zsim.shell.option import Code, Json, Scenario, Settings
+
+
+def largest(scenario: Scenario, settings: Settings = None, json: Json = False) -> Code:
+    """The largest model that fits, by layers or by parameters, and what stops the next."""
+    from zsim.shell.largest import print_largest
+    from zsim.shell.source import Changes
+
+    found = print_largest(scenario, Changes(settings=tuple(settings or ())), as_json=json)
+    return Code.DONE if found else Code.NO
