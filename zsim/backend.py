@@ -1,13 +1,16 @@
 """What every world owes: the protocol of a backend, and the registry of those installed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 from zsim.cluster import Cluster
+from zsim.collective.demand import Decision
+from zsim.fault import Fault, Neighbour
 from zsim.model import Model
 from zsim.schedule import Schedule
-from zsim.trace import Trace
+from zsim.trace import LastStep, Trace
 
 GROUP = "zsim.backends"
 
@@ -65,6 +68,28 @@ class Backend(Protocol):
         Raises:
             RefusedError: `refusal` has something to say; nothing was started.
             RunFailedError: it began and could not end.
+        """
+        ...
+
+
+class Trier(Backend, Protocol):
+    """A backend that tries one schedule again and again, on clusters and in trouble of any kind."""
+
+    def under(
+        self,
+        *,
+        faults: Sequence[Fault] = (),
+        neighbours: Sequence[Neighbour] = (),
+        decision: Decision | None = None,
+    ) -> Self:
+        """The same backend in other circumstances; what it knows of a schedule it keeps."""
+        ...
+
+    def last_step(self, job: Job, *, seed: int) -> LastStep:
+        """The times that the trace of `run` has of its last step, without the rest of it.
+
+        Raises:
+            RefusedError, NoWayError, RunFailedError: as `run`.
         """
         ...
 

@@ -13,10 +13,8 @@ from zsim.dtype import DType
 from zsim.kernel import Kernel
 from zsim.operation import Action, Communication, Compute, Together
 from zsim.schedule import Kind, Place, Program
-from zsim.trace import RankTrace, Reservation, Trace
+from zsim.trace import Interval, LastStep, RankStep, RankTrace, Reservation, Trace
 from zsim.units import PICOSECONDS_PER_SECOND
-
-Interval = tuple[int, int]
 
 MODEL_ACTIONS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 """What hardware FLOPs count (Korthikanti et al. 2022, section 6.3): recomputation as well."""
@@ -84,45 +82,95 @@ class Summary:
         return "the host" if host_s > exposed_s else "communication"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs of all ranks in a step: of the model, of the products that were executed.
+
+    `causal_` is without the half of attention that masks hide; `dtype` computes most.
+    """
+
+    model_flops: int
+    hardware_flops: int
+    causal_model_flops: int
+    causal_hardware_flops: int
+    dtype: DType | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory that a run takes; as the fields of `Summary`.
+
+    `full_at` is the operation at which memory ran out.
+    """
+
+    peak_allocated_bytes: int
+    memory_by_kind: tuple[tuple[Kind, int], ...]
+    peak_reserved_bytes: int
+    usable_bytes: int
+    full_at: str | None
+
+
 def summary(job: Job, trace: Trace) -> Summary:
     """The figures of `trace`, which a backend made of `job`."""
-    begin_ps, end_ps = last_step(trace)
-    seconds = (end_ps - begin_ps) / PICOSECONDS_PER_SECOND
-    ranks = job.schedule.mesh.size
-    replicas = ranks // job.model.tensor
-    batches = replicas * micro_batches(job)
-    model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
-    flops, masked = _executed(job, trace)
-    hardware_flops = sum(flops.values())
-    scale = _Scale(gpu_seconds=seconds * ranks, peak_rate=_peak_rate(job, flops))
-    every = scale.rates(model_flops, hardware_flops)
-    causal = scale.rates(
-        model_flops - batches * job.model.attention_flops // 2, hardware_flops - masked
+    return summed_up(job, work(job, trace), room(job, trace), step_of(job, trace))
+
+
+def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
+    """The figures of a run of `job` that did this work, took this memory and had these times."""
+    seconds = (step.end_ps - step.begin_ps) / PICOSECONDS_PER_SECOND
+    scale = _Scale(
+        gpu_seconds=seconds * job.schedule.mesh.size, peak_rate=_peak_rate(job, done.dtype)
     )
-    largest = _largest(job, trace)
-    reserved = _largest_reserved(job, trace)
-    exposed, by_group = exposed_ps(job, trace)
+    every = scale.rates(done.model_flops, done.hardware_flops)
+    exposed, by_group = exposed_ps(step)
     return Summary(
         step_time_s=seconds,
         model_tflops_per_gpu=every.model_tflops_per_gpu,
         hardware_tflops_per_gpu=every.hardware_tflops_per_gpu,
         mfu=every.mfu,
         hfu=every.hfu,
-        causal=causal,
-        tokens_per_s=_per_second(batches * job.model.tokens, seconds),
-        peak_allocated_bytes=largest.bytes,
-        memory_by_kind=largest.by_kind,
-        peak_reserved_bytes=reserved.peak_bytes,
-        usable_bytes=reserved.capacity_bytes or 0,
+        causal=scale.rates(done.causal_model_flops, done.causal_hardware_flops),
+        tokens_per_s=_per_second(done.tokens, seconds),
+        peak_allocated_bytes=taken.peak_allocated_bytes,
+        memory_by_kind=taken.memory_by_kind,
+        peak_reserved_bytes=taken.peak_reserved_bytes,
+        usable_bytes=taken.usable_bytes,
         exposed_communication_s=exposed / PICOSECONDS_PER_SECOND,
         exposed_by_group=tuple(
             (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
         ),
-        host_bound_s=max(
-            rank.host_bound_ps[-1] if rank.host_bound_ps else 0 for rank in trace.ranks
-        )
-        / PICOSECONDS_PER_SECOND,
-        fits=trace.out_of_memory is None,
+        host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
+        fits=taken.full_at is None,
+    )
+
+
+def work(job: Job, trace: Trace) -> Work:
+    """What all ranks compute in the last step of `trace`."""
+    replicas = job.schedule.mesh.size // job.model.tensor
+    batches = replicas * micro_batches(job)
+    model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
+    flops, masked = _executed(job, trace)
+    return Work(
+        model_flops=model_flops,
+        hardware_flops=sum(flops.values()),
+        causal_model_flops=model_flops - batches * job.model.attention_flops // 2,
+        causal_hardware_flops=sum(flops.values()) - masked,
+        dtype=max(flops, key=lambda dtype: flops[dtype]) if flops else None,
+        tokens=batches * job.model.tokens,
+    )
+
+
+def room(job: Job, trace: Trace) -> Room:
+    """The memory of the rank that takes most."""
+    largest, reserved = _largest(job, trace), _largest_reserved(job, trace)
+    full = trace.out_of_memory
+    return Room(
+        peak_allocated_bytes=largest.bytes,
+        memory_by_kind=largest.by_kind,
+        peak_reserved_bytes=reserved.peak_bytes,
+        usable_bytes=reserved.capacity_bytes or 0,
+        full_at=None if full is None else full.operation,
     )
 
 
@@ -190,12 +238,10 @@ def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
     return totals, masked
 
 
-def _peak_rate(job: Job, flops: dict[DType, int]) -> int:
+def _peak_rate(job: Job, dtype: DType | None) -> int:
     """The GPU's peak in the format that computes most; 0 if there is none."""
-    if not flops:
-        return 0
     try:
-        return job.cluster.gpu.rate(max(flops, key=lambda dtype: flops[dtype])).peak
+        return 0 if dtype is None else job.cluster.gpu.rate(dtype).peak
     except ClusterError:
         return 0
 
@@ -221,16 +267,14 @@ def _largest_reserved(job: Job, trace: Trace) -> Reservation:
     return max(found, key=lambda each: each.peak_bytes)
 
 
-def exposed_ps(job: Job, trace: Trace) -> tuple[int, dict[str, int]]:
-    """Picoseconds of the last step in which a rank communicates and computes nothing.
-
-    In all and by group, of the rank with the most.
-    """
-    found = [_exposed_of(_program(job, rank), rank, trace) for rank in trace.ranks]
-    return max(found, key=lambda each: each[0])
+def step_of(job: Job, trace: Trace) -> LastStep:
+    """The times of the last step of `trace`."""
+    begin_ps, end_ps = last_step(trace)
+    ranks = tuple(_rank_step(_program(job, rank), rank, trace) for rank in trace.ranks)
+    return LastStep(begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust)
 
 
-def _exposed_of(program: Program, rank: RankTrace, trace: Trace) -> tuple[int, dict[str, int]]:
+def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
     begin_ps, end_ps = last_step(trace)
     computing: list[Interval] = []
     by_group: dict[str, list[Interval]] = {}
@@ -243,9 +287,25 @@ def _exposed_of(program: Program, rank: RankTrace, trace: Trace) -> tuple[int, d
             computing.append(interval)
         elif isinstance(operation, Communication | Together):
             by_group.setdefault(operation.group, []).append(interval)
-    busy = list(_union(computing))
-    everything = [interval for intervals in by_group.values() for interval in intervals]
-    each = {group: _outside(intervals, busy) for group, intervals in sorted(by_group.items())}
+    waited_ps = rank.host_bound_ps[-1] if rank.host_bound_ps else 0
+    return RankStep(computing=computing, by_group=by_group, host_bound_ps=waited_ps)
+
+
+def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:
+    """Picoseconds of the step in which a rank communicates and computes nothing.
+
+    In all and by group, of the rank with the most.
+    """
+    return max((_exposed_of(rank) for rank in step.ranks), key=lambda each: each[0])
+
+
+def _exposed_of(rank: RankStep) -> tuple[int, dict[str, int]]:
+    busy = list(_union(rank.computing))
+    groups = sorted(rank.by_group.items())
+    each = {group: _outside(intervals, busy) for group, intervals in groups}
+    if len(each) == 1:
+        return next(iter(each.values())), each
+    everything = [interval for _, intervals in groups for interval in intervals]
     return _outside(everything, busy), each
 
 

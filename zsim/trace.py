@@ -4,9 +4,13 @@ Times are integer picoseconds since the start of the first step. A trace of a fo
 holds one rank of each class of ranks that no one can tell apart, and says how many it stands for.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.schedule import Kind
+
+Interval = tuple[int, int]
+"""When something begins and ends, in picoseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +148,28 @@ class Trace:
     out_of_memory: OutOfMemory | None = None
     trust: str = ""
     observed: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """When one rank computed in the last step, and when it communicated on each group.
+
+    `host_bound_ps` is how long it waited for its host: as in `RankTrace`.
+    """
+
+    computing: Sequence[Interval]
+    by_group: Mapping[str, Sequence[Interval]]
+    host_bound_ps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStep:
+    """What a trace says of the times of its last step, and nothing else.
+
+    `ranks` has one of each class that was simulated; what lies outside the step is cut off.
+    """
+
+    begin_ps: int
+    end_ps: int
+    ranks: tuple[RankStep, ...]
+    trust: str

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from zsim.allocator import Deferred, book, deferred_frees, reservations
+from zsim.allocator import Deferred, book, deferred_frees, defers, reservations
 from zsim.backend import Job
 from zsim.collective.volume import element_count, is_scalar
-from zsim.operation import Allocate, Free, FreeMode, Operation
+from zsim.operation import Allocate, Free, Operation
 from zsim.plan import COLLECTIVE
-from zsim.schedule import Program
 from zsim.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine import Rank
 from zsim_des.host_bound import host_bound_ps
@@ -70,7 +69,7 @@ class Records:
         if found is None:
             returns = _Measured(rank.instances, rank.program.slots)
             found = book(program, self._job.steps, self._overflow_steps, returns)
-            if not _defers(program):
+            if not defers(program):
                 self._books[program.role] = found
         return found
 
@@ -80,19 +79,11 @@ class Records:
         if found is None:
             job, program = self._job, rank.rank_class.program
             deferred: Deferred = ()
-            if _defers(program):
+            if defers(program):
                 deferred = deferred_frees(program, entries, job.steps, self._overflow_steps)
             found = reservations(job.schedule, program, entries, job.cluster, deferred=deferred)
             self._reservations[id(entries)] = found
         return found
-
-
-def _defers(program: Program) -> bool:
-    """Whether some free is deferred: then the book depends on time."""
-    return any(
-        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
-        for operation in program.by_id.values()
-    )
 
 
 def _transfers(rank: Rank) -> tuple[Transfer, ...]:

@@ -15,10 +15,10 @@ from zsim.collective.demand import Decision
 from zsim.fault import Fault, Neighbour, Window
 from zsim.issue import NO_OVERFLOW, SETUP
 from zsim.schedule import Schedule
-from zsim.trace import LinkUse, OutOfMemory, RankTrace, Trace
+from zsim.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
 from zsim_des.agenda import Agenda, Alarm
 from zsim_des.classes import Fold
-from zsim_des.course import Courses
+from zsim_des.course import Course, Courses
 from zsim_des.engine import Rank
 from zsim_des.fold import fold
 from zsim_des.instruction import LoweringError, lower
@@ -27,6 +27,7 @@ from zsim_des.network import Network
 from zsim_des.record import Records
 from zsim_des.rendezvous import MismatchError, Rendezvous
 from zsim_des.routes import CutError
+from zsim_des.spans import Slots, rank_step, slots_of
 from zsim_des.spread import Used, used_of
 from zsim_des.trouble import Trouble
 from zsim_des.watch import Durations, Watcher
@@ -148,6 +149,46 @@ class SimBackend:
         """
         return self._simulate(job, seed, faults).step_ends_ps(job.steps)
 
+    def under(
+        self,
+        *,
+        faults: Sequence[Fault] = (),
+        neighbours: Sequence[Neighbour] = (),
+        decision: Decision | None = None,
+    ) -> "SimBackend":
+        """The same with these faults, neighbours and decision; what depends on none is kept."""
+        found = SimBackend(
+            unfold=self.unfold,
+            overflow_steps=self.overflow_steps,
+            faults=faults,
+            neighbours=neighbours,
+            decision=decision,
+            durations=self.durations,
+            watcher=self.watcher,
+        )
+        found._lowered = self._lowered
+        return found
+
+    def last_step(self, job: Job, *, seed: int) -> LastStep:
+        """The times of the last step, as the trace of `run` has them, without recording the rest.
+
+        Raises:
+            RefusedError, RunFailedError: as `run`.
+        """
+        done, lowered = self._simulate(job, seed), self._lower(job)
+        ends_ps = done.step_ends_ps(job.steps)
+        begin_ps = ends_ps[-2] if job.steps > 1 else 0
+        ranks = [
+            rank_step(rank, lowered.slots(rank.instances[-1].course), done.begin_ps, begin_ps)
+            for rank in done.ranks
+        ]
+        return LastStep(
+            begin_ps=begin_ps,
+            end_ps=ends_ps[-1],
+            ranks=tuple(ranks),
+            trust=_trust(job.cluster),
+        )
+
     def _simulate(self, job: Job, seed: int, faults: Sequence[Fault] = ()) -> "_Done":
         lowered = self._lower(job)
         everything = (*self.faults, *faults)
@@ -236,6 +277,14 @@ class _LoweredSchedule:
     programs: dict[str, Courses]
     used: Used
     folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
+    slots_by_course: dict[int, Slots] = field(default_factory=dict[int, Slots])
+
+    def slots(self, course: Course) -> Slots:
+        """What the slots of `course` do, which the programs keep."""
+        found = self.slots_by_course.get(id(course))
+        if found is None:
+            found = self.slots_by_course[id(course)] = slots_of(course)
+        return found
 
     def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
         """The classes of the schedule; kept for clusters that differ in bandwidths alone."""

@@ -1,17 +1,17 @@
-"""Scenarios that ship with zsim: the paper's experiments, and small ones to try.
+"""Scenarios and studies that ship with zsim: the paper's experiments, and small ones to try.
 
-Beside each NAME.toml stands NAME.out, what `zsim run NAME` prints.
+Beside each NAME.toml stands NAME.out, what `zsim run NAME` prints; studies are in a folder.
 """
 
 from importlib.resources import files
 
 SUFFIX = ".toml"
+STUDIES = "studies"
 
 
 def names() -> tuple[str, ...]:
     """Names of the scenarios, sorted."""
-    found = [file.name for file in files(__name__).iterdir() if file.name.endswith(SUFFIX)]
-    return tuple(sorted(name.removesuffix(SUFFIX) for name in found))
+    return _names("")
 
 
 def text(name: str) -> str:
@@ -20,6 +20,30 @@ def text(name: str) -> str:
     Raises:
         LookupError: there is none.
     """
-    if name not in names():
-        raise LookupError(f"{name!r} must be one of {', '.join(names())}")
-    return (files(__name__) / f"{name}{SUFFIX}").read_text("utf-8")
+    return _text("", name)
+
+
+def study_names() -> tuple[str, ...]:
+    """Names of the studies, sorted."""
+    return _names(STUDIES)
+
+
+def study_text(name: str) -> str:
+    """The TOML of study `name`.
+
+    Raises:
+        LookupError: there is none.
+    """
+    return _text(STUDIES, name)
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    inside = files(__name__) / folder
+    found = [file.name for file in inside.iterdir() if file.name.endswith(SUFFIX)]
+    return tuple(sorted(name.removesuffix(SUFFIX) for name in found))
+
+
+def _text(folder: str, name: str) -> str:
+    if name not in _names(folder):
+        raise LookupError(f"{name!r} must be one of {', '.join(_names(folder))}")
+    return (files(__name__) / folder / f"{name}{SUFFIX}").read_text("utf-8")

@@ -45,6 +45,14 @@ def reservations(
     )
 
 
+def defers(program: Program) -> bool:
+    """Whether some free is deferred: then what is booked when depends on time."""
+    return any(
+        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+        for operation in program.by_id.values()
+    )
+
+
 def deferred_frees(
     program: Program,
     entries: tuple[BookEntry, ...],

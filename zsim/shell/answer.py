@@ -137,12 +137,15 @@ def explain_finding(number: int, finding: "Finding") -> None:
         print(f"  {line}")
 
 
-def print_installed(titles: Sequence[tuple[str, str]], parts: Mapping[str, Sequence[str]]) -> None:
-    """`zsim list`: what can be run, on what, and where, section by section."""
-    width = max((len(name) for name, _ in titles), default=0)
-    print("scenarios")
-    for name, title in titles:
-        print(f"  {name:<{width}}  {title}")
+def print_installed(
+    titled: Mapping[str, Sequence[tuple[str, str]]], parts: Mapping[str, Sequence[str]]
+) -> None:
+    """`zsim list`: what can be run, on what, and where, section by section; some with titles."""
+    for what, titles in titled.items():
+        width = max((len(name) for name, _ in titles), default=0)
+        print(what)
+        for name, title in titles:
+            print(f"  {name:<{width}}  {title}")
     for what, names in parts.items():
         print(what)
         for name in names:

@@ -1,8 +1,8 @@
 """Scenarios and topologies that ship with installed packages, found through entry points.
 
-A package of scenarios has `names()` and `text(name)`; one of topologies has `names(part)` and
-`text(name, part)` for systems, nodes, fabrics and GPUs; `profiles()` and `kernel_profiles()` are
-fitted constants.
+A package of scenarios has `names()` and `text(name)`, and the same of studies; one of topologies
+has `names(part)` and `text(name, part)` for systems, nodes, fabrics and GPUs; `profiles()` and
+`kernel_profiles()` are fitted constants.
 """
 
 import tomllib
@@ -23,7 +23,7 @@ from zsim.topology.nccl import node_from_nccl
 
 
 class Scenarios(Protocol):
-    """A package that ships scenario files."""
+    """A package that ships scenarios and studies, as files."""
 
     def names(self) -> tuple[str, ...]:
         """Their names, sorted."""
@@ -31,6 +31,14 @@ class Scenarios(Protocol):
 
     def text(self, name: str) -> str:
         """The TOML of one of them."""
+        ...
+
+    def study_names(self) -> tuple[str, ...]:
+        """Names of its studies, sorted."""
+        ...
+
+    def study_text(self, name: str) -> str:
+        """The TOML of one of these."""
         ...
 
 
@@ -58,6 +66,14 @@ def scenarios() -> dict[str, str]:
     """TOML of every scenario that ships, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {name: package.text(name) for package in packages for name in package.names()}
+
+
+def studies() -> dict[str, str]:
+    """TOML of every study that ships, by name."""
+    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
+    return {
+        name: package.study_text(name) for package in packages for name in package.study_names()
+    }
 
 
 @cache

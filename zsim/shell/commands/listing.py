@@ -9,10 +9,11 @@ def list_() -> Code:
 
     from zsim.backend import names
     from zsim.shell.answer import print_installed
-    from zsim.shell.installed import part_names, scenarios
+    from zsim.shell.installed import part_names, scenarios, studies
     from zsim.topology import Part
 
     titles = [(name, tomllib.loads(text)["title"]) for name, text in scenarios().items()]
+    questions = [(name, tomllib.loads(text)["question"]) for name, text in studies().items()]
     parts = {
         "topologies": part_names(Part.SYSTEM),
         "nodes": part_names(Part.NODE),
@@ -20,5 +21,5 @@ def list_() -> Code:
         "gpus": part_names(Part.GPU),
         "backends": names(),
     }
-    print_installed(titles, parts)
+    print_installed({"scenarios": titles, "studies": questions}, parts)
     return Code.DONE

@@ -9,10 +9,10 @@ from zsim.shell.option import Code
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="A scenario, topology or part of one.", show_default=False)
+        str, typer.Argument(help="A scenario, study, topology or part of one.", show_default=False)
     ],
 ) -> Code:
-    """Print what ships: a scenario, topology, node, fabric or GPU."""
+    """Print what ships: a scenario, study, topology, node, fabric or GPU."""
     from zsim.shell.source import shipped_text
 
     print(shipped_text(name), end="")

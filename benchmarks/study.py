@@ -1,0 +1,191 @@
+"""How many runs of a study a second, and the memory of 10,000 of them.
+
+    python -m benchmarks.study
+
+The workload is that of step_96_layers.py: studies of it change the nodes, the NICs of a node, their
+speed and what is broken. All is as in `zsim sweep`: runs are planned, their schedules made and
+checked, outcomes stored in SQLite and read back; only the model and the GPU are given instead of
+named. Rates are by wall time on 2 cores, and by CPU time of all processes over the cores, which
+other work on the machine does not change. Memory is the most of this process and of each worker.
+"""
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from benchmarks.step_96_layers import GPUS_PER_NODE, cluster, model
+from zsim.backend import Trier
+from zsim.check import check
+from zsim.cluster import Cluster
+from zsim.outline import Recipe
+from zsim.resolve import outline, replicas
+from zsim.rule import SGD
+from zsim.schedule import Schedule
+from zsim.shell.installed import kernel_profile, network_profile
+from zsim.shell.sweep.code_version import code_version
+from zsim.shell.sweep.executor import crew
+from zsim.shell.sweep.store import opened
+from zsim.shell.sweep.work import keys_of, left_of, work_off
+from zsim.shell.sweep.worker import Batch, Done
+from zsim.strategy import Precision, Strategy
+from zsim.study.file import parse
+from zsim.study.outcome import Outcome
+from zsim.study.plan import Reader, StudyPlan, planned
+from zsim.study.proved import Proved
+from zsim.study.result import result_of
+from zsim.zero import schedule
+from zsim_des import SimBackend
+
+CORES = 2
+TARGET_PER_S, TARGET_MIB = 200, 1024
+
+STUDY = """
+question = "What does a step of 96 layers need?"
+hold = "nothing"
+[base]
+title = "96 layers"
+model = {{ parameters = 1e9 }}
+cluster = {{ topology = "12500", nodes = 32 }}
+zero = {{ stage = 3 }}
+train = {{ micro_batch_size = 1, gradient_accumulation_steps = 1, steps = 1, precision = "bf16" }}
+[[axis]]
+name = "nodes"
+field = "cluster.nodes"
+values = [16, 24, 32]
+[[axis]]
+name = "NICs"
+field = "cluster.nics_per_node"
+values = [16, 8, 4]
+[[axis]]
+name = "broken"
+variants.nothing = {{}}
+variants."slow GPU".fault = [{{ kind = "gpu", rank = 7, factor = 1.25 }}]
+variants."slow NIC".fault = [{{ kind = "nic", node = 3, nic = 1, factor = 2 }}]
+variants."dead NIC".fault = [{{ kind = "nic", node = 5, nic = 2, dead = true }}]
+[[axis]]
+name = "GB/s of a NIC"
+field = "cluster.topology"
+values = [{speeds}]
+"""
+"""36 runs for each speed. Names of topologies are the speed of a NIC in MB/s."""
+
+
+def study(speeds: int) -> StudyPlan:
+    """A study with so many speeds, each run planned."""
+    names = ", ".join(f'"{12_500 + 10 * number}"' for number in range(speeds))
+    file = parse(STUDY.format(speeds=names))
+    return planned(file, file.base, READER)
+
+
+@cache
+def made(gpus: int) -> Schedule:
+    """The schedule, as step_96_layers.py has it."""
+    return schedule(LAYERS, strategy(gpus))
+
+
+def strategy(gpus: int) -> Strategy:
+    """Stage 3 on so many GPUs."""
+    return Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD())
+
+
+@cache
+def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
+    """So many nodes, with NICs of so many MB/s as `name` says."""
+    assert fabric is None
+    gpus = nodes * GPUS_PER_NODE
+    like = cluster(gpus, made(gpus))
+    return replace(like, nic_link=replace(like.nic_link, bytes_per_s=int(name) * 10**6))
+
+
+def proved_step(recipe: Recipe) -> Proved | Outcome:
+    """The 96 layers on so many GPUs as the recipe says, generated and checked."""
+    found = schedule(LAYERS, recipe.strategy)
+    assert not check(found, LAYERS)
+    return Proved(LAYERS, found, cast("Trier", SimBackend()))
+
+
+LAYERS = model()
+READER = Reader(
+    configured=lambda scenario: scenario,
+    replicas=lambda scenario: replicas(scenario, topology),
+    outline=lambda scenario: outline(scenario, topology, network_profile, kernel_profile),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one process took: CPU seconds, and the most memory."""
+
+    process: int
+    cpu_s: float
+    memory_mib: float
+
+
+def usage(pause_s: float = 0.0) -> Usage:
+    """What this process took so far; after a pause, in which others are asked."""
+    time.sleep(pause_s)
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(
+        process=os.getpid(),
+        cpu_s=found.ru_utime + found.ru_stime,
+        memory_mib=found.ru_maxrss / 1024,
+    )
+
+
+def all_usage(executor: Executor) -> list[Usage]:
+    """What this process and every worker took so far."""
+    asked = [executor.submit(usage, 0.1) for _ in range(4 * CORES)]
+    found = {each.process: each for each in [future.result() for future in asked]}
+    assert len(found) == CORES
+    return [usage(), *found.values()]
+
+
+def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
+    """Run the study into a new store at `path`: runs a second, and what each process took."""
+    keys = keys_of(plan.runs, code_version())
+    names = {key: name for name, key in keys.items()}
+    with opened(path) as store, crew(CORES, None) as found:
+        known: dict[str, Outcome] = {}
+
+        def keep(done: Sequence[tuple[str, Done]]) -> None:
+            store.put((key, names[key], each.outcome, each.seconds) for key, each in done)
+            known.update({key: each.outcome for key, each in done})
+
+        before = all_usage(found.executor)
+        begin = time.monotonic()
+        work_off(left_of(plan.runs, keys, {}), found, Batch((), proved_step), keep)
+        result = result_of(plan, {name: known[key] for name, key in keys.items()})
+        taken_s = time.monotonic() - begin
+        after = all_usage(found.executor)
+    cpu_s = sum(each.cpu_s for each in after) - sum(each.cpu_s for each in before)
+    assert all(row.outcome.summary is not None for row in result.rows)
+    runs = len(plan.runs)
+    return f"{runs / taken_s:.0f} ({runs / cpu_s * CORES:.0f} by CPU time)", after
+
+
+def main(runs: int) -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        rate, _ = swept(study(17), Path(folder) / "small.sqlite")
+        print(f"612 runs, a second            {rate:>24}   target {TARGET_PER_S}")
+        begin = time.process_time()
+        plan = study(-(-runs // 36))
+        planned_s = time.process_time() - begin
+        print(f"{len(plan.runs):,} runs are planned in   {planned_s:>22.1f} s")
+        rate, used = swept(plan, Path(folder) / "large.sqlite")
+        print(f"{len(plan.runs):,} runs, a second         {rate:>24}   target {TARGET_PER_S}")
+        memory = [each.memory_mib for each in used]
+        each = " + ".join(f"{mib:.0f}" for mib in memory)
+        print(f"their memory, {each} MiB {sum(memory):>14.0f}   target {TARGET_MIB}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)

@@ -1,0 +1,48 @@
+"""`zsim sweep STUDY`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.shell.option import Code, Json, at_least
+
+
+def sweep(
+    study: Annotated[
+        str, typer.Argument(help="A study that ships (zsim list), or a file.", show_default=False)
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many runs there are, and about how long.")
+    ] = False,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep outcomes there, in SQLite. Default: STUDY.sqlite."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all runs there, as CSV.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on the Dask cluster there instead.")
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """Many runs of what-if: which is best, and why not the others."""
+    from zsim.shell.sweep.sweep import Request, need_workers
+    from zsim.shell.sweep.sweep import sweep as sweep_study
+
+    need_workers(workers, scheduler)
+    request = Request(
+        study=study,
+        store=store,
+        csv=csv,
+        workers=workers,
+        scheduler=scheduler,
+        dry_run=dry_run,
+        as_json=json,
+    )
+    return Code.DONE if sweep_study(request) else Code.NO

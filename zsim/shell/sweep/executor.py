@@ -1,0 +1,122 @@
+"""Who runs batches: this process, all cores, or a Dask cluster. All are `concurrent.futures`."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
+
+from zsim.shell.mistake import MistakeError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+CONNECT_S = "20 s"
+"""How long a scheduler may take to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """An executor, how many batches it runs at a time, and whether other machines do."""
+
+    executor: Executor
+    workers: int
+    remote: bool = False
+
+
+class InProcess(Executor):
+    """Runs what is submitted at once, in this process."""
+
+    def submit(
+        self,
+        fn: Callable[Arguments, Result],
+        /,
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Future[Result]:
+        """A future that is done."""
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def crew(workers: int, scheduler: str | None) -> Generator[Crew]:
+    """So many processes of this machine, or all workers of the Dask cluster at `scheduler`.
+
+    When it is left early, what runs is ended.
+
+    Raises:
+        MistakeError: there is no scheduler at that address, or no package for it.
+    """
+    if scheduler is not None:
+        yield from _cluster(scheduler)
+    elif workers == 1:
+        yield Crew(executor=InProcess(), workers=1)
+    else:
+        yield from _processes(workers)
+
+
+def _processes(workers: int) -> Generator[Crew]:
+    context = multiprocessing.get_context("forkserver")  # no fork of a process with threads
+    context.set_forkserver_preload(["zsim.shell.sweep.worker", "zsim_des"])
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_follow)
+    done = False
+    try:
+        yield Crew(executor=pool, workers=workers)
+        done = True
+    finally:
+        if not done:
+            for child in multiprocessing.active_children():
+                child.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _follow() -> None:
+    """A worker ends with the process that started it, however that ends.
+
+    Ctrl-C is for the other, which ends its workers; and if it was killed, nobody else does.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
+def _cluster(address: str) -> Generator[Crew]:
+    try:
+        distributed: Any = import_module("distributed")
+    except ModuleNotFoundError as error:
+        raise MistakeError(f"--scheduler: needs {error.name}: pip install 'zsim[dask]'") from None
+    try:
+        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise MistakeError(f"--scheduler: {address!r}: {error}") from None
+    with client:
+        workers: int = sum(client.nthreads().values())
+        if not workers:
+            raise MistakeError(f"--scheduler: {address!r}: the cluster has no workers")
+        executor: Executor = client.get_executor(pure=False)
+        try:
+            yield Crew(executor=executor, workers=workers, remote=True)
+        finally:
+            executor.shutdown(wait=False)

@@ -1,0 +1,108 @@
+"""What `zsim sweep` prints: the answer in a sentence, then the runs, best first."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zsim.shell.answer import print_lines
+from zsim.shell.sweep.table import columns
+from zsim.study.outcome import Status
+from zsim.study.result import StudyResult
+from zsim.study.row import Row
+from zsim.units import format_bytes, format_seconds
+
+ROWS_MAX = 20
+"""Runs that are shown; the others are counted."""
+
+Cell = Callable[[Row], str]
+
+
+def result_object(result: StudyResult) -> dict[str, object]:
+    """`zsim sweep --json`."""
+    accepted = result.ranking.accepted
+    return {
+        "question": result.question,
+        "answer": result.answer,
+        "best": accepted[0].name if accepted else None,
+        "goal": result.goal.minimize,
+        "held_fixed": result.held,
+        "dropped_combinations": result.dropped,
+        "trust": result.trust,
+        "runs": [{"name": row.name, **columns(result, row)} for row in result.rows],
+    }
+
+
+def print_result(result: StudyResult, store: Path) -> None:
+    """The answer first, a table of runs, and what is to know about it."""
+    print(result.question)
+    print(result.answer)
+    print()
+    rows = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
+    _print_table(result, rows[:ROWS_MAX])
+    if rows[ROWS_MAX:]:
+        print(f"and {len(rows) - ROWS_MAX:,} more: all with --csv FILE")
+    print()
+    print_lines(_lines(result, store))
+
+
+def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
+    counts = Counter(row.outcome.status for row in result.rows)
+    not_done = [
+        f"{count:,} {status.value}" for status, count in counts.items() if status is not Status.DONE
+    ]
+    runs = f"{len(result.rows):,}"
+    if result.dropped:
+        runs += f", and {result.dropped:,} combinations dropped"
+    lines = [("runs", f"{runs}{'; ' if not_done else ''}{', '.join(not_done)}")]
+    lines += [("held fixed", result.held)]
+    lines += [("trust", sentence) for sentence in result.trust]
+    return [*lines, ("kept in", str(store))]
+
+
+def _print_table(result: StudyResult, rows: Sequence[Row]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    why = {row.name: reason for row, reason in result.ranking.refused}
+    cells = {name: cell for name, cell in _cells(result).items() if any(map(cell, rows))}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in result.axes:
+        table.add_column(name)
+    for name in cells:
+        table.add_column(name, justify="right", no_wrap=True)
+    if why:
+        table.add_column("why not", overflow="fold")
+    for row in rows:
+        last = [why.get(row.name, "")] if why else []
+        table.add_row(*row.labels, *(cell(row) for cell in cells.values()), *last)
+    Console(width=100, highlight=False, markup=False).print(table)
+
+
+def _cells(result: StudyResult) -> dict[str, Cell]:
+    """Columns of figures; GPUs and batches where they differ."""
+    done = [row for row in result.rows if row.gpus]
+    found: dict[str, Cell] = {}
+    if len({row.gpus for row in done}) > 1:
+        found["GPUs"] = lambda row: f"{row.gpus:,}" if row.gpus else ""
+    if len({(row.micro_batch_size, row.accumulation_steps) for row in done}) > 1:
+        found["batch"] = lambda row: (
+            f"{row.micro_batch_size} x {row.accumulation_steps}" if row.gpus else ""
+        )
+    found["step"] = _of(lambda summary: format_seconds(summary.step_time_s))
+    found["exposed"] = _of(
+        lambda summary: f"{summary.exposed_communication_s / summary.step_time_s:.1%}"
+    )
+    found["MFU"] = _of(lambda summary: f"{summary.mfu:.1%}" if summary.mfu else "")
+    found["reserved"] = _of(lambda summary: format_bytes(summary.peak_reserved_bytes))
+    found["tokens/s"] = _of(lambda summary: f"{summary.tokens_per_s:,.0f}")
+    found["cost/M tokens"] = lambda row: (
+        "" if row.cost_per_million_tokens is None else f"{row.cost_per_million_tokens:.4g}"
+    )
+    return found
+
+
+def _of(text: Callable[[Any], str]) -> Cell:
+    """A cell made of a run's summary, empty where it has none."""
+    return lambda row: "" if row.outcome.summary is None else text(row.outcome.summary)

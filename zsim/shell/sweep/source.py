@@ -1,0 +1,92 @@
+"""The study that a command names, and what its scenarios name: files and what ships."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zsim.outline import Outline
+from zsim.resolve import outline, replicas
+from zsim.scenario import Scenario, ScenarioError
+from zsim.shell.installed import (
+    kernel_profile,
+    network_profile,
+    scenarios,
+    studies,
+    topology,
+)
+from zsim.shell.mistake import MistakeError, mistakes
+from zsim.shell.source import file_text, with_files
+from zsim.study.axis import changed, flat
+from zsim.study.file import StudyError, StudyFile, parse
+from zsim.study.plan import Reader, StudyPlan, planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study that was found: what files beside it are called after, and its runs."""
+
+    name: str
+    plan: StudyPlan
+
+
+def read(name: str) -> Study:
+    """The study called `name`, or in the file `name`.
+
+    Raises:
+        MistakeError: there is none, or it cannot be used.
+    """
+    shipped = studies()
+    text = shipped[name] if name in shipped else file_text("study", name, tuple(shipped))
+    with mistakes(StudyError, ScenarioError, prefix=f"{name}: "):
+        study = parse(text)
+        where, base = _base(study, Path(name).parent)
+        plan = planned(study, base, reader(where))
+    return Study(name=name if name in shipped else Path(name).stem, plan=plan)
+
+
+def reader(where: str) -> Reader:
+    """What settles scenarios; `where` is the file beside which they name others."""
+    placed = cache(topology)
+
+    def configured(scenario: Scenario) -> Scenario:
+        try:
+            return with_files(where, scenario)[0]
+        except MistakeError as mistake:
+            raise ScenarioError(str(mistake)) from None
+
+    def settled(scenario: Scenario) -> Outline:
+        return outline(scenario, placed, network_profile, kernel_profile)
+
+    return Reader(
+        configured=configured,
+        replicas=lambda scenario: replicas(scenario, placed),
+        outline=settled,
+    )
+
+
+def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """The file of the scenario that `[base]` names, and its tables with those of `[base]` on top.
+
+    Raises:
+        StudyError: there is no such scenario.
+    """
+    tables = dict(study.base)
+    name = tables.pop("scenario", None)
+    if name is None:
+        return str(folder / "base.toml"), {"title": study.question, **tables}
+    shipped = scenarios()
+    if not isinstance(name, str):
+        raise StudyError(f"base.scenario: {name!r} must be the name of a scenario, or a file")
+    where = name
+    if name not in shipped and (folder / name).is_file():
+        where = str(folder / name)
+    with mistakes(MistakeError, prefix="base."):
+        text = shipped[name] if name in shipped else file_text("scenario", where, tuple(shipped))
+    try:
+        found = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise StudyError(f"base.scenario: {name}: not TOML: {error}") from None
+    return where, changed(found, flat(tables))

@@ -1,0 +1,172 @@
+"""Axes of a study: what changes from run to run, and the combinations of it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, cast
+
+from zsim.scenario import ScenarioError, need_field
+from zsim.study.file import AxisTable, StudyError
+
+Changes = Mapping[str, object]
+"""Values by field of a scenario (`zero.stage`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One value of an axis: its name, and what it changes."""
+
+    label: str
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What changes from run to run; `fields` are all that some choice changes."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that some choice changes, in order."""
+        return tuple(dict.fromkeys(field for each in self.choices for field in each.changes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """A choice on each axis."""
+
+    labels: tuple[str, ...]
+    changes: Changes
+
+    def named(self, axes: Sequence[Axis]) -> str:
+        """Its name: `stage=3, NICs=8`."""
+        pairs = zip(axes, self.labels, strict=True)
+        return ", ".join(f"{axis.name}={label}" for axis, label in pairs)
+
+
+def axes_of(tables: Iterable[AxisTable]) -> tuple[Axis, ...]:
+    """The axes that `[[axis]]` tables describe.
+
+    Raises:
+        StudyError: one has no form or two, lists of different lengths, a field that is unknown or
+            on two axes, or two choices of one name.
+    """
+    found: list[Axis] = []
+    where: dict[str, str] = {}
+    for index, table in enumerate(tables):
+        try:
+            axis = _axis(table)
+        except StudyError as error:
+            raise StudyError(f"axis.{index}.{error}") from None
+        for field in axis.fields:
+            if field in where:
+                raise StudyError(f"axis.{index}: {field} is on axis {where[field]!r} too")
+            where[field] = axis.name
+        if axis.name in {each.name for each in found}:
+            raise StudyError(f"axis.{index}.name: {axis.name!r} is the name of two axes")
+        found.append(axis)
+    return tuple(found)
+
+
+def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
+    """Every choice with every other, those of the last axis fastest."""
+    for choices in product(*(axis.choices for axis in axes)):
+        changes = {field: value for each in choices for field, value in each.changes.items()}
+        yield Combination(labels=tuple([each.label for each in choices]), changes=changes)
+
+
+def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """The tables of a scenario with `changes`; what is not changed is shared.
+
+    Raises:
+        StudyError: something that is changed inside of is no table.
+    """
+    found = dict(tables)
+    for field, value in changes.items():
+        *path, last = field.split(".")
+        table = found
+        for name in path:
+            inner = table.get(name, {})
+            if not isinstance(inner, dict):
+                raise StudyError(f"{field}: {name} is a value, not a table")
+            table[name] = dict(cast("dict[str, Any]", inner))
+            table = table[name]
+        table[last] = value
+    return found
+
+
+def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, object]:
+    """The values in nested tables by field; a list of tables is one value."""
+    found: dict[str, object] = {}
+    for name, value in tables.items():
+        field = f"{above}{name}"
+        if isinstance(value, dict):
+            found |= flat(cast("dict[str, Any]", value), f"{field}.")
+        else:
+            found[field] = value
+    return found
+
+
+def _axis(table: AxisTable) -> Axis:
+    given = [name for name in ("values", "zip", "variants") if getattr(table, name) is not None]
+    if len(given) != 1:
+        both = " and ".join(given) or "none"
+        raise StudyError(f"values: {both} given; an axis has one of values, zip, variants")
+    if (table.field is None) == (table.values is not None):
+        raise StudyError("field: stands with values, and values with it")
+    if table.variants is not None:
+        if table.labels is not None:
+            raise StudyError("labels: variants have names already")
+        name = table.name or "variant"
+        columns = {label: flat(each) for label, each in table.variants.items()}
+        choices = tuple(Choice(label=label, changes=each) for label, each in columns.items())
+    else:
+        lists = table.zip or {table.field or "": table.values or ()}
+        name = table.name or next(iter(lists), "").rpartition(".")[2]
+        choices = _zipped(lists, table.labels)
+    if not choices:
+        raise StudyError(f"{given[0]}: empty; an axis has at least one choice")
+    axis = Axis(name=name, choices=choices)
+    for field in axis.fields:
+        try:
+            need_field(field)
+        except ScenarioError as error:
+            raise StudyError(f"{given[0] if table.field is None else 'field'}: {error}") from None
+    labels = [each.label for each in choices]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise StudyError(f"{given[0]}: {label!r} is there twice")
+    return axis
+
+
+def _zipped(
+    lists: Mapping[str, tuple[Any, ...]], labels: tuple[str, ...] | None
+) -> tuple[Choice, ...]:
+    """One choice for each place in lists of equal length."""
+    lengths = {field: len(each) for field, each in lists.items()}
+    if labels is not None:
+        lengths["labels"] = len(labels)
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{field} has {length}" for field, length in lengths.items())
+        raise StudyError(f"zip: lists must be equally long: {counts}")
+    rows = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    names = labels or [" x ".join(shown(value) for value in row.values()) for row in rows]
+    return tuple(Choice(label=name, changes=row) for name, row in zip(names, rows, strict=True))
+
+
+def shown(value: object) -> str:
+    """A value of a field as a label shows it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float() if value.is_integer() and abs(value) < 1e15:
+            return str(int(value))
+        case list():
+            return f"[{', '.join(shown(each) for each in cast('list[object]', value))}]"
+        case dict():
+            table = cast("dict[str, object]", value)
+            return ", ".join(f"{name} {shown(each)}" for name, each in table.items())
+        case _:
+            return str(value)

@@ -1,0 +1,142 @@
+"""What a study seeks: the least of something, among runs that meet every limit."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zsim.scenario import ScenarioError, need_field
+from zsim.study.file import GoalTable, StudyError
+from zsim.study.outcome import Status
+from zsim.study.row import Row
+from zsim.summary import Summary
+from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
+
+STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is minimized, and the limits.
+
+    Attributes:
+        minimize: "step_time", "cost_per_token", "gpus" or a field of a scenario.
+        prices: of a GPU for an hour, by the GPU's name; "" is any GPU.
+        table: the limits.
+    """
+
+    minimize: str
+    prices: tuple[tuple[str, float], ...]
+    table: GoalTable
+
+    @property
+    def field(self) -> str | None:
+        """The field that is minimized, if it is one."""
+        return None if self.minimize in {STEP_TIME, COST, GPUS} else self.minimize
+
+    def price(self, gpu: str) -> float | None:
+        """Of one hour of a GPU, if it has one."""
+        known = dict(self.prices)
+        return known.get(gpu, known.get(""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Runs that meet the goal, best first, and why each other one does not, by its name."""
+
+    accepted: tuple[Row, ...]
+    refused: tuple[tuple[Row, str], ...]
+    fastest: Row | None
+
+
+def goal_of(table: GoalTable) -> Goal:
+    """The goal that `[goal]` describes.
+
+    Raises:
+        StudyError: it minimizes no known quantity, or a cost without a price.
+    """
+    if table.minimize not in {STEP_TIME, COST, GPUS}:
+        try:
+            need_field(table.minimize)
+        except ScenarioError as error:
+            raise StudyError(
+                f"goal.minimize: {table.minimize!r} must be {STEP_TIME}, {COST}, {GPUS} or a field "
+                f"of the scenario: {error}"
+            ) from None
+    price = table.price_per_gpu_hour
+    if price is None:
+        for key, needs in (
+            ("minimize", table.minimize == COST),
+            ("max_cost_per_million_tokens", table.max_cost_per_million_tokens is not None),
+        ):
+            if needs:
+                raise StudyError(f"goal.{key}: needs price_per_gpu_hour")
+    prices = price if isinstance(price, dict) else {} if price is None else {"": price}
+    return Goal(minimize=table.minimize, prices=tuple(prices.items()), table=table)
+
+
+def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
+    """`rows` judged: those that meet the limits, best first, and the others in order.
+
+    Of equally good ones the faster is better, then the first.
+    """
+    fit = [row for row in rows if row.outcome.status is Status.DONE]
+    fastest = min(fit, key=lambda row: row.step_time_s, default=None)
+    accepted: list[Row] = []
+    refused: list[tuple[Row, str]] = []
+    for row in rows:
+        why = _refusal(goal, row, fastest)
+        if why is None:
+            accepted.append(row)
+        else:
+            refused.append((row, why))
+    accepted.sort(key=lambda row: (value_of(goal, row), row.step_time_s))
+    return Ranking(accepted=tuple(accepted), refused=tuple(refused), fastest=fastest)
+
+
+def value_of(goal: Goal, row: Row) -> float:
+    """What is minimized, of a run with figures.
+
+    Raises:
+        StudyError: the field that is minimized has no number.
+    """
+    match goal.minimize:
+        case "step_time":
+            return row.step_time_s
+        case "gpus":
+            return float(row.gpus)
+        case "cost_per_token":
+            assert row.cost_per_million_tokens is not None  # rows without one are refused
+            return row.cost_per_million_tokens
+        case name:
+            value = row.values.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise StudyError(f"goal.minimize: {name} is {value!r} in {row.name}, not a number")
+            return float(value)
+
+
+def _refusal(goal: Goal, row: Row, fastest: Row | None) -> str | None:
+    """Why a run does not meet the goal, in one line; None if it does."""
+    outcome = row.outcome
+    if outcome.summary is None or (outcome.status is Status.FULL and goal.table.fits):
+        return f"{outcome.status}: {outcome.reason}"
+    fastest_s = row.step_time_s if fastest is None else fastest.step_time_s
+    return next(_breaches(goal, row, outcome.summary, fastest_s), None)
+
+
+def _breaches(goal: Goal, row: Row, found: Summary, fastest_s: float) -> Iterator[str]:
+    """Each limit that a run with figures does not keep."""
+    table = goal.table
+    if table.max_gpus is not None and row.gpus > table.max_gpus:
+        yield f"{row.gpus:,} GPUs, more than {table.max_gpus:,}"
+    if table.max_step_time is not None:
+        most_s = table.max_step_time / PICOSECONDS_PER_SECOND
+        if row.step_time_s > most_s:
+            yield f"slower than {format_seconds(most_s)}"
+    if table.max_slowdown is not None and row.step_time_s > table.max_slowdown * fastest_s:
+        yield f"more than {table.max_slowdown:g} times the fastest"
+    if table.min_tokens_per_s is not None and found.tokens_per_s < table.min_tokens_per_s:
+        yield f"fewer than {table.min_tokens_per_s:,.0f} tokens/s"
+    cost, most = row.cost_per_million_tokens, table.max_cost_per_million_tokens
+    if cost is None and (most is not None or goal.minimize == COST):
+        yield "no price for its GPU"
+    if cost is not None and most is not None and cost > most:
+        yield f"dearer than {most:g} for a million tokens"

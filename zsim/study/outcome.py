@@ -1,0 +1,62 @@
+"""What a run of a study comes to: figures, or the reason why there are none. Kept as JSON."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.codec import FieldError, decode_value, encode_value
+from zsim.summary import Summary
+
+
+class Status(StrEnum):
+    """How a run ended."""
+
+    DONE = "done"
+    """It fits, and there are figures."""
+    FULL = "does not fit"
+    """There are figures, as if there were memory enough."""
+    IMPOSSIBLE = "impossible"
+    """The fields of the scenario contradict each other."""
+    NOT_MODELLED = "not modelled"
+    """The simulation refuses it."""
+    CUT_OFF = "cut off"
+    """Ranks have no way to each other."""
+    NOT_PROVED = "not proved"
+    """The check of its schedule has findings."""
+    FAILED = "failed"
+    """It began and could not end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended; `reason` says why, in one line, unless it is done.
+
+    `error` is the median relative error of step times of runs like this one that were judged by
+    measurements; None where none was. `trust` says the same in words.
+    """
+
+    status: Status
+    reason: str = ""
+    summary: Summary | None = None
+    trust: str = ""
+    error: float | None = None
+
+
+def encoded(outcome: Outcome) -> str:
+    """`outcome` as one line of JSON."""
+    return json.dumps(encode_value(outcome, Outcome), separators=(",", ":"), allow_nan=False)
+
+
+def decoded(text: str) -> Outcome:
+    """The outcome that `encoded` made `text` from.
+
+    Raises:
+        FieldError: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise FieldError(str(error)) from None
+    outcome = decode_value(found, Outcome)
+    assert isinstance(outcome, Outcome)
+    return outcome

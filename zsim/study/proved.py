@@ -1,0 +1,103 @@
+"""A schedule that is made and checked once, and then tried on any number of clusters."""
+
+from collections.abc import Callable
+
+from zsim.allocator import capacity_bytes, defers, handed_out
+from zsim.backend import BackendError, Job, NoWayError, RunFailedError, Trier
+from zsim.check import check
+from zsim.model import Model, ModelError
+from zsim.outline import Outline, Recipe, model_of
+from zsim.scenario import ScenarioError
+from zsim.schedule import Schedule
+from zsim.strategy import StrategyError
+from zsim.study.outcome import Outcome, Status
+from zsim.summary import Room, Work, room, step_of, summed_up, work
+from zsim.trace import LastStep
+from zsim.units import format_bytes
+from zsim.zero import schedule
+
+Size = tuple[int | None, ...]
+"""Steps, and the memory of each pool."""
+
+
+class Proved:
+    """The schedule of a recipe, on a backend that is kept for all trials.
+
+    What a run computes depends on the schedule alone, and what it holds on the memory there is, so
+    both are worked out once; only times are simulated for each trial. Where memory depends on
+    times, every trial is recorded in full.
+    """
+
+    def __init__(self, model: Model, made: Schedule, backend: Trier) -> None:
+        self._model = model
+        self._schedule = made
+        self._backend = backend
+        self._work: Work | None = None
+        self._rooms: dict[Size, Room] = {}
+        self._defers = any(defers(program) for program in made.programs)
+
+    def tried(self, outline: Outline) -> Outcome:
+        """What a run of the schedule comes to, on the cluster and in the trouble of `outline`."""
+        job = Job(
+            schedule=self._schedule,
+            model=self._model,
+            cluster=outline.cluster,
+            steps=outline.steps,
+        )
+        try:
+            backend = self._warm(job).under(
+                faults=outline.faults, neighbours=outline.neighbours, decision=outline.decision
+            )
+            done, taken, step = self._figures(job, backend)
+        except NoWayError as cut:
+            return Outcome(status=Status.CUT_OFF, reason=str(cut))
+        except BackendError as refused:
+            return Outcome(status=Status.NOT_MODELLED, reason=str(refused))
+        except RunFailedError as failed:
+            return Outcome(status=Status.FAILED, reason=str(failed))
+        found = summed_up(job, done, taken, step)
+        full = taken.full_at
+        reason = ""
+        if full is not None:
+            usable = format_bytes(taken.usable_bytes)
+            reason = f"out of memory at {full}: {outline.cluster.gpu.name} leaves {usable}"
+        status = Status.DONE if full is None else Status.FULL
+        return Outcome(status=status, reason=reason, summary=found, trust=step.trust)
+
+    def _warm(self, job: Job) -> Trier:
+        """The backend, which has read the schedule: those made from it need not."""
+        refusal = self._backend.refusal(job)
+        if refusal is not None:
+            raise BackendError(refusal)
+        return self._backend
+
+    def _figures(self, job: Job, backend: Trier) -> tuple[Work, Room, LastStep]:
+        memory = [
+            capacity_bytes(pool, self._schedule, program, job.cluster)
+            for program in self._schedule.programs
+            for pool in self._schedule.pools
+        ]
+        key: Size = (job.steps, *memory)
+        if self._work is not None and key in self._rooms and not self._defers:
+            return self._work, self._rooms[key], backend.last_step(job, seed=0)
+        trace = backend.run(job, seed=0)
+        self._work = self._work or work(job, trace)
+        self._rooms[key] = room(job, trace)
+        return self._work, self._rooms[key], step_of(job, trace)
+
+
+def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | Outcome:
+    """The schedule of `recipe`, generated and checked; or how all its runs end instead."""
+    try:
+        model = model_of(recipe)
+        made = handed_out(schedule(model, recipe.strategy), recipe.allocator)
+    except (ScenarioError, ModelError, StrategyError) as error:
+        return Outcome(status=Status.IMPOSSIBLE, reason=str(error))
+    findings = check(made, model)
+    if findings:
+        first, count = findings[0], len(findings)
+        return Outcome(
+            status=Status.NOT_PROVED,
+            reason=f"{count} findings, the first: {first.invariant}: {first.where}: {first.why}",
+        )
+    return Proved(model, made, backend())

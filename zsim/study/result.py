@@ -1,0 +1,164 @@
+"""The result of a study: rows, ranked by its goal, and the answer in one sentence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zsim.study.goal import COST, GPUS, STEP_TIME, Goal, Ranking, ranked, value_of
+from zsim.study.outcome import Outcome, Status
+from zsim.study.plan import Run, StudyPlan
+from zsim.study.row import Row
+from zsim.units import format_seconds
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyResult:
+    """All that a report of a study says.
+
+    Attributes:
+        question: as the study asks it.
+        axes: names of the axes, in the order of each row's labels.
+        fields: what each axis changes.
+        goal: what is sought.
+        held: what is the same in all runs, in one line.
+        dropped: combinations that were not run.
+        rows: every run, in the order of the study.
+        ranking: rows that meet the goal, best first, and the others.
+    """
+
+    question: str
+    axes: tuple[str, ...]
+    fields: tuple[tuple[str, ...], ...]
+    goal: Goal
+    held: str
+    dropped: int
+    rows: tuple[Row, ...]
+    ranking: Ranking
+
+    @property
+    def trust(self) -> tuple[str, ...]:
+        """What the simulation says of how far to trust it, each sentence once."""
+        said = [row.outcome.trust for row in self.rows if row.outcome.trust]
+        return tuple(dict.fromkeys(said))
+
+    @property
+    def answer(self) -> str:
+        """The best run in one sentence, or that there is none."""
+        return _answer(self.goal, self.ranking, len(self.rows))
+
+
+def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
+    """The result of the runs of `plan`, with outcomes by name of the run.
+
+    Raises:
+        StudyError: what is minimized is not a number in some run.
+    """
+    rows = tuple([_row(run, plan.goal, outcomes) for run in plan.runs])
+    return StudyResult(
+        question=plan.question,
+        axes=tuple(axis.name for axis in plan.axes),
+        fields=tuple(axis.fields for axis in plan.axes),
+        goal=plan.goal,
+        held=plan.held,
+        dropped=plan.dropped,
+        rows=rows,
+        ranking=ranked(plan.goal, rows),
+    )
+
+
+def difference(one: Row, other: Row) -> tuple[float, bool | None]:
+    """How much longer a step of `other` takes than of `one`, as a fraction, and whether it counts.
+
+    It does where it is more than the larger error of the two; None where nobody judged these.
+    """
+    found = other.step_time_s / one.step_time_s - 1
+    errors = [row.outcome.error for row in (one, other)]
+    known = [error for error in errors if error is not None]
+    return found, abs(found) > max(known) if len(known) == len(errors) else None
+
+
+def _row(run: Run, goal: Goal, outcomes: Mapping[str, Outcome]) -> Row:
+    outline = run.outline
+    if outline is None:
+        return Row(
+            name=run.name,
+            labels=run.labels,
+            values=run.values,
+            gpus=0,
+            micro_batch_size=0,
+            accumulation_steps=0,
+            outcome=Outcome(status=Status.IMPOSSIBLE, reason=run.impossible),
+        )
+    outcome, gpus = outcomes[run.name], outline.strategy.ranks
+    cost, price = None, goal.price(outline.cluster.gpu.name)
+    if outcome.summary is not None and price is not None and outcome.summary.tokens_per_s:
+        per_s = gpus * price / SECONDS_PER_HOUR
+        cost = per_s / outcome.summary.tokens_per_s * 1e6
+    return Row(
+        name=run.name,
+        labels=run.labels,
+        values=run.values,
+        gpus=gpus,
+        micro_batch_size=outline.batches.micro_batch_size,
+        accumulation_steps=outline.batches.accumulation_steps,
+        outcome=outcome,
+        cost_per_million_tokens=cost,
+    )
+
+
+def _answer(goal: Goal, ranking: Ranking, count: int) -> str:
+    if not ranking.accepted:
+        why = _commonest([reason for _, reason in ranking.refused])
+        return f"none of {count:,} runs meets the goal: {why}"
+    best = ranking.accepted[0]
+    facts = ", ".join(_facts(goal, best))
+    return f"{_superlative(goal)}: {best.name}: {facts}{_beside(goal, ranking)}"
+
+
+def _superlative(goal: Goal) -> str:
+    known = {STEP_TIME: "fastest", COST: "cheapest", GPUS: "fewest GPUs"}
+    return known.get(goal.minimize, f"least {goal.minimize}")
+
+
+def _facts(goal: Goal, row: Row) -> list[str]:
+    facts = [f"{format_seconds(row.step_time_s)} a step"]
+    match goal.minimize:
+        case "step_time":
+            pass
+        case "gpus":
+            facts.insert(0, f"{row.gpus:,}")
+        case "cost_per_token":
+            facts.insert(0, f"{row.cost_per_million_tokens:.4g} for a million tokens")
+        case _:
+            facts.insert(0, f"{value_of(goal, row):g}")
+    return facts
+
+
+def _beside(goal: Goal, ranking: Ranking) -> str:
+    """How the best run stands beside the next one, or beside the fastest."""
+    best = ranking.accepted[0]
+    if goal.minimize != STEP_TIME and ranking.fastest is not None and ranking.fastest is not best:
+        slower, counts = difference(ranking.fastest, best)
+        fastest = f"the fastest, {ranking.fastest.name}"
+        return f", {slower:.1%} longer than {fastest}{_error(counts)}"
+    if not ranking.accepted[1:]:
+        return ", the only one that meets the goal"
+    following = ranking.accepted[1]
+    if goal.minimize != STEP_TIME:
+        return f"; next: {following.name}"
+    longer, counts = difference(best, following)
+    if not longer:
+        return f", as fast as {following.name}"
+    return f"; next: {following.name}, {longer:+.1%}{_error(counts)}"
+
+
+def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no, or nobody knows)
+    return ", which is less than the error of the prediction" if counts is False else ""
+
+
+def _commonest(reasons: Sequence[str]) -> str:
+    """The reason that most have, and how many."""
+    most = max(dict.fromkeys(reasons), key=reasons.count)
+    count = reasons.count(most)
+    return most if count == len(reasons) else f"{most} ({count:,} of {len(reasons):,})"

@@ -1,0 +1,151 @@
+"""Conditions of a study, such as `zero.stage < 3 and cluster.nodes >= 8`: a small language.
+
+Comparisons, arithmetic, and, or, not, in; names are fields of the scenario and axes.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.scenario import ScenarioError, need_field
+from zsim.study.file import StudyError
+
+Find = Callable[[str], Any]
+"""The value of a field or axis by its name."""
+
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+COMPARISON: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition: its text, and what that means."""
+
+    text: str
+    tree: ast.expr
+
+    def holds(self, find: Find) -> bool:
+        """Whether it holds where `find` says what names stand for.
+
+        Raises:
+            StudyError: it compares what cannot be compared, or divides by 0.
+        """
+        try:
+            return bool(_value(self.tree, find))
+        except (TypeError, ArithmeticError) as error:
+            raise StudyError(f"{self.text!r}: {error}") from None
+
+
+def condition(text: str, axes: Collection[str]) -> Condition:
+    """The condition in `text`, for a study with these axes.
+
+    Raises:
+        StudyError: it is none, or it names what is no field and no axis.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise StudyError(
+            f"{text!r} must be a condition such as 'zero.stage < 3 and cluster.nodes >= 8'"
+        ) from None
+    found = Condition(text, tree)
+    _value(tree, lambda name: _known(name, axes, text), dry=True)
+    return found
+
+
+def _known(name: str, axes: Collection[str], text: str) -> None:
+    if name in axes:
+        return
+    try:
+        need_field(name)
+    except ScenarioError as error:
+        raise StudyError(f"{text!r}: {error}; axes: {', '.join(axes)}") from None
+
+
+def _value(tree: ast.expr, find: Find, *, dry: bool = False) -> Any:  # noqa: ANN401  (any value)
+    """What `tree` comes to; in a dry run only that it means something, every name looked up."""
+    inner = _parts(tree)
+    if inner is None:
+        return find(_name(tree)) if not isinstance(tree, ast.Constant) else tree.value
+    if dry:
+        for each in inner:
+            _value(each, find, dry=True)
+        return None
+    if isinstance(tree, ast.BoolOp):
+        all_of = isinstance(tree.op, ast.And)
+        found = (bool(_value(each, find)) for each in inner)
+        return all(found) if all_of else any(found)
+    values = [_value(each, find) for each in inner]
+    match tree:
+        case ast.UnaryOp(op=ast.Not()):
+            return not values[0]
+        case ast.UnaryOp():
+            return -values[0]
+        case ast.BinOp(op=how):
+            return ARITHMETIC[type(how)](*values)
+        case ast.Compare(ops=hows):
+            pairs = zip(hows, values, values[1:], strict=False)
+            return all(COMPARISON[type(how)](left, right) for how, left, right in pairs)
+        case _:
+            return values
+
+
+def _parts(tree: ast.expr) -> list[ast.expr] | None:
+    """What an expression is made of; None for a name or a constant.
+
+    Raises:
+        StudyError: the language has no such expression.
+    """
+    match tree:
+        case ast.BoolOp(values=values):
+            return values
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            return [operand]
+        case ast.BinOp(left=left, op=how, right=right) if type(how) in ARITHMETIC:
+            return [left, right]
+        case ast.Compare(left=left, ops=hows, comparators=others) if all(
+            type(how) in COMPARISON for how in hows
+        ):
+            return [left, *others]
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return elements
+        case ast.Constant(value=bool() | int() | float() | str()) | ast.Name() | ast.Attribute():
+            return None
+        case _:
+            raise StudyError(f"{ast.unparse(tree)!r} is not for a condition")
+
+
+def _name(tree: ast.expr) -> str:
+    """A dotted name.
+
+    Raises:
+        StudyError: it is none.
+    """
+    match tree:
+        case ast.Name(id="true" | "false"):
+            raise StudyError(f"{ast.unparse(tree)!r}: write True or False")
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=last):
+            return f"{_name(value)}.{last}"
+        case _:
+            raise StudyError(f"{ast.unparse(tree)!r} is not the name of a field")
