@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
+from typing import Final
 
 from zsim.backend import Backend, BackendError, Job, NoWayError, load
 from zsim.check import check
@@ -21,6 +22,9 @@ from zsim.shell.traced import write_trace
 from zsim.summary import summary
 from zsim.timeline import TimelineError, timeline
 from zsim.trace import Trace
+
+OPERATIONS_MAX: Final = 2_000_000
+"""What a run without processes may issue on all steps: a trace holds each, at about 0.4 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ def run(request: Request) -> bool:
     job = _job(request.source, source)
     settings, trouble = _settings(request, source)
     backend = _backend(request, settings | trouble)
+    _need_bounded(request.backend, job)
     if request.backend == "torch":
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
     if request.check:
@@ -141,6 +146,16 @@ def _job(name: str, source: Source) -> Job:
         cluster=document.cluster,
         steps=document.steps,
     )
+
+
+def _need_bounded(backend: str, job: Job) -> None:
+    """A slip of an exponent in the number of steps is told, not computed."""
+    longest = max(len(program.by_id) for program in job.schedule.programs)
+    if backend != "torch" and longest * job.steps > OPERATIONS_MAX:
+        raise MistakeError(
+            f"steps: {job.steps} steps of {longest:,} operations must be at most "
+            f"{OPERATIONS_MAX:,} operations in all"
+        )
 
 
 def _this_machine(ranks: int) -> Cluster:

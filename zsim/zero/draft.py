@@ -1,8 +1,10 @@
 """A schedule of one role in the making: buffers by name, operations in order, the book so far."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from zsim.dtype import DType
+from zsim.model import ModelError
 from zsim.operation import Allocate, Edge, Free, FreeMode, HostWait, Operation, View
 from zsim.schedule import Buffer, Kind
 
@@ -22,6 +24,10 @@ OUTER = "outer"
 WORLD = "world"
 REPLICA = "replica"
 """Groups of all ranks, and of those that hold the model's states once."""
+
+OPERATIONS_MAX: Final = 500_000
+"""No program of one role is longer: at 0.6 kB each, what a laptop holds; 1,000 layers
+with two micro-batches are 128,000."""
 
 
 class Draft:
@@ -83,7 +89,16 @@ class Draft:
         return view
 
     def add(self, operation: Operation) -> str:
-        """Append an operation; its id."""
+        """Append an operation; its id.
+
+        Raises:
+            ModelError: there are too many; it names what makes fewer.
+        """
+        if len(self.operations) >= OPERATIONS_MAX:
+            raise ModelError(
+                f"layers: a step of more than {OPERATIONS_MAX:,} operations; fewer layers or "
+                "gradient_accumulation_steps, or larger buckets, need fewer"
+            )
         self.operations.append(operation)
         return operation.id
 
@@ -99,7 +114,7 @@ class Draft:
         alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
         self.alive_bytes[buffer.pool] = alive
         self.peak_bytes[buffer.pool] = max(self.peak_bytes.get(buffer.pool, 0), alive)
-        self.operations.append(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+        self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 
     def persist(self, name: str) -> None:
         """Take memory that lives from set-up on, through all steps."""
@@ -122,11 +137,11 @@ class Draft:
         buffer = self.buffers[name]
         self.alive_bytes[buffer.pool] -= buffer.size_bytes
         path = f"{self.prefix}/{verb}/{name}"
-        self.operations.append(Free(id=path, buffer=name, mode=mode, uses=tuple(uses)))
+        self.add(Free(id=path, buffer=name, mode=mode, uses=tuple(uses)))
 
     def host_wait(self, operation: Edge, name: str = "host_wait") -> None:
         """The host stops until `operation` has finished."""
-        self.operations.append(HostWait(id=self.path(name), operation=operation))
+        self.add(HostWait(id=self.path(name), operation=operation))
 
     def side(self, prefix: str) -> "Draft":
         """A list for one side of a branch: same buffers, own operations, own copy of the book."""
