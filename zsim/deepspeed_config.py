@@ -25,9 +25,9 @@ from zsim.scenario import (
     Table,
     TrainTable,
     ZeroTable,
-    line,
 )
 from zsim.strategy import STAGES, Checkpointing, Precision
+from zsim.wording import line
 
 Options = dict[str, object]
 """Options by dotted name; what has been taken is no longer among them."""
@@ -345,6 +345,6 @@ def _validated(scenario: Scenario, tables: Tables, said: Mapping[str, Said]) -> 
         try:
             read[name] = kind.model_validate(tables[name])
         except ValidationError as error:
-            field, _, why = line(error.errors(include_url=False)).partition(": ")
+            field, _, why = line(error.errors(include_url=False), kind).partition(": ")
             raise ScenarioError(f"{FIELD}: {said[f'{name}.{field}'].option}: {why}") from None
     return scenario.model_copy(update=read)

@@ -5,11 +5,14 @@ from zsim.kernel import Kernel, KernelKind
 from zsim.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
 from zsim.strategy import Precision
 
+EQUAL_UNITS = 32
+"""Units of a model of which nothing is known but its size."""
+
 
 def equal_units(
     *,
     parameters: int,
-    units: int = 32,
+    units: int = EQUAL_UNITS,
     tokens: int = 1024,
     tensor: int = 1,
     precision: Precision = Precision.FP32,

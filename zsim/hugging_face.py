@@ -47,6 +47,8 @@ def shape_fields(text: str) -> Fields:
         found: object = json.loads(text)
     except ValueError as error:
         raise ScenarioError(f"model.hf_config: not JSON: {error}") from None
+    except RecursionError:
+        raise ScenarioError("model.hf_config: not JSON: nested too deeply") from None
     if not isinstance(found, dict):
         raise ScenarioError("model.hf_config: must be an object, as config.json is")
     config = cast("Config", found)

@@ -10,12 +10,14 @@ from zsim.collective.demand import Decision
 from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.cost.kernel_profile import KernelProfile, KernelProfileError
 from zsim.emulated import emulated, stage_of
+from zsim.equal_units import EQUAL_UNITS
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
 from zsim.outline import Batches, Outline, model_of, with_table
 from zsim.rule import SGD, Adam
 from zsim.scenario import (
     ClusterTable,
+    ModelTable,
     NetworkTable,
     Scenario,
     ScenarioError,
@@ -103,6 +105,7 @@ def outline(
             raise ScenarioError(f"network.profile: {error}") from None
     tensor, data = _degrees(scenario, cluster)
     batches = _batches(scenario.train, data * scenario.parallel.replicate)
+    _need_bounded(scenario.model, batches)
     try:
         strategy = _strategy(scenario, tensor, data, batches)
     except StrategyError as error:
@@ -283,6 +286,24 @@ def _batches(train: TrainTable, data: int) -> Batches:
         raise ScenarioError(f"train.global_batch_size: {total} {must}: {shown}")
     rest = total // known
     return Batches(micro_batch_size=micro or rest, accumulation_steps=steps or rest)
+
+
+LAYERS_MAX = 10_000
+VISITS_MAX = 100_000
+"""Layers of a model, and layers times micro-batches of a step: a slip of an exponent is told."""
+
+
+def _need_bounded(model: ModelTable, batches: Batches) -> None:
+    """Return if a schedule of so many layers and micro-batches can be written down."""
+    layers = model.layers or EQUAL_UNITS
+    if layers > LAYERS_MAX:
+        raise ScenarioError(f"model.layers: {layers} must be at most {LAYERS_MAX}")
+    most = VISITS_MAX // layers
+    if batches.accumulation_steps > most:
+        raise ScenarioError(
+            f"train.gradient_accumulation_steps: {batches.accumulation_steps} must be at most "
+            f"{most} with {layers} layers"
+        )
 
 
 RULE_FIELDS = {

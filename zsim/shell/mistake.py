@@ -2,6 +2,10 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Final
+
+LETTERS_MAX: Final = 1000
+"""Longer lines lose their middle: a value in a file may be of any size."""
 
 
 class MistakeError(ValueError):
@@ -11,7 +15,9 @@ class MistakeError(ValueError):
 def one_line(message: str) -> str:
     """`message` as a line on standard error, whatever it holds."""
     line = "".join(letter if letter.isprintable() else " " for letter in message)
-    return f"zsim: {' '.join(line.split())}"
+    line = f"zsim: {' '.join(line.split())}"
+    half = LETTERS_MAX // 2
+    return line if len(line) <= LETTERS_MAX else f"{line[:half]} ... {line[-half:]}"
 
 
 @contextmanager
