@@ -7,7 +7,7 @@ from zsim.architecture import Attention, Positions
 from zsim.backend import Job
 from zsim.model import Model
 from zsim.operation import Action, Compute, walk
-from zsim.schedule import Schedule
+from zsim.schedule import Place, Schedule
 from zsim.units import format_bytes
 from zsim_torch import blocking_host
 from zsim_torch.machine import memory_bytes
@@ -115,7 +115,8 @@ def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str 
         device = device_of(choice, Placement(rank=0, ranks=local, local_rank=0, local_ranks=local))
     except DeviceError as error:
         return str(error)
-    needed, available = local * book_peak_bytes(schedule), memory_bytes(device, local)
+    only = None if device.type == "cpu" else Place.DEVICE
+    needed, available = local * book_peak_bytes(schedule, only), memory_bytes(device, local)
     if needed > available:
         return (
             f"{_largest_field(job.model)} needs {format_bytes(needed)} on {local} local ranks, "
@@ -124,11 +125,11 @@ def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str 
     return blocking_host.refusal(schedule) if device.type == "cpu" else None
 
 
-def book_peak_bytes(schedule: Schedule) -> int:
-    """The largest book of any role, all its pools together."""
+def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
+    """The largest book of any role, all its pools together, or those at one place."""
+    pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
     return max(
-        sum(peak_bytes(book(program, 1), pool.name) for pool in schedule.pools)
-        for program in schedule.programs
+        sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs
     )
 
 

@@ -51,6 +51,9 @@ class Computer:
     _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
     _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
     _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
+    _entered: dict[tuple[str, int, int], torch.Size] = field(
+        default_factory=dict[tuple[str, int, int], torch.Size]
+    )
     _order: dict[tuple[str, tuple[View, ...]], tuple[int, ...]] = field(
         default_factory=dict[tuple[str, tuple[View, ...]], tuple[int, ...]]
     )
@@ -183,15 +186,20 @@ class Computer:
         return self.work.units[compute.unit]
 
     def _inputs(self, compute: Compute) -> list[object]:
+        """Inputs in the shapes in which they were made; what was put away has that of forward."""
         memory, batches = self.work.memory, self.work.forecast.batches
         found: list[object] = []
-        for view in views_of(compute, Role.INPUT):
+        for place, view in enumerate(views_of(compute, Role.INPUT)):
             if view.buffer in batches:
                 found.append(memory.batch(view.buffer))
                 continue
-            tensor = memory.part(view.buffer)
-            shape = self._shapes.get(view.buffer)
-            found.append(tensor if shape is None else tensor.view(shape))
+            key = (compute.unit, compute.segment, place)
+            shape = self._shapes.get(view.buffer, self._entered.get(key))
+            tensor = memory.operand(view)
+            if shape is not None:
+                self._entered[key] = shape
+                tensor = tensor.view(shape)
+            found.append(tensor)
         return found
 
     def _differentiated(self, compute: Compute, count: int) -> list[int]:

@@ -56,6 +56,6 @@ def _move(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> None:
     if copy.accumulate:
         target.add_(source, alpha=1 / copy.divisor)
     else:
-        target.copy_(source)
+        target.copy_(source, non_blocking=copy.divisor == 1)  # the stream waits, not the host
         if copy.divisor != 1:
             target.div_(copy.divisor)

@@ -88,11 +88,13 @@ class Memory:
             self._flat[name] = self._take(buffer)
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
-        device = self.setting.device
+        device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
+        pinned = False
         if self._places[buffer.pool] is Place.HOST:
-            device = torch.device("cpu")
+            # Pinned, or copies to and from a GPU would stop the host.
+            device, pinned = torch.device("cpu"), device.type == "cuda"
         with self.setting.making(), self.setting.on_home(buffer.home):
-            made = torch.empty(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype], device=device)
+            made = torch.empty(buffer.elements, dtype=dtype, device=device, pin_memory=pinned)
             if self.setting.poison:
                 spoil(made)
         return made
@@ -147,6 +149,8 @@ class Memory:
             return
         if self.setting.poison:
             with self.setting.on_home(self.program.by_name[name].home):
+                if self.setting.device.type != remains.flat.device.type:
+                    torch.cuda.current_stream(self.setting.device).synchronize()
                 spoil(remains.flat)
         storage = weakref.ref(remains.flat.untyped_storage())
         on_cpu = remains.flat.device.type == "cpu"
@@ -166,6 +170,10 @@ class Memory:
         if len(parts) != 1:
             raise MemoryFaultError(f"buffer {name}: {len(parts)} parts where one is read")
         return parts[0].tensor
+
+    def operand(self, view: View) -> torch.Tensor:
+        """As `part` for a produced buffer, as `flat` for an allocated one."""
+        return self.flat(view) if view.buffer in self._flat else self.part(view.buffer)
 
     def flat(self, view: View) -> torch.Tensor:
         """The elements of `view`, one-dimensional. It aliases an allocated buffer.

@@ -61,6 +61,7 @@ class TorchValues:
             name: value.detach().flatten().clone() for name, value in module.named_parameters()
         }
         self._shapes: dict[str, torch.Size] = {}
+        self._entered: dict[tuple[str, int], torch.Size] = {}
         self._inputs: dict[tuple[int, Visit], list[torch.Tensor]] = {}
         self._orders: dict[tuple[str, tuple[View, ...]], tuple[int, ...]] = {}
         self._moves: dict[tuple[str, int], Rearrangement] = {}
@@ -226,12 +227,15 @@ class TorchValues:
         }
 
     def _shaped(self, compute: Compute, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Inputs in the shapes in which they were made."""
+        """Inputs in the shapes in which they were made; what was put away has that of forward."""
+        found: list[torch.Tensor] = []
         views = views_of(compute, Role.INPUT)
-        return [
-            each.reshape(self._shapes.get(view.buffer, each.shape))
-            for view, each in zip(views, inputs, strict=True)
-        ]
+        for place, (view, each) in enumerate(zip(views, inputs, strict=True)):
+            key = (compute.unit, place)
+            shape = self._shapes.get(view.buffer, self._entered.get(key, each.shape))
+            self._entered[key] = shape
+            found.append(each.reshape(shape))
+        return found
 
     def _parameters(
         self, compute: Compute, of: Mapping[Role, list[torch.Tensor]], seat: Seat

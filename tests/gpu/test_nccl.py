@@ -1,6 +1,7 @@
 """The torch backend on a CUDA device: NCCL, real streams, one rank."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -63,8 +64,26 @@ def ran(subject: Job, device: DeviceChoice, pool: RankPool | None = None) -> Tra
 def test_nccl_runs_the_schedule_that_gloo_runs(
     pool: RankPool, stage: int, precision: Precision, checkpointing: Checkpointing
 ) -> None:
+    does_as_on_cpu(pool, job(stage, precision, checkpointing))
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_checkpoints_go_to_pinned_memory_and_come_back(
+    pool: RankPool, stage: int, *, contiguous: bool
+) -> None:
+    subject = job(stage, Precision.FP32, Checkpointing.FULL)
+    strategy = subject.schedule.contract.strategy
+    assert strategy is not None
+    moved = replace(strategy, offload_checkpoints=True, contiguous=contiguous)
+    does_as_on_cpu(pool, replace(subject, schedule=zero.schedule(subject.model, moved)))
+
+
+def does_as_on_cpu(pool: RankPool, subject: Job) -> None:
     """The same operations, book and transfers; the same training up to the format's precision."""
-    subject = job(stage, precision, checkpointing)
+    strategy = subject.schedule.contract.strategy
+    assert strategy is not None
+    precision = strategy.precision
     (device,) = ran(subject, DeviceChoice.CUDA, pool).ranks
     (host,) = ran(subject, DeviceChoice.CPU).ranks
     assert device.book == host.book

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from drawn import zero_strategies
+from drawn import small_buckets, zero_strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, by_schedule, distance
@@ -19,11 +19,10 @@ RANKS = 3
 def case_of(drawn: Strategy, data: int, optimizer: SGD | Adam) -> Case:
     """`drawn` in a format that can be compared to 10 digits."""
     strategy = replace(
-        drawn,
+        small_buckets(drawn),
         data=data,
         tensor=1,
         precision=Precision.FP64,
-        bucket_elements=min(drawn.bucket_elements, 60),
         optimizer=optimizer,
     )
     return Case(strategy, steps=2, observe=True, poison=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from drawn import zero_strategies
+from drawn import small_buckets, zero_strategies
 from drawn_clusters import NO_MODEL
 from drawn_timings import DrawnTiming, timings
 from emulated_strategies import EMULATED
@@ -77,9 +77,8 @@ def test_every_stage_trains_a_module_as_one_process_does(
     drawn: Strategy, timing: DrawnTiming
 ) -> None:
     strategy = replace(
-        drawn,
+        small_buckets(drawn),
         precision=Precision.FP64,
-        bucket_elements=min(drawn.bucket_elements, 60),
         optimizer=SGD(learning_rate=0.1)
         if isinstance(drawn.optimizer, SGD)
         else Adam(learning_rate=0.01, epsilon=1e-5),

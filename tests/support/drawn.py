@@ -1,5 +1,7 @@
 """What Hypothesis draws: models, strategies, and the schedules that they make."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from zsim.architecture import GPT
@@ -47,6 +49,13 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
         partition_checkpoints=full and draw(st.booleans()),
         offload_checkpoints=full and draw(st.booleans()),
     )
+
+
+def small_buckets(strategy: Strategy) -> Strategy:
+    """`strategy` with several buckets for a module of 100 parameters, unless it wants one."""
+    if strategy.bucket_limit is None:
+        return strategy
+    return replace(strategy, bucket_elements=min(strategy.bucket_limit, 60))
 
 
 @st.composite

@@ -73,6 +73,17 @@ def strategies() -> dict[str, list[Strategy]]:
                 bucket_elements=30,
                 gathered_elements=0,
             ),
+            Strategy(
+                stage=stage,
+                data=2,
+                tensor=1 + stage % 2,
+                gradient_accumulation_steps=2,
+                bucket_elements=40,
+                checkpointing=Checkpointing.FULL,
+                partition_checkpoints=True,
+                offload_checkpoints=True,
+                contiguous=stage > 1,
+            ),
         ]
     for name, named in EMULATED.items():
         made = [

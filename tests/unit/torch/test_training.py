@@ -19,7 +19,14 @@ from tiny_training import (
 from zsim.operation import Copy, Operation
 from zsim.rule import SGD, Adam
 from zsim.schedule import Schedule
-from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.strategy import (
+    Checkpointing,
+    FusedBuffers,
+    Keep,
+    LossScale,
+    Precision,
+    Strategy,
+)
 from zsim_torch.ranks import RankPool
 
 
@@ -117,6 +124,15 @@ KNOBS = (
     Strategy(stage=2, bucket_elements=50, reduce_once=True),
     Strategy(stage=1, bucket_elements=1, clip_norm=0.05),
     Strategy(stage=0, bucket_elements=50, clip_norm=0.05),
+    Strategy(stage=3, checkpointing=Checkpointing.FULL, offload_checkpoints=True),
+    Strategy(stage=2, checkpointing=Checkpointing.FULL, contiguous=True, reduce_once=True),
+    Strategy(
+        stage=1,
+        checkpointing=Checkpointing.FULL,
+        offload_checkpoints=True,
+        contiguous=True,
+        fused_buffers=FusedBuffers.MODEL,
+    ),
 )
 
 
