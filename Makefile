@@ -43,7 +43,7 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt | python
 	$(PYTHON) -m venv $(@D)
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw]'
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report]'
 	@touch $@
 
 python:

@@ -4,9 +4,14 @@ from dataclasses import dataclass
 
 from zsim.allocator import communicators
 from zsim.backend import Job
+from zsim.footprint import Lack, lack_of_run
+from zsim.moment import moment
+from zsim.remedy import Remedy
 from zsim.shell.answer import print_lines
+from zsim.shell.lack import alive_text, lack_object
+from zsim.shell.remedy import remedy_lines, remedy_objects
 from zsim.summary import Summary
-from zsim.trace import OutOfMemory, Trace
+from zsim.trace import Trace
 from zsim.units import format_bytes, format_rate, format_seconds
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
@@ -15,7 +20,10 @@ LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that has ended; with faults or neighbours, beside the step time without them."""
+    """A run that has ended; with faults or neighbours, beside the step time without them.
+
+    `remedies` are what would make it fit; None where nobody looked for them.
+    """
 
     title: str
     job: Job
@@ -23,6 +31,7 @@ class Outcome:
     summary: Summary
     wall_time_s: float
     healthy_step_time_s: float | None = None
+    remedies: tuple[Remedy, ...] | None = None
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -34,9 +43,12 @@ class Outcome:
 def outcome_object(outcome: Outcome) -> dict[str, object]:
     """`zsim run --json`."""
     found, trace = outcome.summary, outcome.trace
+    lack = lack_of_run(outcome.job.schedule, trace)
     return {
         "backend": trace.backend,
         "fits": found.fits,
+        "out_of_memory": None if lack is None else lack_object(lack),
+        "remedies": None if outcome.remedies is None else remedy_objects(outcome.remedies),
         "step_time_s": found.step_time_s,
         "healthy_step_time_s": outcome.healthy_step_time_s,
         "model_tflops_per_gpu": found.model_tflops_per_gpu,
@@ -67,12 +79,17 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
 
 def print_outcome(outcome: Outcome) -> None:
     """`zsim run`: the answer first, at most 15 lines."""
-    found, trace = outcome.summary, outcome.trace
     print(outcome.title)
+    print_lines(outcome_lines(outcome))
+
+
+def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
+    """What a run came to, the answer first: what each line is about, and the line."""
+    found, trace = outcome.summary, outcome.trace
     lines = [("fits", _fits(outcome))]
-    if trace.out_of_memory is not None:
-        lines.append(("out of memory at", trace.out_of_memory.operation))
-        lines.append(("alive then", _alive(outcome.job, trace.out_of_memory)))
+    lack = lack_of_run(outcome.job.schedule, trace)
+    if lack is not None:
+        return [*lines, *_lacking(outcome, lack), ("trust", trace.trust)]
     if found.step_time_s:
         share = found.exposed_communication_s / found.step_time_s
         lines += [
@@ -93,7 +110,18 @@ def print_outcome(outcome: Outcome) -> None:
         first, last = outcome.losses[0], outcome.losses[-1]
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
     lines.append(("trust", trace.trust))
-    print_lines(lines)
+    return lines
+
+
+def _lacking(outcome: Outcome, lack: Lack) -> list[tuple[str, str]]:
+    """Of a run that does not fit: when memory ran out, what had it, what would help."""
+    lines = [("out of memory at", moment(lack.operation)), ("alive then", alive_text(lack))]
+    if outcome.remedies is not None:
+        lines += remedy_lines(outcome.remedies)
+    if outcome.summary.step_time_s:
+        step = format_seconds(outcome.summary.step_time_s)
+        lines.append(("step time", f"{step} if there were more memory"))
+    return lines
 
 
 def _host(found: Summary) -> list[tuple[str, str]]:
@@ -125,19 +153,6 @@ def _fits(outcome: Outcome) -> str:
     if found.fits and found.peak_allocated_bytes > found.usable_bytes > 0:
         where = f"the host would run ahead to {format_bytes(found.peak_allocated_bytes)} and waits"
     return f"{'yes' if found.fits else 'no'}: {where}, {reserved}, {usable}"
-
-
-def _alive(job: Job, full: OutOfMemory) -> str:
-    """What was alive when memory ran out, by kind: how much, in how many buffers."""
-    buffers = job.schedule.program_of(full.rank).by_name
-    found: dict[str, list[int]] = {}
-    for name, size in full.alive:
-        found.setdefault(buffers[name].kind, []).append(size)
-    kinds = sorted(found.items(), key=lambda each: -sum(each[1]))
-    return ", ".join(
-        f"{kind} {format_bytes(sum(sizes))} in {len(sizes)} buffer{'s' if sizes[1:] else ''}"
-        for kind, sizes in kinds
-    )
 
 
 def _exposed(found: Summary, share: float) -> str:

@@ -13,10 +13,14 @@ from typing import Final
 from zsim.backend import Backend, BackendError, Job, NoWayError, load
 from zsim.check import check
 from zsim.cluster import Cluster, Gpu, Link
+from zsim.remedy import Remedy
 from zsim.shell.answer import findings_object, print_findings, print_json
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.outcome import Outcome, outcome_object, print_outcome
+from zsim.shell.page import need_html
 from zsim.shell.picture import need_format, write_picture
+from zsim.shell.remedy import remedies_of
+from zsim.shell.reporting import write_report
 from zsim.shell.source import Changes, Source, read
 from zsim.shell.traced import write_trace
 from zsim.summary import summary
@@ -38,6 +42,7 @@ class Request:
     seed: int
     trace: Path | None
     timeline: Path | None
+    report: Path | None
     check: bool
     as_json: bool
 
@@ -49,8 +54,7 @@ def run(request: Request) -> bool:
         MistakeError: it cannot be run as asked.
         RunFailedError: it began and could not end.
     """
-    if request.timeline is not None:
-        need_format("--timeline", request.timeline)
+    _need_forms(request)
     changes = request.changes
     joined = os.environ.get("WORLD_SIZE", "")
     if request.backend == "torch" and changes.ranks is None and joined.isdecimal():
@@ -92,12 +96,41 @@ def run(request: Request) -> bool:
         summary=summary(job, trace),
         wall_time_s=wall_time_s,
         healthy_step_time_s=summary(job, healthy).step_time_s if healthy is not None else None,
+        remedies=_remedies(request, changes, trace),
     )
+    _tell(request, outcome)
+    return outcome.summary.fits
+
+
+def _remedies(request: Request, changes: Changes, trace: Trace) -> tuple[Remedy, ...] | None:
+    """What would make a simulated run fit; None if it fits, or is none."""
+    if trace.out_of_memory is None or request.backend != "sim":
+        return None
+
+    def backend(source: Source) -> Backend:
+        settings, trouble = _settings(request, source)
+        return _backend(request, settings | trouble)
+
+    with _spinner("looking for what would make it fit"):
+        return remedies_of(request.source, changes, backend, request.seed)
+
+
+def _need_forms(request: Request) -> None:
+    """Return if files are asked for in forms that can be written."""
+    if request.timeline is not None:
+        need_format("--timeline", request.timeline)
+    if request.report is not None:
+        need_html("--report", request.report)
+
+
+def _tell(request: Request, outcome: Outcome) -> None:
+    """The answer: printed, and as a page where that is asked for."""
+    if request.report is not None:
+        write_report(request.report, outcome)
     if request.as_json:
         print_json(outcome_object(outcome))
     else:
         print_outcome(outcome)
-    return outcome.summary.fits
 
 
 def _write_files(request: Request, job: Job, trace: Trace) -> None:

@@ -11,7 +11,7 @@ from zsim.topology.note import GPU, LEFT, NIC, NOTES, PCIE, RIGHT, SWITCH, note,
 from zsim.units import format_bytes
 
 
-def draw_node(sheet: Sheet, cluster: Cluster, frame: Box, cut: Cut | None, loads: Loads) -> None:
+def draw_node(sheet: Sheet, cluster: Cluster, frame: Box, *, cut: Cut | None, loads: Loads) -> None:
     """One node in full, links in the colours of their `loads`, its narrowest `cut` in red."""
     thin = 2.4 if loads else 1.2
     y = frame.y

@@ -32,6 +32,9 @@ def run(
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the last step there: .svg or .png.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page about it there: .html.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
     ] = True,
@@ -50,6 +53,7 @@ def run(
         seed=seed,
         trace=trace,
         timeline=timeline,
+        report=report,
         check=check,
         as_json=json,
     )

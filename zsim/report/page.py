@@ -1,0 +1,66 @@
+"""A page as a value: sections of sentences, figures, pictures and tables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Json = Mapping[str, object]
+
+LEGEND: Json = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"}
+"""Of a figure, in a row above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure in the form of Plotly (its JSON schema): traces, layout, and pixels in height."""
+
+    traces: tuple[Json, ...]
+    layout: Json
+    height: int = 380
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A cell of a table: what it shows, and what it is sorted by."""
+
+    text: str
+    value: float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table that can be sorted by each column; `numeric` says which stand to the right."""
+
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with what stands below it: sentences, a figure, a picture (SVG), a table."""
+
+    title: str
+    sentences: tuple[str, ...] = ()
+    figure: Figure | None = None
+    picture: str | None = None
+    table: Table | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page: its title, the answer in a sentence, facts by name, and sections."""
+
+    title: str
+    answer: str
+    facts: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+
+
+def words(text: str, value: str | None = None) -> Cell:
+    """A cell of words."""
+    return Cell(text=text, value=text if value is None else value)
+
+
+def number(text: str, value: float) -> Cell:
+    """A cell that shows `text` and is sorted by `value`."""
+    return Cell(text=text, value=value)
