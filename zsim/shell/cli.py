@@ -9,6 +9,7 @@ import typer
 
 from zsim.shell.commands.calibrate import calibrate
 from zsim.shell.commands.check import check
+from zsim.shell.commands.compare import compare
 from zsim.shell.commands.largest import largest
 from zsim.shell.commands.listing import list_
 from zsim.shell.commands.plan import plan
@@ -30,6 +31,7 @@ app.command("run")(run)
 app.command("check")(check)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
+app.command("compare")(compare)
 app.command("topology")(topology)
 app.command("largest")(largest)
 app.command("list")(list_)

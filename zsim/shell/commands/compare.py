@@ -1,0 +1,40 @@
+"""`zsim compare A B`."""
+
+from typing import Annotated
+
+import typer
+
+from zsim.shell.option import Code, Json, Settings
+
+
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A scenario, schedule or trace (FILE.json).", show_default=False
+        ),
+    ],
+    second: Annotated[
+        str | None,
+        typer.Argument(metavar="B", help="Another; without it A again.", show_default=False),
+    ] = None,
+    settings: Settings = None,
+    but: Annotated[
+        list[str] | None,
+        typer.Option("--but", metavar="KEY=VALUE", help="Change B alone. Many are allowed."),
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """Two runs side by side, the largest difference first."""
+    from zsim.shell.comparing import Request, compare_runs
+
+    compare_runs(
+        Request(
+            first=first,
+            second=second,
+            settings=tuple(settings or ()),
+            but=tuple(but or ()),
+            as_json=json,
+        )
+    )
+    return Code.DONE
