@@ -1,0 +1,90 @@
+"""What would make a run fit that did not: each change is made and run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zsim.backend import Backend, BackendError, Job, NoWayError
+from zsim.remedy import Remedy, Subject, remedies
+from zsim.shell.memory import footprint_of, job_of
+from zsim.shell.mistake import MistakeError
+from zsim.shell.source import Changes, Source, described, resolved
+from zsim.summary import summary
+from zsim.units import format_seconds
+
+
+def remedies_of(
+    name: str, changes: Changes, backend: Callable[[Source], Backend], seed: int
+) -> tuple[Remedy, ...]:
+    """The cheapest changes with which the scenario `name` fits; none for a schedule.
+
+    `backend` makes the backend that a source asks for, with its faults.
+    """
+    scenario = described(name, changes)
+    if scenario is None:
+        return ()
+    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).document
+    strategy = before.schedule.contract.strategy
+    if before.model is None or before.cluster is None or strategy is None:
+        return ()
+    subject = Subject(
+        scenario=scenario,
+        strategy=strategy,
+        model=before.model,
+        cluster=before.cluster,
+    )
+
+    found: dict[tuple[str, ...], tuple[Source, Job]] = {}
+
+    def fits(settings: tuple[str, ...]) -> bool:
+        put = replace(changes, settings=(*changes.settings, *settings))
+        try:
+            again = described(name, put)
+            if again is None:
+                return False
+            source = resolved(name, again, ranks=changes.ranks, quiet=True)
+        except MistakeError:  # the change contradicts what the scenario says
+            return False
+        job = job_of(source)
+        if job is None or not footprint_of(job).fits:
+            return False
+        found[settings] = source, job
+        return True
+
+    def run(settings: tuple[str, ...]) -> Remedy | None:
+        source, job = found[settings]
+        try:
+            figures = summary(job, backend(source).run(job, seed=seed))
+        except (BackendError, NoWayError):
+            return None
+        if not figures.fits:
+            return None
+        return Remedy(
+            settings=settings,
+            step_time_s=figures.step_time_s,
+            reserved_bytes=figures.peak_reserved_bytes,
+        )
+
+    return remedies(subject, fits, run)
+
+
+def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
+    """The same for `--json`, cheapest first."""
+    return [
+        {
+            "settings": list(each.settings),
+            "step_time_s": each.step_time_s,
+            "peak_reserved_bytes": each.reserved_bytes,
+        }
+        for each in found
+    ]
+
+
+def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
+    """A line for each, cheapest first."""
+    if not found:
+        return [("it would fit", "with nothing that was tried: smaller batches, stages, ...")]
+    names = ("it would fit with", *("or with" for _ in found[1:]))
+    return [
+        (name, f"{' '.join(each.settings)}: {format_seconds(each.step_time_s)} a step")
+        for name, each in zip(names, found, strict=True)
+    ]
