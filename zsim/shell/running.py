@@ -13,6 +13,7 @@ from typing import Final
 from zsim.backend import Backend, BackendError, Job, NoWayError, load
 from zsim.check import check
 from zsim.cluster import Cluster, Gpu, Link
+from zsim.fault import Jitter
 from zsim.remedy import Remedy
 from zsim.shell.answer import findings_object, print_findings, print_json
 from zsim.shell.mistake import MistakeError, mistakes
@@ -29,6 +30,9 @@ from zsim.trace import Trace
 
 OPERATIONS_MAX: Final = 2_000_000
 """What a run without processes may issue on all steps: a trace holds each, at about 0.4 kB."""
+
+RANKS_MAX: Final = 1_000_000
+"""Ranks of a run, told apart or not: at 0.75 kB each, what a laptop holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ def run(request: Request) -> bool:
     job = _job(request.source, source)
     settings, trouble = _settings(request, source)
     backend = _backend(request, settings | trouble)
-    _need_bounded(request.backend, job)
+    _need_bounded(request.backend, source, job)
     if request.backend == "torch":
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
     if request.check:
@@ -181,13 +185,19 @@ def _job(name: str, source: Source) -> Job:
     )
 
 
-def _need_bounded(backend: str, job: Job) -> None:
-    """A slip of an exponent in the number of steps is told, not computed."""
+def _need_bounded(backend: str, source: Source, job: Job) -> None:
+    """A slip of an exponent in the numbers of ranks and steps is told, not computed."""
+    if backend == "torch":
+        return
+    ranks = job.schedule.mesh.size
+    if ranks > RANKS_MAX:
+        raise MistakeError(f"ranks: {ranks} must be at most {RANKS_MAX:,}")
     longest = max(len(program.by_id) for program in job.schedule.programs)
-    if backend != "torch" and longest * job.steps > OPERATIONS_MAX:
+    apart = ranks if any(isinstance(each, Jitter) for each in source.faults) else 1
+    if longest * apart * job.steps > OPERATIONS_MAX:
+        each = f"{longest:,} operations" + (f" on {apart:,} ranks, each by itself" * (apart > 1))
         raise MistakeError(
-            f"steps: {job.steps} steps of {longest:,} operations must be at most "
-            f"{OPERATIONS_MAX:,} operations in all"
+            f"steps: {job.steps} steps of {each} must be at most {OPERATIONS_MAX:,} in all"
         )
 
 
