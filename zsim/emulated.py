@@ -8,6 +8,7 @@ from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.megatron import Megatron
+from zsim.runtime.nanotron import Nanotron
 from zsim.scenario import ScenarioError, ZeroTable
 from zsim.strategy import STAGES, Runtime
 
@@ -16,6 +17,7 @@ RUNTIMES: dict[str, type[Runtime]] = {
     "fsdp2": FSDP2,
     "deepspeed": DeepSpeed,
     "megatron": Megatron,
+    "nanotron": Nanotron,
 }
 
 

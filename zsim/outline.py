@@ -26,6 +26,16 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All that a model and its schedule are made from: equal ones make equal schedules."""
+
+    model: ModelTable
+    strategy: Strategy
+    batches: Batches
+    allocator: Discipline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """What a scenario says, every number settled, the model not made yet: that takes longest."""
 
@@ -38,6 +48,16 @@ class Outline:
     faults: tuple[Fault, ...]
     neighbours: tuple[Neighbour, ...]
     decision: Decision | None
+
+    @property
+    def recipe(self) -> Recipe:
+        """What its schedule is made from; the rest is what that runs on."""
+        return Recipe(
+            model=self.model,
+            strategy=self.strategy,
+            batches=self.batches,
+            allocator=self.allocator,
+        )
 
 
 TABLE_OF = {
@@ -70,7 +90,7 @@ SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_s
 FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
 
 
-def model_of(found: Outline) -> Model:
+def model_of(found: Outline | Recipe) -> Model:
     """The model, as one rank of the tensor axis sees it.
 
     Raises:
@@ -84,6 +104,9 @@ def model_of(found: Outline) -> Model:
                 micro_batch_size=batches.micro_batch_size,
                 tensor=strategy.tensor,
                 precision=strategy.precision,
+                sequence=strategy.cuts_tokens,
+                keeps_whole=strategy.keeps_whole,
+                in_place_loss=strategy.in_place_loss,
             )
         fields = [name for name in ModelTable.model_fields if name != "parameters"]
         given = [name for name in fields if name in table.model_fields_set]

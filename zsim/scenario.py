@@ -155,12 +155,13 @@ class ZeroTable(Table):
     reductions_in_flight: Whole = 1
     host_ahead_units: Count | None = None
     secondary: Count | None = None
-    emulate: Literal["fsdp1", "fsdp2", "deepspeed", "megatron"] | None = None
+    emulate: Literal["fsdp1", "fsdp2", "deepspeed", "megatron", "nanotron"] | None = None
     fsdp1: dict[str, Any] | None = None
     fsdp2: dict[str, Any] | None = None
     deepspeed: dict[str, Any] | None = None
     deepspeed_config: str | None = None
     megatron: dict[str, Any] | None = None
+    nanotron: dict[str, Any] | None = None
 
 
 class ActivationsTable(Table):

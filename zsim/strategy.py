@@ -10,6 +10,7 @@ from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.megatron import Megatron
+from zsim.runtime.nanotron import Nanotron
 
 
 class StrategyError(ValueError):
@@ -105,7 +106,7 @@ class LossScale:
             raise StrategyError("loss_scale: growth >= 1, 0 < backoff <= 1 and interval >= 1")
 
 
-Runtime = FSDP1 | FSDP2 | DeepSpeed | Megatron
+Runtime = FSDP1 | FSDP2 | DeepSpeed | Megatron | Nanotron
 """A runtime whose order of operations is emulated, with its options."""
 
 STAGES: dict[type[Runtime], tuple[int, ...]] = {
@@ -113,6 +114,7 @@ STAGES: dict[type[Runtime], tuple[int, ...]] = {
     FSDP2: (3,),
     DeepSpeed: (1, 2, 3),
     Megatron: (1,),
+    Nanotron: (0, 1),
 }
 """The ZeRO stages that each runtime is or has."""
 
@@ -252,8 +254,13 @@ class Strategy:
             raise StrategyError(
                 f"stage: {self.stage} must be {allowed} for {type(runtime).__name__}"
             )
-        if isinstance(runtime, DeepSpeed) and self.replicate > 1:
-            raise StrategyError(f"replicate: {self.replicate} is not modelled for DeepSpeed")
+        if isinstance(runtime, DeepSpeed | Nanotron) and self.replicate > 1:
+            name = type(runtime).__name__
+            raise StrategyError(f"replicate: {self.replicate} is not modelled for {name}")
+        if self.cuts_tokens and self.partition_checkpoints:
+            raise StrategyError(
+                "partition_checkpoints: true cuts what tp_mode = reduce_scatter has cut"
+            )
         for knob in fields(self):
             value = getattr(self, knob.name)
             if knob.name in OWN_KNOBS and value != knob.default:
@@ -283,6 +290,21 @@ class Strategy:
         return self.partition_checkpoints and self.tensor > 1
 
     @property
+    def cuts_tokens(self) -> bool:
+        """Whether ranks of the tensor axis hold different tokens of the hidden state."""
+        return isinstance(self.emulate, Nanotron) and self.emulate.cuts_tokens
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether what was gathered of such a state is kept for backward."""
+        return isinstance(self.emulate, Nanotron) and not self.emulate.tp_recompute_allgather
+
+    @property
+    def in_place_loss(self) -> bool:
+        """Whether the gradient of the logits takes the place of their softmax, on any rank."""
+        return isinstance(self.emulate, Nanotron)
+
+    @property
     def moves_checkpoints(self) -> bool:
         """Whether checkpoints do not stay where forward made them."""
         full = self.checkpointing is Checkpointing.FULL
@@ -302,7 +324,7 @@ class Strategy:
                 return None if isinstance(reshard, bool) or reshard == self.data else reshard
             case DeepSpeed(zero_hpz_partition_size=size):
                 return size if size > 1 and self.stage == 3 else None
-            case FSDP1() | Megatron():
+            case FSDP1() | Megatron() | Nanotron():
                 return None
             case None:
                 return self.secondary

@@ -12,6 +12,7 @@ from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.runtime.megatron import Megatron
+from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.strategy import STAGES, Checkpointing, Precision, Runtime, Strategy
 
 FORMATS = st.sampled_from([None, DType.FP32])
@@ -74,7 +75,22 @@ def megatron(draw: st.DrawFn) -> Megatron:
     )
 
 
-RUNTIMES: list[st.SearchStrategy[Runtime]] = [fsdp1(), fsdp2(), deepspeed(), megatron()]
+@st.composite
+def nanotron(draw: st.DrawFn) -> Nanotron:
+    """Any options of nanotron."""
+    return Nanotron(
+        tp_mode=draw(st.sampled_from(TensorMode)),
+        tp_recompute_allgather=draw(st.booleans()),
+    )
+
+
+RUNTIMES: list[st.SearchStrategy[Runtime]] = [
+    fsdp1(),
+    fsdp2(),
+    deepspeed(),
+    megatron(),
+    nanotron(),
+]
 
 
 @st.composite
@@ -93,13 +109,15 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         stage=stage,
         data=data,
         tensor=draw(st.integers(1, 2)),
-        replicate=1 if isinstance(runtime, DeepSpeed) else draw(st.integers(1, 2)),
+        replicate=1 if isinstance(runtime, DeepSpeed | Nanotron) else draw(st.integers(1, 2)),
         gradient_accumulation_steps=draw(st.integers(1, 3)),
         precision=draw(st.sampled_from(Precision)),
         optimizer=draw(st.sampled_from(optimizers)),
         clip_norm=draw(st.sampled_from([None, 1.0])),
         checkpointing=checkpointing,
-        partition_checkpoints=checkpointing is Checkpointing.FULL and draw(st.booleans()),
+        partition_checkpoints=checkpointing is Checkpointing.FULL
+        and not (isinstance(runtime, Nanotron) and runtime.cuts_tokens)
+        and draw(st.booleans()),
         emulate=runtime,
     )
     drawn = st.one_of(models(strategy), chains(strategy))

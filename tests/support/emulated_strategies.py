@@ -6,6 +6,7 @@ from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.runtime.megatron import Megatron
+from zsim.runtime.nanotron import Nanotron
 from zsim.strategy import Checkpointing, Precision, Runtime, Strategy
 
 Named = dict[str, tuple[int, Runtime]]
@@ -49,6 +50,11 @@ MEGATRON_OPTIONS: Named = {
         1,
         Megatron(average_in_collective=True, overlap_grad_reduce=True, bucket_size=40),
     ),
+}
+
+NANOTRON_OPTIONS: Named = {
+    "nanotron 0": (0, Nanotron()),
+    "nanotron 1": (1, Nanotron()),
 }
 
 DEEPSPEED_OPTIONS: Named = {
@@ -105,6 +111,7 @@ EMULATED: Named = {
     **FSDP1_OPTIONS,
     **FSDP2_OPTIONS,
     **MEGATRON_OPTIONS,
+    **NANOTRON_OPTIONS,
 }
 
 
@@ -121,6 +128,8 @@ def strategy(
 ) -> Strategy | None:
     """The strategy; None where the options do not go with the number of ranks."""
     stage, runtime = named
+    if isinstance(runtime, Nanotron) and replicate > 1:
+        return None
     if isinstance(runtime, DeepSpeed) and (replicate > 1 or data % runtime.zero_hpz_partition_size):
         return None
     inner = runtime.reshard_after_forward if isinstance(runtime, FSDP2) else True

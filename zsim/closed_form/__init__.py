@@ -5,14 +5,18 @@ rank sends in a step, exact integers (Rajbhandari et al. 2020, section 7, extend
 formats and padding). Each runtime's parameters and gradients stand in a file of its own.
 """
 
-from zsim.closed_form import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, own
+from collections import Counter
+
+from zsim.closed_form import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, nanotron, own
 from zsim.closed_form.checkpoint import host_bytes
+from zsim.closed_form.sequence import sequence
 from zsim.closed_form.tensor import tensor
 from zsim.model import Model
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.megatron import Megatron
+from zsim.runtime.nanotron import Nanotron
 from zsim.schedule import WireBytes
 from zsim.strategy import Precision, Strategy
 
@@ -21,12 +25,19 @@ __all__ = ["host_bytes", "wire_bytes"]
 
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
     """Volume of a step by group and collective, sorted; what is zero is left out."""
-    found = [*_data(model, strategy), *tensor(model, strategy), *_scalars(model, strategy)]
+    found = [
+        *_data(model, strategy),
+        *tensor(model, strategy),
+        *sequence(model, strategy),
+        *_scalars(model, strategy),
+    ]
+    total: Counter[tuple[str, str, bool]] = Counter()
+    for volume in found:
+        total[volume.group, volume.collective, volume.scalar] += volume.bytes
     return tuple(
-        sorted(
-            (volume for volume in found if volume.bytes),
-            key=lambda volume: (volume.group, volume.collective, volume.scalar),
-        )
+        WireBytes(group=group, collective=collective, bytes=size, scalar=scalar)
+        for (group, collective, scalar), size in sorted(total.items())
+        if size
     )
 
 
@@ -41,6 +52,8 @@ def _data(model: Model, strategy: Strategy) -> list[WireBytes]:
             return deepspeed3.data(model, strategy, options)
         case Megatron() as options:
             return megatron.data(model, strategy, options)
+        case Nanotron() as options:
+            return nanotron.data(model, strategy, options)
         case DeepSpeed() as options if strategy.stage < 3:
             return deepspeed12.data(model, strategy, options)
         case _:

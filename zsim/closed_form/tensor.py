@@ -30,12 +30,14 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
     for segment in unit.segments:
         if segment.reduces_output:
             runs = 2 if recomputed else 1
-            total += runs * sum(_ring(model, value.name) for value in segment.outputs)
+            total += runs * sum(
+                _ring(model, value.name) for value in segment.outputs if not value.tensor_sharded
+            )
         if segment.reduces_input_gradient:
             total += sum(
                 _ring(model, name)
                 for name in segment.inputs
-                if model.values[name].requires_gradient
+                if model.values[name].requires_gradient and not model.values[name].tensor_sharded
             )
     return total
 

@@ -68,6 +68,8 @@ def head(size: Size, source: Value) -> Unit:
     numbers for each token; kept are the softmax, and for each token whether its target is on this
     rank, and which it is.
     """
+    if size.in_place_loss:
+        return _vocabulary_parallel(size, source)
     normed = size.value("head/ln")
     loss = Value(name="head/loss", elements=1, dtype=size.wide)
     norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
@@ -95,6 +97,16 @@ def head(size: Size, source: Value) -> Unit:
         return Unit(
             name="head", parameters=parameters, segments=(segment(whole),), checkpoint=False
         )
+    return Unit(
+        name="head",
+        parameters=parameters,
+        segments=tuple(map(segment, (first, scores, _end(size, statistics, loss)))),
+        checkpoint=False,
+    )
+
+
+def _end(size: Size, statistics: Value, loss: Value) -> Stretch:
+    """The loss from the statistics of all ranks."""
     sums = (statistics.elements,)
     entropy = Operator(
         reads=(tensor_of(statistics),),
@@ -103,11 +115,55 @@ def head(size: Size, source: Value) -> Unit:
         forward=(streaming(KernelKind.CROSS_ENTROPY, sums, size.wide, streams=1),),
         backward=(streaming(KernelKind.CROSS_ENTROPY, sums, size.wide, streams=1, backward=True),),
     )
-    end = Stretch(inputs=(statistics.name,), outputs=(loss,), operators=(entropy,))
+    return Stretch(inputs=(statistics.name,), outputs=(loss,), operators=(entropy,))
+
+
+def _vocabulary_parallel(size: Size, source: Value) -> Unit:
+    """The head as modules of their own: norm, logits, logits in the format of the loss, loss.
+
+    Each makes a tensor that its caller holds while the next one runs, so memory is taken for each;
+    with one rank they are the same, and nothing is summed.
+    """
+    normed = size.value("head/ln")
+    count = size.tokens * size.vocabulary
+    logits = Value(name="head/logits", elements=count, dtype=size.dtype)
+    wide = Value(name="head/wide", elements=count, dtype=size.wide)
+    loss = Value(name="head/loss", elements=1, dtype=size.wide)
+    statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
+    norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
+    weight = size.part(
+        TOKENS if size.shape.tied_embeddings else "head.weight", size.vocabulary, size.hidden
+    )
+    project = linear(size, size.whole(normed), tensor_of(logits), weight, kept=size.kept(normed))
+    area = (size.tokens, size.vocabulary)
+    widen = Operator(
+        reads=(tensor_of(logits),),
+        makes=tensor_of(wide),
+        forward=(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=3),),
+        backward=(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=3, backward=True),),
+    )
+    entropy = _cross_entropy(size, tensor_of(wide), tensor_of(statistics))
+    stretches = (
+        Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,)),
+        Stretch(
+            inputs=(normed.name,),
+            outputs=(logits,),
+            operators=(project,),
+            reduces_input_gradient=size.cut,
+        ),
+        Stretch(inputs=(logits.name,), outputs=(wide,), operators=(widen,)),
+        Stretch(
+            inputs=(wide.name, BATCH),
+            outputs=(statistics,),
+            operators=(entropy,),
+            reduces_output=size.cut,
+        ),
+        _end(size, statistics, loss),
+    )
     return Unit(
         name="head",
-        parameters=parameters,
-        segments=tuple(map(segment, (first, scores, end))),
+        parameters=(*norm.parameters, weight),
+        segments=tuple(map(segment, stretches)),
         checkpoint=False,
     )
 

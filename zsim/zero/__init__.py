@@ -10,10 +10,11 @@ from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.megatron import Megatron
+from zsim.runtime.nanotron import Nanotron
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy, StrategyError
 from zsim.zero import own
-from zsim.zero.emulate import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron
+from zsim.zero.emulate import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, nanotron
 
 __all__ = ["schedule"]
 
@@ -38,6 +39,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             return deepspeed3.schedule(model, strategy, options)
         case Megatron() as options:
             return megatron.schedule(model, strategy, options)
+        case Nanotron() as options:
+            return nanotron.schedule(model, strategy, options)
         case DeepSpeed() as options if strategy.stage < 3:
             return deepspeed12.schedule(model, strategy, options)
         case runtime:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from zsim.dtype import DType
-from zsim.model import BATCH, Model, Segment
+from zsim.model import BATCH, Model, Segment, Value
 from zsim.operation import (
     Action,
     AllReduce,
@@ -26,6 +26,7 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoint import Checkpoints, Loose
 from zsim.zero.draft import COMPUTE, POOL, TENSOR, Draft
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit
+from zsim.zero.sequence import Tokens
 from zsim.zero.state import LOSS_SCALE
 
 Held = Callable[[int, UnitVisit], str]
@@ -57,6 +58,7 @@ class Passes:
             draft, model, strategy, Loose(draft, model, strategy, pool=POOL)
         )
         self.micro_batch = 0
+        self.tokens = Tokens(draft, model)
         self._slopes: set[str] = set()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
 
@@ -137,8 +139,9 @@ class Passes:
     ) -> str:
         """Forward of one segment, or recompute."""
         draft, segment = self.draft, self._segment(visit, part)
+        whole = self.tokens.gather_inputs(segment, part)
         for instance in part.makes:
-            draft.allocate(self._value(instance))
+            draft.allocate(self._made(instance))
         if saves and segment.saved_bytes:
             draft.allocate(self._saved(visit, part))
         room = self._workspace(visit, part)
@@ -157,16 +160,18 @@ class Passes:
                 kernels=segment.forward,
             )
         )
-        if room:
-            draft.free(room)
+        for each in (*whole, room) if room else whole:
+            draft.free(each)
         if segment.reduces_output:
             for instance in part.makes:
-                self._sum(self._value(instance), f"{part.action}{part.segment}/sum")
+                self._reduce(instance.value, self._value(instance), f"{part.action}{part.segment}")
         self._end(part, name)
         return name
 
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
         draft, segment = self.draft, self._segment(visit, part)
+        whole = self.tokens.gather_inputs(segment, part)
+        whole += self.tokens.gather_slopes(segment, part, self._slopes)
         operands = self._operands_of(visit, part, saves=True)
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
         for name in made:
@@ -187,8 +192,8 @@ class Passes:
                 kernels=segment.backward,
             )
         )
-        if room:
-            draft.free(room)
+        for each in (*whole, room) if room else whole:
+            draft.free(each)
         if segment.saved_bytes:
             draft.free(self._saved(visit, part))
         for value in segment.outputs:
@@ -206,7 +211,7 @@ class Passes:
         first = value not in self._slopes
         name = f"{value}/gradient" if first else f"{value}/gradient/other"
         if reduces:
-            self._sum(name, f"backward{part.segment}/sum/{value}")
+            self._reduce(value, name, f"backward{part.segment}", of=value)
         if first:
             self._slopes.add(value)
             return
@@ -231,7 +236,7 @@ class Passes:
             return found
         segment = self._segment(visit, part)
         operands = [
-            Operand(role=Role.INPUT, view=self._view(instance)) for instance in part.reads
+            Operand(role=Role.INPUT, view=self._read(segment, instance)) for instance in part.reads
         ]
         operands += self._parameters(visit, segment, Role.PARAMETER)
         if saves and segment.saved_bytes:
@@ -244,7 +249,9 @@ class Passes:
             partial = (TENSOR,) if segment.reduces_output else ()
             operands += [
                 Operand(
-                    role=Role.OUTPUT, view=self.draft.all(self._value(instance)), partial=partial
+                    role=Role.OUTPUT,
+                    view=self.draft.all(self._made(instance)),
+                    partial=partial,
                 )
                 for instance in part.makes
             ]
@@ -256,21 +263,23 @@ class Passes:
     def _slope_operands(self, segment: Segment) -> list[Operand]:
         """Gradients that a backward reads and makes."""
         operands = [
-            Operand(role=Role.OUTPUT_GRADIENT, view=self.draft.all(f"{value.name}/gradient"))
+            Operand(role=Role.OUTPUT_GRADIENT, view=self.draft.all(self._slope(value)))
             for value in segment.outputs
             if value.name in self._slopes
         ]
         partial = (TENSOR,) if segment.reduces_input_gradient else ()
         for name in self._differentiable(segment):
             other = name in self._slopes
-            value = self.model.values[name]
+            value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
             buffer = self.draft.buffer(
                 f"{name}/gradient/other" if other else f"{name}/gradient",
                 value.elements,
                 value.dtype,
                 Kind.WORKSPACE,
-                produced=True,
+                produced=not gathers,
             )
+            if gathers:
+                buffer = self.tokens.summands(name, buffer)
             view = self.draft.all(buffer)
             operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
         return operands
@@ -289,7 +298,14 @@ class Passes:
                 buffer, starts = self.transient(visit.unit, position), (0, *accumulate(sizes))
             for parameter, start in zip(run.parameters, starts, strict=False):
                 views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
-        return [Operand(role=role, view=views[name]) for name in segment.parameters]
+        return [
+            Operand(role=role, view=views[name], partial=self._partial(role, name))
+            for name in segment.parameters
+        ]
+
+    def _partial(self, role: Role, name: str) -> tuple[str, ...]:
+        """Ranks of the tensor axis that saw other tokens have summands of a shared gradient."""
+        return (TENSOR,) if role is Role.GRADIENT and name in self.tokens.shared else ()
 
     def _segment(self, visit: UnitVisit, part: SegmentVisit) -> Segment:
         return self.model.units[visit.unit].segments[part.segment]
@@ -297,7 +313,11 @@ class Passes:
     def _value(self, instance: Instance) -> str:
         value = self.model.values[instance.value]
         return self.draft.buffer(
-            instance.buffer, value.elements, value.dtype, Kind.WORKSPACE, produced=True
+            instance.buffer,
+            value.elements,
+            value.dtype,
+            Kind.WORKSPACE,
+            produced=instance.value not in self.tokens.scattered,
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit) -> str:
@@ -339,6 +359,31 @@ class Passes:
                 self.checkpoints.end(instance.value, last)
             else:
                 self.draft.free(instance.buffer)
+
+    def _read(self, segment: Segment, instance: Instance) -> View:
+        if self.tokens.gathers(segment, instance.value):
+            return self.draft.all(self.tokens.whole(instance.value, instance.buffer))
+        return self._view(instance)
+
+    def _made(self, instance: Instance) -> str:
+        value = self._value(instance)
+        if instance.value in self.tokens.scattered:
+            return self.tokens.summands(instance.value, value)
+        return value
+
+    def _slope(self, value: Value) -> str:
+        slope = f"{value.name}/gradient"
+        if value.name in self.tokens.scattered:
+            return self.tokens.whole(value.name, slope)
+        return slope
+
+    def _reduce(self, value: str, buffer: str, path: str, *, of: str = "") -> None:
+        """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
+        suffix = f"/{of}" if of else ""
+        if self.model.values[value].tensor_sharded:
+            self.tokens.scatter(value, buffer, f"{path}/scatter{suffix}")
+        else:
+            self._sum(buffer, f"{path}/sum{suffix}")
 
     def _sum(self, buffer: str, name: str) -> None:
         view, wire = self.draft.all(buffer), self.draft.buffers[buffer].dtype

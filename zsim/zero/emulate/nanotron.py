@@ -1,0 +1,408 @@
+"""nanotron's data parallelism and ZeRO-1: whole gradients in fp32, reduced once a step.
+
+As `nanotron/optim` and `nanotron/parallel` do it (2025-02). Parameters are whole in the format of
+the forward, and so is a buffer of gradients in fp32 that lives as long as the training. Autograd's
+own gradients live until the end of each backward, and are then added to it. With several replicas
+the model is wrapped in PyTorch's DistributedDataParallel: in the last micro-batch its buckets,
+which live as long too, take a gradient as soon as there is one, and a hook adds it to the fp32 one
+and reduces that: all-reduced without ZeRO, reduce-scattered with ZeRO-1, where ranks update their
+part of each parameter and all gather the others once all are updated. The last part is not hidden.
+
+Parameters of which ranks that see other tokens hold copies are a bucket of their own, summed over
+the tensor axis at the end; nanotron sums them after they were reduced, which is the same.
+"""
+
+from collections import Counter
+
+from zsim.allocator import book, peak_bytes
+from zsim.dtype import DType
+from zsim.model import Model, Parameter
+from zsim.operation import (
+    AllGather,
+    AllReduce,
+    Copy,
+    Fill,
+    FreeMode,
+    Previous,
+    ReduceScatter,
+    Reduction,
+    Together,
+    View,
+)
+from zsim.runtime.nanotron import MIB, Nanotron
+from zsim.schedule import Kind, Program, Schedule
+from zsim.strategy import Strategy
+from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
+from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, POOL, TENSOR, Draft
+from zsim.zero.flow import UnitVisit, visits
+from zsim.zero.frame import framed, need_fitting
+from zsim.zero.optimizer import Ending, Trained
+from zsim.zero.passes import Passes
+from zsim.zero.sequence import shared_parameters
+from zsim.zero.state import BucketState, Holding, own_view, updated_view, write_setup
+
+GRADIENT = DType.FP32
+"""Format in which gradients are collected and reduced (`accumulate_grad_in_fp32`)."""
+
+GATHER = "step/update/gather"
+
+STEPS = 2
+"""Steps after which the worst case repeats: the host waits at the end of each."""
+
+
+def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
+    """What nanotron does to train `model` on `strategy.data` ranks.
+
+    Raises:
+        ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
+            partitioned.
+    """
+    need_fitting(model, strategy)
+    buckets = numbered(
+        model,
+        groups(model, strategy, options),
+        place=one_after_the_other(strategy.data),
+        ranks=strategy.data,
+    )
+    draft = Draft()
+    precision = strategy.precision
+    holding = Holding(
+        parameter=precision.compute,
+        parameter_sharded=False,
+        optimizer=precision.optimizer,
+        optimizer_sharded=strategy.stage == 1,
+        has_master=precision.has_master,
+        moments=strategy.moments,
+    )
+    states = write_setup(draft, buckets, holding)
+    step = _Step(draft, model, strategy, buckets=buckets, states=states)
+    step.write_setup()
+    setup, draft.operations = draft.operations, []
+    step.write()
+    return framed(
+        f"nanotron, ZeRO-{strategy.stage}",
+        model=model,
+        strategy=strategy,
+        draft=draft,
+        setup=setup,
+        streams=(COMPUTE, COMMUNICATION),
+        layouts=buckets.layouts,
+        peak_of=_worst_case,
+    )
+
+
+def _worst_case(program: Program) -> int:
+    """The most that may be held at once, whenever deferred memory returns."""
+    return peak_bytes(book(program, STEPS), POOL)
+
+
+def groups(model: Model, strategy: Strategy, options: Nanotron) -> list[list[Parameter]]:
+    """The parameters of each bucket, from the last of the model to the first.
+
+    What several units use is a bucket of its own: it is complete with the last use.
+    """
+    size_bytes = strategy.precision.compute.size_bytes
+    limit = options.ddp_bucket_cap_mb * MIB // size_bytes
+    apart = shared_parameters(model)
+    uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+    tied = [[each] for each in model.parameters if uses[each.name] > 1]
+    found: list[list[Parameter]] = [[]]
+    filled = 0
+    for parameter in reversed(model.parameters):
+        if parameter.name in apart or uses[parameter.name] > 1:
+            continue
+        if filled and filled + parameter.elements > limit:
+            found.append([])
+            filled = 0
+        found[-1].append(parameter)
+        filled += parameter.elements
+    together = [each for each in model.parameters if each.name in apart]
+    return [group for group in (*tied, *found, together) if group]
+
+
+class _Step:
+    """Forward and backward of every micro-batch, then the update."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        model: Model,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        states: tuple[BucketState, ...],
+    ) -> None:
+        self.draft = draft
+        self.model = model
+        self.strategy = strategy
+        self.buckets = buckets
+        self.states = states
+        self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
+        self.wrapped = strategy.data > 1
+        self.shared = shared_parameters(model)
+        self._missing = [
+            sum(run.bucket == bucket.index for runs in buckets.runs for run in runs)
+            for bucket in buckets.all
+        ]
+        self._written = ["" for _ in buckets.all]
+        self._waited: set[int] = set()
+
+    def _held(self, bucket: int, _visit: UnitVisit) -> str:
+        return self.states[bucket].parameter
+
+    def write_setup(self) -> None:
+        """Gradients and buckets live as long as the parameters."""
+        for bucket in self.buckets.all:
+            self.draft.prefix = f"setup/{bucket.name}"
+            kept = [self._gradient(bucket)]
+            if self.wrapped:
+                kept.append(self._staging(bucket))
+            for name in kept:
+                self.draft.persistent.append(name)
+                self.draft.allocate(name)
+                self._zero(name)
+
+    def _gradient(self, bucket: Bucket) -> str:
+        return self.draft.buffer(
+            f"{bucket.name}/gradient", bucket.padded, GRADIENT, Kind.GRADIENT, layout=bucket.name
+        )
+
+    def _staging(self, bucket: Bucket) -> str:
+        """DistributedDataParallel's own bucket."""
+        compute = self.strategy.precision.compute
+        return self.draft.buffer(
+            f"{bucket.name}/staging", bucket.padded, compute, Kind.GRADIENT, layout=bucket.name
+        )
+
+    def _zero(self, name: str) -> None:
+        self.draft.add(
+            Fill(
+                id=self.draft.path(f"zero/{name}"),
+                stream=COMPUTE,
+                target=self.draft.all(name),
+                value=0.0,
+            )
+        )
+
+    def write(self) -> None:
+        """Append the step to the draft."""
+        draft, units = self.draft, self.model.units
+        draft.prefix = "step"
+        for bucket in self.buckets.all:
+            self._zero(self._gradient(bucket))
+        micro_batches = self.strategy.gradient_accumulation_steps
+        once = visits(self.model, self.strategy)
+        for micro_batch in range(micro_batches):
+            last = micro_batch == micro_batches - 1
+            self.passes.micro_batch = micro_batch
+            for visit in once:
+                part = f"step/{'backward' if visit.backward else 'forward'}/mb{micro_batch}"
+                draft.prefix = part
+                if visit is once[0]:
+                    self.passes.load()
+                if visit is once[len(units)]:
+                    self.passes.seed()
+                draft.prefix = f"{part}/{units[visit.unit].name}"
+                if not visit.backward:
+                    self.passes.forward(visit, self._parameters(visit.unit))
+                    continue
+                self.passes.backward(visit, ())
+                if last and self.wrapped:
+                    self._stage(visit.unit)
+            self._collect(f"step/backward/mb{micro_batch}", staged=last and self.wrapped)
+        draft.prefix = "step/backward/end"
+        self._reduce_shared()
+        self._update()
+
+    def _parameters(self, unit: int) -> tuple[Previous, ...]:
+        """The first reads of a step wait for the gather of the step before."""
+        needed = [run.bucket for run in self.buckets.runs[unit] if run.bucket not in self._waited]
+        self._waited.update(needed)
+        return (Previous(GATHER),) if needed and self._gathers else ()
+
+    @property
+    def _gathers(self) -> bool:
+        return self.strategy.stage == 1
+
+    def _stage(self, unit: int) -> None:
+        """Backward of `unit` in the last micro-batch: reduce the buckets that are complete."""
+        draft = self.draft
+        for position, run in enumerate(self.buckets.runs[unit]):
+            bucket = self.buckets.all[run.bucket]
+            source, staging = self.passes.transient(unit, position), self._staging(bucket)
+            whole = View(buffer=staging, start=run.start, size=run.size)
+            draft.add(
+                Copy(
+                    id=draft.path(f"stage/{source}"),
+                    stream=COMPUTE,
+                    source=draft.all(source),
+                    target=whole if run.layout is None else draft.all(staging),
+                    accumulate=self._missing[run.bucket] < self._users(run.bucket),
+                    by_parameter=run.layout is not None,
+                )
+            )
+            self._missing[run.bucket] -= 1
+            if not self._missing[run.bucket]:
+                self._add(bucket, draft.all(staging), draft.all(self._gradient(bucket)))
+                if not self._is_shared(bucket):
+                    self._reduce(bucket)
+
+    def _users(self, bucket: int) -> int:
+        return sum(run.bucket == bucket for runs in self.buckets.runs for run in runs)
+
+    def _is_shared(self, bucket: Bucket) -> bool:
+        return any(piece.parameter in self.shared for piece in bucket.layout.pieces)
+
+    def _collect(self, prefix: str, *, staged: bool) -> None:
+        """The end of a micro-batch's backward: add autograd's gradients, unless they are staged."""
+        draft = self.draft
+        for unit in reversed(range(len(self.model.units))):
+            draft.prefix = f"{prefix}/{self.model.units[unit].name}"
+            for position, run in enumerate(self.buckets.runs[unit]):
+                bucket = self.buckets.all[run.bucket]
+                source, target = self.passes.transient(unit, position), self._gradient(bucket)
+                if not staged:
+                    whole = View(buffer=target, start=run.start, size=run.size)
+                    apart = run.layout is not None
+                    into = draft.all(target) if apart else whole
+                    self._add(bucket, draft.all(source), into, by_parameter=apart)
+                draft.free(source)
+
+    def _add(
+        self, bucket: Bucket, source: View, target: View, *, by_parameter: bool = False
+    ) -> None:
+        draft = self.draft
+        self._written[bucket.index] = draft.add(
+            Copy(
+                id=draft.path(f"add/{source.buffer}"),
+                stream=COMPUTE,
+                source=source,
+                target=target,
+                accumulate=True,
+                divisor=self.strategy.gradient_accumulation_steps,
+                by_parameter=by_parameter,
+            )
+        )
+
+    def _reduce_shared(self) -> None:
+        """Sum over the tensor axis what its ranks have of copies, then reduce as the others."""
+        for bucket in self.buckets.all:
+            if not self._is_shared(bucket):
+                continue
+            view = self.draft.all(self._gradient(bucket))
+            self._written[bucket.index] = self.draft.add(
+                AllReduce(
+                    id=self.draft.path(f"sum/{bucket.name}"),
+                    stream=COMMUNICATION,
+                    after=(self._written[bucket.index],),
+                    group=TENSOR,
+                    source=view,
+                    target=view,
+                    wire=GRADIENT,
+                    accumulate=GRADIENT,
+                )
+            )
+            if self.wrapped:
+                self._reduce(bucket)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Average a bucket's fp32 gradients over the data axis, in place."""
+        draft = self.draft
+        gradient = self._gradient(bucket)
+        path, after = draft.path(f"reduce/{bucket.name}"), (self._written[bucket.index],)
+        source = draft.all(gradient)
+        member: AllReduce | ReduceScatter
+        if self.strategy.stage == 1:
+            source = draft.all(self._flat(bucket))
+            after = (self._flatten(bucket),)
+            member = ReduceScatter(
+                id=f"{path}/member",
+                stream=COMMUNICATION,
+                group=DATA,
+                source=source,
+                target=own_view(draft, bucket, gradient),
+                reduction=Reduction.AVERAGE,
+                wire=GRADIENT,
+                accumulate=GRADIENT,
+            )
+        else:
+            member = AllReduce(
+                id=f"{path}/member",
+                stream=COMMUNICATION,
+                group=DATA,
+                source=source,
+                target=source,
+                reduction=Reduction.AVERAGE,
+                wire=GRADIENT,
+                accumulate=GRADIENT,
+            )
+        self._written[bucket.index] = draft.add(
+            Together(id=path, stream=COMMUNICATION, after=after, members=(member,))
+        )
+        if self.strategy.stage == 1:
+            draft.free(self._flat(bucket), (path,), mode=FreeMode.DEFERRED)
+
+    def _flat(self, bucket: Bucket) -> str:
+        """What is reduce-scattered: the parts of each rank one after the other."""
+        return self.draft.buffer(
+            f"{bucket.name}/flat", bucket.padded, GRADIENT, Kind.COMMUNICATION, layout=bucket.name
+        )
+
+    def _flatten(self, bucket: Bucket) -> str:
+        flat = self._flat(bucket)
+        self.draft.allocate(flat)
+        return self.draft.add(
+            Copy(
+                id=self.draft.path(f"flatten/{bucket.name}"),
+                stream=COMPUTE,
+                after=(self._written[bucket.index],) if self._is_shared(bucket) else (),
+                source=self.draft.all(self._gradient(bucket)),
+                target=self.draft.all(flat),
+            )
+        )
+
+    def _update(self) -> None:
+        draft, strategy = self.draft, self.strategy
+        trained = [
+            Trained(
+                name=bucket.name,
+                gradient=updated_view(draft, bucket, self._gradient(bucket), strategy),
+                measured=own_view(draft, bucket, self._gradient(bucket)),
+                after=(self._written[bucket.index],),
+                parameter=updated_view(draft, bucket, state.parameter, strategy),
+                master=None if state.master is None else draft.all(state.master),
+                moments=tuple(draft.all(moment) for moment in state.moments),
+                keeps_gradient=True,
+            )
+            for bucket, state in zip(self.buckets.all, self.states, strict=True)
+        ]
+        final = trained[-1].name
+
+        def updated(draft: Draft, item: Trained, operation: str) -> None:
+            if self._gathers and item.name == final:
+                self._gather(draft, operation)
+
+        after = tuple(dict.fromkeys(self._written))
+        Ending(draft, strategy, trained, measured_after=after, updated=updated).write()
+        # Every step is logged, and the loss read for that (`iteration_step_info_interval` is 1).
+        draft.host_wait(GATHER if self._gathers else f"step/update/{final}/{self._last}")
+
+    @property
+    def _last(self) -> str:
+        """What an update ends with."""
+        return "cast" if self.strategy.precision.has_master else "update"
+
+    def _gather(self, draft: Draft, after: str) -> None:
+        """Gather what the ranks have updated, in place, as one."""
+        members = [
+            AllGather(
+                id=f"{GATHER}/{bucket.name}",
+                stream=COMMUNICATION,
+                group=DATA,
+                source=own_view(draft, bucket, state.parameter),
+                target=draft.all(state.parameter),
+                wire=self.strategy.precision.compute,
+            )
+            for bucket, state in zip(self.buckets.all, self.states, strict=True)
+        ]
+        draft.add(Together(id=GATHER, stream=COMMUNICATION, after=(after,), members=tuple(members)))
