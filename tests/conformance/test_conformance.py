@@ -15,6 +15,7 @@ from zsim.allocator import book
 from zsim.architecture import GPT
 from zsim.backend import Backend, Job, load, names
 from zsim.builder import ScheduleBuilder
+from zsim.check import refinement
 from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
 from zsim.gpt import gpt
 from zsim.issue import SETUP, issued
@@ -280,6 +281,11 @@ def test_streams_and_communicators_run_one_operation_at_a_time(backend: str, nam
             for line in lines:
                 assert ends.get(line, event.start_ps) <= event.start_ps, (operation.id, line)
                 ends[line] = event.end_ps
+
+
+def test_what_happened_is_a_run_that_the_schedule_allows(backend: str, name: str) -> None:
+    given, trace = run(backend, name)
+    assert refinement.examine(given.schedule, trace) == []
 
 
 def test_steps_end_after_everything_in_them(backend: str, name: str) -> None:

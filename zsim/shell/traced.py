@@ -1,10 +1,11 @@
-"""Traces that a command writes, in the form of PyTorch's profiler."""
+"""Traces that a command writes, in the form of PyTorch's profiler, and reads again."""
 
 from pathlib import Path
 
 from zsim.backend import Job
-from zsim.document import encode_trace
+from zsim.document import DocumentError, decode_trace, encode_trace
 from zsim.kineto import kineto
+from zsim.shell.mistake import MistakeError, file_fault, mistakes
 from zsim.shell.written import write
 from zsim.trace import Trace
 
@@ -23,3 +24,21 @@ def write_trace(path: Path, job: Job, trace: Trace) -> None:
             write(path / f"rank{rank.rank}.json", text)
     else:
         write(path, encode_trace(trace, kineto(job.schedule, trace, trace.ranks[0])))
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in the file at `path`, which `write_trace` wrote.
+
+    Raises:
+        MistakeError: there is none.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise MistakeError(f"--against: {path}: not text: traces are JSON") from None
+    except OSError as error:
+        raise file_fault(f"--against: {path}", error) from None
+    except ValueError:  # a null character in the name
+        raise MistakeError(f"--against: {str(path)!r} must be the name of a file") from None
+    with mistakes(DocumentError, prefix=f"--against: {path}: "):
+        return decode_trace(text)

@@ -1,10 +1,15 @@
 """Schedules of other runtimes train on real ranks as one process does."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from emulated_strategies import EMULATED, strategy
-from tiny_training import BOUND, Case, all_by_schedule, by_plain_loop, distance
+from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, distance
 
+from zsim.check import refinement
 from zsim.strategy import Checkpointing, Precision
+from zsim.trace import Trace
 from zsim_torch.ranks import RankPool
 
 ONE = (1, Checkpointing.FULL)
@@ -32,6 +37,14 @@ def cases(
     return found
 
 
+def whole(results: Sequence[Result]) -> Trace:
+    """One trace of what every rank saw of itself."""
+    traces = [result.trace for result in results]
+    ranks = tuple(rank for trace in traces for rank in trace.ranks)
+    ends = zip(*(trace.step_end_ps for trace in traces), strict=True)
+    return replace(traces[0], ranks=ranks, step_end_ps=tuple(max(each) for each in ends))
+
+
 @pytest.mark.parametrize(
     ("data", "replicate", "sorts"),
     [
@@ -50,13 +63,15 @@ def test_every_runtime_trains_as_one_process_does(
 ) -> None:
     found = cases(data, replicate, sorts)
     with RankPool(data * replicate) as pool:
-        results = pool.run(all_by_schedule, list(found.values()))[0]
+        by_rank = pool.run(all_by_schedule, list(found.values()))
     plain = {
         micro_batches: by_plain_loop(case)
         for case in found.values()
         for micro_batches in [case.strategy.gradient_accumulation_steps]
     }
-    for (name, case), result in zip(found.items(), results, strict=True):
+    for (name, case), results in zip(found.items(), zip(*by_rank, strict=True), strict=True):
+        result = results[0]
         before, after, losses = plain[case.strategy.gradient_accumulation_steps]
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP32], name
         assert result.losses == pytest.approx(losses, rel=1e-3), name
+        assert refinement.examine(case.schedule(), whole(results)) == [], name

@@ -1,5 +1,6 @@
 """`zsim check SCENARIO`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,16 @@ from zsim.shell.option import Code, Json, Schedulish, Settings, at_least
 def check(
     scenario: Schedulish,
     settings: Settings = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=at_least(1), help="So many ranks, not the cluster's."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE", help="Whether this run, written by zsim run --trace, is one of it."
+        ),
+    ] = None,
     explain: Annotated[
         int | None,
         typer.Option(metavar="N", parser=at_least(1), help="Show finding N with its witness."),
@@ -19,11 +30,17 @@ def check(
 ) -> Code:
     """Prove a schedule: no deadlock, no race, lifetimes, memory, volume."""
     from zsim.check import check as findings_of
+    from zsim.check import refinement
     from zsim.shell.answer import explain_finding, findings_object, print_findings, print_json
     from zsim.shell.source import Changes, read
+    from zsim.shell.traced import read_trace
 
-    document = read(scenario, Changes(settings=tuple(settings or ()))).document
+    changes = Changes(settings=tuple(settings or ()), ranks=ranks)
+    document = read(scenario, changes).document
+    trace = None if against is None else read_trace(against)
     findings = findings_of(document.schedule, document.model)
+    if trace is not None:
+        findings = (*findings, *refinement.examine(document.schedule, trace))
     if json:
         print_json(findings_object(findings))
     elif explain is None:
