@@ -6,7 +6,7 @@ PYTHON ?= python3
 PIP_PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-long lint bench format clean python
+.PHONY: run test test-long test-studies lint bench format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -17,15 +17,19 @@ test: lint  ## everything that has to pass
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
 
+test-studies: .venv/studies  ## sweeps that are killed, on processes and on a Dask cluster
+	@.venv/bin/pytest -m studies
+
 lint: .venv/installed
 	@.venv/bin/ruff check
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/pyright
 
-bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs per second, the allocator
+bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator
 	.venv-run/bin/python benchmarks/step_96_layers.py
 	.venv-run/bin/python -m benchmarks.scale
+	.venv-run/bin/python -m benchmarks.study
 	.venv-run/bin/python -m benchmarks.allocator
 
 format: .venv/installed
@@ -44,6 +48,10 @@ clean:
 .venv/installed: pyproject.toml constraints.txt | python
 	$(PYTHON) -m venv $(@D)
 	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report]'
+	@touch $@
+
+.venv/studies: .venv/installed
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,studies]'
 	@touch $@
 
 python:

@@ -1,9 +1,12 @@
 """Who runs batches: this process, all cores, or a Dask cluster. All are `concurrent.futures`."""
 
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
+import socket
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,8 +20,10 @@ from zsim.shell.mistake import MistakeError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-CONNECT_S = "20 s"
-"""How long a scheduler may take to answer."""
+CONNECT_S = 20
+"""How long a scheduler may take to answer, in seconds."""
+
+ADDRESS = re.compile(r"(?:(?:tcp|tls)://)?(?P<host>[^:/]+|\[[^]/]+\]):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +112,10 @@ def _cluster(address: str) -> Generator[Crew]:
         distributed: Any = import_module("distributed")
     except ModuleNotFoundError as error:
         raise MistakeError(f"--scheduler: needs {error.name}: pip install 'zsim[dask]'") from None
-    try:
-        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise MistakeError(f"--scheduler: {address!r}: {error}") from None
-    with client:
+    _need_answer(address)
+    for name in ("distributed", "distributed.client"):  # what matters comes as an exception
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with distributed.Client(address, timeout=CONNECT_S, set_as_default=False) as client:
         workers: int = sum(client.nthreads().values())
         if not workers:
             raise MistakeError(f"--scheduler: {address!r}: the cluster has no workers")
@@ -120,3 +124,19 @@ def _cluster(address: str) -> Generator[Crew]:
             yield Crew(executor=executor, workers=workers, remote=True)
         finally:
             executor.shutdown(wait=False)
+
+
+def _need_answer(address: str) -> None:
+    """Raise unless somebody listens at `address`: a client of Dask would say so at length.
+
+    Raises:
+        MistakeError: nobody does, or it is no address.
+    """
+    found = ADDRESS.fullmatch(address)
+    if found is None:
+        raise MistakeError(f"--scheduler: {address!r} must be HOST:PORT, or tcp://HOST:PORT")
+    where = found["host"].strip("[]"), int(found["port"])
+    try:
+        socket.create_connection(where, timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise MistakeError(f"--scheduler: {address!r}: {str(error).lower()}") from None

@@ -49,7 +49,9 @@ def print_result(result: StudyResult, store: Path) -> None:
 def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
     counts = Counter(row.outcome.status for row in result.rows)
     not_done = [
-        f"{count:,} {status.value}" for status, count in counts.items() if status is not Status.DONE
+        f"{count:,} {status.value.replace('does', 'do') if count > 1 else status.value}"
+        for status, count in counts.items()
+        if status is not Status.DONE
     ]
     runs = f"{len(result.rows):,}"
     if result.dropped:

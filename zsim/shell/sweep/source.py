@@ -83,10 +83,16 @@ def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
     where = name
     if name not in shipped and (folder / name).is_file():
         where = str(folder / name)
-    with mistakes(MistakeError, prefix="base."):
-        text = shipped[name] if name in shipped else file_text("scenario", where, tuple(shipped))
+    text = shipped[name] if name in shipped else _text(where, tuple(shipped))
     try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise StudyError(f"base.scenario: {name}: not TOML: {error}") from None
     return where, changed(found, flat(tables))
+
+
+def _text(name: str, shipped: tuple[str, ...]) -> str:
+    try:
+        return file_text("base.scenario", name, shipped)
+    except MistakeError as mistake:
+        raise StudyError(str(mistake)) from None

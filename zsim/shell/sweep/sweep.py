@@ -7,8 +7,10 @@ from pathlib import Path
 
 from zsim.backend import RunFailedError
 from zsim.outline import Outline
+from zsim.report.study import study_page
 from zsim.shell.answer import print_json
 from zsim.shell.mistake import MistakeError, mistakes, one_line
+from zsim.shell.page import need_html, render
 from zsim.shell.sweep.code_version import code_version
 from zsim.shell.sweep.executor import cores, crew
 from zsim.shell.sweep.forecast import forecast, print_forecast
@@ -35,6 +37,7 @@ class Request:
     study: str
     store: Path | None
     csv: Path | None
+    report: Path | None
     workers: int | None
     scheduler: str | None
     dry_run: bool
@@ -49,6 +52,8 @@ def sweep(request: Request) -> bool:
         RunFailedError: a worker died; what was done is kept.
         KeyboardInterrupt: likewise.
     """
+    if request.report is not None:
+        need_html("--report", request.report)
     study = read(request.study)
     path = request.store or Path(f"{study.name}.sqlite")
     if request.dry_run:
@@ -57,6 +62,8 @@ def sweep(request: Request) -> bool:
         result = _result(request, study, store, path)
     if request.csv is not None:
         write(request.csv, csv_text(result))
+    if request.report is not None:
+        write(request.report, render(study_page(result)))
     if request.as_json:
         print_json(result_object(result))
     else:

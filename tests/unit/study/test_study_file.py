@@ -1,0 +1,198 @@
+"""Study files: what they mean, and what is wrong with one in a line."""
+
+import re
+from typing import Any
+
+import pytest
+
+from zsim.scenario import from_tables
+from zsim.shell.sweep.source import reader
+from zsim.study.axis import axes_of, changed, combinations
+from zsim.study.file import StudyError, parse
+from zsim.study.plan import StudyPlan, planned
+from zsim.study.where import condition
+
+BASE = """
+[base]
+title = "small"
+model = { layers = 2, hidden_size = 64, attention_heads = 4, sequence_length = 32, vocab_size = 64 }
+cluster = { topology = "dgx_a100_infiniband", nodes = 1 }
+zero = { stage = 1 }
+train = { micro_batch_size = 4, gradient_accumulation_steps = 2, precision = "bf16" }
+"""
+
+STAGES = """
+[[axis]]
+field = "zero.stage"
+values = [0, 1, 2, 3]
+"""
+
+NODES = """
+[[axis]]
+name = "size"
+field = "cluster.nodes"
+values = [1, 2, 4]
+"""
+
+
+def plan(*parts: str, top: str = "") -> StudyPlan:
+    study = parse("\n".join([f'question = "which?"\n{top}', BASE, *parts]))
+    return planned(study, study.base, reader("study.toml"))
+
+
+def test_a_grid_has_every_choice_with_every_other_the_last_axis_fastest() -> None:
+    found = plan(STAGES, NODES)
+    assert [run.name for run in found.runs][:4] == [
+        "stage=0, size=1",
+        "stage=0, size=2",
+        "stage=0, size=4",
+        "stage=1, size=1",
+    ]
+    assert len(found.runs) == 4 * 3
+    assert found.runs[-1].values == {"zero.stage": 3, "cluster.nodes": 4}
+    outline = found.runs[-1].outline
+    assert outline is not None
+    assert (outline.strategy.stage, outline.cluster.nodes) == (3, 4)
+
+
+def test_lists_that_go_together_and_variants_change_several_fields() -> None:
+    zipped = '[[axis]]\nname = "cut"\nlabels = ["wide", "deep"]\n'
+    zipped += 'zip = { "cluster.nodes" = [2, 4], "parallel.tensor" = [2, 4] }'
+    variants = '[[axis]]\nname = "trouble"\nvariants.none = {}\n'
+    variants += 'variants.slow.fault = [{ kind = "gpu", rank = 0, factor = 2 }]'
+    found = plan(zipped, variants)
+    assert [run.labels for run in found.runs] == [
+        ("wide", "none"),
+        ("wide", "slow"),
+        ("deep", "none"),
+        ("deep", "slow"),
+    ]
+    outlines = [run.outline for run in found.runs]
+    assert [each and each.strategy.tensor for each in outlines] == [2, 2, 4, 4]
+    assert [each and len(each.faults) for each in outlines] == [0, 1, 0, 1]
+
+
+def test_conditions_keep_and_drop_combinations() -> None:
+    where = "[where]\nkeep = ['zero.stage < 3 or size == \"4\"']\n"
+    where += "drop = ['cluster.nodes * 8 in (8, 16) and not zero.stage >= 1']"
+    found = plan(STAGES, NODES, where)
+    kept = [run.labels for run in found.runs]
+    assert kept == [
+        ("0", "4"),
+        *((stage, size) for stage in "12" for size in "124"),
+        ("3", "4"),
+    ]
+    assert found.dropped == 12 - len(kept)
+
+
+def test_the_global_batch_is_held_and_gradient_accumulation_makes_up_for_replicas() -> None:
+    # 8 replicas x 4 x 2 = 64: with 16 replicas 4 x 1, with 32 there are 2 left for each.
+    found = plan(NODES)
+    assert "64 sequences" in found.held
+    batches = [run.outline.batches for run in found.runs if run.outline is not None]
+    assert [(each.micro_batch_size, each.accumulation_steps) for each in batches] == [
+        (4, 2),
+        (4, 1),
+        (2, 1),
+    ]
+
+
+def test_where_an_axis_sets_a_batch_size_the_other_follows_or_nothing_is_held() -> None:
+    micro = '[[axis]]\nfield = "train.micro_batch_size"\nvalues = [1, 2]'
+    found = [run.outline.batches for run in plan(micro).runs if run.outline is not None]
+    assert [(each.micro_batch_size, each.accumulation_steps) for each in found] == [(1, 8), (2, 4)]
+    loose = plan(NODES, top='hold = "nothing"')
+    batches = [run.outline.batches for run in loose.runs if run.outline is not None]
+    assert {(each.micro_batch_size, each.accumulation_steps) for each in batches} == {(4, 2)}
+    assert loose.held.startswith("nothing")
+
+
+def test_a_combination_that_cannot_be_is_a_run_with_its_reason() -> None:
+    tensor = '[[axis]]\nfield = "parallel.tensor"\nvalues = [1, 3]'
+    shape = '[[axis]]\nname = "heads"\nzip = { "model.attention_heads" = [4, 3], '
+    shape += '"model.hidden_size" = [64, 63], "cluster.nodes" = [1, 3] }'
+    found = {run.labels: run.impossible for run in plan(tensor, shape).runs}
+    assert found["1", "4 x 64 x 1"] == ""
+    assert "3 must divide the 8 ranks" in found["3", "4 x 64 x 1"]
+
+
+def test_equal_recipes_of_schedules_are_one_value() -> None:
+    nics = '[[axis]]\nfield = "cluster.nics_per_node"\nvalues = [8, 4, 2]'
+    runs = plan(STAGES, nics).runs
+    assert len({run.outline.recipe for run in runs if run.outline is not None}) == 4
+    assert len({id(run.outline.strategy) for run in runs if run.outline is not None}) == 4
+
+
+WRONG = {
+    STAGES.replace("stage", "stge"): "axis.0.field: zero.stge: unknown key; did you mean stage?",
+    STAGES.replace("zero.stage", "zero"): "zero=0: zero: 0 must be a table",
+    STAGES.replace("[0, 1, 2, 3]", "[1, 9]"): "stage=9: zero.stage: 9 must be 0, 1, 2 or 3",
+    STAGES.replace("[0, 1, 2, 3]", "[1, 1]"): "axis.0.values: '1' is there twice",
+    STAGES.replace("[0, 1, 2, 3]", "[]"): "axis.0.values: empty",
+    STAGES + STAGES: "axis.1: zero.stage is on axis 'stage' too",
+    '[[axis]]\nfield = "zero.stage"': "axis.0.values: none given",
+    "[[axis]]\nvalues = [1]": "axis.0.field: stands with values",
+    '[[axis]]\nzip = { "zero.stage" = [1, 2], "cluster.nodes" = [1] }': "axis.0.zip: lists must be",
+    '[[axis]]\nfeild = "zero.stage"\nvalues = [1]': "axis.0.feild: unknown key; did you mean field",
+    "": "axis: missing",
+    '[[axis]]\nfield = "parallel.tensor"\nvalues = [1, 3]': "tensor=3: parallel.tensor: 3 must di",
+    '[[axis]]\nfield = "cluster.topology"\nvalues = ["abacus"]': "topology=abacus: cluster.topolo",
+    STAGES + '[where]\nkeep = ["zero.stge > 1"]': "where.keep: 'zero.stge > 1': zero.stge: unknown",
+    STAGES + '[where]\nkeep = ["zero.stage >"]': "where.keep: 'zero.stage >' must be a condition",
+    STAGES + '[where]\nkeep = ["zero.stage > 5"]': "where: drops all 4 combinations",
+    STAGES
+    + '[where]\nkeep = ["parallel.data > 5"]': "where: stage=0: 'parallel.data > 5': '>' not",
+    STAGES + '[where]\ndrop = ["print(1)"]': "where.drop: 'print(1)' is not for a condition",
+    STAGES + '[goal]\nminimize = "time"': "goal.minimize: 'time' must be step_time, cost_per_token",
+    STAGES + '[goal]\nminimize = "cost_per_token"': "goal.minimize: needs price_per_gpu_hour",
+    STAGES + "[goal]\nmax_gpus = 0": "goal.max_gpus: 0 must be at least 1",
+    STAGES + "[gaol]": "gaol: unknown key; did you mean goal?",
+    "[[axis": "not TOML",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_mistake_is_one_line_before_anything_runs(text: str) -> None:
+    with pytest.raises(StudyError, match=f"^{re.escape(WRONG[text])}") as error:
+        plan(text)
+    assert "\n" not in str(error.value)
+
+
+VALUES: dict[str, Any] = {
+    "zero.stage": 2,
+    "cluster.nodes": 3,
+    "train.precision": "bf16",
+    "run": "a",
+}
+
+CONDITIONS = {
+    "zero.stage == 2": True,
+    "1 < zero.stage < 3 <= cluster.nodes": True,
+    "cluster.nodes % 2 == 0": False,
+    "-cluster.nodes + 6 // 2 == 0 and cluster.nodes / 2 == 1.5": True,
+    "not (zero.stage == 2 or cluster.nodes == 4)": False,
+    "train.precision in ('bf16', 'fp16') and run != 'b'": True,
+    "train.precision not in ['bf16']": False,
+    "cluster.nodes * 8 - 4 > 20": False,
+}
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_a_condition_means_what_it_says(text: str) -> None:
+    assert condition(text, ["run"]).holds(VALUES.__getitem__) is CONDITIONS[text]
+
+
+def test_changes_leave_what_they_were_made_from_as_it_was() -> None:
+    tables = parse(f'question = "?"\n{BASE}{STAGES}').base
+    again = changed(
+        tables, {"zero.stage": 3, "zero.fsdp2.reduce_dtype": "fp32", "network.chunks": 2}
+    )
+    assert tables["zero"] == {"stage": 1}
+    assert again["zero"] == {"stage": 3, "fsdp2": {"reduce_dtype": "fp32"}}
+    assert from_tables(changed(tables, {"network.chunks": 2})).network.chunks == 2
+
+
+def test_there_are_as_many_combinations_as_choices_multiply_to() -> None:
+    axes = axes_of(parse(f'question = "?"\n{BASE}{STAGES}{NODES}').axis)
+    found = list(combinations(axes))
+    assert len({each.labels for each in found}) == len(found) == 12

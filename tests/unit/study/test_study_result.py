@@ -1,0 +1,152 @@
+"""What a study answers: the best run that meets every limit, and why the others do not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zsim.study.file import GoalTable, StudyError
+from zsim.study.goal import goal_of, ranked
+from zsim.study.outcome import Outcome, Status, decoded, encoded
+from zsim.study.result import StudyResult, difference
+from zsim.study.row import Row
+from zsim.summary import Rates, Summary
+
+SUMMARY = Summary(
+    step_time_s=1.0,
+    model_tflops_per_gpu=100.0,
+    hardware_tflops_per_gpu=120.0,
+    mfu=0.4,
+    hfu=0.5,
+    causal=Rates(model_tflops_per_gpu=1.0, hardware_tflops_per_gpu=1.0, mfu=0.1, hfu=0.1),
+    tokens_per_s=1e6,
+    peak_allocated_bytes=1,
+    memory_by_kind=(),
+    peak_reserved_bytes=2,
+    usable_bytes=3,
+    exposed_communication_s=0.25,
+    exposed_by_group=(("data", 0.25),),
+    host_bound_s=0.0,
+    fits=True,
+)
+
+
+def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> Row:  # noqa: ANN401  (of any field)
+    """A run that is done; `fields` replace those of the row."""
+    summary = replace(SUMMARY, step_time_s=seconds, tokens_per_s=1e6 / seconds)
+    outcome = Outcome(status=Status.DONE, summary=summary, trust="unvalidated")
+    made = Row(
+        name=name,
+        labels=(name,),
+        values={"cluster.nics_per_node": gpus // 8},
+        gpus=gpus,
+        micro_batch_size=1,
+        accumulation_steps=1,
+        outcome=outcome,
+        cost_per_million_tokens=gpus * seconds,
+    )
+    return replace(made, **fields)
+
+
+def ended(name: str, status: Status, reason: str = "why") -> Row:
+    return row(name, 1.0, outcome=Outcome(status=status, reason=reason))
+
+
+SLOW, FAST = row("slow", 2.0, 8), row("fast", 1.0, 32)
+FULL = row("full", 0.5, outcome=Outcome(status=Status.FULL, reason="at x", summary=SUMMARY))
+
+
+def result(goal: GoalTable, *rows: Row) -> StudyResult:
+    made = goal_of(goal)
+    return StudyResult(
+        question="?",
+        axes=("run",),
+        fields=(("zero.stage",),),
+        goal=made,
+        held="",
+        dropped=0,
+        rows=rows,
+        ranking=ranked(made, rows),
+    )
+
+
+BEST = {
+    "fastest: fast: 1 s a step; next: slow, +100.0%": GoalTable(),
+    "fewest GPUs: slow: 8, 2 s a step, 100.0% longer than the fastest, fast": GoalTable(
+        minimize="gpus"
+    ),
+    "cheapest: slow: 16 for a million tokens, 2 s a step, 100.0% longer than the fastest, fast": (
+        GoalTable(minimize="cost_per_token", price_per_gpu_hour=1.0)
+    ),
+    "least cluster.nics_per_node: slow: 1, 2 s a step, 100.0% longer than the fastest, fast": (
+        GoalTable(minimize="cluster.nics_per_node")
+    ),
+    "fastest: slow: 2 s a step, the only one that meets the goal": GoalTable(max_gpus=8),
+    "none of 3 runs meets the goal: does not fit: at x (1 of 3)": GoalTable(
+        max_gpus=16, min_tokens_per_s=6e5
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", BEST)
+def test_the_answer_names_the_best_run_that_meets_every_limit(answer: str) -> None:
+    assert result(BEST[answer], FULL, SLOW, FAST).answer == answer
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "32 GPUs, more than 8": {"max_gpus": 8},
+    "slower than 500 ms": {"max_step_time": 500 * 10**9},
+    "fewer than 2,000,000 tokens/s": {"min_tokens_per_s": 2e6},
+    "dearer than 20 for a million tokens": {
+        "max_cost_per_million_tokens": 20.0,
+        "price_per_gpu_hour": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("why", LIMITS)
+def test_a_run_that_breaks_a_limit_says_which(why: str) -> None:
+    goal = goal_of(GoalTable.model_construct(**{**GoalTable().model_dump(), **LIMITS[why]}))
+    assert {each.name: text for each, text in ranked(goal, [FAST]).refused} == {"fast": why}
+
+
+def test_what_did_not_fit_or_run_is_refused_with_its_reason_and_is_never_fastest() -> None:
+    rows = [FULL, SLOW, *(ended(status, status) for status in Status if status is not Status.DONE)]
+    found = ranked(goal_of(GoalTable(max_slowdown=1.0)), rows)
+    assert [each.name for each in found.accepted] == ["slow"]
+    assert found.fastest is SLOW
+    assert all("why" in text or "at x" in text for _, text in found.refused)
+    loose = ranked(goal_of(GoalTable(fits=False)), rows)
+    assert [each.name for each in loose.accepted] == ["full", "slow"]
+
+
+def test_of_equally_good_runs_the_faster_one_is_best() -> None:
+    goal = GoalTable(minimize="gpus")
+    assert result(goal, SLOW, replace(FAST, gpus=8)).answer.startswith("fewest GPUs: fast: 8")
+
+
+def test_a_difference_below_the_error_says_so() -> None:
+    near = replace(FAST, name="near", outcome=replace(row("", 1.04).outcome, error=0.05))
+    known = replace(FAST, outcome=replace(FAST.outcome, error=0.02))
+    assert result(GoalTable(), known, near).answer.endswith(
+        "next: near, +4.0%, which is less than the error of the prediction"
+    )
+    assert difference(known, replace(SLOW, outcome=replace(SLOW.outcome, error=0.05))) == (1, True)
+    assert difference(FAST, SLOW) == (1, None)
+    assert near.band_s == pytest.approx((1.04 * 0.95, 1.04 * 1.05))
+    assert FAST.band_s is None
+
+
+def test_a_goal_over_what_has_no_number_is_a_mistake() -> None:
+    with pytest.raises(StudyError, match=r"zero\.stage is None in fast, not a number"):
+        result(GoalTable(minimize="zero.stage"), FAST)
+
+
+def test_a_price_by_gpu_is_that_of_the_gpu() -> None:
+    goal = goal_of(GoalTable(price_per_gpu_hour={"A100": 2.0, "H100": 3.0}))
+    assert [goal.price(gpu) for gpu in ("A100", "H100", "V100")] == [2.0, 3.0, None]
+
+
+@pytest.mark.parametrize("each", [FAST, FULL, ended("x", Status.CUT_OFF)], ids=lambda row: row.name)
+def test_an_outcome_is_kept_without_loss(each: Row) -> None:
+    assert decoded(encoded(each.outcome)) == each.outcome
