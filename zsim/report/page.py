@@ -36,6 +36,19 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Runs of which a reader chooses two, to see their difference.
+
+    Attributes:
+        figures: names of the numbers that each run has; the first is judged by the error.
+        runs: name, numbers, and relative error of the first number if somebody judged it.
+    """
+
+    figures: tuple[str, ...]
+    runs: tuple[tuple[str, tuple[float, ...], float | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A heading with what stands below it: sentences, a figure, a picture (SVG), a table."""
 
@@ -44,6 +57,7 @@ class Section:
     figure: Figure | None = None
     picture: str | None = None
     table: Table | None = None
+    pairs: Pairs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

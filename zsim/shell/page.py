@@ -22,6 +22,7 @@ LAYOUT: Mapping[str, object] = {
     "paper_bgcolor": "#ffffff",
     "plot_bgcolor": "#ffffff",
     "hoverlabel": {"align": "left"},
+    "modebar": {"orientation": "v"},
 }
 """What all figures share; a figure's own layout is put on top."""
 
@@ -57,9 +58,15 @@ def render(page: Page) -> str:
         for at, each in enumerate(page.sections)
         if each.figure is not None
     }
+    pairs = {
+        at: {"figures": each.pairs.figures, "runs": each.pairs.runs}
+        for at, each in enumerate(page.sections)
+        if each.pairs is not None
+    }
     return _template().render(
         page=page,
         figures=_in_script(figures),
+        pairs=_in_script(pairs),
         plotly=_script(),
         footer=f"Made by zsim {version('zsim')}.",
     )

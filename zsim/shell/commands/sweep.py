@@ -22,6 +22,9 @@ def sweep(
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all runs there, as CSV.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page about it there: .html.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
@@ -40,6 +43,7 @@ def sweep(
         study=study,
         store=store,
         csv=csv,
+        report=report,
         workers=workers,
         scheduler=scheduler,
         dry_run=dry_run,

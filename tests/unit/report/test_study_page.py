@@ -1,0 +1,112 @@
+"""The page of a study: the answer first, every run, and what one change does."""
+
+import json
+import re
+from pathlib import Path
+from typing import cast
+
+import pytest
+from drawn_study import drawn_study
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.report.page import Page, Section
+from zsim.report.study import ROWS_MAX, changes, study_page
+from zsim.shell.cli import answer
+from zsim.shell.page import render
+from zsim.study.result import StudyResult
+
+RESULTS = st.builds(
+    drawn_study,
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+    st.integers(0, 2**16),
+    full=st.floats(0, 1),
+    error=st.none() | st.floats(0.01, 0.5),
+)
+
+
+def section(page: Page, title: str) -> Section | None:
+    return next((each for each in page.sections if each.title == title), None)
+
+
+@settings(max_examples=60)
+@given(RESULTS)
+def test_every_run_is_a_row_best_first_and_one_that_failed_has_its_reason(
+    result: StudyResult,
+) -> None:
+    page = study_page(result)
+    assert result.answer.lower() in page.answer.lower()
+    runs = section(page, "Runs")
+    assert runs is not None
+    assert runs.table is not None
+    shown = [tuple(cell.text for cell in row[: len(result.axes)]) for row in runs.table.rows]
+    assert sorted(shown) == sorted(row.labels for row in result.rows)
+    accepted = len(result.ranking.accepted)
+    times = [float(row[len(result.axes) + 1].value) for row in runs.table.rows[:accepted]]
+    assert times == sorted(times)
+    if accepted < len(result.rows):
+        assert all(row[-1].text for row in runs.table.rows[accepted:])
+        assert not any(row[-1].text for row in runs.table.rows[:accepted])
+
+
+@settings(max_examples=60)
+@given(RESULTS)
+def test_a_single_change_is_one_axis_away_from_the_best_run(result: StudyResult) -> None:
+    found = changes(result)
+    if not result.ranking.accepted:
+        assert found == ()
+        return
+    best = result.ranking.accepted[0]
+    for each in found:
+        apart = [one != other for one, other in zip(best.labels, each.row.labels, strict=True)]
+        assert sum(apart) == 1
+        assert each.row.step_time_s == pytest.approx(best.step_time_s * (1 + each.relative))
+        error = each.row.outcome.error
+        assert each.counts == (None if error is None else abs(each.relative) > error)
+    sizes = [abs(each.relative) for each in found]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@settings(max_examples=40)
+@given(RESULTS)
+def test_charts_show_every_run_that_has_a_time(result: StudyResult) -> None:
+    done = [row for row in result.rows if row.outcome.summary is not None]
+    page = study_page(result)
+    for at, axis in enumerate(result.axes):
+        found = section(page, f"Along {axis}")
+        if len({row.labels[at] for row in done}) < 2:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.figure is not None
+        named = [
+            name for trace in found.figure.traces for name in cast("list[str]", trace["customdata"])
+        ]
+        assert sorted(named) == sorted(row.name for row in done)
+
+
+def test_ten_thousand_runs_make_a_page_of_few_rows() -> None:
+    result = drawn_study((10, 10, 10, 10), 0)
+    text = render(study_page(result))
+    assert text.count("<tr>") < ROWS_MAX + 10
+    assert "8,000 more are in the CSV" in text
+    pairs = re.search(r"^const pairs = (.*);$", text, re.MULTILINE)
+    assert pairs is not None
+    (found,) = json.loads(pairs.group(1)).values()
+    assert len(found["runs"]) == sum(row.outcome.summary is not None for row in result.rows)
+
+
+def test_a_sweep_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, page = tmp_path / "study.toml", tmp_path / "page.html"
+    study.write_text(
+        'question = "Which <stage>?"\n[base]\nscenario = "tiny"\n'
+        '[[axis]]\nname = "stage"\nfield = "zero.stage"\nvalues = [1, 2]\n'
+        '[goal]\nminimize = "step_time"\n',
+        "utf-8",
+    )
+    words = ["sweep", str(study), "--store", str(tmp_path / "s.sqlite"), "--workers", "1"]
+    assert answer([*words, "--report", str(page)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    text = page.read_text("utf-8")
+    assert "Which &lt;stage&gt;?" in text
+    assert said[1][1:] in text

@@ -1,0 +1,272 @@
+"""The page of a study: the answer, all runs, a chart for each axis, and what one change does."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zsim.report.page import LEGEND, Cell, Figure, Json, Page, Pairs, Section, Table, number, words
+from zsim.study.result import StudyResult, difference
+from zsim.study.row import Row
+from zsim.units import format_bytes, format_seconds
+
+LINES_MAX = 12
+"""Lines of a chart; more combinations of the other axes are dots without lines."""
+ROWS_MAX = 2_000
+"""Rows of the table: more would make the page slow; the CSV has all."""
+COLOURS = (
+    *("#5b8bd0", "#e07a5f", "#6d9f71", "#f2b45c", "#8d6a9f", "#4f9da6"),
+    *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
+)
+
+
+def study_page(result: StudyResult) -> Page:
+    """The page of `result`."""
+    rows = [row for row in result.rows if row.outcome.summary is not None]
+    sections = [_runs(result)]
+    if rows:
+        sections += [
+            _axis(result, rows, at) for at, name in enumerate(result.axes) if _varies(rows, at)
+        ]
+        sections += [*_tornado(result), _pairs(result, rows)]
+    facts = [("held fixed", result.held), ("runs", _counts(result))]
+    return Page(
+        title=result.question,
+        answer=f"{result.answer[:1].upper()}{result.answer[1:]}.",
+        facts=(*facts, *(("trust", sentence) for sentence in result.trust)),
+        sections=tuple(sections),
+    )
+
+
+def _counts(result: StudyResult) -> str:
+    text = f"{len(result.rows):,}, of which {len(result.ranking.accepted):,} meet the goal"
+    return f"{text}; {result.dropped:,} combinations were dropped" if result.dropped else text
+
+
+def _varies(rows: Sequence[Row], axis: int) -> bool:
+    return len({row.labels[axis] for row in rows}) > 1
+
+
+def _runs(result: StudyResult) -> Section:
+    """All runs, best first; one that failed has its reason."""
+    why = {row.name: reason for row, reason in result.ranking.refused}
+    ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
+    priced = any(row.cost_per_million_tokens is not None for row in ordered)
+    columns = ["step time", "exposed", "MFU", "reserved", "tokens/s"]
+    columns += ["cost per million tokens"] if priced else []
+    left = len(ordered) - ROWS_MAX
+    more = f" {left:,} more are in the CSV (--csv FILE)." if left > 0 else ""
+    return Section(
+        title="Runs",
+        sentences=(f"Best first; click on a heading to sort.{more}",),
+        table=Table(
+            columns=(*result.axes, "GPUs", *columns, *(["why not"] if why else [])),
+            numeric=(*(False for _ in result.axes), True, *(True for _ in columns), False),
+            rows=tuple(
+                (
+                    *map(words, row.labels),
+                    number(f"{row.gpus:,}" if row.gpus else "", row.gpus),
+                    *_figures(row, priced=priced),
+                    *([words(why.get(row.name, ""))] if why else []),
+                )
+                for row in ordered[:ROWS_MAX]
+            ),
+        ),
+    )
+
+
+def _figures(row: Row, *, priced: bool) -> Iterator[Cell]:
+    found = row.outcome.summary
+    if found is None:
+        yield from (number("", 0) for _ in range(6 if priced else 5))
+        return
+    error = row.outcome.error
+    band = f" ± {error:.0%}" if error is not None else ""
+    exposed = found.exposed_communication_s / found.step_time_s if found.step_time_s else 0.0
+    yield number(f"{format_seconds(found.step_time_s)}{band}", found.step_time_s)
+    yield number(f"{exposed:.1%}", exposed)
+    yield number(f"{found.mfu:.1%}" if found.mfu else "", found.mfu)
+    yield number(format_bytes(found.peak_reserved_bytes), found.peak_reserved_bytes)
+    yield number(f"{found.tokens_per_s:,.0f}", found.tokens_per_s)
+    if priced:
+        cost = row.cost_per_million_tokens
+        yield number("" if cost is None else f"{cost:.4g}", cost or 0)
+
+
+def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
+    """Step time along one axis, a line for each combination of the others."""
+    labels = list(dict.fromkeys(row.labels[axis] for row in result.rows))
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(_others(result, row, axis), []).append(row)
+    drawn = len(lines) <= LINES_MAX
+    if not drawn:
+        lines = {"every run": list(rows)}
+    judged = any(row.outcome.error is not None for row in rows)
+    band = (
+        "Bars are the error of the prediction."
+        if judged
+        else ("Nobody has judged such runs by measurements: there is no band of error.")
+    )
+    changes = ", ".join(result.fields[axis])
+    return Section(
+        title=f"Along {result.axes[axis]}",
+        sentences=(f"It changes {changes}. {band} Hollow marks do not meet the goal.",),
+        figure=Figure(
+            traces=tuple(
+                _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)], joined=drawn)
+                for at, (name, each) in enumerate(lines.items())
+            ),
+            layout={
+                "xaxis": {
+                    "title": {"text": result.axes[axis]},
+                    "type": "category",
+                    "categoryorder": "array",
+                    "categoryarray": labels,
+                },
+                "yaxis": {"title": {"text": "step time, seconds"}, "rangemode": "tozero"},
+                "legend": LEGEND,
+                "showlegend": len(lines) > 1,
+                "hovermode": "closest",
+            },
+            height=420,
+        ),
+    )
+
+
+def _others(result: StudyResult, row: Row, axis: int) -> str:
+    """What a run is on the other axes."""
+    pairs = zip(result.axes, row.labels, strict=True)
+    return ", ".join(f"{name}={label}" for at, (name, label) in enumerate(pairs) if at != axis)
+
+
+def _line(
+    name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, colour: str, joined: bool
+) -> Json:
+    accepted = {row.name for row in result.ranking.accepted}
+    bands = [(row.outcome.error or 0.0) * row.step_time_s for row in rows]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if joined else "markers",
+        "name": name or "every run",
+        "x": [row.labels[axis] for row in rows],
+        "y": [row.step_time_s for row in rows],
+        "error_y": {"type": "data", "array": bands, "visible": any(bands)},
+        "marker": {
+            "size": 9,
+            "color": colour,
+            "symbol": ["circle" if row.name in accepted else "circle-open" for row in rows],
+        },
+        "line": {"color": colour},
+        "customdata": [row.name for row in rows],
+        "hovertemplate": "%{customdata}: %{y:.4s}s<extra></extra>",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One choice on one axis in place of the best run's: relative change of the step time."""
+
+    axis: str
+    label: str
+    row: Row
+    relative: float
+    counts: bool | None
+
+
+def changes(result: StudyResult) -> tuple[Change, ...]:
+    """What each single change does to the best run, the largest first."""
+    if not result.ranking.accepted:
+        return ()
+    best = result.ranking.accepted[0]
+    found: list[Change] = []
+    for row in result.rows:
+        apart = [at for at, label in enumerate(row.labels) if label != best.labels[at]]
+        if row.outcome.summary is not None and len(apart) == 1:
+            relative, counts = difference(best, row)
+            axis = result.axes[apart[0]]
+            found.append(Change(axis, row.labels[apart[0]], row, relative, counts))
+    return tuple(sorted(found, key=lambda each: -abs(each.relative)))
+
+
+def _tornado(result: StudyResult) -> Iterator[Section]:
+    """What one change does to the best run."""
+    found = changes(result)
+    if not found:
+        return
+    accepted = {row.name for row in result.ranking.accepted}
+    shown = found[:20]
+    best = result.ranking.accepted[0]
+    faster = min(found, key=lambda each: each.relative)
+    help_most = (
+        f"What helps most is {faster.axis}={faster.label}: {faster.relative:+.1%}"
+        f"{_unless(faster, accepted)}."
+        if faster.relative < 0
+        else "No single change makes a step shorter."
+    )
+    yield Section(
+        title="What one change does",
+        sentences=(
+            f"From the best run, {best.name}, one axis is changed at a time. {help_most} "
+            f"What matters most is {shown[0].axis}={shown[0].label}: {shown[0].relative:+.1%}.",
+        ),
+        figure=Figure(
+            traces=(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "y": [f"{each.axis}={each.label}" for each in shown],
+                    "x": [100 * each.relative for each in shown],
+                    "text": [_says(each) for each in shown],
+                    "textposition": "auto",
+                    "marker": {"color": [_colour(each) for each in shown]},
+                    "hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>",
+                },
+            ),
+            layout={
+                "xaxis": {"title": {"text": "change of the step time, %"}, "zeroline": True},
+                "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+                "showlegend": False,
+            },
+            height=170 + 30 * len(shown),
+        ),
+    )
+
+
+def _unless(each: Change, accepted: set[str]) -> str:
+    return "" if each.row.name in accepted else ", but that run does not meet the goal"
+
+
+def _says(each: Change) -> str:
+    return f"{each.relative:+.1%}{', below the error' if each.counts is False else ''}"
+
+
+def _colour(each: Change) -> str:
+    if each.counts is False:
+        return "#b8c0c9"
+    return "#6d9f71" if each.relative < 0 else "#e07a5f"
+
+
+def _pairs(result: StudyResult, rows: Sequence[Row]) -> Section:
+    """Any two runs beside each other: the page computes the difference."""
+    ranked = [row for row in result.ranking.accepted if row.outcome.summary is not None]
+    first = [*ranked, *(row for row in rows if row not in ranked)] if len(rows) < ROWS_MAX else rows
+    return Section(
+        title="Any two runs",
+        sentences=("Choose two; a step time that differs by less than the error says so.",),
+        pairs=Pairs(
+            figures=("step time, s", "exposed, s", "reserved, GB", "MFU, %", "tokens/s", "GPUs"),
+            runs=tuple((row.name, _numbers(row), row.outcome.error) for row in first),
+        ),
+    )
+
+
+def _numbers(row: Row) -> tuple[float, ...]:
+    found = row.outcome.summary
+    assert found is not None
+    return (
+        found.step_time_s,
+        found.exposed_communication_s,
+        found.peak_reserved_bytes / 1e9,
+        found.mfu * 100,
+        found.tokens_per_s,
+        row.gpus,
+    )
