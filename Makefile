@@ -17,8 +17,8 @@ test: lint  ## everything that has to pass
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
 
-test-studies: .venv/studies  ## sweeps that are killed, on processes and on a Dask cluster
-	@.venv/bin/pytest -m studies
+test-studies: .venv/studies  ## sweeps that are killed, pages in a browser, traces in Holistic Trace Analysis
+	@.venv/bin/pytest -m studies tests/studies -rs
 
 lint: .venv/installed
 	@.venv/bin/ruff check

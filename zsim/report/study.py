@@ -23,9 +23,7 @@ def study_page(result: StudyResult) -> Page:
     rows = [row for row in result.rows if row.outcome.summary is not None]
     sections = [_runs(result)]
     if rows:
-        sections += [
-            _axis(result, rows, at) for at, name in enumerate(result.axes) if _varies(rows, at)
-        ]
+        sections += [_axis(result, rows, at) for at in range(len(result.axes)) if _varies(rows, at)]
         sections += [*_tornado(result), _pairs(result, rows)]
     facts = [("held fixed", result.held), ("runs", _counts(result))]
     return Page(

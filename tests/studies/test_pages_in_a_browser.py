@@ -1,0 +1,120 @@
+"""Pages in a real browser: they load without an error, charts are there, tables sort.
+
+Screenshots are kept in build/screenshots.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawn_study import drawn_study
+
+from zsim.report.study import study_page
+from zsim.shell.cli import answer
+from zsim.shell.page import render
+
+pytestmark = [
+    pytest.mark.studies,
+    pytest.mark.skipif(
+        shutil.which("chromedriver") is None, reason="needs Chromium and chromedriver"
+    ),
+]
+
+SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+WIDTH = 1280
+FLAGS = (
+    "--headless",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+"""Nothing is fetched: no name is resolved."""
+
+Opened = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    """Opens a page in a browser, and returns what drives that."""
+    webdriver = import_module("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(flag)
+    if os.geteuid() == 0:  # Chromium's sandbox does not run as root
+        options.add_argument("--no-sandbox")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+
+    def open_page(path: Path) -> Any:  # noqa: ANN401  (selenium is typed in part)
+        driver.set_window_size(WIDTH, 1000)
+        driver.get(path.as_uri())
+        height = driver.execute_script("return document.documentElement.scrollHeight")
+        driver.set_window_size(WIDTH, min(height + 140, 6000))
+        return driver
+
+    yield open_page
+    driver.quit()
+
+
+def keep(driver: Any, name: str) -> None:  # noqa: ANN401  (selenium is typed in part)
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    assert driver.save_screenshot(str(SHOTS / f"{name}.png"))
+
+
+def all_is_well(driver: Any) -> None:  # noqa: ANN401  (selenium is typed in part)
+    """No error in the console, nothing fetched, every figure drawn, nothing wider than the page."""
+    assert driver.get_log("browser") == []
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+    figures = driver.execute_script("return document.querySelectorAll('.figure').length")
+    drawn = driver.execute_script("return document.querySelectorAll('.figure .main-svg').length")
+    assert 0 < figures <= drawn
+    wide = driver.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= WIDTH
+
+
+@pytest.mark.parametrize("scenario", ["zero_100b", "llama2_7b"])
+def test_the_page_of_a_run(scenario: str, opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    assert answer(["run", scenario, "--report", str(path)]) == 0
+    driver = opened(path)
+    all_is_well(driver)
+    bars = "return document.querySelectorAll('#figure1 .bars .point').length"
+    assert driver.execute_script(bars) > 100
+    assert driver.execute_script("return document.querySelectorAll('.picture svg').length") == 1
+    keep(driver, f"run_{scenario}")
+
+
+def test_the_page_of_a_study(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "study.html"
+    path.write_text(render(study_page(drawn_study((3, 4, 2), 7, error=0.05))), "utf-8")
+    driver = opened(path)
+    all_is_well(driver)
+    column = "return [...document.querySelectorAll('tbody tr')].map(row => row.cells[4].dataset)"
+    head = driver.execute_script("return document.querySelectorAll('th button')[4]")
+    for direction in ("ascending", "descending"):
+        head.click()
+        values = [float(each["value"]) for each in driver.execute_script(column) if each]
+        assert values == sorted(values, reverse=direction == "descending")
+        sort = "return document.querySelectorAll('th')[4].getAttribute('aria-sort')"
+        assert driver.execute_script(sort) == direction
+    keep(driver, "study")
+
+
+def test_two_runs_that_differ_by_less_than_the_error_say_so(opened: Opened, tmp_path: Path) -> None:
+    for error, words in ((0.9, "it says nothing"), (1e-6, "more than the error"), (None, "nobody")):
+        path = tmp_path / f"{error}.html"
+        path.write_text(render(study_page(drawn_study((5,), 3, full=0, error=error))), "utf-8")
+        driver = opened(path)
+        verdict = "return document.querySelector('.verdict').textContent"
+        assert words in driver.execute_script(verdict)
+        choose = "const [, b] = document.querySelectorAll('.pairs select'); b.value = 0;"
+        driver.execute_script(f"{choose} b.dispatchEvent(new Event('change'))")
+        assert "B takes as long as A" in driver.execute_script(verdict)
