@@ -264,9 +264,13 @@ class Strategy:
         for knob in fields(self):
             value = getattr(self, knob.name)
             if knob.name in OWN_KNOBS and value != knob.default:
+                given, kept = (
+                    str(each).lower() if isinstance(each, bool) else each
+                    for each in (value, knob.default)
+                )
                 raise StrategyError(
-                    f"{knob.name}: {value} is for zsim's own stages; "
-                    f"with emulate it stays at {knob.default}"
+                    f"{knob.name}: {given} is for zsim's own stages; "
+                    f"with emulate it stays at {kept}"
                 )
 
     @property

@@ -6,7 +6,7 @@ Everything is judged on the last step: from the end of the step before it (or th
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from zsim.allocator import Peak, peak, reservations
+from zsim.allocator import Peak, peak, peak_bytes, reservations
 from zsim.backend import Job
 from zsim.cluster import ClusterError
 from zsim.dtype import DType
@@ -54,6 +54,7 @@ class Summary:
         host_bound_s: time in which no Compute runs because the host has not issued it yet, and is
             at it; of the rank with the most.
         fits: whether every rank has the memory that it reserves.
+        peak_host_bytes: the most that the ranks of a node hold of its host's memory.
     """
 
     step_time_s: float
@@ -71,6 +72,7 @@ class Summary:
     exposed_by_group: tuple[tuple[str, float], ...]
     host_bound_s: float
     fits: bool
+    peak_host_bytes: int = 0
 
     @property
     def bound_by(self) -> str:
@@ -109,6 +111,7 @@ class Room:
     peak_reserved_bytes: int
     usable_bytes: int
     full_at: str | None
+    peak_host_bytes: int = 0
 
 
 def summary(job: Job, trace: Trace) -> Summary:
@@ -142,6 +145,7 @@ def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
         ),
         host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
         fits=taken.full_at is None,
+        peak_host_bytes=taken.peak_host_bytes,
     )
 
 
@@ -171,6 +175,7 @@ def room(job: Job, trace: Trace) -> Room:
         peak_reserved_bytes=reserved.peak_bytes,
         usable_bytes=reserved.capacity_bytes or 0,
         full_at=None if full is None else full.operation,
+        peak_host_bytes=_on_node(job, trace),
     )
 
 
@@ -251,6 +256,14 @@ def _largest(job: Job, trace: Trace) -> Peak:
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
     return max(peaks, key=lambda each: each.bytes)
+
+
+def _on_node(job: Job, trace: Trace) -> int:
+    """Host memory that the ranks of a node hold, each the most that any rank does."""
+    pools = [pool.name for pool in job.schedule.pools if pool.place is Place.HOST]
+    books = {id(rank.book): rank.book for rank in trace.ranks}.values()
+    each = sum(max(peak_bytes(entries, pool) for entries in books) for pool in pools)
+    return each * min(job.cluster.gpus_per_node, job.schedule.mesh.size)
 
 
 def _largest_reserved(job: Job, trace: Trace) -> Reservation:

@@ -13,7 +13,7 @@ from zsim.resolve import Resolved, resolve
 from zsim.rule import SGD, Adam
 from zsim.scenario import ScenarioError, parse
 from zsim.schedule import Discipline
-from zsim.strategy import Checkpointing, Precision
+from zsim.strategy import Checkpointing, FusedBuffers, Precision
 from zsim.topology import Part, UnknownTopologyError
 
 TEXT = """
@@ -189,6 +189,8 @@ def test_every_table_reaches_the_strategy() -> None:
         "zero.prefetch_units=3",
         "activations.checkpointing=full",
         "activations.partition=true",
+        "zero.contiguous=true",
+        "zero.fused_buffers=model",
         "train.precision=fp16",
         "train.clip_norm=1.5",
         "train.loss_scale.interval=7",
@@ -197,6 +199,8 @@ def test_every_table_reaches_the_strategy() -> None:
     assert strategy.prefetch_units == 3
     assert strategy.checkpointing is Checkpointing.FULL
     assert strategy.partition_checkpoints
+    assert strategy.contiguous
+    assert strategy.fused_buffers is FusedBuffers.MODEL
     assert strategy.precision is Precision.FP16
     assert strategy.clip_norm == 1.5
     assert strategy.loss_scale.interval == 7
@@ -215,6 +219,13 @@ WRONG = {
     "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",
+    "activations.offload=true": "activations.offload: true needs checkpointing = full",
+    "activations.offload=true activations.checkpointing=full": (
+        "activations.offload: true needs a node with host memory behind PCIe, boxes describes none"
+    ),
+    "zero.fused_buffers=model zero.stage=3": "zero.fused_buffers: model is for stages 0 to 2",
+    "zero.fused_buffers=model zero.bucket_elements=9": "zero.bucket_elements: 9 is for fused_buff",
+    "zero.contiguous=true zero.emulate=fsdp2 zero.stage=3": "zero.contiguous: true is for zsim's",
     "model.attention_heads=3": "model.attention_heads: 3 must divide hidden_size 8",
     "model.parameters=7.5e9": "model.parameters: 7500000000 stands alone, without layers",
 }

@@ -164,12 +164,14 @@ def capacity_bytes(
 ) -> int | None:
     """What a rank that runs `program` may reserve of a pool; None is no limit that is known.
 
-    Of device memory, what other things on the GPU leave; of a pool that the ranks of a node share,
-    an equal part.
+    Of device memory, what other things on the GPU leave; of host memory, all that the node has; of
+    a pool that the ranks of a node share, an equal part.
     """
     found = pool.capacity_bytes
     if found is None and pool.place is Place.DEVICE:
         found = cluster.gpu.usable_bytes(communicators(schedule, program))
+    elif found is None and cluster.host is not None:
+        found = cluster.host.memory_bytes
     if found is not None and pool.scope is Scope.NODE:
         found //= min(cluster.gpus_per_node, schedule.mesh.size)
     return found

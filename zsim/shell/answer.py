@@ -52,6 +52,11 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "memory_bytes": dict(plan.peak.by_kind),
         "wire_bytes_per_rank": _by_group(plan.wire_bytes, scalar=False),
         "scalar_wire_bytes_per_rank": _by_group(plan.wire_bytes, scalar=True),
+        "peak_host_bytes_per_rank": 0 if plan.host_peak is None else plan.host_peak.bytes,
+        "host_bytes_per_rank": {
+            "to_host": plan.host_bytes.to_host,
+            "from_host": plan.host_bytes.from_host,
+        },
         "operations": plan.operations,
     }
 
@@ -77,6 +82,7 @@ def print_plan(title: str, plan: Plan) -> None:
                 "peak memory",
                 f"{format_bytes(plan.peak.bytes)} on each GPU, at {plan.peak.operation}",
             ),
+            *_host(plan),
             ("operations", f"{plan.operations:,} in a step, on every rank"),
         ]
     )
@@ -88,6 +94,12 @@ def print_plan(title: str, plan: Plan) -> None:
     for volume in plan.wire_bytes:
         name = f"{volume.group} {volume.collective}{' (scalars)' if volume.scalar else ''}"
         wire.add_row(name, f"{volume.bytes:,}", format_bytes(volume.bytes))
+    for name, size in (
+        ("device to host", plan.host_bytes.to_host),
+        ("host to device", plan.host_bytes.from_host),
+    ):
+        if size:
+            wire.add_row(name, f"{size:,}", format_bytes(size))
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -95,6 +107,13 @@ def print_plan(title: str, plan: Plan) -> None:
         if table.row_count:
             console.print()
             console.print(table)
+
+
+def _host(plan: Plan) -> list[tuple[str, str]]:
+    """What the host's memory holds for each rank, where it holds something."""
+    if plan.host_peak is None:
+        return []
+    return [("host memory", f"{format_bytes(plan.host_peak.bytes)} for each GPU at the peak")]
 
 
 def _table(*columns: str) -> "Table":

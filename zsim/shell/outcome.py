@@ -66,6 +66,7 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
         "peak_allocated_bytes": found.peak_allocated_bytes,
         "peak_reserved_bytes": found.peak_reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
+        "peak_node_host_bytes": found.peak_host_bytes,
         "usable_memory_bytes": found.usable_bytes,
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
@@ -100,6 +101,8 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
             ("throughput", _rates(found)),
         ]
     lines.append(("memory at the peak", _memory(found)))
+    if found.peak_host_bytes:
+        lines.append(("host memory", _host_memory(outcome)))
     if trace.backend == "sim" and outcome.job.cluster.gpu.overheads.total_bytes(1):
         lines.append(("beside it", _overheads(outcome.job)))
     observed = dict(trace.observed)
@@ -178,6 +181,12 @@ def _rates(found: Summary) -> str:
 def _memory(found: Summary) -> str:
     kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
+
+
+def _host_memory(outcome: Outcome) -> str:
+    """What the ranks of a node hold of its host's memory, and what there is."""
+    held, host = format_bytes(outcome.summary.peak_host_bytes), outcome.job.cluster.host
+    return f"{held} on a node" + ("" if host is None else f" of {format_bytes(host.memory_bytes)}")
 
 
 def _overheads(job: Job) -> str:

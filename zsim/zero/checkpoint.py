@@ -20,7 +20,7 @@ from zsim.zero.partition import gather, own_elements, own_slice
 class Shelf(Protocol):
     """Memory in which checkpoints lie."""
 
-    def open(self, value: str) -> View:
+    def make_room(self, value: str) -> View:
         """Where the checkpoint `value` goes."""
         ...
 
@@ -28,7 +28,7 @@ class Shelf(Protocol):
         """Where it is."""
         ...
 
-    def close(self, value: str, uses: Iterable[str] = ()) -> None:
+    def clear(self, value: str, uses: Iterable[str] = ()) -> None:
         """It is not needed after `uses`, which are on other streams."""
         ...
 
@@ -42,7 +42,7 @@ class Loose:
         self._strategy = strategy
         self._on_host = pool == HOST_POOL
 
-    def open(self, value: str) -> View:
+    def make_room(self, value: str) -> View:
         """Memory for it is taken."""
         self._draft.allocate(self._buffer(value))
         return self.view(value)
@@ -51,7 +51,7 @@ class Loose:
         """All of its buffer."""
         return self._draft.all(self._buffer(value))
 
-    def close(self, value: str, uses: Iterable[str] = ()) -> None:
+    def clear(self, value: str, uses: Iterable[str] = ()) -> None:
         """The memory is given back."""
         self._draft.free(self._buffer(value), uses)
 
@@ -75,14 +75,14 @@ class Checkpoints:
     def put_away(self, visit: UnitVisit, last: str) -> None:
         """Move what the unit was given away after its forward, of which `last` is the end."""
         for value in visit.parts:
-            self._shelve(value, self.shelf.open(value))
+            self._shelve(value, self.shelf.make_room(value))
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
         """It is there again for the unit's backward, after what is returned."""
         if self.strategy.cuts_checkpoints:
             for value in visit.parts:
                 gather(self.draft, self.model, value, source=self.shelf.view(value))
-                self.shelf.close(value)
+                self.shelf.clear(value)
         return ()
 
     def view(self, value: str) -> View:
@@ -96,7 +96,7 @@ class Checkpoints:
         if self.strategy.cuts_checkpoints:
             self.draft.free(brought_back(value))
         else:
-            self.shelf.close(value)
+            self.shelf.clear(value)
 
     def _shelve(self, value: str, target: View) -> str:
         """Copy the rank's share of what forward made to `target` on the device; forget the rest."""

@@ -55,7 +55,7 @@ class Slots:
             for value, (dtype, start) in places.items()
         }
 
-    def open(self, value: str) -> View:
+    def make_room(self, value: str) -> View:
         """Its slot, which is there."""
         return self.view(value)
 
@@ -63,7 +63,7 @@ class Slots:
         """Its slot."""
         return self._views[value]
 
-    def close(self, value: str, uses: Iterable[str] = ()) -> None:
+    def clear(self, value: str, uses: Iterable[str] = ()) -> None:
         """Nothing: the slot stays, and what writes it next is ordered after what read it."""
 
 

@@ -86,7 +86,7 @@ class Offloaded(Checkpoints):
         self.draft.free(brought_back(value), () if self.strategy.cuts_checkpoints else (last,))
 
     def _copy_out(self, value: str, source: View, made: str) -> str:
-        target = self.shelf.open(value)
+        target = self.shelf.make_room(value)
         return self.draft.add(
             Copy(
                 id=self.draft.path(f"offload/{value}"),
@@ -115,7 +115,7 @@ class Offloaded(Checkpoints):
                 target=self.draft.all(target),
             )
         )
-        self.shelf.close(value, (copied,))
+        self.shelf.clear(value, (copied,))
         return copied
 
     def _slice(self, name: str, value: str, home: str) -> str:
