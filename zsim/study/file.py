@@ -43,10 +43,12 @@ class GoalTable(Table):
     """`[goal]`: what is least in the best run, among those that meet every limit.
 
     `minimize` is "step_time", "cost_per_token", "gpus", or a field of the scenario with numbers.
-    `max_slowdown` is over the step time of the fastest run that fits.
+    With `for_each`, an axis, there is a best run for each choice on it. `max_slowdown` is over the
+    step time of the fastest run that fits, of those with the same choice.
     """
 
     minimize: str = "step_time"
+    for_each: str | None = None
     price_per_gpu_hour: Positive | dict[str, Positive] | None = None
     fits: Flag = True
     max_gpus: Count | None = None

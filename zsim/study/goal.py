@@ -1,6 +1,6 @@
 """What a study seeks: the least of something, among runs that meet every limit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.scenario import ScenarioError, need_field
@@ -21,16 +21,22 @@ class Goal:
         minimize: "step_time", "cost_per_token", "gpus" or a field of a scenario.
         prices: of a GPU for an hour, by the GPU's name; "" is any GPU.
         table: the limits.
+        axis: the number of the axis on which there is a best run for each choice.
     """
 
     minimize: str
     prices: tuple[tuple[str, float], ...]
     table: GoalTable
+    axis: int | None = None
 
     @property
     def field(self) -> str | None:
         """The field that is minimized, if it is one."""
         return None if self.minimize in {STEP_TIME, COST, GPUS} else self.minimize
+
+    def group(self, row: Row) -> str:
+        """The runs among which there is a best one, by their choice on the axis; "" is all."""
+        return "" if self.axis is None else row.labels[self.axis]
 
     def price(self, gpu: str) -> float | None:
         """Of one hour of a GPU, if it has one."""
@@ -40,19 +46,31 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Runs that meet the goal, best first, and why each other one does not, by its name."""
+    """Runs judged by a goal.
+
+    Attributes:
+        accepted: those that meet it, best first.
+        refused: the others, and why they do not.
+        best: by group of the goal, the best that meets it.
+        fastest: by group, the fastest of all that fit.
+    """
 
     accepted: tuple[Row, ...]
     refused: tuple[tuple[Row, str], ...]
-    fastest: Row | None
+    best: Mapping[str, Row]
+    fastest: Mapping[str, Row]
 
 
-def goal_of(table: GoalTable) -> Goal:
-    """The goal that `[goal]` describes.
+def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
+    """The goal that `[goal]` describes, of a study with `axes`.
 
     Raises:
-        StudyError: it minimizes no known quantity, or a cost without a price.
+        StudyError: it minimizes no known quantity, or a cost without a price, or names no axis.
     """
+    if table.for_each is not None and table.for_each not in axes:
+        raise StudyError(
+            f"goal.for_each: {table.for_each!r} must be an axis: {', '.join(axes) or 'none'}"
+        )
     if table.minimize not in {STEP_TIME, COST, GPUS}:
         try:
             need_field(table.minimize)
@@ -70,7 +88,8 @@ def goal_of(table: GoalTable) -> Goal:
             if needs:
                 raise StudyError(f"goal.{key}: needs price_per_gpu_hour")
     prices = price if isinstance(price, dict) else {} if price is None else {"": price}
-    return Goal(minimize=table.minimize, prices=tuple(prices.items()), table=table)
+    axis = None if table.for_each is None else list(axes).index(table.for_each)
+    return Goal(minimize=table.minimize, prices=tuple(prices.items()), table=table, axis=axis)
 
 
 def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
@@ -78,18 +97,24 @@ def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
 
     Of equally good ones the faster is better, then the first.
     """
-    fit = [row for row in rows if row.outcome.status is Status.DONE]
-    fastest = min(fit, key=lambda row: row.step_time_s, default=None)
+    fastest: dict[str, Row] = {}
+    for row in rows:
+        if row.outcome.status is Status.DONE:
+            known = fastest.setdefault(goal.group(row), row)
+            fastest[goal.group(row)] = min(known, row, key=lambda each: each.step_time_s)
     accepted: list[Row] = []
     refused: list[tuple[Row, str]] = []
     for row in rows:
-        why = _refusal(goal, row, fastest)
+        why = _refusal(goal, row, fastest.get(goal.group(row)))
         if why is None:
             accepted.append(row)
         else:
             refused.append((row, why))
     accepted.sort(key=lambda row: (value_of(goal, row), row.step_time_s))
-    return Ranking(accepted=tuple(accepted), refused=tuple(refused), fastest=fastest)
+    best: dict[str, Row] = {}
+    for row in accepted:
+        best.setdefault(goal.group(row), row)
+    return Ranking(accepted=tuple(accepted), refused=tuple(refused), best=best, fastest=fastest)
 
 
 def value_of(goal: Goal, row: Row) -> float:

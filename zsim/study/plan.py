@@ -73,7 +73,7 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
             is left to run.
     """
     axes = axes_of(study.axis)
-    goal = goal_of(study.goal)
+    goal = goal_of(study.goal, [axis.name for axis in axes])
     planner = _Planner(axes=axes, goal=goal, base=base, reader=reader)
     keep, drop = _conditions(study, axes)
     batch = planner.global_batch() if study.hold == "global_batch" else None

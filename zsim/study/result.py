@@ -45,7 +45,7 @@ class StudyResult:
     @property
     def answer(self) -> str:
         """The best run in one sentence, or that there is none."""
-        return _answer(self.goal, self.ranking, len(self.rows))
+        return _answer(self.goal, self.rows, self.ranking)
 
 
 def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
@@ -107,13 +107,26 @@ def _row(run: Run, goal: Goal, outcomes: Mapping[str, Outcome]) -> Row:
     )
 
 
-def _answer(goal: Goal, ranking: Ranking, count: int) -> str:
+def _answer(goal: Goal, rows: Sequence[Row], ranking: Ranking) -> str:
     if not ranking.accepted:
         why = _commonest([reason for _, reason in ranking.refused])
-        return f"none of {count:,} runs meets the goal: {why}"
-    best = ranking.accepted[0]
-    facts = ", ".join(_facts(goal, best))
-    return f"{_superlative(goal)}: {best.name}: {facts}{_beside(goal, ranking)}"
+        return f"none of {len(rows):,} runs meets the goal: {why}"
+    if goal.axis is None:
+        best = ranking.accepted[0]
+        facts = ", ".join(_facts(goal, best))
+        return f"{_superlative(goal)}: {best.name}: {facts}{_beside(goal, ranking)}"
+    groups = dict.fromkeys(goal.group(row) for row in rows)
+    parts = [_of_group(goal, group, ranking) for group in groups]
+    return f"{_superlative(goal)} for each {goal.table.for_each}: {'; '.join(parts)}"
+
+
+def _of_group(goal: Goal, group: str, ranking: Ranking) -> str:
+    """The best run of a group, by its other choices."""
+    best = ranking.best.get(group)
+    if best is None:
+        return f"{group}: none meets the goal"
+    others = [label for index, label in enumerate(best.labels) if index != goal.axis]
+    return f"{group}: {', '.join(others)} ({', '.join(_facts(goal, best))})"
 
 
 def _superlative(goal: Goal) -> str:
@@ -131,17 +144,18 @@ def _facts(goal: Goal, row: Row) -> list[str]:
         case "cost_per_token":
             facts.insert(0, f"{row.cost_per_million_tokens:.4g} for a million tokens")
         case _:
-            facts.insert(0, f"{value_of(goal, row):g}")
+            value = f"{value_of(goal, row):g}"
+            if value not in row.labels:  # its name says it
+                facts.insert(0, value)
     return facts
 
 
 def _beside(goal: Goal, ranking: Ranking) -> str:
     """How the best run stands beside the next one, or beside the fastest."""
-    best = ranking.accepted[0]
-    if goal.minimize != STEP_TIME and ranking.fastest is not None and ranking.fastest is not best:
-        slower, counts = difference(ranking.fastest, best)
-        fastest = f"the fastest, {ranking.fastest.name}"
-        return f", {slower:.1%} longer than {fastest}{_error(counts)}"
+    best, fastest = ranking.accepted[0], ranking.fastest.get("")
+    if goal.minimize != STEP_TIME and fastest is not None and fastest is not best:
+        slower, counts = difference(fastest, best)
+        return f", {slower:.1%} longer than the fastest, {fastest.name}{_error(counts)}"
     if not ranking.accepted[1:]:
         return ", the only one that meets the goal"
     following = ranking.accepted[1]

@@ -114,10 +114,26 @@ def test_what_did_not_fit_or_run_is_refused_with_its_reason_and_is_never_fastest
     rows = [FULL, SLOW, *(ended(status, status) for status in Status if status is not Status.DONE)]
     found = ranked(goal_of(GoalTable(max_slowdown=1.0)), rows)
     assert [each.name for each in found.accepted] == ["slow"]
-    assert found.fastest is SLOW
+    assert found.fastest == {"": SLOW}
     assert all("why" in text or "at x" in text for _, text in found.refused)
     loose = ranked(goal_of(GoalTable(fits=False)), rows)
     assert [each.name for each in loose.accepted] == ["full", "slow"]
+
+
+def test_there_is_a_best_run_for_each_choice_on_an_axis() -> None:
+    rows = [
+        replace(row, labels=(group, row.name))
+        for group, row in [("a", SLOW), ("a", FAST), ("b", SLOW), ("c", FULL)]
+    ]
+    goal = goal_of(GoalTable(for_each="group", max_slowdown=1.5), ["group", "run"])
+    made = replace(result(GoalTable()), goal=goal, rows=tuple(rows), ranking=ranked(goal, rows))
+    # In group a the slow run takes twice the fastest; in group b it is the fastest.
+    assert made.answer == (
+        "fastest for each group: a: fast (1 s a step); b: slow (2 s a step); c: none meets the goal"
+    )
+    assert [each.labels for each, _ in made.ranking.refused] == [("a", "slow"), ("c", "full")]
+    with pytest.raises(StudyError, match="'size' must be an axis: group, run"):
+        goal_of(GoalTable(for_each="size"), ["group", "run"])
 
 
 def test_of_equally_good_runs_the_faster_one_is_best() -> None:

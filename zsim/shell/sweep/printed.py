@@ -8,7 +8,7 @@ from typing import Any
 from zsim.shell.answer import print_lines
 from zsim.shell.sweep.table import columns
 from zsim.study.outcome import Status
-from zsim.study.result import StudyResult
+from zsim.study.result import StudyResult, difference
 from zsim.study.row import Row
 from zsim.units import format_bytes, format_seconds
 
@@ -38,7 +38,9 @@ def print_result(result: StudyResult, store: Path) -> None:
     print(result.question)
     print(result.answer)
     print()
-    rows = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
+    groups = list(dict.fromkeys(map(result.goal.group, result.rows)))
+    accepted = sorted(result.ranking.accepted, key=lambda row: groups.index(result.goal.group(row)))
+    rows = [*accepted, *(row for row, _ in result.ranking.refused)]
     _print_table(result, rows[:ROWS_MAX])
     if rows[ROWS_MAX:]:
         print(f"and {len(rows) - ROWS_MAX:,} more: all with --csv FILE")
@@ -93,6 +95,7 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
             f"{row.micro_batch_size} x {row.accumulation_steps}" if row.gpus else ""
         )
     found["step"] = _of(lambda summary: format_seconds(summary.step_time_s))
+    found["to best"] = lambda row: _to_best(result, row)
     found["exposed"] = _of(
         lambda summary: f"{summary.exposed_communication_s / summary.step_time_s:.1%}"
     )
@@ -108,3 +111,11 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
 def _of(text: Callable[[Any], str]) -> Cell:
     """A cell made of a run's summary, empty where it has none."""
     return lambda row: "" if row.outcome.summary is None else text(row.outcome.summary)
+
+
+def _to_best(result: StudyResult, row: Row) -> str:
+    """How much longer a step takes than that of the best run of the group."""
+    best = result.ranking.best.get(result.goal.group(row))
+    if best is None or row.outcome.summary is None:
+        return ""
+    return "best" if row is best else f"{difference(best, row)[0]:+.1%}"
