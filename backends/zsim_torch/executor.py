@@ -1,7 +1,7 @@
 """Runs the program of one rank: every operation of a schedule, in the order of its host."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, assert_never
 
 from zsim.access import accesses
@@ -100,7 +100,7 @@ class Executor:
 
     def _run(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
-            note(operation.id)
+            note(operation.id if self.step == SETUP else f"{operation.id} in step {self.step}")
             self._issue(operation)
 
     def _issue(self, operation: Operation) -> None:
@@ -224,16 +224,17 @@ class Executor:
     def _entry(self, operation: StreamOperation) -> Entry:
         found = self._entries.get(operation.id)
         if found is None:
-            group, touches = "", tuple[Touch, ...]()
+            found = Entry(operation=operation.id, stream=operation.stream, after=operation.after)
             if not isinstance(operation, Compute | Fill | Copy):
-                group, touches = operation.group, tuple(self._touches(operation))
-            found = self._entries[operation.id] = Entry(
-                operation=operation.id,
-                stream=operation.stream,
-                after=operation.after,
-                group=group,
-                touches=touches,
-            )
+                groups = self.machine.schedule.groups
+                found = replace(
+                    found,
+                    group=operation.group,
+                    group_number=[group.name for group in groups].index(operation.group),
+                    ranks=self.machine.communicators.member(operation.group).ranks,
+                    touches=tuple(self._touches(operation)),
+                )
+            self._entries[operation.id] = found
         return found
 
     def _touches(self, operation: StreamOperation) -> Iterator[Touch]:

@@ -87,8 +87,11 @@ def failure_of(rank: int, error: BaseException) -> Failure:
     )
 
 
-def death(rank: int, status: int | None) -> Failure:
-    """The failure of a rank whose process ended with `status` (negative: a signal) unasked."""
+def death(rank: int, status: int | None, where: str) -> Failure:
+    """The failure of a rank whose process ended with `status` (negative: a signal) unasked.
+
+    `where` is what it was last seen at.
+    """
     if status is not None and status < 0:
         try:
             how = f"killed by {signal.Signals(-status).name}"
@@ -98,7 +101,7 @@ def death(rank: int, status: int | None) -> Failure:
             how += " (out of memory, or by hand)"
     else:
         how = f"ended with status {status} before its work was done"
-    return Failure(rank=rank, cause=Cause.DIED, message=how)
+    return Failure(rank=rank, cause=Cause.DIED, message=f"{how}, last seen: {where}")
 
 
 def origin(failures: Sequence[Failure]) -> Failure:

@@ -24,7 +24,7 @@ from torch import distributed
 
 from zsim_torch.failure import Failure, failure_of
 from zsim_torch.process_group import DeviceChoice, Placement, join
-from zsim_torch.whereabouts import note, note_to
+from zsim_torch.whereabouts import Whereabouts, note, note_to
 
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads to its log."""
@@ -84,7 +84,7 @@ def serve(order: RankOrder, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _redirect_output(order)
-    note_to(order.whereabouts)
+    note_to(Whereabouts(order.whereabouts))
     try:
         note("joining the process group")
         join(
@@ -119,7 +119,9 @@ def _perform(rank: int, path: Path) -> Done | Failure:
         if job.main is not None:
             _import_main(job.main)
         function, arguments = _unpickled(job.payload)
-        return Done(payload=pickle.dumps(function(*arguments)))
+        result = function(*arguments)
+        note("the job is done, its result goes to the program")
+        return Done(payload=pickle.dumps(result))
     except BaseException as error:
         return failure_of(rank, error)
     finally:

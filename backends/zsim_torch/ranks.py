@@ -17,14 +17,13 @@ Functions, arguments and results are pickled. The script that calls this needs t
 import atexit
 import os
 import pickle
-import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -32,13 +31,13 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final, Self, TypeVar
 
-from torch.distributed import distributed_c10d
-
-from zsim_torch import streams
+from zsim_torch.diagnosis import Seen, account, blamed, is_stopped, says_that_it_waits, story
+from zsim_torch.diagnosis import waiting as who_waits
 from zsim_torch.failure import Cause, Failure, RankFailedError, death, origin
 from zsim_torch.joined import run_joined
 from zsim_torch.process_group import LOADED_LATE, DeviceChoice, under_torchrun
 from zsim_torch.rank_process import STACKS_SIGNAL, Done, JobFile, RankOrder, in_rank, serve
+from zsim_torch.warden import Warden, end_group
 from zsim_torch.whereabouts import Note, Whereabouts
 
 Result = TypeVar("Result")
@@ -169,6 +168,8 @@ class _Running:
             )
             for rank in range(ranks)
         ]
+        with _prepared():
+            self.warden = Warden(_CONTEXT, self.folder)
         atexit.register(self.end)
         try:
             for order in self.orders:
@@ -182,10 +183,11 @@ class _Running:
         ours, theirs = _CONTEXT.Pipe()
         self.connections.append(ours)
         process = _CONTEXT.Process(target=serve, args=(order, theirs), name=f"rank{order.rank}")
-        _CONTEXT.set_forkserver_preload(["zsim_torch", "zsim_torch.rank_process", LOADED_LATE])
-        with theirs, _hidden_main():
+        with theirs, _prepared():
             process.start()
         self.processes.append(process)
+        assert process.pid is not None
+        self.warden.mind(process.pid)
 
     def run(
         self, number: int, function: Callable[..., Result], arguments: tuple[object, ...]
@@ -239,7 +241,7 @@ class _Running:
             if not failures and (ready or notes != seen):
                 seen, deadline = notes, now + self.timeout_s
             if now >= deadline:
-                failures = failures or [self._hang(waiting, notes)]
+                failures = failures or [self._hang(waiting)]
                 break
         return done, failures
 
@@ -250,37 +252,50 @@ class _Running:
         except (EOFError, OSError):
             process = self.processes[rank]
             process.join(_CLOSE_S)
-            return death(rank, process.exitcode)
+            note = self.whereabouts[rank].read()
+            return death(rank, process.exitcode, Seen(rank=rank, note=note).where)
         return answer
 
-    def _hang(self, waiting: list[int], notes: list[Note]) -> Failure:
+    def _hang(self, waiting_ranks: list[int]) -> Failure:
         """Which rank the others wait for: not in a collective, and furthest behind."""
-        for rank in waiting:
+        for rank in waiting_ranks:
             pid = self.processes[rank].pid
             assert pid is not None
             with suppress(OSError):
                 os.kill(pid, STACKS_SIGNAL)
         time.sleep(_STACKS_S)
-        logs = {rank: self._log(rank) for rank in waiting}
-        rank = min(
-            waiting,
-            key=lambda each: (_says_that_it_waits(logs[each]), notes[each].count, each),
-        )
-        return Failure(
-            rank=rank,
-            cause=Cause.HUNG,
-            message=f"no progress for {self.timeout_s:.3g} s, last seen: {notes[rank].text}",
-        )
+        seen = [one for one in self._seen() if one.rank in waiting_ranks]
+        first = blamed(seen)
+        how = f"no progress for {self.timeout_s:.3g} s, last seen: {first.where}"
+        return Failure(rank=first.rank, cause=Cause.HUNG, message=f"{account(first, seen)}{how}")
 
     def _failed(self, failures: list[Failure]) -> RankFailedError:
         first = origin(failures)
+        seen = self._seen(failures)
         self.kill()
+        told = who_waits(seen, without=first.rank)
+        line = replace(first, message=f"{first.message}; {told}") if told else first
         report: list[str] = []
         for failure in sorted(failures, key=lambda each: (each is not first, each.rank)):
             report += [f"== {failure.line}", failure.details]
-        for rank, whereabouts in enumerate(self.whereabouts):
-            report += [f"== rank {rank} was last seen: {whereabouts.read().text}", self._log(rank)]
-        return RankFailedError(first, report)
+        for one in seen:
+            report += [f"== {story(one, seen)}", self._log(one.rank)]
+        return RankFailedError(line, report)
+
+    def _seen(self, failures: Sequence[Failure] = ()) -> list[Seen]:
+        """What is known of every rank now."""
+        gone = {each.rank for each in failures if each.cause in (Cause.DIED, Cause.RAISED)}
+        pids = [process.pid for process in self.processes]
+        return [
+            Seen(
+                rank=rank,
+                note=self.whereabouts[rank].read(),
+                gone=rank in gone,
+                stopped=pid is not None and is_stopped(pid),
+                in_collective=says_that_it_waits(self._log(rank)),
+            )
+            for rank, pid in enumerate(pids)
+        ]
 
     def _log(self, rank: int) -> str:
         log = self.orders[rank].log
@@ -289,10 +304,8 @@ class _Running:
     def kill(self) -> None:
         """No rank is left, nor what it has started."""
         for process in self.processes:
-            pid = process.pid
-            assert pid is not None
-            with suppress(OSError):  # there is no such group: it has ended, or not yet begun
-                os.killpg(pid, signal.SIGKILL)
+            assert process.pid is not None
+            end_group(process.pid)
             process.kill()
         for process in self.processes:
             process.join()
@@ -311,23 +324,16 @@ class _Running:
         for whereabouts in self.whereabouts:
             whereabouts.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-_TOP_FRAME: Final = re.compile(r'^(?:Current thread|Thread) .*\n  File "(.*)", line', re.MULTILINE)
-_WAITS_IN: Final = (streams.__file__, distributed_c10d.__file__)
-
-
-def _says_that_it_waits(log: str) -> bool:
-    """Whether a stack in `log` ends in a wait for a collective; a stopped rank leaves no stack."""
-    return any(place in _WAITS_IN for place in _TOP_FRAME.findall(log))
+        self.warden.dismiss()
 
 
 @contextmanager
-def _hidden_main() -> Generator[None]:
-    """Keep multiprocessing from running this process's main script in each process it starts.
+def _prepared() -> Generator[None]:
+    """Processes start from a server that has torch, without this process's main script.
 
-    A rank runs it when, and only when, a job refers to it.
+    multiprocessing would run it in each; a rank runs it when, and only when, a job refers to it.
     """
+    _CONTEXT.set_forkserver_preload(["zsim_torch", "zsim_torch.rank_process", LOADED_LATE])
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

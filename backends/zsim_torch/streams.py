@@ -6,6 +6,7 @@ between them unless their views overlap: the group keeps their order.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import distributed
 
 from zsim.operation import Edge, Previous
 from zsim.trace import Event
+from zsim_torch.whereabouts import Wait, handed_over, waiting_for
 
 Work = distributed.Work
 PS_PER_NS = 1000
@@ -39,12 +41,18 @@ class Touch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An operation as the streams see it. `group` and `touches` matter to collectives alone."""
+    """An operation as the streams see it.
+
+    What follows `after` matters to collectives alone: the communicator, its number in the schedule,
+    its ranks, and what is touched.
+    """
 
     operation: str
     stream: str
     after: tuple[Edge, ...] = ()
     group: str = ""
+    group_number: int = 0
+    ranks: tuple[int, ...] = ()
     touches: tuple[Touch, ...] = ()
 
 
@@ -112,6 +120,8 @@ class _Flight:
     issued_ns: int
     works: list[Work]
     before: list["_Flight"]
+    on_group: int
+    """How many its communicator was handed with it."""
     end_ns: int | None = None
 
 
@@ -133,6 +143,7 @@ class CpuStreams:
     _latest: dict[str, _Flight] = field(default_factory=dict[str, _Flight])
     _spans: list[_Span] = field(default_factory=list[_Span])
     _number: int = 0
+    _handed: Counter[str] = field(default_factory=Counter[str])
 
     def compute(self, entry: Entry, action: Callable[[], None]) -> None:
         """Wait for what is ordered before, then run `action` on the host."""
@@ -151,13 +162,17 @@ class CpuStreams:
         )
         issued = time.perf_counter_ns()
         works = issue()
+        self._handed[entry.group] += 1
+        handed_over(entry.group_number, self._handed[entry.group])
         if not works:
             self._land(before)
             issued = max(issued, *(flight.end_ns or 0 for flight in before), 0)
             self._note(entry, issued, max(issued, time.perf_counter_ns()))
             return
         self._number += 1
-        flight = _Flight(entry, self.step, self._number, issued, works, before)
+        flight = _Flight(
+            entry, self.step, self._number, issued, works, before, self._handed[entry.group]
+        )
         self._flying.append(flight)
         self._latest[entry.operation] = flight
 
@@ -242,8 +257,9 @@ class CpuStreams:
 
     def _land(self, flights: Iterable[_Flight]) -> None:
         for flight in self._closure(flights):
-            for work in flight.works:
-                work.wait()
+            with waiting_for(_wait(flight)):
+                for work in flight.works:
+                    work.wait()
             flight.works = []
             end = time.perf_counter_ns()
             start = max([flight.issued_ns, *(other.end_ns or 0 for other in flight.before)])
@@ -260,3 +276,13 @@ class CpuStreams:
 
     def _note(self, entry: Entry, start: int, end: int) -> None:
         self._spans.append(_Span(entry.operation, self.step, entry.stream, start, end))
+
+
+def _wait(flight: _Flight) -> Wait:
+    entry = flight.entry
+    return Wait(
+        operation=entry.operation,
+        group=entry.group_number,
+        number=flight.on_group,
+        ranks=entry.ranks,
+    )

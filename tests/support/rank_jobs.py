@@ -5,11 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import distributed
 
+from zsim.backend import Job
+from zsim.operation import Operation
+from zsim.trace import Trace
+from zsim_torch.backend import Assignment, train_on_rank
+from zsim_torch.executor import Executor
 from zsim_torch.ranks import run_ranks
+from zsim_torch.streams import CpuStreams, Entry, Work
 from zsim_torch.whereabouts import note
 
 
@@ -82,3 +89,46 @@ def return_a_lambda() -> object:
 
 def start_ranks_inside() -> None:
     run_ranks(sum_of_ranks, ranks=1)
+
+
+def strike(job: Job, rank: int, at: str, how: signal.Signals, in_flight: bool) -> Trace:
+    """Train; rank `rank` gets the signal `how` when it comes to the operation that `at` ends.
+
+    With `in_flight` that is a collective, which it has handed over before.
+    """
+    if distributed.get_rank() == rank:
+        if not at:
+            os.kill(os.getpid(), how)
+        _strike_at(at, how, in_flight=in_flight)
+    trace = train_on_rank(Assignment(job=job, seed=0, data=None, poison=False))
+    if at == "end":
+        _meet_at_the_end(rank, how)
+    return trace
+
+
+def _strike_at(at: str, how: signal.Signals, *, in_flight: bool) -> None:
+    if in_flight:
+        communicate = CpuStreams.communicate
+
+        def struck(self: CpuStreams, entry: Entry, issue: Callable[[], list[Work]]) -> None:
+            communicate(self, entry, issue)
+            if entry.operation.endswith(at) and self.step > 0:
+                os.kill(os.getpid(), how)
+
+        CpuStreams.communicate = struck  # type: ignore[method-assign]  # this process ends with it
+        return
+    issue_one = Executor._issue  # pyright: ignore[reportPrivateUsage]
+
+    def strike_one(self: Executor, operation: Operation) -> None:
+        if operation.id.endswith(at) and self.step != 0:
+            os.kill(os.getpid(), how)
+        issue_one(self, operation)
+
+    Executor._issue = strike_one  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+
+
+def _meet_at_the_end(rank: int, how: signal.Signals) -> None:
+    note("the run is over")
+    if distributed.get_rank() == rank:
+        os.kill(os.getpid(), how)
+    distributed.barrier()

@@ -6,9 +6,12 @@ itself failed; 130 interrupted.
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+
+LONGEST_S: Final = 1e6
+"""A week and a half."""
 
 
 class Code(IntEnum):
@@ -31,6 +34,19 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def more_than_nothing(given: str | float) -> float:
+    """A number of more than 0, for an option."""
+    try:
+        number = float(given)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < LONGEST_S:
+        raise typer.BadParameter(
+            f"{str(given)!r} must be a number of more than 0 and less than {LONGEST_S:g}"
+        )
+    return number
 
 
 Scenario = Annotated[

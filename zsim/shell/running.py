@@ -43,6 +43,8 @@ class Request:
     changes: Changes
     backend: str
     data: Path | None
+    timeout_s: float | None
+    poison: bool
     seed: int
     trace: Path | None
     timeline: Path | None
@@ -149,7 +151,13 @@ def _write_files(request: Request, job: Job, trace: Trace) -> None:
 
 def _settings(request: Request, source: Source) -> tuple[dict[str, object], dict[str, object]]:
     """Settings of the backend, and those that are trouble: a healthy run goes without them."""
-    settings: dict[str, object] = {"data": request.data} if request.data is not None else {}
+    settings: dict[str, object] = {}
+    if request.data is not None:
+        settings["data"] = request.data
+    if request.timeout_s is not None:
+        settings["timeout_s"] = request.timeout_s
+    if request.poison:
+        settings["poison"] = True
     if source.decision is not None:
         settings["decision"] = source.decision
     trouble: dict[str, object] = {}
@@ -162,12 +170,16 @@ def _backend(request: Request, settings: dict[str, object]) -> Backend:
     with mistakes(BackendError):
         kind = load(request.backend)
     known = signature(kind).parameters
-    if "data" in settings and "data" not in known:
-        raise MistakeError(f"--data: {request.data}: backend {request.backend} reads no data")
-    if "faults" in settings and "faults" not in known:
-        raise MistakeError(f"fault, neighbour: backend {request.backend} simulates none")
-    if "decision" in settings and "decision" not in known:
-        raise MistakeError(f"network.algorithm: backend {request.backend} takes its own")
+    without = {
+        "data": f"--data: {request.data}: backend {request.backend} reads no data",
+        "timeout_s": f"--timeout: {request.timeout_s}: backend {request.backend} waits for nobody",
+        "poison": f"--poison: backend {request.backend} has no memory to poison",
+        "faults": f"fault, neighbour: backend {request.backend} simulates none",
+        "decision": f"network.algorithm: backend {request.backend} takes its own",
+    }
+    for setting, why in without.items():
+        if setting in settings and setting not in known:
+            raise MistakeError(why)
     with mistakes(ValueError):
         return kind(**settings)
 

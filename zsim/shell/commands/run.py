@@ -5,7 +5,22 @@ from typing import Annotated
 
 import typer
 
-from zsim.shell.option import Code, Json, Schedulish, Settings, at_least
+from zsim.shell.option import Code, Json, Schedulish, Settings, at_least, more_than_nothing
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        parser=more_than_nothing,
+        help="Seconds without progress on any rank after which a run has failed (torch; 60).",
+    ),
+]
+Poison = Annotated[
+    bool,
+    typer.Option(
+        "--poison", help="No numbers in memory that is not valid, ranks late at random (torch)."
+    ),
+]
 
 
 def run(
@@ -18,6 +33,8 @@ def run(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text to train on, bytes as tokens (torch).")
     ] = None,
+    timeout: Timeout = None,
+    poison: Poison = False,
     settings: Settings = None,
     seed: Annotated[
         int, typer.Option(metavar="N", parser=at_least(0), help="Seed of all that is drawn.")
@@ -50,6 +67,8 @@ def run(
         changes=Changes(settings=tuple(settings or ()), ranks=ranks, steps=steps),
         backend=backend,
         data=data,
+        timeout_s=timeout,
+        poison=poison,
         seed=seed,
         trace=trace,
         timeline=timeline,

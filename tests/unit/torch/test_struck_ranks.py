@@ -1,0 +1,239 @@
+"""A rank that is killed or stopped, at every phase: the others end, and the line says where."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rank_jobs import strike, sum_of_ranks
+
+import zsim_topologies
+from zsim import zero
+from zsim.architecture import GPT
+from zsim.backend import Job
+from zsim.gpt import gpt
+from zsim.operation import Operation, walk
+from zsim.strategy import Strategy
+from zsim_torch.failure import Cause, RankFailedError
+from zsim_torch.ranks import RankPool
+from zsim_torch.whereabouts import Note, Whereabouts
+
+ZSIM = Path(sys.executable).with_name("zsim")
+SHAPE = GPT(layers=1, hidden_size=8, attention_heads=1, sequence_length=8, vocab_size=256)
+STRUCK = 1
+RANKS = 3
+
+
+def _job() -> Job:
+    strategy = Strategy(stage=3, data=RANKS, gradient_accumulation_steps=2)
+    model = gpt(SHAPE, micro_batch_size=1)
+    return Job(
+        schedule=zero.schedule(model, strategy),
+        model=model,
+        cluster=zsim_topologies.load("dgx_a100_infiniband"),
+        steps=3,
+    )
+
+
+JOB = _job()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Where a rank is struck: at the operation `at`, by itself or with it in flight."""
+
+    at: str
+    in_flight: bool = False
+
+    @property
+    def seen(self) -> str:
+        """What the line says that it was last seen at."""
+        if self.at == "end":
+            return "the run is over"
+        if not self.at:
+            return "starting a job"
+        return self.at if self.at.startswith("setup") else f"{self.at} in step 1"
+
+
+def _first(program: tuple[Operation, ...], kind: str, action: str = "") -> str:
+    for operation in walk(program):
+        if type(operation).__name__ == kind and action in ("", getattr(operation, "action", "")):
+            return operation.id
+    raise LookupError(kind)
+
+
+PROGRAM = JOB.schedule.programs[0]
+PHASES = {
+    "start": Phase(at=""),
+    "setup": Phase(at=_first(PROGRAM.setup, "Compute")),
+    "forward": Phase(at=_first(PROGRAM.step, "Compute", "forward")),
+    "collective": Phase(at=_first(PROGRAM.step, "AllGather"), in_flight=True),
+    "backward": Phase(at=_first(PROGRAM.step, "Compute", "backward")),
+    "optimizer": Phase(at=_first(PROGRAM.step, "Compute", "update")),
+    "end": Phase(at="end"),
+}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        with RankPool(RANKS) as made:
+            yield made
+
+
+def failed(pool: RankPool, phase: Phase, how: signal.Signals) -> tuple[RankFailedError, str]:
+    with pytest.raises(RankFailedError) as caught:
+        pool.run(strike, JOB, STRUCK, phase.at, how, phase.in_flight)
+    path = Path(caught.value.details)
+    text = path.read_text("utf-8")
+    path.unlink()
+    assert list(path.parent.glob("zsim-*")) == []
+    return caught.value, text
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_a_killed_rank_is_named_with_what_it_did(pool: RankPool, name: str) -> None:
+    pool.timeout_s = 60.0
+    error, text = failed(pool, PHASES[name], signal.SIGKILL)
+    assert (error.rank, error.cause) == (STRUCK, Cause.DIED)
+    assert str(error).startswith("rank 1: killed by SIGKILL (out of memory, or by hand), last seen")
+    assert f"last seen: {PHASES[name].seen}" in str(error)
+    assert "rank 0 was last seen: " in text
+
+
+IN_CI = ("collective", "backward")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.long) for name in PHASES]
+)
+def test_a_stopped_rank_is_named_with_those_that_wait_for_it(pool: RankPool, name: str) -> None:
+    pool.timeout_s = 60.0
+    pool.run(sum_of_ranks)  # fresh ranks take their time
+    pool.timeout_s = 3.0
+    error, text = failed(pool, PHASES[name], signal.SIGSTOP)
+    assert (error.rank, error.cause) == (STRUCK, Cause.HUNG)
+    seen = f"rank 1: stopped by a signal, no progress for 3 s, last seen: {PHASES[name].seen}"
+    assert str(error).startswith(seen)
+    if PHASES[name].seen.endswith("in step 1"):
+        waits = (
+            r"; (rank 0 waits|rank 2 waits|ranks 0 and 2 wait) for step/\S+ where rank 1 is missing"
+        )
+        assert re.search(waits, str(error))
+        assert re.search(r"rank [02] was last seen: .* where rank 1 is missing", text)
+    assert pool.run(sum_of_ranks) == (3.0, 3.0, 3.0)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Processes whose environment has `mark`: what a run has started, orphans included."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text("utf-8").rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if mark.encode() in environment and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Wait until `what` holds, for two minutes at most: machines may be busy."""
+    for _ in range(6000):
+        if what():
+            return
+        time.sleep(0.02)
+    pytest.fail("it does not come to hold")
+
+
+class Running:
+    """`zsim run` on three ranks, for long."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.mark = f"{folder.name}-{os.getpid()}"
+        words = ["run", "tiny", "--backend", "torch", "--ranks", str(RANKS), "--steps", "100000"]
+        self.process = subprocess.Popen(
+            [ZSIM, *words, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "ZSIM_TEST_MARK": self.mark, "TMPDIR": str(folder)},
+            start_new_session=True,
+        )
+
+    def note(self, rank: int) -> Note:
+        """What a rank says of itself; nothing before it begins."""
+        for path in self.folder.glob(f"zsim-ranks-*/rank{rank}.note"):
+            with suppress(OSError, ValueError):
+                whereabouts = Whereabouts(path)
+                note = whereabouts.read()
+                whereabouts.close()
+                return note
+        return Note(count=0, text="")
+
+    def strike(self, rank: int, when: str, how: signal.Signals) -> None:
+        """Send `how` to a rank that has come to `when`."""
+        until(lambda: self.note(rank).pid > 0 and when in self.note(rank).text)
+        os.kill(self.note(rank).pid, how)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and what was said, when it has ended and left nothing."""
+        out, error = self.process.communicate(timeout=120)
+        assert out == ""
+        until(lambda: not processes_with(self.mark))
+        until(lambda: not list(self.folder.glob("zsim-ranks-*")))
+        return self.process.returncode, error
+
+
+@pytest.mark.parametrize(
+    ("when", "seen"),
+    [("", r".*"), ("in step", r"step/\S+ in step \d+")],
+    ids=["start", "step"],
+)
+def test_a_run_whose_rank_is_killed_ends_with_one_line_and_nothing_left(
+    tmp_path: Path, when: str, seen: str
+) -> None:
+    running = Running(tmp_path)
+    running.strike(STRUCK, when, signal.SIGKILL)
+    code, line = running.end()
+    assert code == 3
+    killed = rf"zsim: rank 1: killed by SIGKILL \(out of memory, or by hand\), last seen: {seen}"
+    assert re.fullmatch(rf"{killed}(; ranks? .*)? \(details: \S+\)\n", line)
+    assert [path.name[:13] for path in tmp_path.iterdir()] == ["zsim-failure-"]
+
+
+def test_a_run_whose_rank_is_stopped_ends_in_the_set_time(tmp_path: Path) -> None:
+    running = Running(tmp_path, "--timeout", "5")
+    running.strike(STRUCK, "in step", signal.SIGSTOP)
+    code, line = running.end()
+    assert code == 3
+    stopped = (
+        r"zsim: rank 1: stopped by a signal, no progress for 5\S* s, last seen: step/\S+ in step"
+    )
+    waits = r"(rank 0 waits|rank 2 waits|ranks 0 and 2 wait) for step/\S+ where rank 1 is missing"
+    assert re.match(rf"{stopped} \d+; {waits}", line)
+
+
+def test_a_killed_program_leaves_no_rank_not_even_a_stopped_one_and_no_folder(
+    tmp_path: Path,
+) -> None:
+    running = Running(tmp_path)
+    for rank in range(RANKS):
+        running.strike(rank, "", signal.SIGSTOP)
+    running.process.kill()
+    code, line = running.end()
+    assert (code, line) == (-signal.SIGKILL, "")
+    assert list(tmp_path.iterdir()) == []
