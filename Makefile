@@ -6,7 +6,7 @@ PYTHON ?= python3
 PIP_PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-long test-studies lint bench format clean python
+.PHONY: run test test-long test-studies docs lint bench format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -19,6 +19,9 @@ test-long: .venv/installed  ## thirty mutants of every operator, on every stage 
 
 test-studies: .venv/studies  ## sweeps that are killed, pages in a browser, traces in Holistic Trace Analysis
 	@.venv/bin/pytest -m studies tests/studies -rs
+
+docs: .venv/docs  ## the documentation, in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 lint: .venv/installed
 	@.venv/bin/ruff check
@@ -52,6 +55,10 @@ clean:
 
 .venv/studies: .venv/installed
 	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,studies]'
+	@touch $@
+
+.venv/docs: .venv/installed
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,docs]'
 	@touch $@
 
 python:

@@ -4,12 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from inspect import signature
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from shown import Command, steps
 
 import zsim_scenarios
 from zsim.backend import Backend
@@ -27,16 +26,6 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    """Each command of the console blocks, and what stands under it."""
-    for block in blocks("console"):
-        lines = block.splitlines()
-        for index, line in enumerate(lines):
-            if line.startswith("$ "):
-                under = takewhile(lambda each: not each.startswith("$ "), lines[index + 1 :])
-                yield line.removeprefix("$ "), "\n".join(under)
-
-
 def behind(command: str) -> str:
     """What `make run` runs, by the Makefile; any other command is itself."""
     if command != "make run":
@@ -48,7 +37,7 @@ def behind(command: str) -> str:
     return recipe.group(1)
 
 
-COMMANDS = dict(commands())
+COMMANDS = {each.words: each.prints for each in steps(README) if isinstance(each, Command)}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.backend import BackendError, Job, NoWayError, load
-from zsim.comparison import Comparison, Difference, Measure, compare
+from zsim.comparison import Comparison, Difference, Measure, compare, sort_of
 from zsim.document import DocumentError, decode_trace
 from zsim.shell.answer import print_json
 from zsim.shell.mistake import MistakeError, file_fault, mistakes
@@ -138,7 +138,7 @@ def _print(sides: tuple[Side, Side], found: Comparison) -> None:
     for title, rows, most in (
         ("", found.figures, FIGURES),
         ("time of operations, by sort", found.sorts, SORTS),
-        ("of operations in both", found.operations, OPERATIONS),
+        ("of each sort the operation that differs most", _firsts(found.operations), OPERATIONS),
     ):
         shown = [each for each in rows if each.change][:most]
         if title and shown:
@@ -148,6 +148,14 @@ def _print(sides: tuple[Side, Side], found: Comparison) -> None:
             table.add_row(*_row(each))
     Console(width=100, highlight=False).print(table)
     print(_rest(found))
+
+
+def _firsts(operations: Sequence[Difference]) -> list[Difference]:
+    """The first operation of each sort."""
+    found: dict[str, Difference] = {}
+    for each in operations:
+        found.setdefault(sort_of(each.name), each)
+    return list(found.values())
 
 
 def _row(each: Difference) -> Sequence[str]:
