@@ -235,9 +235,8 @@ class Passes:
         if found is not None:
             return found
         segment = self._segment(visit, part)
-        operands = [
-            Operand(role=Role.INPUT, view=self._read(segment, instance)) for instance in part.reads
-        ]
+        read = [self._read(part, each, segment) for each in part.reads]
+        operands = [Operand(role=Role.INPUT, view=view) for view in read]
         operands += self._parameters(visit, segment, Role.PARAMETER)
         if saves and segment.saved_bytes:
             view = self.draft.all(self._saved(visit, part))
@@ -360,9 +359,9 @@ class Passes:
             else:
                 self.draft.free(instance.buffer)
 
-    def _read(self, segment: Segment, instance: Instance) -> View:
+    def _read(self, part: SegmentVisit, instance: Instance, segment: Segment) -> View:
         if self.tokens.gathers(segment, instance.value):
-            return self.draft.all(self.tokens.whole(instance.value, instance.buffer))
+            return self.draft.all(self.tokens.read(part, instance))
         return self._view(instance)
 
     def _made(self, instance: Instance) -> str:
@@ -374,7 +373,7 @@ class Passes:
     def _slope(self, value: Value) -> str:
         slope = f"{value.name}/gradient"
         if value.name in self.tokens.scattered:
-            return self.tokens.whole(value.name, slope)
+            return self.tokens.slope(value.name)
         return slope
 
     def _reduce(self, value: str, buffer: str, path: str, *, of: str = "") -> None:

@@ -11,7 +11,7 @@ from zsim.model import Model, Segment
 from zsim.operation import AllGather, ReduceScatter
 from zsim.schedule import Kind
 from zsim.zero.draft import COMPUTE, TENSOR, Draft
-from zsim.zero.flow import SegmentVisit
+from zsim.zero.flow import Instance, SegmentVisit
 
 
 def shared_parameters(model: Model) -> frozenset[str]:
@@ -48,7 +48,7 @@ class Tokens:
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
         """Gather what `segment` reads whole; the buffers that hold it, taken here."""
         return tuple(
-            self._gather(each.value, each.buffer, f"{part.action}{part.segment}/gather")
+            self._gather(each.value, self.read(part, each), each.buffer, part)
             for each in part.reads
             if self.gathers(segment, each.value)
         )
@@ -58,19 +58,17 @@ class Tokens:
     ) -> tuple[str, ...]:
         """The same of the gradients of what it scattered, as far as they are in `slopes`."""
         return tuple(
-            self._gather(
-                each.name, f"{each.name}/gradient", f"{part.action}{part.segment}/gather/gradient"
-            )
+            self._gather(each.name, self.slope(each.name), f"{each.name}/gradient", part)
             for each in segment.outputs
             if each.name in slopes and each.name in self.scattered
         )
 
-    def _gather(self, value: str, buffer: str, path: str) -> str:
-        whole = self.whole(value, buffer)
+    def _gather(self, value: str, whole: str, buffer: str, part: SegmentVisit) -> str:
+        """Gather `buffer`, which is `value` or its gradient, into `whole`, taken here."""
         self.draft.allocate(whole)
         self.draft.add(
             AllGather(
-                id=self.draft.path(path),
+                id=self.draft.path(f"{part.action}{part.segment}/gather/{buffer}"),
                 stream=COMPUTE,
                 group=TENSOR,
                 source=self.draft.all(buffer),
@@ -98,9 +96,14 @@ class Tokens:
         )
         self.draft.free(summands)
 
-    def whole(self, value: str, buffer: str) -> str:
-        """The buffer of all tokens of `buffer`."""
-        return self._all_tokens(value, f"{buffer}/whole", produced=False)
+    def read(self, part: SegmentVisit, instance: Instance) -> str:
+        """The buffer of all tokens of what `part` reads: one for each pass that gathers them."""
+        name = f"{instance.buffer}/{part.action}/whole"
+        return self._all_tokens(instance.value, name, produced=False)
+
+    def slope(self, value: str) -> str:
+        """The buffer of the gradients of all tokens of `value`."""
+        return self._all_tokens(value, f"{value}/gradient/whole", produced=False)
 
     def summands(self, value: str, buffer: str) -> str:
         """The buffer of summands of all tokens of `buffer`."""

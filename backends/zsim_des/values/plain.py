@@ -107,8 +107,49 @@ class _Run:
             for position in reversed(range(len(unit.segments))):
                 self._backward(unit, position)
 
-    def _of(self, place: int, names: Sequence[str]) -> list[Numbers]:
-        return [self._values[place][name] for name in names]
+        if any(value.tensor_sharded for value in model.values.values()):
+            self._add_up_copies()
+
+    def _add_up_copies(self) -> None:
+        """Of parameters that all places have, each has the gradient of its own tokens."""
+        for parameter in self._model.parameters:
+            if not parameter.tensor_sharded:
+                name = parameter.name
+                total = reduced(np.sum([own[name] for own in self.gradients], axis=0))
+                for own in self.gradients:
+                    own[name] = total
+
+    def _cut(self, name: str) -> bool:
+        return self._model.values[name].tensor_sharded
+
+    def _inputs(self, place: int, segment: Segment) -> list[Numbers]:
+        """What a segment reads: of what is cut by tokens its own, or all if it sums gradients."""
+        whole = segment.reduces_input_gradient
+        return [
+            self._together(self._values, name)
+            if whole and self._cut(name)
+            else self._values[place][name]
+            for name in segment.inputs
+        ]
+
+    def _together(self, tensors: Tensors, name: str) -> Numbers:
+        return np.concatenate([own[name] for own in tensors])
+
+    def _elements(self, names: Sequence[str], *, whole: bool) -> list[int]:
+        values = [self._model.values[name] for name in names]
+        places = len(self._places)
+        return [
+            value.elements * (places if whole and value.tensor_sharded else 1) for value in values
+        ]
+
+    def _own(self, made: list[list[Numbers]], names: Sequence[str]) -> list[list[Numbers]]:
+        """Sums over all places, of which each keeps its own tokens where they are cut."""
+        sums = _summed(made)
+        for place, own in enumerate(sums):
+            for index, name in enumerate(names):
+                if self._cut(name):
+                    own[index] = np.split(own[index], len(self._places))[place]
+        return sums
 
     def _forward(self, unit: Unit, position: int) -> None:
         segment = unit.segments[position]
@@ -116,14 +157,16 @@ class _Run:
         for place in self._places:
             done = stand_in.forward(
                 f"{unit.name}/{position}",
-                self._of(place, segment.inputs),
+                self._inputs(place, segment),
                 [self._parameters[place][name] for name in segment.parameters],
-                [value.elements for value in segment.outputs],
+                self._elements(
+                    [value.name for value in segment.outputs], whole=segment.reduces_output
+                ),
             )
             made.append(done.outputs)
             self._saved[place][unit.name, position] = done.saved
         if segment.reduces_output:
-            made = _summed(made)
+            made = self._own(made, [value.name for value in segment.outputs])
         for place, outputs in enumerate(made):
             for value, output in zip(segment.outputs, outputs, strict=True):
                 self._values[place][value.name] = output
@@ -139,7 +182,7 @@ class _Run:
             for name, gradient in zip(segment.parameters, done.parameters, strict=True):
                 own[name] = reduced(own[name] + gradient)
         if segment.reduces_input_gradient:
-            made = _summed(made)
+            made = self._own(made, wanted)
         for place, gradients in enumerate(made):
             slopes = self._slopes[place]
             for name, gradient in zip(wanted, gradients, strict=True):
@@ -149,15 +192,21 @@ class _Run:
         self, place: int, unit: Unit, position: int, wanted: Sequence[str]
     ) -> stand_in.Backward:
         segment: Segment = unit.segments[position]
-        slopes = self._slopes[place]
+        slopes = {
+            value.name: self._together(self._slopes, value.name)
+            if segment.reduces_output and value.tensor_sharded
+            else self._slopes[place][value.name]
+            for value in segment.outputs
+            if value.name in self._slopes[place]
+        }
         saved = self._saved[place][unit.name, position]
         return stand_in.backward(
             f"{unit.name}/{position}",
-            inputs=self._of(place, segment.inputs) if segment.saves_input else [],
+            inputs=self._inputs(place, segment) if segment.saves_input else [],
             saved=[np.array([saved])] if segment.saved_bytes else [],
             parameters=[self._parameters[place][name] for name in segment.parameters],
             slopes=[slopes[value.name] for value in segment.outputs if value.name in slopes],
-            sizes=[self._model.values[name].elements for name in wanted],
+            sizes=self._elements(wanted, whole=segment.reduces_input_gradient),
         )
 
 

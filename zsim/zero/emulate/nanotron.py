@@ -140,10 +140,11 @@ class _Step:
         self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
         self.wrapped = strategy.data > 1
         self.shared = shared_parameters(model)
-        self._missing = [
+        self._users = [
             sum(run.bucket == bucket.index for runs in buckets.runs for run in runs)
             for bucket in buckets.all
         ]
+        self._missing = list(self._users)
         self._written = ["" for _ in buckets.all]
         self._waited: set[int] = set()
 
@@ -237,7 +238,7 @@ class _Step:
                     stream=COMPUTE,
                     source=draft.all(source),
                     target=whole if run.layout is None else draft.all(staging),
-                    accumulate=self._missing[run.bucket] < self._users(run.bucket),
+                    accumulate=self._is_used_again(bucket),
                     by_parameter=run.layout is not None,
                 )
             )
@@ -247,8 +248,10 @@ class _Step:
                 if not self._is_shared(bucket):
                     self._reduce(bucket)
 
-    def _users(self, bucket: int) -> int:
-        return sum(run.bucket == bucket for runs in self.buckets.runs for run in runs)
+    def _is_used_again(self, bucket: Bucket) -> bool:
+        """Whether it is of one parameter that several units use, and this is not the first use."""
+        tied = len(bucket.layout.pieces) == 1
+        return tied and self._missing[bucket.index] < self._users[bucket.index]
 
     def _is_shared(self, bucket: Bucket) -> bool:
         return any(piece.parameter in self.shared for piece in bucket.layout.pieces)
