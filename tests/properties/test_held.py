@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.scenario import TrainTable
-from zsim.study.fixed import held
+from zsim.study.fixed import Fixed, held
 
 
 @settings(max_examples=50)
@@ -13,7 +13,8 @@ def test_a_batch_is_kept_whole_with_the_largest_micro_batch_that_divides_it(
     micro: int, share: int, replicas: int
 ) -> None:
     train = TrainTable(micro_batch_size=micro, gradient_accumulation_steps=3)
-    found = held(train, share * replicas, replicas, {"zero.stage"})
+    fixed = Fixed(global_batch=share * replicas, micro_batch=1)
+    found = held(train, fixed, replicas, {"zero.stage"})
     size = found.micro_batch_size
     assert size is not None
     assert found.global_batch_size == share * replicas

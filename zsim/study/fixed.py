@@ -1,14 +1,23 @@
 """What stays as it is while axes change: the global batch, however many replicas share it."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from zsim.scenario import ScenarioError, TrainTable
 
 BATCH = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
 
 
-def held(train: TrainTable, global_batch: int, replicas: int, given: Collection[str]) -> TrainTable:
-    """`train` with so many sequences in a step, over all replicas.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Sequences of a step over all replicas, and the micro-batch of the run that they are from."""
+
+    global_batch: int
+    micro_batch: int
+
+
+def held(train: TrainTable, fixed: Fixed, replicas: int, given: Collection[str]) -> TrainTable:
+    """`train` with the sequences of `fixed` in a step, over all replicas.
 
     `given` has the fields of `train` that an axis sets. The micro-batch stays as it is where it
     divides what a replica has, else it is the largest smaller one that does; gradient accumulation
@@ -21,6 +30,7 @@ def held(train: TrainTable, global_batch: int, replicas: int, given: Collection[
     micro, steps, total = (f"train.{name}" in given for name in BATCH)
     if total or (micro and steps):
         return train
+    global_batch = fixed.global_batch
     if global_batch % replicas:
         raise ScenarioError(
             f"train.global_batch_size: {global_batch}, held fixed, must be a multiple of the "
@@ -30,7 +40,7 @@ def held(train: TrainTable, global_batch: int, replicas: int, given: Collection[
         follows = BATCH[1] if micro else BATCH[0]
         return train.model_copy(update={follows: None, "global_batch_size": global_batch})
     share = global_batch // replicas
-    largest = min(train.micro_batch_size or share, share)
+    largest = min(train.micro_batch_size or fixed.micro_batch, share)
     size = next(size for size in range(largest, 0, -1) if share % size == 0)
     return train.model_copy(
         update={

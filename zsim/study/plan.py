@@ -11,7 +11,7 @@ from zsim.outline import Outline, Recipe
 from zsim.scenario import Scenario, ScenarioError, from_tables
 from zsim.study.axis import Axis, Combination, axes_of, changed, combinations
 from zsim.study.file import StudyError, StudyFile
-from zsim.study.fixed import BATCH, held
+from zsim.study.fixed import BATCH, Fixed, held
 from zsim.study.goal import Goal, goal_of
 from zsim.study.where import Condition, condition
 
@@ -76,7 +76,7 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     goal = goal_of(study.goal, [axis.name for axis in axes])
     planner = _Planner(axes=axes, goal=goal, base=base, reader=reader)
     keep, drop = _conditions(study, axes)
-    batch = planner.global_batch() if study.hold == "global_batch" else None
+    batch = planner.fixed() if study.hold == "global_batch" else None
     runs: list[Run] = []
     count = 0
     for combination in combinations(axes):
@@ -156,8 +156,8 @@ class _Planner:
         except StudyError as error:
             raise StudyError(f"where: {combination.named(self.axes)}: {error}") from None
 
-    def global_batch(self) -> int | None:
-        """Sequences of a step that are held fixed: the base's, or those of the first run that has.
+    def fixed(self) -> Fixed | None:
+        """The batch that is held fixed: the base's, or that of the first run that has one.
 
         None if no scenario says what it would be.
         """
@@ -167,7 +167,8 @@ class _Planner:
                 replicas = self.reader.replicas(scenario)
             except ScenarioError:
                 continue
-            return batches.micro_batch_size * batches.accumulation_steps * replicas
+            share = batches.micro_batch_size * batches.accumulation_steps
+            return Fixed(global_batch=share * replicas, micro_batch=batches.micro_batch_size)
         return None
 
     def _scenarios(self) -> Iterator[Scenario]:
@@ -176,8 +177,8 @@ class _Planner:
             yield self.reader.configured(from_tables(self.base))
         yield from map(self.scenario, combinations(self.axes))
 
-    def run(self, combination: Combination, scenario: Scenario, batch: int | None) -> Run:
-        """The run of a combination, with so many sequences a step if they are held."""
+    def run(self, combination: Combination, scenario: Scenario, batch: Fixed | None) -> Run:
+        """The run of a combination, with the batch that is held, if one is."""
         values = dict(combination.changes)
         if self.goal.field is not None:
             values[self.goal.field] = found_in(scenario, self.goal.field)
@@ -218,7 +219,7 @@ def _refuse_impossible(axes: Sequence[Axis], runs: Sequence[Run]) -> None:
                 raise StudyError(f"{axis.name}={choice.label}: {found[0].impossible}")
 
 
-def _held(axes: Sequence[Axis], batch: int | None) -> str:
+def _held(axes: Sequence[Axis], batch: Fixed | None) -> str:
     """What is the same in all runs, in one line."""
     fields = {name for axis in axes for name in axis.fields}
     micro, steps, total = (f"train.{name}" in fields for name in BATCH)
@@ -232,4 +233,4 @@ def _held(axes: Sequence[Axis], batch: int | None) -> str:
         follows = "the micro-batch follows gradient accumulation"
     else:
         follows = "gradient accumulation makes up for replicas, the micro-batch shrinks if it must"
-    return f"the global batch, {batch:,} sequences a step: {follows}"
+    return f"the global batch, {batch.global_batch:,} sequences a step: {follows}"

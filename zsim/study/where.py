@@ -51,8 +51,14 @@ class Condition:
         """
         try:
             return bool(_value(self.tree, find))
-        except (TypeError, ArithmeticError) as error:
+        except ArithmeticError as error:
             raise StudyError(f"{self.text!r}: {error}") from None
+        except TypeError:
+            nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
+            names = [_name(node) for node in nodes if not isinstance(node.value, ast.Constant)]
+            absent = [name for name in names if find(name) is None]
+            why = f"{absent[0]} is not given" if absent else "compares what cannot be compared"
+            raise StudyError(f"{self.text!r}: {why}") from None
 
 
 def condition(text: str, axes: Collection[str]) -> Condition:

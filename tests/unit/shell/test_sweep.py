@@ -5,6 +5,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from zsim.collective.profile import NetworkProfile
 from zsim.shell.cli import answer
 from zsim.shell.installed import network_profile
+from zsim.shell.sweep.progress import progress
 from zsim.shell.sweep.worker import Batch, Done, run_batch
 
 STUDY = """
@@ -254,3 +256,23 @@ def test_a_row_that_cannot_be_read_is_run_again(ask: Ask, tried: list[int]) -> N
     tried.clear()
     swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))
     assert sum(tried) == 6  # of stage 1
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_remaining_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress(10, 2) as advance:
+        advance(3)
+        advance(5)
+    shown = screen.getvalue()
+    assert "10/10" in shown
+    assert "runs/s" in shown
+    assert ":00" in shown

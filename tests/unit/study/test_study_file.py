@@ -97,6 +97,14 @@ def test_the_global_batch_is_held_and_gradient_accumulation_makes_up_for_replica
     ]
 
 
+def test_a_micro_batch_that_the_base_does_not_give_stays_what_it_comes_to() -> None:
+    base = BASE.replace("micro_batch_size = 4", "global_batch_size = 64")
+    study = parse(f'question = "which?"{base}{NODES}')
+    found = planned(study, study.base, reader("study.toml"))
+    batches = [run.outline.batches for run in found.runs if run.outline is not None]
+    assert [each.micro_batch_size for each in batches] == [4, 4, 2]
+
+
 def test_where_an_axis_sets_a_batch_size_the_other_follows_or_nothing_is_held() -> None:
     micro = '[[axis]]\nfield = "train.micro_batch_size"\nvalues = [1, 2]'
     found = [run.outline.batches for run in plan(micro).runs if run.outline is not None]
@@ -141,7 +149,10 @@ WRONG = {
     STAGES + '[where]\nkeep = ["zero.stage >"]': "where.keep: 'zero.stage >' must be a condition",
     STAGES + '[where]\nkeep = ["zero.stage > 5"]': "where: drops all 4 combinations",
     STAGES
-    + '[where]\nkeep = ["parallel.data > 5"]': "where: stage=0: 'parallel.data > 5': '>' not",
+    + '[where]\nkeep = ["parallel.data > 5"]': "where: stage=0: 'parallel.data > 5': parallel.da",
+    STAGES
+    + "[where]\nkeep = [\"'a' > zero.stage\"]": "where: stage=0: \"'a' > zero.stage\": compa",
+    STAGES + '[where]\nkeep = ["1 / zero.stage > 0"]': "where: stage=0: '1 / zero.stage > 0': divi",
     STAGES + '[where]\ndrop = ["print(1)"]': "where.drop: 'print(1)' is not for a condition",
     STAGES + '[goal]\nminimize = "time"': "goal.minimize: 'time' must be step_time, cost_per_token",
     STAGES + '[goal]\nminimize = "cost_per_token"': "goal.minimize: needs price_per_gpu_hour",

@@ -77,7 +77,11 @@ def _forecast(request: Request, study: Study, path: Path) -> bool:
         with opened(path) as store:
             known = store.get(tuple(keys.values()))
     left = left_of(study.plan.runs, keys, known)
-    found = forecast(study.plan, left, request.workers or cores())
+    workers = request.workers or cores()
+    if request.scheduler is not None:
+        with crew(workers, request.scheduler) as there:
+            workers = there.workers
+    found = forecast(study.plan, left, workers)
     print_forecast(found, as_json=request.as_json)
     return True
 

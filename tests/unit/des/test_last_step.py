@@ -1,0 +1,52 @@
+"""The last step without a trace, and a schedule that is tried again: the figures of a full run."""
+
+from typing import cast
+
+import pytest
+
+import zsim_scenarios
+from zsim.backend import Job
+from zsim.outline import model_of
+from zsim.scenario import parse
+from zsim.shell.sweep.source import reader
+from zsim.shell.sweep.worker import simulated
+from zsim.study.outcome import Status
+from zsim.study.proved import Proved
+from zsim.summary import step_of, summary
+from zsim.zero import schedule
+from zsim_des import SimBackend
+
+CASES = {
+    "stage 3": (),
+    "one step": ("train.steps=1",),
+    "another order with deferred frees": ("zero.emulate=fsdp1", "zero.bucket_elements=500000000"),
+    "another order": ("zero.emulate=fsdp2", "zero.bucket_elements=500000000"),
+    "hosts that cost time": ("compute.profile=a100",),
+    "a slow GPU": ("fault=[{kind='gpu',rank=1,factor=2}]",),
+    "a neighbour": (
+        "parallel.data=16",
+        "neighbour=[{nodes=[0,1],bandwidth_per_direction='10 GB/s'}]",
+    ),
+    "a loss scale": ("train.precision=fp16", "parallel.tensor=2"),
+    "memory that is too small": ("cluster.gpu_memory=1 MB",),
+}
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_what_a_later_trial_says_is_what_a_run_says(settings: tuple[str, ...]) -> None:
+    outline = reader("tiny").outline(parse(zsim_scenarios.text("tiny"), settings))
+    model = model_of(outline)
+    job = Job(
+        schedule=schedule(model, outline.strategy),
+        model=model,
+        cluster=outline.cluster,
+        steps=outline.steps,
+    )
+    backend = SimBackend(faults=outline.faults, neighbours=outline.neighbours)
+    trace = backend.run(job, seed=0)
+    assert backend.last_step(job, seed=0) == step_of(job, trace)
+    made = cast("Proved", simulated(outline.recipe))
+    first, again = made.tried(outline), made.tried(outline)
+    assert first == again
+    assert first.summary == summary(job, trace)
+    assert (first.status is Status.FULL) == (trace.out_of_memory is not None)
