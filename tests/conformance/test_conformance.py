@@ -68,12 +68,22 @@ STRATEGIES = {
         prefetch_units=3,
         reductions_in_flight=0,
     ),
+    "stage 2, checkpoints in host memory": Strategy(
+        stage=2,
+        data=2,
+        checkpointing=Checkpointing.FULL,
+        offload_checkpoints=True,
+        contiguous=True,
+    ),
     # With a CUDA device the torch backend runs one rank on it, with NCCL.
     "one rank, stage 0": Strategy(stage=0, clip_norm=1.0),
     "one rank, stage 1": Strategy(stage=1, precision=Precision.BF16),
     "one rank, stage 2": Strategy(stage=2, precision=Precision.FP16, bucket_elements=200),
     "one rank, stage 3": Strategy(
-        stage=3, gradient_accumulation_steps=2, checkpointing=Checkpointing.FULL
+        stage=3,
+        gradient_accumulation_steps=2,
+        checkpointing=Checkpointing.FULL,
+        offload_checkpoints=True,
     ),
 }
 
