@@ -29,11 +29,12 @@ lint: .venv/installed
 	@.venv/bin/mypy
 	@.venv/bin/pyright
 
-bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator
+bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages
 	.venv-run/bin/python benchmarks/step_96_layers.py
 	.venv-run/bin/python -m benchmarks.scale
 	.venv-run/bin/python -m benchmarks.study
 	.venv-run/bin/python -m benchmarks.allocator
+	.venv-run/bin/python -m benchmarks.page
 
 format: .venv/installed
 	.venv/bin/ruff check --fix
@@ -45,7 +46,7 @@ clean:
 # The stamps: an environment is made again when what it was made from has changed.
 .venv-run/installed: pyproject.toml constraints.txt | python
 	$(PYTHON) -m venv $(@D)
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e .
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[report]'
 	@touch $@
 
 .venv/installed: pyproject.toml constraints.txt | python

@@ -9,8 +9,8 @@ from zsim.study.row import Row
 from zsim.units import format_bytes, format_seconds
 
 LINES_MAX = 12
-"""Lines of a chart; more combinations of the other axes are dots without lines."""
-ROWS_MAX = 2_000
+"""Lines of a chart; of more combinations of the other axes the fastest and slowest are shown."""
+ROWS_MAX = 1_000
 """Rows of the table: more would make the page slow; the CSV has all."""
 COLOURS = (
     *("#5b8bd0", "#e07a5f", "#6d9f71", "#f2b45c", "#8d6a9f", "#4f9da6"),
@@ -95,9 +95,10 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(_others(result, row, axis), []).append(row)
-    drawn = len(lines) <= LINES_MAX
-    if not drawn:
-        lines = {"every run": list(rows)}
+    fewer = ""
+    if len(lines) > LINES_MAX:
+        fewer = f" Of {len(lines):,} combinations of the others, the fastest, median and slowest."
+        lines = _extremes(rows, axis)
     judged = any(row.outcome.error is not None for row in rows)
     band = (
         "Bars are the error of the prediction."
@@ -107,10 +108,10 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
     changes = ", ".join(result.fields[axis])
     return Section(
         title=f"Along {result.axes[axis]}",
-        sentences=(f"It changes {changes}. {band} Hollow marks do not meet the goal.",),
+        sentences=(f"It changes {changes}.{fewer} {band} Hollow marks do not meet the goal.",),
         figure=Figure(
             traces=tuple(
-                _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)], joined=drawn)
+                _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)])
                 for at, (name, each) in enumerate(lines.items())
             ),
             layout={
@@ -130,21 +131,32 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
     )
 
 
+def _extremes(rows: Sequence[Row], axis: int) -> dict[str, list[Row]]:
+    """Of each choice the fastest run, the one in the middle, and the slowest."""
+    found: dict[str, list[Row]] = {"fastest": [], "median": [], "slowest": []}
+    choices: dict[str, list[Row]] = {}
+    for row in rows:
+        choices.setdefault(row.labels[axis], []).append(row)
+    for each in choices.values():
+        ordered = sorted(each, key=lambda row: row.step_time_s)
+        for name, at in (("fastest", 0), ("median", len(ordered) // 2), ("slowest", -1)):
+            found[name].append(ordered[at])
+    return found
+
+
 def _others(result: StudyResult, row: Row, axis: int) -> str:
     """What a run is on the other axes."""
     pairs = zip(result.axes, row.labels, strict=True)
     return ", ".join(f"{name}={label}" for at, (name, label) in enumerate(pairs) if at != axis)
 
 
-def _line(
-    name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, colour: str, joined: bool
-) -> Json:
+def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, colour: str) -> Json:
     accepted = {row.name for row in result.ranking.accepted}
     bands = [(row.outcome.error or 0.0) * row.step_time_s for row in rows]
     return {
         "type": "scatter",
-        "mode": "lines+markers" if joined else "markers",
-        "name": name or "every run",
+        "mode": "lines+markers",
+        "name": name or "step time",
         "x": [row.labels[axis] for row in rows],
         "y": [row.step_time_s for row in rows],
         "error_y": {"type": "data", "array": bands, "visible": any(bands)},
