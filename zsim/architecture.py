@@ -70,6 +70,9 @@ class Transformer:
         attention: how scores are held.
         recompute_attention: plain attention makes its scores again in backward instead of keeping
             them: selective recomputation (Korthikanti et al. 2022, section 5).
+        fused: biases, dropout, scale and mask of scores cost nothing beside the kernels that they
+            follow. If not, each is a kernel of its own, and there is dropout, as in the first
+            Megatron-LM (Shoeybi et al. 2019, section 3); what is saved is counted without it.
     """
 
     layers: int
@@ -91,6 +94,7 @@ class Transformer:
     parallel_residual: bool = False
     attention: Attention = Attention.FLASH
     recompute_attention: bool = False
+    fused: bool = True
 
     def __post_init__(self) -> None:
         for name in (

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 
 from zsim.dtype import DType
 
@@ -115,6 +116,19 @@ def streaming(
         kind=kind,
         flops=elements * streams,
         bytes=elements * streams * dtype.size_bytes,
+        dtype=dtype,
+        shape=shape,
+        backward=backward,
+    )
+
+
+def dropout(shape: tuple[int, ...], dtype: DType, *, backward: bool = False) -> Kernel:
+    """A kernel that drops elements: it reads and writes them, and a byte of mask for each."""
+    elements = prod(shape)
+    return Kernel(
+        kind=KernelKind.ELEMENTWISE,
+        flops=elements,
+        bytes=elements * (2 * dtype.size_bytes + 1),
         dtype=dtype,
         shape=shape,
         backward=backward,

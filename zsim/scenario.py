@@ -109,6 +109,7 @@ class ModelTable(Table):
     joined_qkv: Flag | None = None
     parallel_residual: Flag | None = None
     attention: Attention | None = None
+    fused: Flag | None = None
     parameters: Count | None = None
 
 
@@ -201,9 +202,10 @@ class TrainTable(Table):
 
 
 class ComputeTable(Table):
-    """`[compute]`: the fitted constants that say what kernels cost."""
+    """`[compute]`: the fitted constants that say what kernels cost, and how busy the host is."""
 
     profile: str | None = None
+    host_per_segment: Time | None = None
 
 
 class NetworkTable(Table):
@@ -212,6 +214,7 @@ class NetworkTable(Table):
     algorithm: Literal["ring", "tree", "nvls", "hierarchical"] | None = None
     chunks: Repeat = 4
     profile: str | None = None
+    tensor_wait: Time | None = None
 
 
 class FaultTable(Table):

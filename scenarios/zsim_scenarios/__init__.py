@@ -1,12 +1,14 @@
 """Scenarios and studies that ship with zsim: the paper's experiments, and small ones to try.
 
-Beside each NAME.toml stands NAME.out, what `zsim run NAME` prints; studies are in a folder.
+Beside each NAME.toml stands NAME.out, what `zsim run NAME` prints. Studies are in a folder, and so
+are figures of papers, whose runs are compared with what was published.
 """
 
 from importlib.resources import files
 
 SUFFIX = ".toml"
 STUDIES = "studies"
+PUBLISHED = "published"
 
 
 def names() -> tuple[str, ...]:
@@ -35,6 +37,20 @@ def study_text(name: str) -> str:
         LookupError: there is none.
     """
     return _text(STUDIES, name)
+
+
+def published_names() -> tuple[str, ...]:
+    """Names of the papers whose figures ship with what was published, sorted."""
+    return _names(PUBLISHED)
+
+
+def published_text(name: str) -> str:
+    """The TOML of the figures of paper `name`.
+
+    Raises:
+        LookupError: there is none.
+    """
+    return _text(PUBLISHED, name)
 
 
 def _names(folder: str) -> tuple[str, ...]:

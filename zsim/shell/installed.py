@@ -41,6 +41,14 @@ class Scenarios(Protocol):
         """The TOML of one of these."""
         ...
 
+    def published_names(self) -> tuple[str, ...]:
+        """Names of the papers whose figures it has, sorted."""
+        ...
+
+    def published_text(self, name: str) -> str:
+        """The TOML of the figures of one of these."""
+        ...
+
 
 class Topologies(Protocol):
     """A package that ships descriptions of clusters and of their parts."""
@@ -73,6 +81,16 @@ def studies() -> dict[str, str]:
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {
         name: package.study_text(name) for package in packages for name in package.study_names()
+    }
+
+
+def published_papers() -> dict[str, str]:
+    """TOML of the figures of every paper that ships, by name."""
+    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
+    return {
+        name: package.published_text(name)
+        for package in packages
+        for name in package.published_names()
     }
 
 

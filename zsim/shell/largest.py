@@ -62,7 +62,16 @@ def _answer(name: str, changes: Changes) -> Answer:
     scenario = described(name, changes)
     if scenario is None:
         raise MistakeError(f"{name}: a schedule; the largest model is that of a scenario")
-    jobs = _Jobs(name=name, scenario=scenario, ranks=changes.ranks)
+    return answer_of(name, scenario, ranks=changes.ranks)
+
+
+def answer_of(name: str, scenario: "Scenario", *, ranks: int | None = None) -> Answer:
+    """The largest model that fits of `scenario`, called `name`.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    jobs = _Jobs(name=name, scenario=scenario, ranks=ranks)
     if scenario.model.parameters is None:
         job = jobs.of({})
         assert job.model.architecture is not None  # a model that is not parameters alone has one

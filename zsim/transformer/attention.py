@@ -1,7 +1,7 @@
 """Self-attention: queries, keys and values, scores and their softmax, the output projection."""
 
 from zsim.architecture import Attention, Positions
-from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
+from zsim.kernel import Kernel, KernelKind, dropout, flash_attention, matmul, streaming
 from zsim.model import Value
 from zsim.transformer.linear import linear
 from zsim.transformer.operator import Operator, Stretch, Tensor
@@ -99,16 +99,22 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
     weights = Tensor(name=f"{name}/weights", elements=count, dtype=size.dtype)
     area = (size.tokens * size.heads, size.length)
     forward = (
+        *_copies_of_heads(size),
         _product(size, inner=False),
+        *_scaled_and_masked(size, area),
         streaming(KernelKind.SOFTMAX, area, size.dtype, streams=2),
+        *_dropped(size, area),
         _product(size, inner=True),
     )
     backward = (
         _product(size, inner=False, backward=True),  # of the softmax: with values
         _product(size, inner=True, backward=True),  # of values: with the softmax
+        *_dropped(size, area, backward=True),
         streaming(KernelKind.SOFTMAX, area, size.dtype, streams=3, backward=True),
+        *_scaled_and_masked(size, area, backward=True),
         _product(size, inner=True, backward=True),  # of queries: with keys
         _product(size, inner=True, backward=True),  # of keys: with queries
+        *_copies_of_heads(size, backward=True),
     )
     again = size.shape.recompute_attention
     # Scores and their softmax have a gradient each; run again, the softmax and a copy of the keys
@@ -124,6 +130,37 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
         forward=forward,
         backward=(*forward, *backward) if again else backward,
     )
+
+
+def _copies_of_heads(size: Size, *, backward: bool = False) -> tuple[Kernel, ...]:
+    """Not fused: queries, keys, values and the result are put head by head, and back."""
+    if size.shape.fused:
+        return ()
+    widths = (size.query_width, size.key_width, size.key_width, size.query_width)
+    return tuple(
+        streaming(
+            KernelKind.ELEMENTWISE, (size.tokens, width), size.dtype, streams=2, backward=backward
+        )
+        for width in widths
+    )
+
+
+def _scaled_and_masked(
+    size: Size, area: tuple[int, ...], *, backward: bool = False
+) -> tuple[Kernel, ...]:
+    """Not fused: scores over the root of a head's size, times the mask, less what it hides.
+
+    The last has no gradient to change.
+    """
+    if size.shape.fused:
+        return ()
+    kernel = streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=2, backward=backward)
+    return (kernel,) * (2 if backward else 3)
+
+
+def _dropped(size: Size, area: tuple[int, ...], *, backward: bool = False) -> tuple[Kernel, ...]:
+    """Not fused: dropout of the softmax."""
+    return () if size.shape.fused else (dropout(area, size.dtype, backward=backward),)
 
 
 def _product(size: Size, *, inner: bool, backward: bool = False) -> Kernel:

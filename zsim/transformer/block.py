@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from zsim.architecture import Activation
-from zsim.kernel import KernelKind, streaming
+from zsim.kernel import Kernel, KernelKind, dropout, streaming
 from zsim.model import Parameter, Unit, Value
 from zsim.transformer.attention import attention
 from zsim.transformer.linear import column_sum, linear, normalize
@@ -16,6 +16,10 @@ from zsim.transformer.operator import (
     tensor_of,
 )
 from zsim.transformer.size import Size
+
+SCRIPTED = (8, 9)
+"""Tensors that an activation moves each way if not fused: of 0.5 x (1 + tanh(a x (1 + b x x)))
+in one kernel for each direction, six of the steps between are written for backward, and read."""
 
 
 def block(size: Size, name: str, source: Value) -> Unit:
@@ -93,6 +97,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
     normed, kept = size.whole(source), size.kept(source)
     shape, dtype = (size.tokens, wide), size.dtype
     gated = size.shape.activation is Activation.SWIGLU
+    streams = (2, 3) if size.shape.fused else SCRIPTED
     operators: list[Operator] = []
     for part in ("gate", "up") if gated else ("up",):
         bias = size.part(f"{name}.{part}.bias", wide) if size.shape.bias else None
@@ -106,8 +111,10 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
             reads=(curved,),
             makes=active,
             saves=(curved,),
-            forward=(streaming(KernelKind.ACTIVATION, shape, dtype, streams=2),),
-            backward=(streaming(KernelKind.ACTIVATION, shape, dtype, streams=3, backward=True),),
+            forward=(streaming(KernelKind.ACTIVATION, shape, dtype, streams=streams[0]),),
+            backward=(
+                streaming(KernelKind.ACTIVATION, shape, dtype, streams=streams[1], backward=True),
+            ),
         )
     )
     if gated:
@@ -148,7 +155,17 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
     """The residual sum, with biases that were held back until the summands were summed."""
     biases = tuple(Parameter(name=f"{name}.bias", shape=(size.hidden,)) for name in names)
     shape, dtype = (size.own_tokens, size.hidden), size.dtype
-    adds = tuple(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3) for _ in sources[1:])
+    adds: tuple[Kernel, ...] = ()
+    for _ in sources[1:]:
+        if not size.shape.fused:  # of each summand the bias is added and elements are dropped first
+            adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2),)
+            adds += (dropout(shape, dtype),)
+        adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),)
+    back: tuple[Kernel, ...] = ()
+    if not size.shape.fused:
+        back += tuple(dropout(shape, dtype, backward=True) for _ in sources[1:])
+    if size.shape.bias:
+        back += tuple(column_sum(size, size.hidden, tokens=size.own_tokens) for _ in biases)
     return Stretch(
         inputs=tuple(source.name for source in sources),
         outputs=(target,),
@@ -159,11 +176,7 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
                 parameters=biases if size.shape.bias else (),
                 shares_gradient=True,
                 forward=adds,
-                backward=tuple(
-                    column_sum(size, size.hidden, tokens=size.own_tokens) for _ in biases
-                )
-                if size.shape.bias
-                else (),
+                backward=back,
             ),
         ),
     )

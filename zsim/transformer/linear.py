@@ -27,6 +27,9 @@ def linear(
         matmul(tokens, columns, rows, dtype, backward=True),
         matmul(rows, columns, tokens, dtype, backward=True),
     )
+    added: tuple[Kernel, ...] = ()
+    if bias is not None and not size.shape.fused:
+        added = (streaming(KernelKind.ELEMENTWISE, (tokens, rows), dtype, streams=2),)
     if bias is not None:
         backward += (column_sum(size, rows),)
     return Operator(
@@ -34,7 +37,7 @@ def linear(
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
         saves=(source if kept is None else kept,),
-        forward=(matmul(tokens, rows, columns, dtype),),
+        forward=(*added, matmul(tokens, rows, columns, dtype)),
         backward=backward,
     )
 

@@ -8,13 +8,16 @@ import typer
 from zsim.shell.mistake import MistakeError
 from zsim.shell.option import Code, Json
 
-NETWORK, TRAINING, MEMORY = "network", "training", "memory"
-KINDS = (NETWORK, TRAINING, MEMORY)
+NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
+KINDS = (NETWORK, TRAINING, MEMORY, PAPER)
 
 
 def validate(
     what: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.")],
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of published tables, in CSV.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; all but paper."),
+    ] = None,
     json: Json = False,
     picture: Annotated[
         Path | None,
@@ -22,18 +25,26 @@ def validate(
     ] = None,
 ) -> Code:
     """What is predicted beside what was published, with errors."""
-    if what == NETWORK:
+    if what == PAPER:
+        from zsim.shell.validate_paper import validate_paper
+
+        if data is not None:
+            raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
+        validate_paper(as_json=json, drawing=picture)
+    elif what not in KINDS:
+        raise MistakeError(f"{what!r} must be one of {', '.join(KINDS)}")
+    elif data is None:
+        raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
+    elif what == NETWORK:
         from zsim.shell.validate import validate_network
 
         if picture is not None:
             raise MistakeError(f"--picture: {picture}: is for {TRAINING} and {MEMORY}")
         validate_network(data, as_json=json)
-    elif what in (TRAINING, MEMORY):
+    else:
         from zsim.shell.validate_training import validate_training
         from zsim.validation.verdict import Quantity
 
         quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY
         validate_training(data, quantity, as_json=json, picture=picture)
-    else:
-        raise MistakeError(f"{what!r} must be one of {', '.join(KINDS)}")
     return Code.DONE
