@@ -11,6 +11,7 @@ from zsim.trace import Trace
 from zsim_torch import admission
 from zsim_torch.feed import feed
 from zsim_torch.machine import slowest_operation_s
+from zsim_torch.poison import PoisonError, Sighting
 from zsim_torch.process_group import DeviceChoice, under_torchrun
 from zsim_torch.ranks import TIMEOUT_S, RankPool, run_ranks
 from zsim_torch.train import Option, merged, train
@@ -38,7 +39,8 @@ class TorchBackend:
         data: the text to train on, bytes as tokens; by default one that ships with the package.
         timeout_s: seconds without progress on any rank after which a run has failed, beside those
             that the largest operation of the schedule may take on slow cores.
-        poison: fill memory that is not valid with what is no number, and delay ranks at random.
+        poison: fill memory that is not valid with what is no number, and delay ranks at random; a
+            run in which somebody reads it has failed.
         device: where ranks compute; see `zsim_torch.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
 
@@ -110,4 +112,17 @@ def train_on_rank(work: Assignment) -> Trace:
             option, initial=lambda name: initial_value(shape, name, sizes[name], seed=seed)
         )
     trained = train(module, units, job.schedule, batches, steps=job.steps, seed=seed, option=option)
+    if work.poison:
+        _need_numbers(trained.sighting)
     return trained.trace
+
+
+def _need_numbers(own: Sighting | None) -> None:
+    """Return on every rank if none has seen poison; else every rank names the first who did."""
+    seen: list[Sighting | None] = [own]
+    if distributed.is_initialized():
+        seen = [None] * distributed.get_world_size()
+        distributed.all_gather_object(seen, own)
+    found = [sighting for sighting in seen if sighting is not None]
+    if found:
+        raise PoisonError(f"memory that is not valid was read: no number first at {min(found)}")

@@ -21,7 +21,8 @@ from zsim.operation import (
     Reduction,
     Send,
 )
-from zsim_torch.streams import Work
+
+Work = distributed.Work
 
 
 class CollectiveError(RuntimeError):

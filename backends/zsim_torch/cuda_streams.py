@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from torch import distributed
 
 from zsim.operation import Edge, Previous
 from zsim.trace import Event
-from zsim_torch.streams import PS_PER_NS, Entry, Finish
+from zsim_torch.streams import PS_PER_NS, Entry, Finish, Work
 
 PS_PER_MS = 10**9
 
@@ -58,7 +57,7 @@ class CudaStreams:
         self._current[entry.operation] = end
         self._marks.append(_Mark(entry.operation, self.step, entry.stream, start, end))
 
-    def communicate(self, entry: Entry, issue: Callable[[], list[distributed.Work]]) -> None:
+    def communicate(self, entry: Entry, issue: Callable[[], list[Work]]) -> None:
         """Enqueue the collective on its stream."""
 
         def action() -> None:

@@ -1,6 +1,9 @@
 """Runs the program of one rank: every operation of a schedule, in the order of its host."""
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, assert_never
 
@@ -30,13 +33,13 @@ from zsim.operation import (
     View,
 )
 from zsim.plan import COLLECTIVE
-from zsim.schedule import Program, Schedule
+from zsim.schedule import Kind, Program, Schedule
 from zsim.trace import BookEntry, Transfer
 from zsim_torch.collectives import Communicators, Handed
 from zsim_torch.compute import Computer
 from zsim_torch.copying import Copier
-from zsim_torch.memory import Memory, Remains
-from zsim_torch.poison import Poison
+from zsim_torch.memory import Memory, MemoryFaultError, Remains
+from zsim_torch.poison import Poison, Sighting, has_no_number
 from zsim_torch.streams import Entry, Finish, Streams, Touch, Work
 from zsim_torch.whereabouts import note
 
@@ -70,7 +73,8 @@ SETUP: Final = -1
 class Executor:
     """One rank's host: issues operations, keeps the book and the list of transfers.
 
-    Every operation is a call of its own, so that no local variable keeps memory alive past it.
+    Every operation is a call of its own, so that no local variable keeps memory alive past it. In
+    poison mode `sighting` is the first operation that wrote what is no number.
     """
 
     machine: Machine
@@ -81,6 +85,8 @@ class Executor:
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
     _travelled: set[str] = field(default_factory=set[str])
     _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    sighting: Sighting | None = None
+    _looked: int = 0
     _copier: Copier = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,8 +142,28 @@ class Executor:
                 assert_never(operation)
 
     def _compute(self, operation: StreamOperation, action: Callable[[], None]) -> None:
-        self.machine.poison.delay()
+        poison = self.machine.poison
+        poison.delay()
         self.machine.streams.compute(self._entry(operation), action)
+        if poison.is_on and self.sighting is None:
+            self._look(operation)
+
+    def _look(self, operation: StreamOperation) -> None:
+        """Note the first operation that wrote what is no number, where the host can see it."""
+        memory = self.machine.memory
+        self._looked += 1
+        if memory.setting.device.type != "cpu":
+            return
+        for access in accesses(operation):
+            with suppress(MemoryFaultError):  # a micro-batch, or what autograd keeps for itself
+                if access.writes and has_no_number(each for _, each in memory.pieces(access.view)):
+                    self.sighting = Sighting(
+                        step=self.step,
+                        place=self._looked,
+                        rank=self.machine.schedule.mesh.rank(self.machine.coordinates),
+                        operation=operation.id,
+                    )
+                    return
 
     def _number(self, view: View) -> float:
         return float(self.machine.memory.flat(view).item())
@@ -243,6 +269,30 @@ class Executor:
             yield Touch(access.view.buffer, start, start + size, access.writes)
 
 
+STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
+"""What a run leaves behind. A gradient may hold no number in a step that overflows."""
+
+
+def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
+    """Where poison was read first, if what the run leaves behind, or a loss, is no number.
+
+    On a GPU the host does not look at each operation, and only the rank is known.
+    """
+    machine = executor.machine
+    program, memory = machine.program, machine.memory
+    left = (
+        memory.flat(View(buffer=name, size=program.by_name[name].elements))
+        for name in program.persistent
+        if program.by_name[name].kind in STATE
+    )
+    if not any(math.isnan(loss) for loss in losses) and not has_no_number(left):
+        return None
+    rank = machine.schedule.mesh.rank(machine.coordinates)
+    return executor.sighting or Sighting(
+        step=executor.step, place=sys.maxsize, rank=rank, operation="an operation"
+    )
+
+
 def _fill(memory: Memory, target: View, value: float) -> None:
     memory.flat(target).fill_(value)
 
@@ -255,6 +305,9 @@ def _hand_over(machine: Machine, members: tuple[Communication, ...]) -> list[Wor
             source = machine.memory.flat(member.source)
         if not isinstance(member, Send):
             target = machine.memory.flat(member.target)
-            machine.poison.not_yet_valid(member, source, target)
         handed.append(Handed(member, source, target))
-    return machine.communicators.issue(handed)
+    if not machine.poison.is_on:
+        return [*machine.communicators.issue(handed)]
+    place = machine.communicators.member(members[0].group).place
+    veiled = machine.poison.veiled(handed, place)
+    return [*machine.communicators.issue([each.handed for each in veiled]), *veiled]

@@ -2,8 +2,8 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -287,6 +287,22 @@ def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
         taken[name] = parameter.data
         parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
     return taken
+
+
+@contextmanager
+def emptied(module: nn.Module, *, keep: bool) -> Generator[dict[str, torch.Tensor]]:
+    """`module` has no parameters inside; they are in what is given.
+
+    After an error in there, and with `keep`, it has them again; until then host memory holds them.
+    """
+    taken = empty_module(module)
+    kept = {name: each if each.is_meta else each.cpu() for name, each in taken.items() if keep}
+    try:
+        yield taken
+    except BaseException:
+        if keep:
+            refill_module(module, kept)
+        raise
 
 
 def refill_module(module: nn.Module, values: dict[str, torch.Tensor]) -> None:

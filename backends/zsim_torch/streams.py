@@ -12,14 +12,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from torch import distributed
-
 from zsim.operation import Edge, Previous
 from zsim.trace import Event
 from zsim_torch.whereabouts import Wait, handed_over, waiting_for
 
-Work = distributed.Work
 PS_PER_NS = 1000
+
+
+class Work(Protocol):
+    """What was handed over and goes on."""
+
+    def wait(self) -> object:
+        """It has finished: for the host, or on a GPU for the stream that is current."""
+        ...
 
 
 class Touch(NamedTuple):

@@ -17,14 +17,15 @@ from zsim_torch import blocking_host, refusal
 from zsim_torch.collectives import Communicators
 from zsim_torch.compute import Computer, Initial, Work
 from zsim_torch.cuda_streams import CudaStreams
-from zsim_torch.executor import Executor, Machine
-from zsim_torch.memory import Memory, MemorySetting, empty_module, refill_module
+from zsim_torch.executor import Executor, Machine, sighting_of
+from zsim_torch.memory import Memory, MemorySetting, emptied, refill_module
 from zsim_torch.observer import Observer
 from zsim_torch.parameters import collect
-from zsim_torch.poison import Poison
+from zsim_torch.poison import Poison, Sighting
 from zsim_torch.streams import CpuStreams, Streams
 from zsim_torch.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.visit import Forecast
+from zsim_torch.whereabouts import note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class Option:
         initial: the initial value of a parameter, by name; by default what the module holds.
         observe: watch live storages and collectives; each operator takes a little longer.
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
-        write_back: the module ends with the trained parameters; else it keeps none.
+        write_back: the module ends with the trained parameters; else it keeps none. If the run
+            raises, it has those that it came with, which stay in host memory meanwhile.
     """
 
     device: torch.device | None = None
@@ -51,12 +53,14 @@ class Trained:
     """What a run leaves on its rank.
 
     `losses` are means over ranks and micro-batches, one for each step. `trace` has this rank alone,
-    with what was observed.
+    with what was observed. `sighting` is where memory that is not valid was read in poison mode, if
+    parameters, optimizer state or losses of this rank are no numbers.
     """
 
     losses: tuple[float, ...]
     trace: Trace
     scalars: Mapping[str, float]
+    sighting: Sighting | None = None
     _collect: Callable[[], dict[str, torch.Tensor]] = field(repr=False)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
@@ -97,33 +101,34 @@ def train(
         raise RefusedError("module: its parameters have no values, and `initial` is not given")
     refuse(schedule, program, resolved, blocking=device.type == "cpu")
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-    taken = empty_module(module)
-    observer = Observer() if chosen.observe else None
-    losses = _Losses()
-    bench = _Bench(schedule, program, rank=rank, device=device, observer=observer)
-    executor = bench.executor(
-        resolved,
-        initial=chosen.initial or taken.__getitem__,
-        next_batch=_feed(batches, device),
-        on_loss=losses.add,
-        poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
-    )
-    origin = _run(executor, observer, taken, losses, steps=steps)
-    trace = _trace(
-        executor, rank=rank, steps=steps, seed=seed, origin=origin, losses=losses.means()
-    )
-    trained = Trained(
-        losses=_mean_over_ranks(losses.means(), device),
-        trace=replace(trace, observed=bench.figures(executor)),
-        scalars=dict(executor.scalars),
-        _collect=lambda: {
-            name: whole.view(shapes.get(name, whole.shape))
-            for name, whole in collect(executor.machine).items()
-        },
-    )
-    if chosen.write_back:
-        refill_module(module, trained.full_parameters())
-    bench.close()
+    with emptied(module, keep=chosen.write_back) as taken:
+        observer = Observer() if chosen.observe else None
+        losses = _Losses()
+        bench = _Bench(schedule, program, rank=rank, device=device, observer=observer)
+        executor = bench.executor(
+            resolved,
+            initial=chosen.initial or taken.__getitem__,
+            next_batch=_feed(batches, device),
+            on_loss=losses.add,
+            poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
+        )
+        origin = _run(executor, observer, taken, losses, steps=steps)
+        trace = _trace(
+            executor, rank=rank, steps=steps, seed=seed, origin=origin, losses=losses.means()
+        )
+        trained = Trained(
+            losses=_mean_over_ranks(losses.means(), device),
+            trace=replace(trace, observed=bench.figures(executor)),
+            scalars=dict(executor.scalars),
+            sighting=sighting_of(executor, losses.means()) if chosen.poison else None,
+            _collect=lambda: {
+                name: whole.view(shapes.get(name, whole.shape))
+                for name, whole in collect(executor.machine).items()
+            },
+        )
+        if chosen.write_back:
+            refill_module(module, trained.full_parameters())
+        bench.close()
     return trained
 
 
@@ -318,6 +323,7 @@ def _run(
             losses.begin_step()
             executor.run_step(step)
         executor.machine.streams.drain()
+    note("the last step is over")
     return origin
 
 

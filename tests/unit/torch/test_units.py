@@ -91,6 +91,28 @@ def trained(module: Net, strategy: Strategy = STRATEGY, *, poison: bool = True) 
     )
 
 
+class Breaking:
+    """Fails at its third call: in the second step of one micro-batch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise ArithmeticError("no more")
+        return plain(value, made)
+
+
+def test_a_module_has_the_parameters_that_it_came_with_when_its_run_raises() -> None:
+    module = net(second=lambda: Unit(Breaking()))
+    before = {name: value.detach().clone() for name, value in module.named_parameters()}
+    with pytest.raises(ArithmeticError, match="no more"):
+        trained(module)
+    after = dict(module.named_parameters())
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
 def in_a_plain_loop(module: Net) -> Net:
     torch.manual_seed(11)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
