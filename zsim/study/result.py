@@ -45,7 +45,7 @@ class StudyResult:
     @property
     def answer(self) -> str:
         """The best run in one sentence, or that there is none."""
-        return _answer(self.goal, self.rows, self.ranking)
+        return _answer(self)
 
 
 def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
@@ -107,25 +107,27 @@ def _row(run: Run, goal: Goal, outcomes: Mapping[str, Outcome]) -> Row:
     )
 
 
-def _answer(goal: Goal, rows: Sequence[Row], ranking: Ranking) -> str:
+def _answer(result: StudyResult) -> str:
+    goal, ranking = result.goal, result.ranking
     if not ranking.accepted:
         why = _commonest([reason for _, reason in ranking.refused])
-        return f"none of {len(rows):,} runs meets the goal: {why}"
+        return f"none of {len(result.rows):,} runs meets the goal: {why}"
     if goal.axis is None:
         best = ranking.accepted[0]
         facts = ", ".join(_facts(goal, best))
         return f"{_superlative(goal)}: {best.name}: {facts}{_beside(goal, ranking)}"
-    groups = dict.fromkeys(goal.group(row) for row in rows)
-    parts = [_of_group(goal, group, ranking) for group in groups]
+    groups = dict.fromkeys(goal.group(row) for row in result.rows)
+    parts = [_of_group(result, group) for group in groups]
     return f"{_superlative(goal)} for each {goal.table.for_each}: {'; '.join(parts)}"
 
 
-def _of_group(goal: Goal, group: str, ranking: Ranking) -> str:
-    """The best run of a group, by its other choices."""
-    best = ranking.best.get(group)
+def _of_group(result: StudyResult, group: str) -> str:
+    """The best run of a group, by its choices on the other axes."""
+    goal, best = result.goal, result.ranking.best.get(group)
     if best is None:
         return f"{group}: none meets the goal"
-    others = [label for index, label in enumerate(best.labels) if index != goal.axis]
+    pairs = enumerate(zip(result.axes, best.labels, strict=True))
+    others = [f"{name}={label}" for index, (name, label) in pairs if index != goal.axis]
     return f"{group}: {', '.join(others)} ({', '.join(_facts(goal, best))})"
 
 

@@ -126,10 +126,17 @@ def test_there_is_a_best_run_for_each_choice_on_an_axis() -> None:
         for group, row in [("a", SLOW), ("a", FAST), ("b", SLOW), ("c", FULL)]
     ]
     goal = goal_of(GoalTable(for_each="group", max_slowdown=1.5), ["group", "run"])
-    made = replace(result(GoalTable()), goal=goal, rows=tuple(rows), ranking=ranked(goal, rows))
+    made = replace(
+        result(GoalTable()),
+        axes=("group", "run"),
+        goal=goal,
+        rows=tuple(rows),
+        ranking=ranked(goal, rows),
+    )
     # In group a the slow run takes twice the fastest; in group b it is the fastest.
     assert made.answer == (
-        "fastest for each group: a: fast (1 s a step); b: slow (2 s a step); c: none meets the goal"
+        "fastest for each group: a: run=fast (1 s a step); b: run=slow (2 s a step); "
+        "c: none meets the goal"
     )
     assert [each.labels for each, _ in made.ranking.refused] == [("a", "slow"), ("c", "full")]
     with pytest.raises(StudyError, match="'size' must be an axis: group, run"):

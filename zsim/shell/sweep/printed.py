@@ -101,7 +101,13 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
     )
     found["MFU"] = _of(lambda summary: f"{summary.mfu:.1%}" if summary.mfu else "")
     found["reserved"] = _of(lambda summary: format_bytes(summary.peak_reserved_bytes))
-    found["tokens/s"] = _of(lambda summary: f"{summary.tokens_per_s:,.0f}")
+    tokens = {
+        round(summary.tokens_per_s * summary.step_time_s)
+        for summary in (row.outcome.summary for row in result.rows)
+        if summary is not None
+    }
+    if len(tokens) > 1:  # else it says no more than the time of a step
+        found["tokens/s"] = _of(lambda summary: f"{summary.tokens_per_s:,.0f}")
     found["cost/M tokens"] = lambda row: (
         "" if row.cost_per_million_tokens is None else f"{row.cost_per_million_tokens:.4g}"
     )
