@@ -17,6 +17,7 @@ from zsim.check import (
     races,
     skip_path,
     uniformity,
+    value,
     volume,
 )
 from zsim.check.finding import Finding
@@ -37,6 +38,7 @@ FAMILIES = {
     skip_path.INVARIANT: skip_path.examine,
     completeness.INVARIANT: completeness.examine,
     placement.INVARIANT: placement.examine,
+    value.INVARIANT: value.examine,
     partition.INVARIANT: partition.examine,
     memory.INVARIANT: memory.examine,
     volume.INVARIANT: volume.examine,

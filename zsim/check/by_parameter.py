@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from zsim.check.form import Forms
 from zsim.check.ledger import Ledger
-from zsim.check.value import ANY, NOTHING, OWN, REPLICATE, SHARD, Rule
+from zsim.check.origin import told
+from zsim.check.placed import ANY, MIXED, NOTHING, OWN, REPLICATE, SHARD, UNTOLD, Rule, Source
 from zsim.layout import Layout
 from zsim.operation import Copy, View
 from zsim.schedule import Buffer
@@ -43,21 +44,25 @@ class ByParameter:
         ways = self._between(copy.id, source, target)
         pieces = self.ledger.by_element(source)
         whole = self._whole(source, target, ways)
-        if whole is not None and NOTHING not in self.ledger.values.read(
-            pieces, whole.start, whole.end
-        ):
-            ways = [whole]
+        if whole is not None:
+            padding = self.ledger.padding(source.name, inside=True)
+            placed = self.ledger.values.read(pieces, whole.start, whole.end, padding)
+            if NOTHING not in placed and placed[-1] != MIXED:
+                ways = [whole]
         for way in ways:
             self._along(copy, source, target, way)
 
     def _along(self, copy: Copy, source: Buffer, target: Buffer, way: _Way) -> None:
         ledger = self.ledger
         pieces = ledger.by_element(source)
-        placed = ledger.values.read(pieces, way.start, way.end)
-        if placed not in self.needs.passed and (axis := self.needs.breach(placed)) is not None:
+        padding = ledger.padding(source.name, inside=True)
+        placed = ledger.values.read(pieces, way.start, way.end, padding)
+        taken: Source = (source.name, pieces, way.start, way.end)
+        sources: tuple[Source, ...] = (taken,)
+        if (axis := self.needs.breach(placed)) is not None:
             what = f"{way.parameter} out of {source.name}" if way.parameter else source.name
             what, code = f"copies {what}", placed[axis]
-            history = ledger.told(pieces, way.start, way.end)
+            history = told(taken, ledger.says)
             ledger.refuse(copy.id, what, axis, code, rule=self.needs, history=history)
             placed = ledger.anything
         placed = ledger.divided(placed, copy.divisor)
@@ -69,9 +74,13 @@ class ByParameter:
             placed = ledger.with_codes(placed, along, (ANY, REPLICATE, SHARD), OWN)
         if copy.accumulate:
             into = ledger.by_element(target)
-            before = ledger.values.read(into, way.target_start, way.target_end)
-            placed = ledger.added(copy, before, placed, (into, way.target_start, way.target_end))
-        ledger.put(target, (way.target_start, way.target_end, placed, copy.id, way.slot))
+            padding = ledger.padding(target.name, inside=True)
+            before = ledger.values.read(into, way.target_start, way.target_end, padding)
+            held: Source = (target.name, into, way.target_start, way.target_end)
+            sources = (held, taken)
+            placed = ledger.added(copy, before, placed, sources)
+        origin = (copy.id, sources) if ledger.tells else UNTOLD
+        ledger.put(target, (way.target_start, way.target_end, placed, origin, way.slot))
 
     def _whole(self, source: Buffer, target: Buffer, ways: list[_Way]) -> _Way | None:
         """All parameters as one, where both hold the same."""

@@ -1,13 +1,14 @@
 """Placements through collectives: what each is given, and what it makes of it."""
 
+from dataclasses import replace
 from math import prod
 from typing import assert_never
 
 from zsim.check.ledger import Ledger
-from zsim.check.tensor import Tensors
-from zsim.check.value import (
+from zsim.check.placed import (
     COMPLETE,
     EVERY,
+    MIXED,
     PARTS,
     REPLICATE,
     SHARD,
@@ -17,6 +18,7 @@ from zsim.check.value import (
     Placement,
     Rule,
 )
+from zsim.check.tensor import SAME, How, Tensors
 from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction
 from zsim.schedule import Schedule
 
@@ -34,6 +36,7 @@ class Collectives:
         self._along: dict[str, list[int]] = {}
         self._axes: dict[str, tuple[str, ...] | None] = {}
         self._rules: dict[tuple[str, frozenset[int]], Rule] = {}
+        self._hows: dict[tuple[str, type[Collective]], How] = {}
         self._after: dict[tuple[str, int, Placement], Placement] = {}
 
     def apply(self, operation: Collective) -> None:
@@ -56,16 +59,36 @@ class Collectives:
             case _:
                 assert_never(operation)
         placement = self.ledger.need(operation.id, source, rule, verb)
+        if placement[-1] == MIXED and isinstance(operation, AllReduce | Broadcast):
+            parts = self.ledger.cut(source, target)
+            if len(parts) > 1:
+                for part, other in parts:
+                    self.apply(replace(operation, source=part, target=other))
+                return
+        axes = placement[:-1]
+        key = (group, after, axes)
+        if key not in self._after:
+            self._after[key] = self.ledger.with_codes(axes, self._along_group(group), EVERY, after)
+        how = self._how(operation)
+        code = self.tensors.carried(operation.id, (source, target), placement[-1], how)
         if isinstance(operation, AllReduce | ReduceScatter) and (
             operation.reduction is Reduction.AVERAGE
         ):
-            placement = self.ledger.divided(placement, self.ranks[group])
-        key = (group, after, placement)
-        if key not in self._after:
-            self._after[key] = self.ledger.with_codes(
-                placement, self._along_group(group), EVERY, after
-            )
-        self.ledger.write(operation.id, target, self._after[key])
+            code = self.ledger.contents.divided(code, self.ranks[group])
+        origin = self.ledger.origin(operation.id, source)
+        self.ledger.write(origin, target, (*self._after[key], code))
+
+    def _how(self, operation: Collective) -> How:
+        """What becomes of the parts that ranks bring."""
+        key = (operation.group, type(operation))
+        if key not in self._hows:
+            axes = self._axes[operation.group] or ()
+            self._hows[key] = SAME
+            if axes and isinstance(operation, AllGather):
+                self._hows[key] = How(gathers=axes)
+            elif axes and isinstance(operation, ReduceScatter):
+                self._hows[key] = How(scatters=axes)
+        return self._hows[key]
 
     def _same_tensor(self, operation: Collective) -> None:
         """A finding if the target is not what the ranks have of the source."""

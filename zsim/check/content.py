@@ -1,17 +1,32 @@
-"""What a value is of: a constant, a gradient or a parameter, and what it was multiplied by.
+"""What a value is of: which tensor, of which step, from which micro-batches, multiplied by what.
 
 A content is known by a negative number, so that it can stand in a placement behind the axes.
+
+Contributions are (micro-batch, number of the use, uses): a gradient that two segments make is
+summed from two; those of one micro-batch that are complete are written (micro-batch, 0, 1).
 """
 
-from collections import Counter
 from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple
 
-from zsim.check.value import ANY, MIXED, Only
+from zsim.check.placed import ANY, MIXED, ZERO
+from zsim.check.where import Where
 
 DIVISOR_MAX = 10**6
 """Up to so many micro-batches a constant of 1 / n is known for what it is."""
+
+UNCOUNTED = 0
+"""Uses of a tensor of which it is not known how many there are."""
+
+NOW, NEXT, STALE = 0, 1, -1
+"""Ages: of this step, updated in it, of a step before."""
+
+Factor = tuple[int, int]
+"""A fraction in lowest terms: what is hashed often is cheaper as two numbers."""
+
+Part = tuple[int, int, int]
+"""A contribution: micro-batch, number of the use, uses."""
 
 
 class What(StrEnum):
@@ -20,103 +35,273 @@ class What(StrEnum):
     CONSTANT = "a constant"
     GRADIENT = "a gradient"
     PARAMETER = "a parameter"
+    MOMENT = "a moment"
     NORM = "the norm of a gradient"
+    VERDICT = "a finite test"
+    TENSOR = "an activation"
+    SLOPE = "the gradient of an activation"
+    SAVED = "what a forward saved"
+    WORKSPACE = "what a kernel left behind"
 
 
 class Content(NamedTuple):
-    """What a value is of, a number that it was multiplied by, and host scalars, with exponents."""
+    """What a value is of; `factor` and host scalars, with exponents, are what it was multiplied by.
+
+    `name` is that of an activation or of the segment that saved it; of a norm and a verdict it is
+    the names of what they cover, joined by "+". `where` says which elements they are, where no
+    layout does.
+    """
 
     what: What
-    factor: Fraction = Fraction(1)
+    factor: Factor = (1, 1)
     scalars: tuple[tuple[str, int], ...] = ()
+    name: str = ""
+    parts: frozenset[Part] = frozenset()
+    age: int = NOW
+    clipped: int = 0
+    where: Where | None = None
 
     def __str__(self) -> str:
+        above, below = self.factor
+        if not above:
+            return "zeros"
         word = str(self.what)
-        if self.factor != 1:
-            inverse = 1 / self.factor
-            divided = inverse.denominator == 1
-            word += f" divided by {inverse}" if divided else f" multiplied by {self.factor}"
+        if self.what in (What.TENSOR, What.SLOPE, What.SAVED) and self.name:
+            word = f"{word}, {self.name}" if self.what is What.SAVED else f"{word} {self.name}"
+        if above == 1 != below:
+            word += f" divided by {below}"
+        elif self.factor != (1, 1):
+            word += f" multiplied by {Fraction(above, below)}"
         for scalar, exponent in self.scalars:
             word += f" {'multiplied' if exponent > 0 else 'divided'} by {scalar}"
         return word
 
+    @property
+    def detail(self) -> str:
+        """What tells it from others that are called the same."""
+        if self.age == STALE:
+            return "of a step before"
+        words: list[str] = []
+        if self.age == NEXT:
+            words.append("updated already")
+        batches = sorted({batch for batch, _, _ in self.parts})
+        if batches and self.what is not What.NORM:
+            many = "micro-batches" if len(batches) > 1 else "micro-batch"
+            words.append(f"of {many} {', '.join(map(str, batches))}")
+            uses = sorted((use, uses) for _, use, uses in self.parts if uses > 1)
+            words += [f"of use {use + 1} of {uses}" for use, uses in dict.fromkeys(uses)]
+        if self.what is What.GRADIENT:
+            words.append(("not clipped", "clipped", "clipped more than once")[min(2, self.clipped)])
+        if self.where is not None:
+            words.append(f"in place of {self.where}")
+        return ", ".join(words)
+
 
 class Contents:
-    """The contents that values have, numbered."""
+    """The contents that values have, numbered; what was made of one once is remembered."""
 
     def __init__(self) -> None:
         self._known: list[Content] = []
         self._codes: dict[Content, int] = {}
         self._made: dict[tuple[object, ...], int] = {}
+        zero = self.code(Content(What.CONSTANT, (0, 1)))
+        assert zero == ZERO
+
+    def __getitem__(self, code: int) -> Content:
+        return self._known[-1 - code]
 
     def code(self, content: Content) -> int:
         """The number of a content."""
-        if content not in self._codes:
+        code = self._codes.get(content)
+        if code is None:
             self._known.append(content)
-            self._codes[content] = -len(self._known)
-        return self._codes[content]
+            code = self._codes[content] = -len(self._known)
+        return code
+
+    def what(self, code: int) -> What | None:
+        """What a value is of, if that is known."""
+        return self._known[-1 - code].what if code < 0 else None
+
+    def where(self, code: int) -> Where | None:
+        """Which elements a value has, where the content says so."""
+        return self._known[-1 - code].where if code < 0 else None
+
+    def named(self, what: What, name: str, part: Part, where: Where | None) -> int:
+        """The number of an activation, of its gradient, or of what a forward saved."""
+        key = (what, name, part, where)
+        code = self._made.get(key)
+        if code is None:
+            content = Content(what, name=name, parts=frozenset((part,)), where=where)
+            code = self._made[key] = self.code(content)
+        return code
 
     def constant(self, value: float, scalar: str | None) -> int:
-        """The number of a constant, times a host scalar; zero is anything."""
+        """The number of a constant, times a host scalar."""
         key = (What.CONSTANT, value, scalar)
         if key not in self._made:
             factor = Fraction(value).limit_denominator(DIVISOR_MAX)
             scalars = () if scalar is None else ((scalar, 1),)
-            code = self.code(Content(What.CONSTANT, factor, scalars)) if value else ANY
-            self._made[key] = code
+            ratio = (factor.numerator, factor.denominator)
+            content = Content(What.CONSTANT, ratio, scalars if value else ())
+            self._made[key] = self.code(content)
         return self._made[key]
 
     def divided(self, code: int, divisor: int) -> int:
         """The number of the same content, divided."""
-        if divisor == 1 or code >= 0:
+        if divisor == 1 or code >= ZERO:
             return code
         key = ("divided", code, divisor)
         if key not in self._made:
-            content = self._known[-1 - code]
-            self._made[key] = self.code(content._replace(factor=content.factor / divisor))
+            content = self[code]
+            factor = Fraction(*content.factor) / divisor
+            ratio = (factor.numerator, factor.denominator)
+            self._made[key] = self.code(content._replace(factor=ratio))
         return self._made[key]
 
     def unscaled(self, code: int, scalars: tuple[str, ...]) -> int:
         """The number of the same content, divided by host scalars."""
-        if not scalars or code >= 0:
+        if not scalars or code >= ZERO:
             return code
-        content = self._known[-1 - code]
-        exponents = Counter(dict(content.scalars))
-        exponents.subtract(scalars)
-        left = tuple((name, count) for name, count in sorted(exponents.items()) if count)
-        return self.code(content._replace(scalars=left))
-
-    def gradient(self, code: int) -> int:
-        """The number of gradients that backward makes of an output's gradient.
-
-        They are multiplied by what it is multiplied by: of one that nothing is known of, by 1.
-        """
-        return code if code == MIXED else self.of(What.GRADIENT, code)
-
-    def of(self, what: What, code: int) -> int:
-        """The number of something that is multiplied as `code` is."""
-        key = (what, code)
+        key = ("unscaled", code, scalars)
         if key not in self._made:
-            content = Content(what) if code >= 0 else self._known[-1 - code]._replace(what=what)
-            self._made[key] = self.code(content)
+            content = self[code]
+            exponents = dict(content.scalars)
+            for name in scalars:
+                exponents[name] = exponents.get(name, 0) - 1
+            left = tuple((name, count) for name, count in sorted(exponents.items()) if count)
+            self._made[key] = self.code(content._replace(scalars=left))
         return self._made[key]
+
+    def gradient(self, slope: int, part: Part, where: Where | None) -> int:
+        """The number of a gradient that backward makes of an output's gradient.
+
+        It is multiplied by what that is multiplied by: of one that nothing is known of, by 1.
+        """
+        return self._of_slope((What.GRADIENT, ""), slope, part, where)
+
+    def slope(self, name: str, slope: int, part: Part, where: Where | None) -> int:
+        """The number of an activation's gradient that backward makes of an output's gradient."""
+        return self._of_slope((What.SLOPE, name), slope, part, where)
+
+    def _of_slope(
+        self, named: tuple[What, str], slope: int, part: Part, where: Where | None
+    ) -> int:
+        if slope == MIXED:
+            return MIXED
+        key = (named, slope, part, where)
+        code = self._made.get(key)
+        if code is None:
+            content = Content(named[0], name=named[1], parts=frozenset((part,)), where=where)
+            if slope < 0:
+                factor, scalars = self[slope][1:3]
+                content = content._replace(factor=factor, scalars=scalars)
+            code = self._made[key] = self.code(content)
+        return code
+
+    def put(self, code: int, where: Where | None) -> int:
+        """The number of the same content, of elements that stand elsewhere."""
+        if code >= ZERO or self._known[-1 - code].where == where:
+            return code
+        key = ("put", code, where)
+        found = self._made.get(key)
+        if found is None:
+            content = self[code]
+            if content.what is not What.CONSTANT:
+                code = self.code(content._replace(where=where))
+            found = self._made[key] = code
+        return found
+
+    def aged(self, code: int, *, updated: bool) -> int:
+        """The number of what a value is in the next step."""
+        if code >= 0:
+            return code
+        key = ("aged", code, updated)
+        if key not in self._made:
+            content = self[code]
+            if content.what in (What.PARAMETER, What.MOMENT):
+                age = max(STALE, content.age - updated)
+                self._made[key] = self.code(content._replace(age=age))
+            elif content.what is What.CONSTANT:
+                self._made[key] = code
+            else:
+                left = Content(content.what, name=content.name, age=STALE)
+                self._made[key] = self.code(left)
+        return self._made[key]
+
+    def sum(self, one: int, other: int) -> int | None:
+        """The number of a sum; nothing where the summands do not belong together."""
+        if one == ANY or other == ZERO:
+            return one if other == ZERO else other
+        if other == ANY or one == ZERO:
+            return one if other == ANY else other
+        if one >= 0 or other >= 0:
+            return None
+        key = ("sum", one, other)
+        if key not in self._made:
+            first, second = self[one], self[other]
+            if first.what is What.CONSTANT and one == other:
+                return one
+            if first.what is What.NORM and first[:3] == second[:3]:
+                name = f"{first.name}+{second.name}"
+                return self._made.setdefault(key, self.code(first._replace(name=name)))
+            alike = first._replace(parts=frozenset()) == second._replace(parts=frozenset())
+            if first.what not in (What.GRADIENT, What.SLOPE) or not alike or first.age != NOW:
+                return None
+            if self.common(one, other):
+                return None
+            whole = first._replace(parts=_complete(first.parts | second.parts))
+            self._made[key] = self.code(whole)
+        return self._made[key]
+
+    def common(self, one: int, other: int) -> frozenset[Part]:
+        """Contributions that are in both."""
+        if one >= 0 or other >= 0:
+            return frozenset()
+        return frozenset(
+            part
+            for part in self[one].parts
+            if part[2] != UNCOUNTED
+            and any(
+                part == its or (part[0] == its[0] and 1 in (part[2], its[2]))
+                for its in self[other].parts
+            )
+        )
+
+    def clipped(self, code: int) -> int:
+        """The number of a gradient that is clipped once more."""
+        if code >= ZERO:
+            return code
+        content = self[code]
+        return self.code(content._replace(clipped=min(2, content.clipped + 1)))
+
+    def pads(self, code: int) -> bool:
+        """Whether a content may stand in padding: zeros, or what is zero there."""
+        return code == ZERO or self.what(code) in (What.GRADIENT, What.PARAMETER, What.MOMENT)
 
     def is_parameter(self, code: int) -> bool:
         """Whether a content is that of a parameter."""
-        return code < 0 and self._known[-1 - code].what is What.PARAMETER
+        return self.what(code) is What.PARAMETER
 
-    def only(self, what: What, factor: Fraction) -> Only:
-        """Whether a content is that, or anything; parameters may be constants too."""
-        due = self.code(Content(what, factor))
-
-        def allowed(code: int) -> bool:
-            constant = code < 0 and self._known[-1 - code].what is What.CONSTANT
-            return code in (ANY, due) or (constant and what is What.PARAMETER)
-
-        return Only(allowed, self.word(due))
-
-    def word(self, code: int) -> str:
-        """A content in words."""
+    def word(self, code: int, due: int = ANY) -> str:
+        """A content in words; as much of it as tells it from the one that is due."""
         if code >= 0:
             return "a constant" if code == ANY else "a mixture"
-        return str(self._known[-1 - code])
+        content = self[code]
+        if due < 0 and str(content) == str(self[due]):
+            return f"{content} {content.detail}".strip()
+        return f"{content} of a step before" if content.age == STALE else str(content)
+
+    def against(self, code: int, due: int) -> tuple[str, str]:
+        """A content and the one that is due, in words that tell them apart."""
+        return self.word(code, due), self.word(due, code)
+
+
+def _complete(parts: frozenset[Part]) -> frozenset[Part]:
+    """Contributions of which those of one micro-batch are one, if they are all there."""
+    found = set(parts)
+    for batch, _, uses in parts:
+        own = {(batch, use, uses) for use in range(uses)}
+        if uses > 1 and own <= found:
+            found -= own
+            found.add((batch, 0, 1))
+    return frozenset(found)

@@ -2,8 +2,8 @@
 
 from zsim.check.content import Contents
 from zsim.check.matching import Place, arrivals
+from zsim.check.placed import Placement, both
 from zsim.check.subject import Subject
-from zsim.check.value import Placement, both
 from zsim.operation import Receive, Together
 
 ROUNDS_MAX = 16

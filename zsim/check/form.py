@@ -119,14 +119,48 @@ class Forms:
             return Form(Shape.CUT, rest, (Run(start, stride * count, size * count),))
         return Form(Shape.SCATTERED, axes, form.runs)
 
+    def scattered(self, form: Form, axes: tuple[str, ...], size: int) -> Form | None:
+        """What ranks along `axes` have of a form that falls in parts of `size`, one for each."""
+        if form.shape is not Shape.PLAIN or not axes:
+            return None
+        return Form(Shape.CUT, axes, (Run(form.runs[0].start, size, size),))
+
     def same(self, one: tuple[str, Form], other: tuple[str, Form]) -> bool:
-        """Whether two forms, each of its layout, are of the same elements."""
+        """Whether two forms, each of its layout or of another tensor, are of the same elements."""
+        if one[0] not in self.layouts or other[0] not in self.layouts:
+            return one == other
         first, second = self.layouts[one[0]], self.layouts[other[0]]
         if one[0] == other[0] or first.pieces == second.pieces:
             return one[1] == other[1]
         if one[1].shape is not Shape.PLAIN or other[1].shape is not Shape.PLAIN:
             return False
         return self._content(*one) == self._content(*other)
+
+    def elements(self, name: str, form: Form) -> list[tuple[int, int]] | None:
+        """What all ranks together have of a tensor in `form`; nothing where it cannot be said."""
+        count = 1
+        for axis in form.axes:
+            count *= self.mesh.axis_size(axis)
+        match form.shape:
+            case Shape.PLAIN | Shape.WINDOW:
+                return [(run.start, run.start + run.size) for run in form.runs]
+            case Shape.CUT:
+                found: list[tuple[int, int]] = []
+                for run in form.runs:
+                    if run.stride == run.size:
+                        found.append((run.start, run.start + count * run.size))
+                    else:
+                        found += [
+                            (low, low + run.size)
+                            for low in (run.start + rank * run.stride for rank in range(count))
+                        ]
+                return found
+            case Shape.ROWS:
+                return [(0, self.layouts[name].elements)]
+            case Shape.SLICE | Shape.SCATTERED:
+                return None
+            case _:
+                assert_never(form.shape)
 
     def own_part(self, layout: Layout, piece: Piece) -> tuple[object, ...]:
         """What says which elements of a parameter each rank owns."""

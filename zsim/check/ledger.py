@@ -1,20 +1,27 @@
 """What the buffers of one program hold while it is gone through, and what was found wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from zsim.check.content import Contents
 from zsim.check.finding import Finding
-from zsim.check.value import (
+from zsim.check.origin import told
+from zsim.check.placed import (
     ANY,
     MIXED,
     NOTHING,
     OWN,
     REPLICATE,
     SHARD,
+    UNTOLD,
     WORDS,
+    ZERO,
+    Origin,
+    Padding,
     Piece,
     Placement,
     Rule,
+    Source,
     Values,
     both,
     written,
@@ -30,6 +37,9 @@ Where = tuple[tuple[Piece, ...], int, int]
 Lines = tuple[str, ...]
 """What witnesses a finding."""
 
+PLACEMENT, VALUE = "placement", "value"
+"""The two families whose findings are noted here."""
+
 
 def _along(mesh: Mesh, names: list[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """For each axis, joined ones too: numbers of its parts among `names`, and its ranks."""
@@ -42,13 +52,16 @@ def _along(mesh: Mesh, names: list[str]) -> tuple[dict[str, tuple[int, ...]], di
 
 
 class Ledger:
-    """What the buffers of one program hold while it is gone through, and what was found wrong."""
+    """What the buffers of one program hold while it is gone through, and what was found wrong.
+
+    Where values come from is kept if it `tells`, which costs time and matters to witnesses alone.
+    """
 
     def __init__(
-        self, schedule: Schedule, program: Program, invariant: str, contents: Contents
+        self, schedule: Schedule, program: Program, contents: Contents, *, tells: bool
     ) -> None:
         self.program = program
-        self.invariant = invariant
+        self.tells = tells
         self.layouts = schedule.layout_by_name
         axes = [axis for axis in schedule.mesh.axes if axis.size > 1]
         self.axes = [axis.name for axis in axes]
@@ -58,6 +71,8 @@ class Ledger:
         self.values = Values(len(axes) + 1)
         self.contents = contents
         self.found: dict[tuple[str, str], Finding] = {}
+        self._paddings: dict[tuple[str, bool], Padding] = {}
+        self._views: dict[tuple[str, int, int], View] = {}
 
     def read(self, view: View) -> Placement:
         """What `view` is; the rank's own part of a whole tensor is a shard."""
@@ -65,9 +80,12 @@ class Ledger:
         name = view.buffer
         if view.axis is None and view.layout is None and name not in values.inside:
             pieces = values.pieces.get(name, ())
-            return values.read(pieces, view.start, view.start + view.size)
+            start, end = view.start, view.start + view.size
+            if len(pieces) == 1 and pieces[0][0] <= start and end <= pieces[0][1]:
+                return pieces[0][2]
+            return values.read(pieces, start, end, self.padding(name))
         pieces, start, end = self.where(view)
-        placement = values.read(pieces, start, end)
+        placement = values.read(pieces, start, end, self.padding(name))
         along = self._apart(view)
         if not along or not any(placement[number] in (REPLICATE, OWN) for number in along):
             return placement
@@ -79,7 +97,18 @@ class Ledger:
             return placement
         return self.with_codes(placement, along, (REPLICATE, OWN), SHARD)
 
-    def write(self, writer: str, view: View, placement: Placement) -> None:
+    def origin(self, operation: str, *views: View) -> Origin:
+        """Where what an operation makes of `views` comes from."""
+        return (operation, tuple(map(self.source, views))) if self.tells else UNTOLD
+
+    def source(self, view: View) -> Source:
+        """What an operation that reads `view` makes something of."""
+        if view.axis is None and view.layout is None and view.buffer not in self.values.inside:
+            pieces = self.values.pieces.get(view.buffer, ())
+            return (view.buffer, pieces, view.start, view.start + view.size)
+        return (view.buffer, *self.where(view))
+
+    def write(self, writer: Origin, view: View, placement: Placement) -> None:
         """`view` becomes `placement`; a shard at its place in a whole tensor stays there."""
         values, name = self.values, view.buffer
         if view.axis is None and view.layout is None and name not in values.inside:
@@ -167,13 +196,13 @@ class Ledger:
         if buffer in self.values.inside:
             return self.values.inside[buffer]
         elements, pieces = self.program.by_name[buffer].elements, self.values.pieces.get(buffer, ())
-        placement = self.values.read(pieces, 0, elements)
+        placement = self.values.read(pieces, 0, elements, self.padding(buffer))
         if not pieces or NOTHING in placement:
             return ()
         slot = pieces[0][4] if len(pieces) == 1 else None
         return ((0, self._tensor(buffer).elements, placement, pieces[0][3], slot),)
 
-    def _blur(self, buffer: str, writer: str, placement: Placement) -> None:
+    def _blur(self, buffer: str, writer: Origin, placement: Placement) -> None:
         """Some elements of a buffer that is known by elements of its layout become `placement`."""
         self.values.inside[buffer] = tuple(
             (low, high, tuple(map(both, before, placement)), writer, slot)
@@ -185,7 +214,7 @@ class Ledger:
         if view.size == 0:
             return self.anything
         placement = self.read(view)
-        if placement in rule.passed:
+        if placement[-1] != NOTHING and placement[:-1] in rule.passed:
             return placement
         axis = rule.breach(placement)
         if axis is None:
@@ -201,12 +230,66 @@ class Ledger:
         """A finding: `what` is `code` along `axis`, and that is not what `rule` needs."""
         if code == NOTHING:
             state = f"{WORDS[NOTHING]}: it must be {rule.needs}"
-        elif axis == len(self.axes):
-            state = self.contents.word(code)
-            state = f"{state}, not {rule.only.word}" if rule.only else state
         else:
             state = f"{WORDS[code]} over {self.axes[axis]}: it must be {rule.needs}"
         self.note(operation, f"{what}, which is {state}", history)
+
+    def expect(self, operation: str, view: View, verb: str, *, code: int, due: int) -> None:
+        """A finding if the content of `view` is another than the one that is due."""
+        if code in (due, ANY) or not view.size:
+            return
+        is_, must = self.contents.against(code, due)
+        why = f"{verb} {view.buffer}, which is {is_}, not {must}"
+        self.note(operation, why, self.history(view), VALUE)
+
+    def cut(self, source: View, target: View) -> list[tuple[View, View]]:
+        """Both views, cut where pieces of either meet; whole, if they depend on the rank."""
+        known = self.values
+        for view in (source, target):
+            if view.axis is not None or view.layout is not None or view.buffer in known.inside:
+                return [(source, target)]
+        ends = {0, source.size}
+        for view in (source, target):
+            pieces = known.pieces.get(view.buffer, ())
+            edges = (edge - view.start for low, high, *_ in pieces for edge in (low, high))
+            ends.update(edge for edge in edges if 0 < edge < view.size)
+        return [
+            (
+                self.view(source.buffer, source.start + low, high - low),
+                self.view(target.buffer, target.start + low, high - low),
+            )
+            for low, high in pairwise(sorted(ends))
+        ]
+
+    def view(self, buffer: str, start: int, size: int) -> View:
+        """A view, always the same one of the same elements: others remember views by identity."""
+        key = (buffer, start, size)
+        if key not in self._views:
+            self._views[key] = View(buffer=buffer, start=start, size=size)
+        return self._views[key]
+
+    def padding(self, buffer: str, *, inside: bool | None = None) -> Padding:
+        """Which elements of a buffer are padding.
+
+        They are elements of the layout where the buffer is known by those. Of blocks, and of
+        segments that are not equal, all count as padding.
+        """
+        if inside is None:
+            inside = buffer in self.values.inside
+        key = (buffer, inside)
+        if key not in self._paddings:
+            declared = self.program.by_name[buffer]
+            layout = None if declared.layout is None else self.layouts[declared.layout]
+            if layout is None:
+                self._paddings[key] = self._behind
+            else:
+                count = 1
+                if declared.shard is not None and not inside:
+                    count = 0 if layout.cuts is not None else self.span[declared.shard]
+                if layout.blocks is not None and not inside:
+                    count = 0
+                self._paddings[key] = _padding(layout, count, self.contents.pads)
+        return self._paddings[key]
 
     def divided(self, placement: Placement, divisor: int) -> Placement:
         """`placement`, of what was divided."""
@@ -214,56 +297,90 @@ class Ledger:
             return placement
         return (*placement[:-1], self.contents.divided(placement[-1], divisor))
 
-    def added(self, copy: Copy, before: Placement, placed: Placement, where: Where) -> Placement:
-        """What a sum is; a finding where a summand meets what is no summand."""
-        found = tuple(map(both, before, placed))
-        if MIXED not in found and not self.contents.is_parameter(found[-1]):
-            return found
-        history = self.told(*where)
-        if self.contents.is_parameter(found[-1]):
-            why = (
-                f"adds {copy.source.buffer} to {copy.target.buffer}, and parameters are no summands"
-            )
-            self.note(copy.id, why, history)
-        for number, (its, mine) in enumerate(zip(before, placed, strict=True)):
-            if both(its, mine) != MIXED:
-                continue
-            if number == len(self.axes):
-                why = f"adds {copy.source.buffer}, {self.contents.word(mine)}, to what is"
-                self.note(copy.id, f"{why} {self.contents.word(its)}", history)
+    def _behind(self, low: int, high: int, code: int, other: int) -> bool:
+        """Whether zeros that no layout describes are padding of what stands beside them."""
+        where = self.contents.where(other)
+        if where is None or where.tensor not in self.layouts or where.axes or where.form:
+            return False
+        first, end = low + where.shift, high + where.shift
+        pieces = self.layouts[where.tensor].pieces
+        return code == ZERO and not any(piece.start < end and first < piece.end for piece in pieces)
+
+    def added(
+        self, copy: Copy, before: Placement, placed: Placement, sources: tuple[Source, ...]
+    ) -> Placement:
+        """What a sum of `sources` is; a finding where a summand meets what is no summand."""
+        contents, source, target = self.contents, copy.source.buffer, copy.target.buffer
+        was, more = before[-1], placed[-1]
+        if contents.is_parameter(was) or contents.is_parameter(more):
+            why = f"adds {source} to {target}, and parameters are no summands"
+            self.note(copy.id, why, self.tell(sources), VALUE)
+            return self.anything
+        found = tuple(map(both, before[:-1], placed[:-1]))
+        for number, (its, mine) in enumerate(zip(before[:-1], placed[:-1], strict=True)):
+            if found[number] == MIXED:
+                why = f"adds {WORDS[mine]} {source} to what is {WORDS[its]}"
+                self.note(copy.id, f"{why} over {self.axes[number]}", self.tell(sources))
+        content = contents.sum(was, more)
+        if content is None:
+            twice = contents.common(was, more)
+            if twice and contents[was][:3] == contents[more][:3]:
+                batch = min(twice)[0]
+                why = f"adds {source} to {target}, which has it from micro-batch {batch} already"
             else:
-                why = f"adds {WORDS[mine]} {copy.source.buffer} to what is {WORDS[its]}"
-                self.note(copy.id, f"{why} over {self.axes[number]}", history)
-        return self.anything
+                one, other = contents.against(more, was)
+                why = f"adds {source}, {one}, to what is {other}"
+            self.note(copy.id, why, self.tell(sources), VALUE)
+            return self.anything
+        return self.anything if MIXED in found else (*found, content)
 
     def history(self, view: View) -> Lines:
         """What wrote `view`, line by line."""
-        told = self.told(*self.where(view))
-        return told or (f"nothing wrote {view.buffer} since it was allocated",)
+        lines = told(self.source(view), self.says)
+        return lines or (f"nothing wrote {view.buffer} since it was allocated",)
 
-    def told(self, pieces: tuple[Piece, ...], start: int, end: int) -> Lines:
-        """What wrote the elements of `pieces` from `start` to `end`, line by line."""
-        lines: list[str] = []
-        for low, high, placement, writer, _ in pieces:
-            if high <= start or end <= low:
-                continue
-            words = [
-                f"{WORDS[code]} over {name}"
-                for name, code in zip(self.axes, placement[:-1], strict=True)
-                if code != ANY
-            ]
-            if placement[-1] not in (ANY, NOTHING):
-                words.append(self.contents.word(placement[-1]))
-            lines.append(f"{writer} wrote it: {', '.join(words) or 'a constant'}")
-        return tuple(lines)
+    def tell(self, sources: tuple[Source, ...]) -> Lines:
+        """What wrote several things, line by line."""
+        return tuple(line for source in sources for line in told(source, self.says))
 
-    def note(self, operation: str, why: str, witness: Lines) -> None:
+    def says(self, placement: Placement) -> str:
+        """A placement in words."""
+        words = [
+            f"{WORDS[code]} over {name}"
+            for name, code in zip(self.axes, placement[:-1], strict=True)
+            if code != ANY
+        ]
+        if placement[-1] not in (ANY, NOTHING):
+            words.append(self.contents.word(placement[-1]))
+        return ", ".join(words) or "a constant"
+
+    def note(self, operation: str, why: str, witness: Lines, invariant: str = PLACEMENT) -> None:
         """Keep a finding, once."""
         finding = Finding(
-            invariant=self.invariant,
+            invariant=invariant,
             role=self.program.role,
             operation=operation,
             why=why,
             witness=witness,
         )
         self.found.setdefault((operation, why), finding)
+
+
+def _padding(layout: Layout, count: int, may_stand: Callable[[int], bool]) -> Padding:
+    """Which elements hold no parameter, of the whole or of segments on `count` ranks; 0 is all."""
+    pieces = [(piece.start, piece.end) for piece in layout.pieces if piece.size]
+    size = layout.elements // count if count else 0
+    known: dict[tuple[int, int], bool] = {}
+
+    def is_padding(low: int, high: int, code: int, _other: int) -> bool:
+        if not may_stand(code):
+            return False
+        found = known.get((low, high))
+        if found is None:
+            found = known[low, high] = not size or not any(
+                max(0, (start - high) // size + 1) <= min(count - 1, (end - low - 1) // size)
+                for start, end in pieces
+            )
+        return found
+
+    return is_padding

@@ -52,7 +52,7 @@ class NumberedProgram:
         return examine(self.step_order) and examine(self.settled_order)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Subject:
     """A schedule, its programs with numbers, and the model that it trains where it is known."""
 
@@ -75,3 +75,10 @@ class Subject:
             ),
             model,
         )
+
+    @cached_property
+    def flow(self) -> list[Finding]:
+        """What is wrong with values, of every family that asks what they are."""
+        from zsim.check.flow import findings  # noqa: PLC0415  (it names this module's types)
+
+        return findings(self)

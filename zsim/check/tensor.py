@@ -1,12 +1,34 @@
 """Whether two views that an operation brings together are of one tensor, in the order it makes.
 
-What no layout says is not judged.
+A layout says of which, or what was written there before (`zsim.check.where`); what neither says is
+not judged.
 """
 
-from zsim.check.form import Forms
+from typing import NamedTuple
+
+from zsim.check.content import What
+from zsim.check.form import Form, Forms, plain
 from zsim.check.ledger import Ledger
+from zsim.check.where import Where, put
 from zsim.operation import View
 from zsim.schedule import Buffer
+
+
+class How(NamedTuple):
+    """What becomes of a view: the same, gathered over axes, or scattered over them."""
+
+    gathers: tuple[str, ...] = ()
+    scatters: tuple[str, ...] = ()
+
+
+SAME = How()
+
+Key = tuple[str, int, int, str | None, str | None, int | None]
+
+
+def _key(view: View) -> Key:
+    """What tells views apart: tuples are compared faster."""
+    return (view.buffer, view.start, view.size, view.axis, view.layout, view.origin)
 
 
 class Tensors:
@@ -15,6 +37,104 @@ class Tensors:
     def __init__(self, forms: Forms, ledger: Ledger) -> None:
         self.forms = forms
         self.ledger = ledger
+        self._agree: set[tuple[Key, Key, tuple[str, ...]]] = set()
+        self._carried: dict[tuple[Key, Key, Where | None, How], tuple[Where | None, str]] = {}
+
+    def carried(self, operation: str, ways: tuple[View, View], code: int, how: How = SAME) -> int:
+        """What the second of two views is of once the first, of content `code`, has come there."""
+        source, target = ways
+        if code >= 0 or not target.size:
+            return code
+        contents, by_name = self.ledger.contents, self.forms.program.by_name
+        where = contents.where(code)
+        out_of = source.layout or by_name[source.buffer].layout
+        into = target.layout or by_name[target.buffer].layout
+        if where is not None and source.layout is not None and source.origin is not None:
+            self._is_window(operation, source, where)
+        if out_of is not None and into is not None:
+            return contents.put(code, None)
+        if where is None and out_of is None:
+            return code
+        if contents.what(code) is What.CONSTANT:
+            return code
+        key = (_key(source), _key(target), where, how)
+        if key not in self._carried:
+            self._carried[key] = self._carry(source, target, where, how)
+        after, other = self._carried[key]
+        if other:
+            why = f"{source.buffer} and {target.buffer} hold different tensors"
+            self.ledger.note(operation, why, (other, *self.ledger.history(source)))
+        return contents.put(code, after)
+
+    def _is_window(self, operation: str, view: View, where: Where) -> None:
+        """A finding if a buffer without a layout has something else where a window is."""
+        assert view.layout is not None
+        assert view.origin is not None
+        held = where.of(self.ledger.view(view.buffer, view.origin, view.size), ())
+        window = plain(view.start, view.size)
+        if held and not self.forms.same((where.tensor, held), (view.layout, window)):
+            why = f"{view.buffer} has something else where the window on {view.layout} is"
+            lines = (f"{view.layout}: {window}", f"{view.buffer} has {held} of {where.tensor}")
+            self.ledger.note(operation, why, (*lines, *self.ledger.history(view)))
+
+    def standing(self, view: View, code: int, other: int) -> int:
+        """`code`, which is in `view`, as of the tensor of `other`, if it is the same elements."""
+        contents = self.ledger.contents
+        mine, its = contents.where(code), contents.where(other)
+        if mine is None or its is None or mine == its:
+            return code
+        one, two = self.form_of(view, mine), self.form_of(view, its)
+        return contents.put(code, its) if one and two and self.forms.same(one, two) else code
+
+    def form_of(self, view: View, where: Where | None) -> tuple[str, Form] | None:
+        """The tensor of which `view` holds a part, and the part."""
+        name = view.layout or self.forms.program.by_name[view.buffer].layout
+        if name is not None:
+            form = self.forms.of(view)
+            return None if form is None else (name, form)
+        if where is None:
+            return None
+        form = where.of(view, self._axes(view))
+        return None if form is None else (where.tensor, form)
+
+    def _axes(self, view: View) -> tuple[str, ...]:
+        return () if view.axis is None else self.forms.parts(view.axis)
+
+    def _carry(
+        self, source: View, target: View, where: Where | None, how: How
+    ) -> tuple[Where | None, str]:
+        """Where the elements are in the target, and what is wrong with that."""
+        found = self.form_of(source, where)
+        if found is None:
+            return None, ""
+        tensor, form = found
+        after: Form | None = form
+        if how.gathers:
+            after = self.forms.gathered(form, how.gathers)
+        elif how.scatters:
+            after = self.forms.scattered(form, how.scatters, target.size)
+        into = target.layout or self.forms.program.by_name[target.buffer].layout
+        if into is None:
+            return put(tensor, after, target, self._axes(target)), ""
+        due = self.forms.of(target)
+        if after is None or due is None or self.forms.same((tensor, after), (into, due)):
+            return None, ""
+        return None, f"{source.buffer} has {after} of {tensor}, {target.buffer} {due} of {into}"
+
+    def together(self, operation: str, one: View, code: int, other: View) -> None:
+        """A finding if `one`, of content `code`, is not the part of a tensor that `other` is."""
+        self.same(operation, one, other)
+        where = self.ledger.contents.where(code)
+        if where is None or not one.size:
+            return
+        mine, yours = self.form_of(one, where), self.form_of(other, None)
+        if mine and yours and not self.forms.same(mine, yours):
+            why = f"{one.buffer} and {other.buffer} hold different tensors"
+            lines = (
+                f"{one.buffer} has {mine[1]} of {mine[0]}",
+                f"{other.buffer} has {yours[1]} of {yours[0]}",
+            )
+            self.ledger.note(operation, why, (*lines, *self.ledger.history(one)))
 
     def alike(self, operation: str, view: View, axes: tuple[str, ...]) -> None:
         """A finding if ranks along `axes` have different parts of a tensor in `view`."""
@@ -27,8 +147,10 @@ class Tensors:
         self, operation: str, one: View, other: View, *, gathers: tuple[str, ...] = ()
     ) -> None:
         """A finding if `other` is not what `one` is, gathered over those axes if there are some."""
-        if not one.size and not other.size:
+        key = (_key(one), _key(other), gathers)
+        if key in self._agree or (not one.size and not other.size):
             return  # nothing is nothing, of whatever tensor
+        self._agree.add(key)
         if one.origin is not None or other.origin is not None:
             self._windows(operation, one, other)
         forms, by_name = self.forms, self.forms.program.by_name
@@ -48,6 +170,7 @@ class Tensors:
         else:
             same = forms.same((first, mine), (second, yours))
         if not same:
+            self._agree.discard(key)
             self.ledger.note(
                 operation,
                 f"{one.buffer} and {other.buffer} hold different tensors",

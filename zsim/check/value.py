@@ -1,161 +1,46 @@
-"""What a value is along each axis of the mesh, what it is of, and the values of buffers.
+"""Value: every operation reads the values that training needs, each with all that belongs to it.
 
-The words are those of DTensor; `OWN` is a shard that stands at its place in memory for the whole
-tensor, of which all else is stale, `SHIFTED` one that was sent on to another rank. `VERDICT` is
-what each rank found in its own part; their maximum is the answer, as it is not of summands. `ANY`
-is a constant, or what no rule of a schedule can judge.
+Each write makes a version of a range that says what it is of: a parameter, an activation, the
+gradient of either, a norm; of which micro-batches, as how many of the uses that are summed; what it
+was multiplied by, as an exact fraction and powers of host scalars; of which step; of which elements
+of the tensor. Proved for every role, every way through the branches and any number of steps, where
+the contract has parameters:
 
-Behind the axes stands what the value is of, as a negative number: see `zsim.check.content`.
+* forward, recompute and backward read the parameters of this step: no gather, cast or copy of them
+  is of a step before, in any element; nothing but an update changes them, and each of them once;
+* they read the activations and what was saved that the model names, of their own micro-batch; and
+  gradients of outputs to which every segment has contributed that reads the output, once;
+* a gradient has been summed over the uses of its parameter and over micro-batches, each once, from
+  nothing: what the first sets, the later ones add to, and nothing is left of the step before;
+* an update reads a gradient of every micro-batch of the step, divided by the loss divisor of the
+  contract, freed of host scalars that have not changed since they were multiplied in, clipped once
+  if the strategy clips, and not otherwise; and Adam is given the number of the update;
+* norms and finite tests are of gradients that are summed already and not clipped; one that clips
+  or decides is of all parameters of the contract, and a norm counts each element once;
+* gradients that are added are divided by the same number; a norm is divided as what it clips; no
+  parameter is divided, added, or used as a gradient, nor the other way round.
+
+So by induction over the operations every value is the one that a single process computes, and by
+induction over steps (what a step leaves, one step older, is what it begins with) so it always is.
+
+Assumed: `placement`, which says that each rank's summand enters a reduction once; `definedness` and
+`races`, by which what is issued before is what is read; `partition`, by which a segment's operands
+are the model's parameters. Without the model a segment's first forward says what its inputs are,
+and contributions to gradients of activations are not counted. What a segment computes from its
+operands is the backend's matter. What comes from another rank by `Receive` is known by what it is
+of, not by its elements.
+
+Cost: the same look at each operand as `placement`; operands of a segment are gone through once for
+all micro-batches, and neighbors in memory are one. A norm costs one look at each piece of layouts.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from zsim.check.finding import Finding
+from zsim.check.ledger import VALUE
+from zsim.check.subject import Subject
 
-from zsim.operation import View
-
-ANY, REPLICATE, SHARD, PARTIAL, VERDICT, OWN, SHIFTED, MIXED, NOTHING = range(9)
-
-WORDS = {
-    ANY: "any",
-    REPLICATE: "Replicate",
-    SHARD: "Shard",
-    PARTIAL: "Partial",
-    VERDICT: "each rank's own verdict",
-    OWN: "valid only in the rank's own part",
-    SHIFTED: "another rank's part",
-    MIXED: "Replicate, Shard or Partial in different places",
-    NOTHING: "written by nothing",
-}
-"""How findings call them."""
-
-EVERY = tuple(WORDS)
-
-Placement = tuple[int, ...]
-"""One of them for each axis of more than one rank, and the content."""
-
-Piece = tuple[int, int, Placement, str, View | None]
-"""From the first element, up to and without the second: a placement, what wrote it, and through
-which view where ranks wrote each to a place of its own."""
+INVARIANT = VALUE
 
 
-def both(one: int, other: int) -> int:
-    """What a view is whose parts are `one` and `other`."""
-    if other in (one, ANY):
-        return one
-    return other if one == ANY else max(MIXED, one, other)
-
-
-@dataclass(slots=True)
-class Values:
-    """The pieces that each buffer holds, in ascending order, without overlap.
-
-    `pieces` counts elements of the buffer, `inside` those of the tensor of which it holds a part,
-    or all in another order. What `inside` has of a buffer goes before what `pieces` has. `count` is
-    the length of a placement.
-    """
-
-    count: int
-    pieces: dict[str, tuple[Piece, ...]] = field(default_factory=dict[str, tuple[Piece, ...]])
-    inside: dict[str, tuple[Piece, ...]] = field(default_factory=dict[str, tuple[Piece, ...]])
-
-    def copy(self) -> "Values":
-        """The same values, to go another way with."""
-        return Values(self.count, dict(self.pieces), dict(self.inside))
-
-    def forget(self, buffer: str) -> None:
-        """Nothing is in `buffer`."""
-        self.pieces.pop(buffer, None)
-        if self.inside:
-            self.inside.pop(buffer, None)
-
-    def state(self, buffers: tuple[str, ...]) -> tuple[object, ...]:
-        """The placements in `buffers`, to be compared."""
-        return tuple(
-            tuple((low, high, placement, slot) for low, high, placement, _, slot in found)
-            for name in buffers
-            for found in (self.pieces.get(name, ()), self.inside.get(name, ()))
-        )
-
-    def read(self, pieces: tuple[Piece, ...], start: int, end: int) -> Placement:
-        """What the elements of `pieces` from `start` to `end` are."""
-        if len(pieces) == 1 and pieces[0][0] <= start and end <= pieces[0][1]:
-            return pieces[0][2]
-        if start == end:
-            return (ANY,) * self.count
-        found: Placement | None = None
-        place = start
-        for low, high, placement, _, _ in pieces:
-            if high <= place:
-                continue
-            if low > place:
-                break
-            found = placement if found is None else tuple(map(both, found, placement))
-            place = high
-            if place >= end:
-                return found
-        return (NOTHING,) * self.count
-
-
-def written(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:
-    """`pieces` after the elements of `piece` have become what it says."""
-    if not pieces:
-        return (piece,)
-    start, end, placement, _, slot = piece
-    low, high, last, first_writer, last_slot = pieces[-1]
-    if high == start and last == placement and last_slot == slot:
-        return (*pieces[:-1], (low, end, placement, first_writer, slot))
-    if start == end:
-        return pieces
-    if start <= pieces[0][0] and high <= end:
-        return (piece,)
-    before = [(each[0], min(each[1], start), *each[2:]) for each in pieces if each[0] < start]
-    behind = [(max(each[0], end), *each[1:]) for each in pieces if each[1] > end]
-    if behind and behind[0][0] == end and behind[0][2] == placement and behind[0][4] == slot:
-        piece = (start, behind.pop(0)[1], *piece[2:])
-    return (*before, piece, *behind)
-
-
-WHOLE = frozenset({ANY, REPLICATE})
-COMPLETE = frozenset({ANY, REPLICATE, SHARD, SHIFTED})
-SUMMANDS = frozenset({ANY, PARTIAL})
-VERDICTS = frozenset({ANY, REPLICATE, VERDICT})
-PARTS = frozenset({ANY, SHARD})
-WRITTEN = frozenset({ANY, REPLICATE, SHARD, PARTIAL, VERDICT, SHIFTED})
-"""What an operand may be along an axis."""
-
-
-class Only(NamedTuple):
-    """Whether a content is allowed, and the one that is, in words."""
-
-    allows: Callable[[int], bool]
-    word: str
-
-
-class Rule:
-    """What is allowed along each axis, and in words; remembers what it has let pass.
-
-    `only` is the content that is allowed; without it all are.
-    """
-
-    def __init__(
-        self,
-        allowed: Sequence[frozenset[int]],
-        needs: str,
-        only: Only | None = None,
-    ) -> None:
-        self.allowed = allowed
-        self.needs = needs
-        self.only = only
-        self.passed: set[Placement] = set()
-
-    def breach(self, placement: Placement) -> int | None:
-        """The first axis along which `placement` is not allowed; behind them, the content."""
-        for axis, (code, allowed) in enumerate(zip(placement[:-1], self.allowed, strict=True)):
-            if code not in allowed:
-                return axis
-        code = placement[-1]
-        if code == NOTHING or not (self.only is None or self.only.allows(code)):
-            return len(self.allowed)
-        self.passed.add(placement)
-        return None
+def examine(subject: Subject) -> list[Finding]:
+    """Every operand that is not the value that it has to be."""
+    return [finding for finding in subject.flow if finding.invariant == INVARIANT]

@@ -36,11 +36,13 @@ def test_a_gradient_that_is_copied_instead_of_reduced_is_partial_at_the_update()
         replace(program, step=tuple(copied if each == reduce else each for each in program.step))
         for program in schedule.programs
     )
-    found = the_finding(replace(schedule, programs=programs), "placement")
+    other, found = placement(replace(schedule, programs=programs))
     assert found.operation == "step/layer1/update"
     assert "Partial over data" in found.why
-    (line,) = found.witness
-    assert line == "step/layer1/reduce wrote it: Partial over data, a gradient divided by 4"
+    assert "layer1/staging and layer1/own hold different tensors" in other.why
+    line, before, *_ = found.witness
+    assert line == "step/layer1/reduce wrote layer1/own: Partial over data, a gradient divided by 4"
+    assert before.startswith("step/layer1/stage wrote layer1/staging: Partial over data")
 
 
 def test_a_forward_without_its_gather_is_found() -> None:

@@ -77,7 +77,7 @@ def test_a_contract_that_names_another_strategy_is_found() -> None:
 
 def test_a_contract_that_divides_by_something_else_is_found_and_so_is_each_update() -> None:
     first, *others = check(promising(STRATEGY, 99), MODEL)
-    assert {each.invariant for each in (first, *others[:-1])} == {"placement"}
+    assert {each.invariant for each in (first, *others[:-1])} == {"value"}
     assert first.operation == "step/update/bucket0/update"
     assert first.why.endswith("is a gradient divided by 2, not a gradient divided by 99")
     assert (others[-1].invariant, others[-1].operation) == ("volume", "contract/loss_divisor")

@@ -13,6 +13,8 @@ from zsim.check import Finding, check
 from zsim.operation import Action, Fill, Operand, Reduction, Role, View
 from zsim.schedule import Contract, Schedule
 
+FAMILIES = ("placement", "value", "partition")
+
 
 def found(schedule: Schedule, *families: str) -> list[tuple[str, str]]:
     """Operation and reason of every finding of these families."""
@@ -21,7 +23,7 @@ def found(schedule: Schedule, *families: str) -> list[tuple[str, str]]:
 
 def first(schedule: Schedule) -> Finding:
     """The first finding about where values are and which they are."""
-    return next(each for each in check(schedule) if each.invariant in ("placement", "partition"))
+    return next(each for each in check(schedule) if each.invariant in FAMILIES)
 
 
 def with_buffer(schedule: Schedule, name: str, **fields: Any) -> Schedule:  # noqa: ANN401 (any field of a buffer)
@@ -249,9 +251,9 @@ def test_updated_shards_are_not_put_into_the_whole_as_one_slot() -> None:
 
 
 def test_gradients_that_are_not_collected_are_found() -> None:
-    finding = the_finding(without(megatron(), "step/collect"), "placement")
+    finding = the_finding(without(megatron(), "step/collect"), "value")
     assert finding.operation == "step/update"
-    assert "gradient, which is a constant, not a gradient divided by 2" in finding.why
+    assert "gradient, which is zeros, not a gradient divided by 2" in finding.why
 
 
 def test_an_update_with_a_whole_gradient_of_blocks_is_found() -> None:
@@ -280,7 +282,7 @@ def test_gradients_of_other_parameters_are_found() -> None:
 @pytest.mark.parametrize("divisor", [1, 4, 16])
 def test_a_mean_over_other_numbers_of_ranks_than_see_data_is_found(divisor: int) -> None:
     """4 is that of the data axis alone, without the replicas."""
-    finding = the_finding(changed(fsdp2(), "step/copy_in", divisor=divisor), "placement")
+    finding = the_finding(changed(fsdp2(), "step/copy_in", divisor=divisor), "value")
     assert finding.operation == "step/update"
     state = f"a gradient divided by {divisor}".removesuffix(" divided by 1")
     assert finding.why == f"updates with wide, which is {state}, not a gradient divided by 8"
@@ -296,7 +298,7 @@ def test_a_reduction_may_divide_as_well(shards: int, replicas: int) -> None:
         return made
 
     assert check(averaging(8 // (4**shards * 2**replicas))) == ()
-    finding = the_finding(averaging(8), "placement")
+    finding = the_finding(averaging(8), "value")
     state = f"a gradient divided by {8 * 4**shards * 2**replicas}"
     assert f"which is {state}, not" in finding.why
 
@@ -308,7 +310,7 @@ def test_the_seed_of_backward_may_divide_by_micro_batches() -> None:
         seed = Fill(id="step/seed", stream="compute", target=View(buffer="y", size=2), value=value)
         at = [each.id for each in program.step].index("step/backward")
         step = (*program.step[:at], seed, *program.step[at:])
-        return found(replace(schedule, programs=(replace(program, step=step),)), "placement")
+        return found(replace(schedule, programs=(replace(program, step=step),)), "value")
 
     assert seeded(1 / 8, 1) == []
     ((operation, why),) = seeded(1 / 3, 8)
@@ -329,7 +331,7 @@ def test_gradients_that_are_divided_differently_are_not_added() -> None:
         for each in ((undivided, more) if operation.id == "step/slice_b" else (operation,))
     )
     faulty = replace(schedule, programs=(replace(program, step=step),))
-    assert found(faulty, "placement")[0] == (
+    assert found(faulty, "value")[0] == (
         "step/more",
         "adds bucket_b, a gradient divided by 4, to what is a gradient divided by 8",
     )
@@ -345,7 +347,7 @@ def test_a_parameter_that_is_divided_is_found_where_it_is_used(name: str) -> Non
 def test_a_parameter_is_no_gradient() -> None:
     source = View(buffer="shard", size=3)
     wrong = changed(fsdp2(), "step/widen", source=source)
-    finding = the_finding(wrong, "placement")
+    finding = the_finding(wrong, "value")
     assert finding.operation == "step/update"
     assert "wide, which is a parameter, not a gradient divided by 8" in finding.why
 
@@ -354,13 +356,13 @@ def test_a_gradient_is_no_parameter() -> None:
     schedule = without(deepspeed(), "step/wide/free")
     finding = first(changed(schedule, "step/cast", source=View(buffer="wide", size=4)))
     assert finding.operation == "step/forward"
-    assert "flat, which is a gradient divided by 4, not a parameter" in finding.why
+    assert "flat, which is a gradient of a step before, not a parameter" in finding.why
 
 
 @pytest.mark.parametrize(("runtime", "name"), [(deepspeed, "cast"), (megatron, "put")])
 def test_parameters_are_not_added_to_those_of_the_step_before(
     runtime: Callable[[], Schedule], name: str
 ) -> None:
-    (operation, why), *_ = found(changed(runtime(), f"step/{name}", accumulate=True), "placement")
+    (operation, why), *_ = found(changed(runtime(), f"step/{name}", accumulate=True), "value")
     assert operation == f"step/{name}"
     assert why.endswith("and parameters are no summands")

@@ -1,0 +1,282 @@
+"""Forward, recompute and backward of a segment: what they read, and what they write.
+
+Operands are the same objects in every micro-batch, mostly: what is to be looked at is worked out
+once for all of them, and neighbors in a buffer are one.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from zsim.check.content import Content, What
+from zsim.check.ledger import Ledger
+from zsim.check.placed import (
+    ANY,
+    COMPLETE,
+    EVERY,
+    PARTIAL,
+    SHARD,
+    WHOLE,
+    ZERO,
+    Placement,
+    Rule,
+    both,
+)
+from zsim.check.signature import Key, Signature, Signatures
+from zsim.check.where import Where
+from zsim.operation import Action, Compute, Operand, Role, View
+
+T = TypeVar("T")
+Named = tuple[View, str]
+"""A view, and the name of what it holds or will hold."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """A gradient that is written: where, placed how, which use of how many, of which elements."""
+
+    view: View
+    placement: Placement
+    name: str
+    use: tuple[int, int]
+    where: Where | None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be looked at in a segment's operands, whatever the micro-batch."""
+
+    operands: tuple[Operand, ...]
+    parameters: list[View] = field(default_factory=list[View])
+    inputs: list[Named] = field(default_factory=list[Named])
+    saved: list[Named] = field(default_factory=list[Named])
+    slopes: list[Named] = field(default_factory=list[Named])
+    outputs: list[_Made] = field(default_factory=list[_Made])
+    input_gradients: list[_Made] = field(default_factory=list[_Made])
+    gradients: list[_Made] = field(default_factory=list[_Made])
+    spoils: list[View] = field(default_factory=list[View])
+
+
+class Segments:
+    """The segments of one program; `judges` says whether contents are held against what is due."""
+
+    def __init__(
+        self, ledger: Ledger, *, signatures: Signatures, data: list[bool], judges: bool
+    ) -> None:
+        self.ledger = ledger
+        self.signatures = signatures
+        self.judges = judges
+        over = " and ".join(
+            name for name, is_data in zip(ledger.axes, data, strict=True) if is_data
+        )
+        self.complete = Rule([COMPLETE] * len(data), "no summand, and whole where it is read")
+        self.whole = Rule([WHOLE if each else COMPLETE for each in data], f"Replicate over {over}")
+        self.flowing: Placement = tuple(SHARD if each else ANY for each in data)
+        self.summand: Placement = tuple(PARTIAL if each else ANY for each in data)
+        self.parameter = ledger.contents.code(Content(What.PARAMETER))
+        self.spoiled = ledger.contents.code(Content(What.WORKSPACE))
+        self._plans: dict[tuple[int, Action, str, int], _Plan] = {}
+
+    def run(self, compute: Compute) -> None:
+        """Read what the segment reads, and write what it makes."""
+        key = (id(compute.operands), compute.action, compute.unit, compute.segment)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planned(compute)
+        for view in plan.parameters:
+            self._read_parameter(compute.id, view)
+        batch = compute.micro_batch
+        self._read(compute.id, plan.inputs, What.TENSOR, batch)
+        if compute.action is Action.BACKWARD:
+            self._backward(compute, plan)
+            return
+        contents, write = self.ledger.contents, self.ledger.write
+        origin = self.ledger.origin(compute.id)
+        for view, name in plan.saved:
+            code = contents.named(What.SAVED, name, (batch, 0, 1), Where(name, -view.start))
+            write(origin, view, (*self.flowing, code))
+        for made in plan.outputs:
+            code = contents.named(What.TENSOR, made.name, (batch, 0, 1), made.where)
+            write(origin, made.view, (*made.placement, code))
+        self._spoil(compute, plan)
+
+    def _backward(self, compute: Compute, plan: _Plan) -> None:
+        self._read(compute.id, plan.saved, What.SAVED, compute.micro_batch)
+        slope = ANY
+        for view, name in plan.slopes:
+            slope = both(slope, self._slope(compute, view, name))
+        contents, batch = self.ledger.contents, compute.micro_batch
+        origin = self.ledger.origin(compute.id, *(view for view, _ in plan.slopes))
+        for made in plan.input_gradients:
+            code = contents.slope(made.name, slope, (batch, *made.use), made.where)
+            self.ledger.write(origin, made.view, (*made.placement, code))
+        for made in plan.gradients:
+            code = contents.gradient(slope, (batch, *made.use), made.where)
+            self.ledger.write(origin, made.view, (*made.placement, code))
+        self._spoil(compute, plan)
+
+    def _spoil(self, compute: Compute, plan: _Plan) -> None:
+        for view in plan.spoils:
+            self.ledger.write(self.ledger.origin(compute.id), view, (*self.flowing, self.spoiled))
+
+    def _read_parameter(self, name: str, view: View) -> None:
+        code = self.ledger.need(name, view, self.whole, "computes with")[-1]
+        if code in (self.parameter, ANY):
+            return
+        constant = self.ledger.contents.what(code) is What.CONSTANT
+        if not constant or self.judges:
+            self.ledger.expect(name, view, "computes with", code=code, due=self.parameter)
+
+    def _read(self, name: str, views: list[Named], what: What, batch: int) -> None:
+        contents = self.ledger.contents
+        for view, due in views:
+            code = self.ledger.need(name, view, self.complete, "computes with")[-1]
+            if self.judges and due and code != ANY:
+                where = Where(due, -view.start)
+                wanted = contents.named(what, due, (batch, 0, 1), where)
+                unplaced = contents.where(code) is None and contents.put(code, where) == wanted
+                if code != wanted and not unplaced:
+                    self.ledger.expect(name, view, "computes with", code=code, due=wanted)
+
+    def _slope(self, compute: Compute, view: View, name: str) -> int:
+        """What the gradient of an output is of; a constant is the gradient of the loss."""
+        contents, ledger = self.ledger.contents, self.ledger
+        code = ledger.need(compute.id, view, self.complete, "computes with")[-1]
+        if not self.judges or code == ANY or not view.size:
+            return code
+        is_constant = contents.what(code) is What.CONSTANT and code != ZERO
+        if is_constant and name in ("", self.signatures.loss):
+            return code
+        uses = 0 if name not in self.signatures.readers else 1
+        due = contents.slope(name, code, (compute.micro_batch, 0, uses), Where(name, -view.start))
+        if name and contents.what(code) is What.SLOPE and contents.where(code) is None:
+            code = contents.put(code, Where(name, -view.start))
+        if name and code != due:
+            ledger.expect(compute.id, view, "computes with", code=code, due=due)
+            return ANY
+        return code
+
+    def _planned(self, compute: Compute) -> _Plan:
+        plan = _Plan(compute.operands)
+        key = (compute.unit, compute.segment)
+        roles: dict[Role, list[Operand]] = {}
+        for operand in compute.operands:
+            roles.setdefault(operand.role, []).append(operand)
+        parameters = [each.view for each in roles.get(Role.PARAMETER, [])]
+        plan.parameters = [view for view, _ in self._merged([(view, None) for view in parameters])]
+        inputs = [each.view for each in roles.get(Role.INPUT, [])]
+        outputs = roles.get(Role.OUTPUT, [])
+        signature = self.signatures.known.get(key)
+        if signature is None and compute.action is not Action.BACKWARD:
+            names = tuple(map(self._name_of, inputs))
+            signature = self.signatures.learn(compute, names, len(outputs))
+        signature = signature or Signature((), (), ())
+        plan.inputs = _named(inputs, signature.inputs)
+        saved = [each.view for each in roles.get(Role.SAVED, [])]
+        names = tuple(f"{compute.unit}/{compute.segment}/{each}" for each in range(len(saved)))
+        plan.saved = _named(saved, names)
+        plan.outputs = [
+            _Made(view, self._placed(operand), name, (0, 1), Where(name, -view.start))
+            for operand, (view, name) in zip(
+                outputs, _named([each.view for each in outputs], signature.outputs), strict=True
+            )
+        ]
+        plan.spoils = [each.view for each in roles.get(Role.WORKSPACE, []) if each.view.size]
+        if compute.action is Action.BACKWARD:
+            self._plan_backward(compute, plan, roles, signature)
+        return plan
+
+    def _plan_backward(
+        self, compute: Compute, plan: _Plan, roles: dict[Role, list[Operand]], signature: Signature
+    ) -> None:
+        key = (compute.unit, compute.segment)
+        slopes = [each.view for each in roles.get(Role.OUTPUT_GRADIENT, [])]
+        plan.slopes = _named(slopes, self._sloped(signature))
+        wanted = roles.get(Role.INPUT_GRADIENT, [])
+        for operand, (view, name) in zip(
+            wanted, _named([each.view for each in wanted], signature.wanted), strict=True
+        ):
+            use = self.signatures.reading(name, key)
+            where = Where(name, -view.start) if name else None
+            plan.input_gradients.append(
+                _Made(view, self._summed(operand, self.flowing), name, use, where)
+            )
+        plan.gradients = self._gradients(compute, roles, key)
+
+    def _sloped(self, signature: Signature) -> tuple[str, ...]:
+        """Outputs whose gradients backward reads: those that some segment makes one of."""
+        readers, loss = self.signatures.readers, self.signatures.loss
+        return tuple(name for name in signature.outputs if name in readers or name == loss)
+
+    def _gradients(
+        self, compute: Compute, roles: dict[Role, list[Operand]], key: Key
+    ) -> list[_Made]:
+        gradients = roles.get(Role.GRADIENT, [])
+        parameters = [each.view for each in roles.get(Role.PARAMETER, [])]
+        names = list(self.signatures.parameters(compute))
+        uses = [self.signatures.use(name, key) for name in names]
+        wheres: list[Where | None] = [None] * len(gradients)
+        if len(parameters) == len(gradients):
+            wheres = [
+                self._where(each.view, parameter)
+                for each, parameter in zip(gradients, parameters, strict=True)
+            ]
+        tags = [
+            (use, where, self._summed(each, self.summand))
+            for use, where, each in zip(uses, wheres, gradients, strict=True)
+        ]
+        merged = self._merged([(each.view, tag) for each, tag in zip(gradients, tags, strict=True)])
+        return [_Made(view, tag[2], "", tag[0], tag[1]) for view, tag in merged]
+
+    def _where(self, view: View, parameter: View) -> Where | None:
+        """Which elements of a layout a gradient is of, if the buffer that takes it has none."""
+        by_name = self.ledger.program.by_name
+        layout = by_name[parameter.buffer].layout
+        plain = parameter.axis is None and parameter.layout is None and view.axis is None
+        if by_name[view.buffer].layout is not None or layout is None or not plain:
+            return None
+        if by_name[parameter.buffer].shard is not None:
+            return None
+        if self.ledger.layouts[layout].blocks is not None:
+            return None
+        return Where(layout, parameter.start - view.start)
+
+    def _merged(self, views: list[tuple[View, T]]) -> list[tuple[View, T]]:
+        """Views that continue one another in a buffer are one, where they are of the same."""
+        found: list[tuple[View, T]] = []
+        for view, tag in views:
+            if not view.size:
+                continue
+            if found and view.axis is None and view.layout is None:
+                last, same = found[-1]
+                if (last.buffer, last.start + last.size, same) == (
+                    view.buffer,
+                    view.start,
+                    tag,
+                ) and (last.axis is None and last.layout is None):
+                    found[-1] = (
+                        self.ledger.view(last.buffer, last.start, last.size + view.size),
+                        tag,
+                    )
+                    continue
+            found.append((view, tag))
+        return found
+
+    def _placed(self, operand: Operand) -> Placement:
+        return self._summed(operand, self.flowing)
+
+    def _summed(self, operand: Operand, placement: Placement) -> Placement:
+        """`placement`, but a summand over the axes that the operand names."""
+        along = [each for axis in operand.partial for each in self.ledger.numbers[axis]]
+        return self.ledger.with_codes(placement, along, EVERY, PARTIAL) if along else placement
+
+    def _name_of(self, view: View) -> str:
+        """The name of the activation that a view holds; none if that is not known."""
+        code = self.ledger.read(view)[-1] if view.size else ANY
+        if code >= 0 or self.ledger.contents.what(code) is not What.TENSOR:
+            return ""
+        return self.ledger.contents[code].name
+
+
+def _named(views: list[View], names: tuple[str, ...]) -> list[Named]:
+    """Views with their names, where there is a name for each; else without."""
+    return list(zip(views, names if len(names) == len(views) else ("",) * len(views), strict=True))
