@@ -3,7 +3,9 @@
 import csv
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from zsim.collective.profile import NetworkProfile
 from zsim.shell.cli import answer
 from zsim.shell.installed import network_profile
+from zsim.shell.sweep.executor import Crew, InProcess
 from zsim.shell.sweep.progress import progress
 from zsim.shell.sweep.worker import Batch, Done, run_batch
 
@@ -223,6 +226,35 @@ def test_an_interrupted_sweep_keeps_what_was_done_and_says_how_to_go_on(
     )
     swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))
     assert sum(tried) == 14
+
+
+class Gone(InProcess):
+    """Its workers are dead before the second batch."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401
+        if self.batches:
+            raise BrokenExecutor("gone")
+        self.batches += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
+    ask: Ask, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def gone(*_: object) -> Generator[Crew]:
+        yield Crew(executor=Gone(), workers=1)
+
+    monkeypatch.setattr("zsim.shell.sweep.sweep.crew", gone)
+    code, out, error = ask("sweep", "cut.toml")
+    assert (code, out, error.count("\n")) == (3, "", 1)
+    assert error.startswith(
+        f"zsim: a worker died: BrokenExecutor: gone; {sum(tried)} of 14 runs are in cut.sqlite; "
+        "the same command goes on"
+    )
 
 
 MISTAKES: dict[tuple[str, ...], str] = {

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 
 from zsim.backend import RunFailedError
@@ -74,7 +74,7 @@ def work_off(left: Mapping[str, Outline], crew: Crew, batch: Batch, keep: Keep) 
             if not group.waiting:
                 queue.popleft()
             sent = Batch(tuple([outline for _, outline in some]), batch.maker, batch.code)
-            future = crew.executor.submit(run_batch, sent)
+            future = _submitted(crew.executor, sent)
             flying[future] = (group, [key for key, _ in some])
             if future.done():
                 break  # this process runs it itself: its outcomes are kept before the next
@@ -84,6 +84,13 @@ def work_off(left: Mapping[str, Outline], crew: Crew, batch: Batch, keep: Keep) 
             group.seconds += sum(each.seconds for each in found[1:])  # the first one makes it
             group.count += len(found) - 1
             keep(list(zip(keys, found, strict=True)))
+
+
+def _submitted(executor: Executor, batch: Batch) -> "Future[list[Done]]":
+    try:
+        return executor.submit(run_batch, batch)
+    except (BrokenExecutor, EOFError, OSError) as error:  # EOFError: one could not be started
+        raise RunFailedError(f"a worker died: {type(error).__name__}: {error}") from error
 
 
 def _result(future: "Future[list[Done]]") -> list[Done]:
