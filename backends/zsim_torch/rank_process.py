@@ -83,8 +83,11 @@ def serve(order: RankOrder, connection: Connection) -> None:
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _redirect_output(order)
-    note_to(Whereabouts(order.whereabouts))
+    try:
+        _redirect_output(order)
+        note_to(Whereabouts(order.whereabouts))
+    except OSError:  # the run has ended while this rank was starting, and took its folder
+        _end_group()
     try:
         note("joining the process group")
         join(
