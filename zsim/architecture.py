@@ -7,6 +7,8 @@ says it.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zsim.execution import PLAIN, Execution
+
 
 class ArchitectureError(ValueError):
     """A shape that cannot exist; the message starts with the name of the field."""
@@ -73,6 +75,7 @@ class Transformer:
         fused: biases, dropout, scale and mask of scores cost nothing beside the kernels that they
             follow. If not, each is a kernel of its own, and there is dropout, as in the first
             Megatron-LM (Shoeybi et al. 2019, section 3); what is saved is counted without it.
+        execution: how a runtime executes it.
     """
 
     layers: int
@@ -95,6 +98,7 @@ class Transformer:
     attention: Attention = Attention.FLASH
     recompute_attention: bool = False
     fused: bool = True
+    execution: Execution = PLAIN
 
     def __post_init__(self) -> None:
         for name in (
@@ -111,6 +115,13 @@ class Transformer:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArchitectureError(f"{name}: {value} must be at least 1")
+        if self.sequence_length % self.execution.context:
+            raise ArchitectureError(
+                f"sequence_length: {self.sequence_length} must be a multiple of context "
+                f"{self.execution.context}"
+            )
+        if self.execution.context > 1 and self.attention is Attention.PLAIN:
+            raise ArchitectureError("attention: plain is not modelled for context of several ranks")
         if self.head_size is None and self.hidden_size % self.attention_heads:
             raise ArchitectureError(
                 f"attention_heads: {self.attention_heads} must divide hidden_size "

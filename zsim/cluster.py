@@ -1,6 +1,6 @@
 """What a schedule runs on: GPUs, the links between them, how many of each. A value, not a graph."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
@@ -101,6 +101,12 @@ class Gpu:
     def launch_costs(self) -> LaunchCosts:
         """What its host spends: by the fitted constants, if it has some."""
         return self.launch if self.kernels is None else self.kernels.launch
+
+    def timed_by(self, kernels: KernelProfile) -> "Gpu":
+        """This GPU with fitted constants of its kernels, and of what collectives do to them."""
+        beside = kernels.training.beside_collective
+        slowdown = Fraction(str(beside)) if beside else self.slowdown_beside_collective
+        return replace(self, kernels=kernels, slowdown_beside_collective=slowdown)
 
     def rate(self, dtype: DType) -> Rate:
         """Rates of `dtype`.

@@ -4,9 +4,10 @@ from enum import StrEnum
 
 
 class DType(StrEnum):
-    """Format of one element, named as the field names it."""
+    """Format of one element, named as the field names it; fp8 is any of 8 bits."""
 
     INT8 = "int8"
+    FP8 = "fp8"
     FP16 = "fp16"
     BF16 = "bf16"
     FP32 = "fp32"
@@ -21,6 +22,7 @@ class DType(StrEnum):
 
 SIZE_BYTES = {
     DType.INT8: 1,
+    DType.FP8: 1,
     DType.FP16: 2,
     DType.BF16: 2,
     DType.FP32: 4,

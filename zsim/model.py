@@ -73,6 +73,7 @@ class Segment:
         reduces_input_gradient: input gradients are summands over the tensor axis, summed after
             backward.
         forward, backward: kernels of each direction.
+        again: kernels of forward where a checkpoint is run again; empty if all of them.
     """
 
     inputs: tuple[str, ...]
@@ -86,6 +87,11 @@ class Segment:
     reduces_input_gradient: bool = False
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
+    again: tuple[Kernel, ...] = ()
+
+    def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
+        """Those of forward, or where a checkpoint is run `again`."""
+        return self.again if again and self.again else self.forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,4 +136,6 @@ def _shape(table: ModelTable, strategy: Strategy) -> Architecture:
             )
     given = table.model_dump(exclude={"architecture", "hf_config", "parameters"}, exclude_none=True)
     again = strategy.checkpointing is Checkpointing.SELECTIVE
-    return FAMILIES[table.architecture](**given, recompute_attention=again)
+    return FAMILIES[table.architecture](
+        **given, recompute_attention=again, execution=strategy.execution
+    )

@@ -11,6 +11,7 @@ from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.cost.kernel_profile import KernelProfile, KernelProfileError
 from zsim.emulated import emulated, stage_of
 from zsim.equal_units import EQUAL_UNITS
+from zsim.execution import Execution
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
 from zsim.outline import Batches, Outline, model_of, with_table
@@ -24,7 +25,7 @@ from zsim.scenario import (
     TrainTable,
 )
 from zsim.schedule import Discipline
-from zsim.strategy import LossScale, Strategy, StrategyError
+from zsim.strategy import Checkpointing, LossScale, Strategy, StrategyError
 from zsim.topology import TopologyError, UnknownTopologyError
 from zsim.trouble import faults, neighbours
 
@@ -94,7 +95,7 @@ def outline(
     cluster = _cluster(scenario, topology)
     if scenario.compute.profile is not None:
         try:
-            gpu = replace(cluster.gpu, kernels=kernels(scenario.compute.profile))
+            gpu = cluster.gpu.timed_by(kernels(scenario.compute.profile))
         except KernelProfileError as error:
             raise ScenarioError(f"compute.profile: {error}") from None
         cluster = replace(cluster, gpu=gpu)
@@ -351,6 +352,13 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         reductions_in_flight=zero.reductions_in_flight,
         host_ahead_units=zero.host_ahead_units,
         checkpointing=activations.checkpointing,
+        execution=Execution(
+            operations=activations.checkpointing is Checkpointing.OPERATIONS,
+            early_stop=activations.early_stop,
+            compiled=train.compile,
+            float8=train.float8,
+            context=scenario.parallel.context,
+        ),
         partition_checkpoints=activations.partition,
         offload_checkpoints=activations.offload,
     )

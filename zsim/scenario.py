@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
 from zsim.architecture import Activation, Attention, Norm, Positions
+from zsim.execution import Float8
 from zsim.schedule import Discipline
 from zsim.strategy import BUCKET_ELEMENTS, Checkpointing, FusedBuffers, Keep, Precision
 from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
@@ -135,6 +136,7 @@ class ParallelTable(Table):
     """`[parallel]`: ranks of each axis. Without `data` it is what the other axes leave."""
 
     tensor: Count = 1
+    context: Count = 1
     data: Count | None = None
     replicate: Count = 1
 
@@ -170,6 +172,7 @@ class ActivationsTable(Table):
 
     checkpointing: Checkpointing = Checkpointing.NONE
     partition: Flag = False
+    early_stop: Flag = False
     offload: Flag = False
 
 
@@ -190,6 +193,8 @@ class TrainTable(Table):
     gradient_accumulation_steps: Repeat | None = None
     global_batch_size: Count | None = None
     precision: Precision = Precision.FP32
+    compile: Flag = False
+    float8: Float8 | None = None
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: NotNegative | None = None
     beta1: Fraction | None = None

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from zsim.dtype import DType
+from zsim.execution import PLAIN, Execution
 from zsim.rule import SGD, Adam
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
@@ -75,11 +76,13 @@ class Checkpointing(StrEnum):
 
     FULL: of a block, its input alone. SELECTIVE: all but the softmax of plain attention's scores,
     which the module itself makes again (Korthikanti et al. 2022, section 5): the schedule runs
-    nothing twice.
+    nothing twice. OPERATIONS: results of attention and of every second matrix product; the module
+    makes the rest again.
     """
 
     NONE = "none"
     SELECTIVE = "selective"
+    OPERATIONS = "operations"
     FULL = "full"
 
 
@@ -175,6 +178,7 @@ class Strategy:
             2023, section 3.2); None keeps no secondary shards.
         emulate: the runtime whose order is taken, instead of zsim's own.
         checkpointing: which activations are kept.
+        execution: how blocks are executed.
         partition_checkpoints: keep a rank's share of each checkpoint and gather it over the tensor
             axis before recompute (ZeRO-R Pa, section 6.1).
         offload_checkpoints: move checkpoints to host memory after forward and back before recompute
@@ -202,6 +206,7 @@ class Strategy:
     secondary: int | None = None
     emulate: Runtime | None = None
     checkpointing: Checkpointing = Checkpointing.NONE
+    execution: Execution = PLAIN
     partition_checkpoints: bool = False
     offload_checkpoints: bool = False
 

@@ -10,7 +10,7 @@ from math import ceil
 import simpy
 
 from zsim.backend import Job, NoWayError, RefusedError, RunFailedError
-from zsim.cluster import Cluster, ClusterError, Gpu
+from zsim.cluster import ClusterError, Gpu
 from zsim.collective.demand import Decision
 from zsim.fault import Fault, Neighbour, Window
 from zsim.issue import NO_OVERFLOW, SETUP
@@ -30,34 +30,8 @@ from zsim_des.routes import CutError
 from zsim_des.spans import Slots, rank_step, slots_of
 from zsim_des.spread import Used, used_of
 from zsim_des.trouble import Trouble
+from zsim_des.trust import trust
 from zsim_des.watch import Durations, Watcher
-
-TRUST = (
-    "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
-    "published, and have not been judged against measurements"
-)
-FITTED = (
-    "unvalidated: times of kernels come from {gpu} rates and memory bandwidth as published; "
-    "collectives take the constants of a network profile, which zsim validate network judges where "
-    "they were measured"
-)
-
-
-FITTED_KERNELS = (
-    "unvalidated: times of kernels take constants fitted to published kernels, of which rows were "
-    "held out; {wires}; no run of training has been judged"
-)
-
-
-def _trust(cluster: Cluster) -> str:
-    if cluster.gpu.kernels is not None:
-        wires = "link speeds are as published"
-        if cluster.network is not None:
-            wires = "collectives take fitted constants too"
-        return FITTED_KERNELS.format(wires=wires)
-    sentence = TRUST if cluster.network is None else FITTED
-    return sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
-
 
 FOLDS_KEPT = 1000
 
@@ -132,7 +106,7 @@ class SimBackend:
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces),
-            trust=_trust(job.cluster),
+            trust=trust(job),
         )
 
     def step_ends_ps(
@@ -186,7 +160,7 @@ class SimBackend:
             begin_ps=begin_ps,
             end_ps=ends_ps[-1],
             ranks=tuple(ranks),
-            trust=_trust(job.cluster),
+            trust=trust(job),
         )
 
     def _simulate(self, job: Job, seed: int, faults: Sequence[Fault] = ()) -> "_Done":

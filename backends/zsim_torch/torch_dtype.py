@@ -6,6 +6,7 @@ from zsim.dtype import DType
 
 TORCH_DTYPE = {
     DType.INT8: torch.int8,
+    DType.FP8: torch.float8_e4m3fn,
     DType.FP16: torch.float16,
     DType.BF16: torch.bfloat16,
     DType.FP32: torch.float32,

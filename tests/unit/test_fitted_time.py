@@ -119,7 +119,7 @@ def test_a_gpu_with_constants_takes_their_times_and_one_without_its_rates() -> N
 
 FITTED = FittedKernels(
     gpu="x100",
-    constants=replace(IDEAL, fixed_s=5.5e-06),
+    constants=replace(IDEAL, fixed_s=5.5e-06, gpu="x100"),
     rows={"matmul": 3},
     errors={"fitted_matmul": 0.0125},
     publications=("github:a/b@c",),

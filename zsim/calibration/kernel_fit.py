@@ -34,7 +34,7 @@ START = KernelProfile(
     product_memory=0.8,
     attention_forward=0.35,
     attention_backward=0.3,
-    **{
+    **{  # type: ignore[arg-type]  # no kind is called launch, training or gpu
         f"{kind}_{way}": 0.6
         for kind in KernelKind
         if not kind.multiplies_matrices
@@ -45,7 +45,15 @@ START = KernelProfile(
 """Where a search begins: about what NVIDIA's libraries reach. What the host spends is not fitted:
 times of single kernels do not show it."""
 
-SIBLINGS = {"a100": "", "gh200": "a100", "h100": "gh200", "b200": "h100"}
+SIBLINGS = {
+    "a100": "",
+    "v100": "a100",
+    "gh200": "a100",
+    "h100": "gh200",
+    "h100_hbm2e": "h100",
+    "h200": "h100",
+    "b200": "h100",
+}
 """The GPU that each takes after, in the order of fitting: one that is fitted before."""
 
 OF_PRODUCTS = (
@@ -92,11 +100,11 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
     found: dict[str, FittedKernels] = {}
     for gpu, sibling in SIBLINGS.items():
         own = [row for row in rows if row.gpu == gpu]
-        if not own:
+        if not own and sibling not in found:
             continue
         report(f"{gpu}: {len(own)} times of kernels")
         start = found[sibling].constants if sibling in found else START
-        start = replace(start, processors=CHIPS[gpu].processors)
+        start = replace(start, processors=CHIPS[gpu].processors, gpu=gpu)
         constants = fitted(own, start)
         errors = _medians("fitted", [(row, constants) for row in own])
         errors |= _medians("held_out", _held_out(own, start))

@@ -32,9 +32,13 @@ class Chip:
 
 # NVIDIA's data sheets and architecture whitepapers: dense half-precision peak, memory bandwidth,
 # streaming multiprocessors. GH200 with 96 GB HBM3 (its source says 120 GB, which is CPU memory).
+# H100 with HBM2e as torchtitan describes it: 2.4 TB/s.
 CHIPS = {
+    "v100": Chip(peaks=Peaks(flops=125e12, bytes=0.9e12), processors=80),
     "a100": Chip(peaks=Peaks(flops=312e12, bytes=2.039e12), processors=108),
     "h100": Chip(peaks=Peaks(flops=989.4e12, bytes=3.35e12), processors=132),
+    "h100_hbm2e": Chip(peaks=Peaks(flops=989.4e12, bytes=2.4e12), processors=132),
+    "h200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.8e12), processors=132),
     "gh200": Chip(peaks=Peaks(flops=989.4e12, bytes=4.0e12), processors=132),
     "b200": Chip(peaks=Peaks(flops=2250e12, bytes=8.0e12), processors=148),
 }

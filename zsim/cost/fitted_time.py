@@ -106,14 +106,19 @@ def attention_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
 
 def fitted_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
     """Seconds of `kernel` on a GPU with `peaks`, of which it reaches what `by` says."""
+    return by.fixed_s + work_s(kernel, peaks, by) / by.training.share(kernel)
+
+
+def work_s(kernel: Kernel, peaks: Peaks, by: KernelProfile) -> float:
+    """Seconds of the work of `kernel` where it runs alone."""
     match kernel.kind:
         case KernelKind.MATMUL if len(kernel.shape) == 4:
-            return by.fixed_s + product_s(kernel.shape, kernel.bytes, peaks, by)
+            return product_s(kernel.shape, kernel.bytes, peaks, by)
         case KernelKind.MATMUL:  # of no known shape
             moved = kernel.bytes / (peaks.bytes * by.product_memory)
-            return by.fixed_s + max(kernel.flops / (peaks.flops * by.product), moved)
+            return max(kernel.flops / (peaks.flops * by.product), moved)
         case KernelKind.ATTENTION:
-            return by.fixed_s + attention_s(kernel, peaks, by)
+            return attention_s(kernel, peaks, by)
         case _:
             share = by.share(kernel.kind, backward=kernel.backward)
-            return by.fixed_s + kernel.bytes / (peaks.bytes * share)
+            return kernel.bytes / (peaks.bytes * share)

@@ -7,6 +7,8 @@ of one GPU say something of its siblings: the peaks are each GPU's own.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from zsim.cost import in_training
+from zsim.cost.in_training import ALONE, InTraining, InTrainingError
 from zsim.cost.launch import FREE, LaunchCosts, LaunchError, launch_costs, seconds_of
 from zsim.kernel import KernelKind
 
@@ -28,6 +30,8 @@ class KernelProfile:
         product_memory: of the bandwidth, of products that move more than they compute.
         attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
         launch: what the host spends to issue operations.
+        training: what of all that is left in training.
+        gpu: the kind of GPU that they were fitted to, or scaled for.
         The others: of the bandwidth, of a kind of kernel that moves memory, each way.
     """
 
@@ -56,6 +60,8 @@ class KernelProfile:
     cross_entropy_forward: float
     cross_entropy_backward: float
     launch: LaunchCosts = FREE
+    training: InTraining = ALONE
+    gpu: str = ""
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -68,7 +74,9 @@ class KernelProfile:
         return found
 
 
-NAMES = tuple(field.name for field in fields(KernelProfile) if field.name != "launch")
+NAMES = tuple(
+    field.name for field in fields(KernelProfile) if field.name not in ("launch", "training", "gpu")
+)
 """All constants of kernels, in the order of a file."""
 
 
@@ -118,6 +126,7 @@ def text(fitted: FittedKernels) -> str:
         "",
         "[launch]  # not fitted: as published, see zsim/cost/launch.py",
         *(f"{name} = {each:.4g}" for name, each in seconds_of(fitted.constants.launch).items()),
+        *in_training.text(fitted.constants.training),
     ]
     return "\n".join(lines) + "\n"
 
@@ -129,7 +138,7 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         KernelProfileError: a key is missing, unknown or of the wrong kind.
     """
     keys = {"gpu", "sibling", "publications", "rows", "errors", "constants", "launch"}
-    for key in (*sorted(set(table) - keys), *sorted(keys - set(table))):
+    for key in (*sorted(set(table) - keys - {"training"}), *sorted(keys - set(table))):
         state = "missing" if key in keys else "not a key of fitted kernels"
         raise KernelProfileError(f"{name}: {key}: {state}")
     publications = table["publications"]
@@ -143,8 +152,13 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         launch = launch_costs(_numbers(name, table, "launch"))
     except LaunchError as error:
         raise KernelProfileError(f"{name}: launch: {error}") from None
+    training = table.get("training")
     try:
-        profile = KernelProfile(**constants, launch=launch)
+        shares = ALONE if training is None else in_training.parse(_table(name, table, "training"))
+    except InTrainingError as error:
+        raise KernelProfileError(f"{name}: training: {error}") from None
+    try:
+        profile = KernelProfile(**constants, launch=launch, training=shares, gpu=str(table["gpu"]))
     except KernelProfileError as error:
         raise KernelProfileError(f"{name}: constants: {error}") from None
     return FittedKernels(
@@ -157,12 +171,16 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
     )
 
 
-def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, float]:
+def _table(name: str, table: Mapping[str, object], key: str) -> dict[str, object]:
     found = table[key]
     if not isinstance(found, dict):
         raise KernelProfileError(f"{name}: {key} must be a table of numbers")
+    return {str(each): value for each, value in found.items()}
+
+
+def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, float]:
     numbers: dict[str, float] = {}
-    for each, value in found.items():
+    for each, value in _table(name, table, key).items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise KernelProfileError(f"{name}: {key}: {each} must be a number")
         numbers[str(each)] = float(value)

@@ -12,6 +12,7 @@ from typing import assert_never
 from zsim.access import accesses
 from zsim.cluster import Gpu
 from zsim.cost.fitted_time import Peaks, fitted_s
+from zsim.dtype import DType
 from zsim.kernel import Kernel
 from zsim.operation import Compute, Copy, Fill, View
 from zsim.schedule import Program
@@ -36,9 +37,7 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
         ClusterError: the GPU has no rate for the kernel's format.
     """
     if gpu.kernels is not None:
-        peak = gpu.rate(kernel.dtype).peak if kernel.kind.multiplies_matrices else 0
-        peaks = Peaks(flops=peak, bytes=gpu.memory_bytes_per_s)
-        return ceil(fitted_s(kernel, peaks, gpu.kernels) * PICOSECONDS_PER_SECOND)
+        return ceil(fitted_s(kernel, peaks_of(kernel, gpu), gpu.kernels) * PICOSECONDS_PER_SECOND)
     traffic_ps = memory_ps(kernel.bytes, gpu)
     flops = kernel.executed_flops
     if not flops:
@@ -46,6 +45,29 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
     rate = gpu.rate(kernel.dtype)
     per_second = rate.matmul if kernel.kind.multiplies_matrices else rate.elementwise
     return max(_ceil_ps(flops, per_second), traffic_ps)
+
+
+def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
+    """What `gpu` does at most for `kernel`.
+
+    Raises:
+        ClusterError: the GPU has no rate for the kernel's format.
+    """
+    peak = _peak(kernel.dtype, gpu) if kernel.kind.multiplies_matrices else 0
+    return Peaks(flops=peak, bytes=gpu.memory_bytes_per_s)
+
+
+def _peak(dtype: DType, gpu: Gpu) -> float:
+    """What fitted constants are shares of.
+
+    They were fitted to 16-bit formats. 8-bit floats reach less of their peak: as much less as the
+    two largest achieved rates say.
+    """
+    rate = gpu.rate(dtype)
+    if dtype is not DType.FP8:
+        return rate.peak
+    half = gpu.rate(DType.BF16)
+    return half.peak * rate.matmul / half.matmul
 
 
 def view_bytes(view: View, program: Program) -> int:

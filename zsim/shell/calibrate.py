@@ -7,7 +7,8 @@ from zsim.calibration import kernel_fit
 from zsim.calibration.calibrate import SIZE_CLASSES, calibrated
 from zsim.collective.profiles import Profiles, text
 from zsim.cost import kernel_profile
-from zsim.shell.measured import all_tables, timed_links
+from zsim.shell.calibrate_training import FITTED, with_training
+from zsim.shell.measured import all_tables, runs_of, timed_links
 from zsim.shell.mistake import file_fault
 from zsim.shell.written import write
 
@@ -33,7 +34,15 @@ def calibrate(source: Path, target: Path) -> None:
         path = target / f"{profiles.gpu}.toml"
         write(path, text(profiles))
         print(f"{path}: {_errors(profiles)}")
-    for fitted in kernel_fit.calibrated(kernels, report=_report):
+    runs = [
+        run
+        for name, found in runs_of(source).items()
+        if name in FITTED
+        for run in found
+        if not run.reason
+    ]
+    alone = kernel_fit.calibrated(kernels, report=_report)
+    for fitted in with_training(alone, runs, report=_report):
         path = target / KERNELS / f"{fitted.gpu}.toml"
         write(path, kernel_profile.text(fitted))
         print(f"{path}: {_kernel_errors(fitted)}")
@@ -66,6 +75,14 @@ def _kernel_errors(fitted: kernel_profile.FittedKernels) -> str:
         parts.append("the rest is assumed")
     elif fitted.sibling:
         parts.append(f"the rest is scaled from {fitted.sibling}")
+    evidence = fitted.constants.training.evidence
+    if evidence is not None and evidence.gpu == fitted.gpu:
+        parts.append(
+            f"training: {evidence.fitted} runs fitted, {evidence.judged} judged, median error "
+            f"{evidence.median:.1%}"
+        )
+    elif evidence is not None:
+        parts.append(f"training is scaled from {evidence.gpu}")
     return "; ".join(parts)
 
 

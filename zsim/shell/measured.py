@@ -52,12 +52,24 @@ def published_runs(folder: Path) -> dict[str, list[Published]]:
     Raises:
         MistakeError: no table is there, or one cannot be read.
     """
+    _found(folder, TABLES)
+    return runs_of(folder)
+
+
+def runs_of(folder: Path) -> dict[str, list[Published]]:
+    """The same; there may be none.
+
+    Raises:
+        MistakeError: one cannot be read.
+    """
     found: dict[str, list[Published]] = {}
-    for path in _found(folder, TABLES):
-        try:
-            found[path.stem] = TABLES[path.stem].read(_rows(path))
-        except MeasuredError as error:
-            raise MistakeError(f"{folder / str(error)}") from None
+    for name, table in TABLES.items():
+        path = folder / f"{name}.csv"
+        if path.exists():
+            try:
+                found[name] = table.read(_rows(path))
+            except MeasuredError as error:
+                raise MistakeError(f"{folder / str(error)}") from None
     return found
 
 

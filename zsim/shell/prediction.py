@@ -40,7 +40,7 @@ def forecast(tables: Mapping[str, object]) -> Forecast | str:
     steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
     if not isinstance(steps, int) or steps <= FEW:
         return _simulated(tables)
-    fewer, few = _simulated(_accumulating(tables, FEW - 1)), _simulated(_accumulating(tables, FEW))
+    fewer, few = _simulated(accumulating(tables, FEW - 1)), _simulated(accumulating(tables, FEW))
     if isinstance(fewer, str) or isinstance(few, str):
         return fewer if isinstance(fewer, str) else few
     each_s = few.step_time_s - fewer.step_time_s
@@ -51,7 +51,8 @@ def forecast(tables: Mapping[str, object]) -> Forecast | str:
     )
 
 
-def _accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
+def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
+    """`tables` with so many micro-batches in a step."""
     changed: dict[str, Any] = deepcopy(dict(tables))
     changed["train"]["gradient_accumulation_steps"] = steps
     return changed

@@ -27,7 +27,7 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
         operators=(
             *operators,
             core(size, turned, attended, name),
-            linear(size, attended, size.whole(target), weight),
+            linear(size, attended, size.whole(target), weight, narrow=size.float8),
         ),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
@@ -51,22 +51,27 @@ def _projections(
         weight = size.part(f"{name}.{part}.weight", width, size.hidden)
         bias = size.part(f"{name}.{part}.bias", width) if size.shape.biased_qkv else None
         target = size.rows(f"{name}/{part}", width)
+        whole, kept = size.whole(source), size.kept(source)
         operators.append(
-            linear(size, size.whole(source), target, weight, bias=bias, kept=size.kept(source))
+            linear(size, whole, target, weight, bias=bias, kept=kept, narrow=size.float8)
         )
         made.append((target, part != "v"))
     return tuple(operators), tuple(made)
 
 
 def _rotary(size: Size, source: Tensor) -> Operator:
-    """Turns pairs of elements by an angle that follows from place: backward turns them back."""
+    """Turns pairs of elements by an angle that follows from place: backward turns them back.
+
+    Several kernels, unless it is compiled.
+    """
     shape = (size.tokens, source.elements // size.tokens)
     target = Tensor(name=f"{source.name}/turned", elements=source.elements, dtype=source.dtype)
+    kind = KernelKind.ELEMENTWISE if size.shape.execution.compiled else KernelKind.ROTARY
     return Operator(
         reads=(source,),
         makes=target,
-        forward=(streaming(KernelKind.ROTARY, shape, size.dtype, streams=2),),
-        backward=(streaming(KernelKind.ROTARY, shape, size.dtype, streams=2, backward=True),),
+        forward=(streaming(kind, shape, size.dtype, streams=2),),
+        backward=(streaming(kind, shape, size.dtype, streams=2, backward=True),),
     )
 
 
@@ -77,7 +82,7 @@ def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
         size.heads,
         size.shared_heads,
         size.length,
-        size.length,
+        size.shape.sequence_length,
         size.shape.head_width,
     )
     sums = Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)

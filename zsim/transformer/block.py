@@ -10,6 +10,7 @@ from zsim.transformer.linear import column_sum, linear, normalize
 from zsim.transformer.operator import (
     Operator,
     Stretch,
+    Tensor,
     joined,
     parameters_of,
     segment,
@@ -55,7 +56,8 @@ def block(size: Size, name: str, source: Value) -> Unit:
     parameters = parameters_of(stretches)
     if not size.cut:
         stretches = (joined(stretches, (source.name,)),)
-    return Unit(name=name, parameters=parameters, segments=tuple(map(segment, stretches)))
+    segments = tuple(segment(each, size.shape.execution) for each in stretches)
+    return Unit(name=name, parameters=parameters, segments=segments)
 
 
 def like(block_unit: Unit, name: str, source: Value) -> Unit:
@@ -95,45 +97,27 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
     """The MLP of the block `name`; the bias of its output stands in the residual sum."""
     wide, hidden = size.inner_width, size.hidden
     normed, kept = size.whole(source), size.kept(source)
-    shape, dtype = (size.tokens, wide), size.dtype
     gated = size.shape.activation is Activation.SWIGLU
-    streams = (2, 3) if size.shape.fused else SCRIPTED
     operators: list[Operator] = []
     for part in ("gate", "up") if gated else ("up",):
         bias = size.part(f"{name}.{part}.bias", wide) if size.shape.bias else None
         weight = size.part(f"{name}.{part}.weight", wide, hidden)
         rows = size.rows(f"{name}/{part}", wide)
-        operators.append(linear(size, normed, rows, weight, bias=bias, kept=kept))
+        operators.append(
+            linear(size, normed, rows, weight, bias=bias, kept=kept, narrow=size.float8)
+        )
     up, active = size.rows(f"{name}/up", wide), size.rows(f"{name}/active", wide)
     curved = size.rows(f"{name}/gate", wide) if gated else up
-    operators.append(
-        Operator(
-            reads=(curved,),
-            makes=active,
-            saves=(curved,),
-            forward=(streaming(KernelKind.ACTIVATION, shape, dtype, streams=streams[0]),),
-            backward=(
-                streaming(KernelKind.ACTIVATION, shape, dtype, streams=streams[1], backward=True),
-            ),
-        )
-    )
-    if gated:
-        product = size.rows(f"{name}/product", wide)
-        operators.append(
-            Operator(
-                reads=(active, up),
-                makes=product,
-                saves=(active, up),
-                forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
-                backward=(
-                    streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3, backward=True),
-                    streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3, backward=True),
-                ),
-            )
-        )
-        active = product
+    if gated and size.shape.execution.compiled:
+        active = size.rows(f"{name}/product", wide)
+        operators.append(_gate(size, curved, up, active))
+    else:
+        operators.append(_curve(size, curved, active))
+        if gated:
+            operators.append(_times(size, active, up, size.rows(f"{name}/product", wide)))
+            active = operators[-1].makes
     weight = size.part(f"{name}.down.weight", hidden, wide)
-    operators.append(linear(size, active, size.whole(target), weight))
+    operators.append(linear(size, active, size.whole(target), weight, narrow=size.float8))
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
@@ -141,6 +125,52 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
+
+
+def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
+    """The activation function."""
+    streams = (2, 3) if size.shape.fused else SCRIPTED
+    return Operator(
+        reads=(source,),
+        makes=target,
+        saves=(source,),
+        forward=(_over(size, source, KernelKind.ACTIVATION, streams[0]),),
+        backward=(_over(size, source, KernelKind.ACTIVATION, streams[1], backward=True),),
+    )
+
+
+def _times(size: Size, left: Tensor, right: Tensor, target: Tensor) -> Operator:
+    """One times the other."""
+    kind = KernelKind.ELEMENTWISE
+    return Operator(
+        reads=(left, right),
+        makes=target,
+        saves=(left, right),
+        forward=(_over(size, left, kind, 3),),
+        backward=(
+            _over(size, left, kind, 3, backward=True),
+            _over(size, left, kind, 3, backward=True),
+        ),
+    )
+
+
+def _gate(size: Size, gate: Tensor, up: Tensor, target: Tensor) -> Operator:
+    """The activation function of one times the other, in one kernel each way."""
+    return Operator(
+        reads=(gate, up),
+        makes=target,
+        saves=(gate, up),
+        forward=(_over(size, gate, KernelKind.ELEMENTWISE, 3),),
+        backward=(_over(size, gate, KernelKind.ELEMENTWISE, 5, backward=True),),
+    )
+
+
+def _over(
+    size: Size, tensor: Tensor, kind: KernelKind, streams: int, *, backward: bool = False
+) -> Kernel:
+    """A kernel over `tensor` and others of its extents."""
+    shape = (size.tokens, tensor.elements // size.tokens)
+    return streaming(kind, shape, size.dtype, streams=streams, backward=backward)
 
 
 def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
@@ -155,12 +185,14 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
     """The residual sum, with biases that were held back until the summands were summed."""
     biases = tuple(Parameter(name=f"{name}.bias", shape=(size.hidden,)) for name in names)
     shape, dtype = (size.own_tokens, size.hidden), size.dtype
+    # Compiled, the norm behind it reads the sum on the way.
+    streams = 2 if size.shape.execution.compiled else 3
     adds: tuple[Kernel, ...] = ()
     for _ in sources[1:]:
         if not size.shape.fused:  # of each summand the bias is added and elements are dropped first
             adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2),)
             adds += (dropout(shape, dtype),)
-        adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),)
+        adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams),)
     back: tuple[Kernel, ...] = ()
     if not size.shape.fused:
         back += tuple(dropout(shape, dtype, backward=True) for _ in sources[1:])

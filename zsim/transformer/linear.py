@@ -1,6 +1,8 @@
 """Linear layers and norms: what every part of a transformer is made of."""
 
 from zsim.architecture import Norm
+from zsim.dtype import DType
+from zsim.execution import Float8
 from zsim.kernel import Kernel, KernelKind, matmul, streaming
 from zsim.model import Parameter
 from zsim.transformer.operator import Operator, Tensor
@@ -15,21 +17,32 @@ def linear(
     *,
     bias: Parameter | None = None,
     kept: Tensor | None = None,
+    narrow: Float8 | None = None,
 ) -> Operator:
     """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
 
     Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
-    the bias's gradient is a sum over tokens.
+    the bias's gradient is a sum over tokens. With `narrow` products are in 8-bit floats, to which
+    operands are cast first.
     """
     rows, columns = weight.shape
-    tokens, dtype = size.tokens, size.dtype
+    tokens = size.tokens
+    dtype = size.dtype if narrow is None else DType.FP8
+    forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype),)
     backward: tuple[Kernel, ...] = (
         matmul(tokens, columns, rows, dtype, backward=True),
         matmul(rows, columns, tokens, dtype, backward=True),
     )
-    added: tuple[Kernel, ...] = ()
+    if narrow is not None:
+        operands = (_cast(tokens, columns), _cast(rows, columns))
+        forward = (*operands, *forward)
+        gradient = _cast(tokens, rows, backward=True)
+        # A row of the one product is a column of the other.
+        gradients = (gradient,) * (2 if narrow is Float8.ROWWISE else 1)
+        backward = (*gradients, *operands, *backward)
     if bias is not None and not size.shape.fused:
-        added = (streaming(KernelKind.ELEMENTWISE, (tokens, rows), dtype, streams=2),)
+        added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
+        forward = (added, *forward)
     if bias is not None:
         backward += (column_sum(size, rows),)
     return Operator(
@@ -37,8 +50,15 @@ def linear(
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
         saves=(source if kept is None else kept,),
-        forward=(*added, matmul(tokens, rows, columns, dtype)),
+        forward=forward,
         backward=backward,
+    )
+
+
+def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
+    """An operand of two bytes read for its largest element, and again to write one byte of each."""
+    return streaming(
+        KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
     )
 
 

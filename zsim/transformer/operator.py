@@ -5,11 +5,12 @@ anyway - inputs of the segment, parameters - is not counted. A view is the tenso
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.dtype import DType
-from zsim.kernel import Kernel
+from zsim.execution import PLAIN, Execution
+from zsim.kernel import Kernel, KernelKind
 from zsim.model import Parameter, Segment, Value
 
 
@@ -85,10 +86,21 @@ def parameters_of(stretches: Iterable[Stretch]) -> tuple[Parameter, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def segment(stretch: Stretch) -> Segment:
-    """The segment that runs `stretch`."""
+def segment(stretch: Stretch, execution: Execution = PLAIN) -> Segment:
+    """The segment that runs `stretch` as `execution` says."""
     saved = {tensor.name: tensor for each in stretch.operators for tensor in each.saves}
     kept = {name: tensor for name, tensor in saved.items() if name not in stretch.inputs}
+    backward = tuple(kernel for each in reversed(stretch.operators) for kernel in each.backward)
+    backward_workspace = _backward_workspace(stretch, kept)
+    again = _until_saved(stretch.operators)
+    if execution.operations:
+        chosen = _chosen(stretch.operators)
+        backward = (*_forward(each for each in again if each not in chosen), *backward)
+        results = {tensor.name: tensor for each in chosen for tensor in _results(each)}
+        backward_workspace += sum(
+            tensor.size_bytes for name, tensor in kept.items() if name not in results
+        )
+        kept = results
     return Segment(
         inputs=stretch.inputs,
         outputs=stretch.outputs,
@@ -96,12 +108,49 @@ def segment(stretch: Stretch) -> Segment:
         saved_bytes=sum(tensor.size_bytes for tensor in kept.values()),
         saves_input=any(name in saved for name in stretch.inputs),
         forward_workspace_bytes=_forward_workspace(stretch, kept),
-        backward_workspace_bytes=_backward_workspace(stretch, kept),
+        backward_workspace_bytes=backward_workspace,
         reduces_output=stretch.reduces_output,
         reduces_input_gradient=stretch.reduces_input_gradient,
-        forward=tuple(kernel for each in stretch.operators for kernel in each.forward),
-        backward=tuple(kernel for each in reversed(stretch.operators) for kernel in each.backward),
+        forward=_forward(stretch.operators),
+        backward=backward,
+        again=_forward(again) if execution.early_stop else (),
     )
+
+
+def _forward(operators: Iterable[Operator]) -> tuple[Kernel, ...]:
+    return tuple(kernel for each in operators for kernel in each.forward)
+
+
+def _until_saved(operators: Sequence[Operator]) -> Sequence[Operator]:
+    """Operators up to the one that makes, or keeps of its own, the last tensor that is saved."""
+    saved = {tensor.name for each in operators for tensor in each.saves}
+    needed = [
+        index
+        for index, each in enumerate(operators)
+        if each.makes.name in saved or any(tensor not in each.reads for tensor in each.saves)
+    ]
+    return operators[: needed[-1] + 1] if needed else operators
+
+
+def _chosen(operators: Iterable[Operator]) -> list[Operator]:
+    """Those whose results selective checkpointing by operations keeps."""
+    chosen: list[Operator] = []
+    products = 0
+    for each in operators:
+        kinds = [kernel.kind for kernel in each.forward]
+        if KernelKind.ATTENTION in kinds:
+            chosen.append(each)
+        elif KernelKind.MATMUL in kinds:
+            products += 1
+            if products % 2:
+                chosen.append(each)
+    return chosen
+
+
+def _results(operator: Operator) -> tuple[Tensor, ...]:
+    """What it makes, and what it saves that it did not read."""
+    own = (tensor for tensor in operator.saves if tensor not in operator.reads)
+    return (operator.makes, *(tensor for tensor in own if tensor != operator.makes))
 
 
 def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from zsim.architecture import Architecture
 from zsim.dtype import DType
+from zsim.execution import Float8
 from zsim.model import Parameter, Value
 from zsim.transformer.operator import Tensor
 
@@ -31,7 +32,7 @@ class Size:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
-        return self.sequences * self.shape.sequence_length
+        return self.sequences * self.length
 
     @property
     def own_tokens(self) -> int:
@@ -40,8 +41,13 @@ class Size:
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
-        return self.shape.sequence_length
+        """Tokens of a sequence that this rank has."""
+        return self.shape.sequence_length // self.shape.execution.context
+
+    @property
+    def float8(self) -> Float8 | None:
+        """How products of linear layers inside blocks are narrower than the rest; None: not."""
+        return self.shape.execution.float8
 
     @property
     def hidden(self) -> int:

@@ -22,7 +22,9 @@ GPUS_PER_NODE = 8
 
 REDUCE = {"DEFAULT": "fp32", "PURE": "bf16"}
 STRATEGIES = {"FULL_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op"}
-HALF = ("amp_bf16", "bf16")
+HALF = {"amp_bf16": True, "bf16": False}
+"""Whether blocks that are run again stop early. Rows of amp_bf16 were made with PyTorch 2.1 and
+later, which does; those of bf16 with PyTorch 1.13 and 2.0, which does not."""
 
 
 def _sweep(row: Row) -> tuple[str, str, int]:
@@ -64,7 +66,8 @@ def _scenario(row: Row) -> Mapping[str, object]:
             },
         },
         "activations": {
-            "checkpointing": "full" if flag(row, "activation_checkpointing") else "none"
+            "checkpointing": "full" if flag(row, "activation_checkpointing") else "none",
+            "early_stop": HALF[row["precision"]],
         },
         "train": {
             "micro_batch_size": whole(row, "micro_batch_per_gpu_seqs"),

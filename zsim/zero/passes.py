@@ -157,7 +157,7 @@ class Passes:
                 segment=part.segment,
                 micro_batch=self.micro_batch,
                 operands=self._operands_of(visit, part, saves=saves),
-                kernels=segment.forward,
+                kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
             )
         )
         for each in (*whole, room) if room else whole:

@@ -138,11 +138,6 @@ def test_what_cannot_be_read_is_refused_in_one_line(
     assert (code, err.count("\n")) == (Code.MISTAKE, 1)
 
 
-def test_only_the_network_can_be_validated(ask: Ask, tmp_path: Path) -> None:
-    code, _, err = ask("validate", "weather", "--data", tmp_path)
-    assert (code, err) == (Code.MISTAKE, "zsim: 'weather' must be network\n")
-
-
 def test_every_profile_that_ships_is_of_the_gpu_that_it_is_named_after() -> None:
     profiles = network_profiles()
     assert {"a100", "b200", "gb200", "h100", "h200"} <= set(profiles)

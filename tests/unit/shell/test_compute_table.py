@@ -27,7 +27,9 @@ def test_fitted_constants_change_times_and_what_is_to_be_trusted(
     plain, fitted = run(capsys), run(capsys, "compute.profile=h100")
     assert fitted["step_time_s"] != plain["step_time_s"]
     assert fitted["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
-    assert "times of kernels take constants fitted to published kernels" in str(fitted["trust"])
+    # 512 GPUs and 175 billion parameters are beyond what anybody published in such a table.
+    assert "held-out runs of training on h100" in str(fitted["trust"])
+    assert "outside the range fitted: 512 GPUs" in str(fitted["trust"])
     assert "rates" in str(plain["trust"])
 
 
@@ -37,17 +39,19 @@ def test_constants_that_do_not_ship_are_refused_with_those_that_do(
     assert answer(["run", "tiny", "--set", "compute.profile=abacus"]) == 2
     message = capsys.readouterr().err
     assert message == (
-        "zsim: tiny: compute.profile: 'abacus' must be one of a100, b200, gh200, h100\n"
+        "zsim: tiny: compute.profile: 'abacus' must be one of "
+        "a100, b200, gh200, h100, h100_hbm2e, h200, v100\n"
     )
 
 
 def test_what_ships_was_fitted_to_rows_and_says_what_was_not() -> None:
     known = fitted_kernels()
-    assert set(known) == {"a100", "b200", "gh200", "h100"}
+    measured = {"a100", "b200", "gh200", "h100"}
+    assert set(known) == measured | {"v100", "h100_hbm2e", "h200"}
     for name, fitted in known.items():
         assert fitted.gpu == name
-        assert fitted.publications
-        assert fitted.rows["matmul"] > 0
+        assert bool(fitted.publications) == (name in measured)
+        assert bool(fitted.rows["matmul"]) == (name in measured)
         assert fitted.sibling or all(fitted.rows.values())
     for name in ("a100", "gh200", "h100"):
         assert known[name].errors["held_out_matmul"] < 0.06
@@ -66,7 +70,27 @@ def test_a_table_of_kernels_becomes_a_file_beside_those_of_networks(
     path = tmp_path / "to" / "kernels" / "h100.toml"
     out = capsys.readouterr().out
     assert out.startswith(f"{path}: matmul: median error 0.")
-    assert out.endswith("fitted, nothing to hold out; the rest is assumed\n")
+    first, *scaled = out.splitlines()
+    assert first.endswith("fitted, nothing to hold out; the rest is assumed")
+    assert [line.partition(": ")[2] for line in scaled] == ["the rest is scaled from h100"] * 3
     fitted = parse("h100", tomllib.loads(path.read_text("utf-8")))
     assert (fitted.gpu, fitted.rows["matmul"]) == ("h100", 1)
     assert fitted.publications == ("github:a/b@0123",)
+
+
+def test_hardware_without_runs_says_whose_constants_it_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert answer(["run", "tiny", "--json", "--set", "compute.profile=v100"]) == 0
+    trust = json.loads(capsys.readouterr().out)["trust"]
+    assert "held-out runs of training on a100" in trust
+    assert "constants of v100 are scaled from a100, of it no run was judged" in trust
+
+
+def test_every_profile_names_the_runs_that_its_constants_of_training_rest_on() -> None:
+    for name, fitted in fitted_kernels().items():
+        evidence = fitted.constants.training.evidence
+        assert evidence is not None
+        assert evidence.gpu in {"a100", "h100", "h100_hbm2e"}, name
+        assert evidence.fitted > 0
+        assert evidence.judged > 0

@@ -1,0 +1,76 @@
+"""How far a simulation can be trusted, in a sentence: what its times rest on, who judged them."""
+
+from zsim.backend import Job
+from zsim.cost.in_training import SPANS, Evidence, Span
+from zsim.cost.kernel_profile import KernelProfile
+
+PUBLISHED = (
+    "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "
+    "published, and have not been judged against measurements"
+)
+NETWORK = (
+    "unvalidated: times of kernels come from {gpu} rates and memory bandwidth as published; "
+    "collectives take the constants of a network profile, which zsim validate network judges where "
+    "they were measured"
+)
+KERNELS = (
+    "unvalidated: times of kernels take constants fitted to published kernels, of which rows were "
+    "held out; {wires}; no run of training has been judged"
+)
+JUDGED = (
+    "judged on {judged} held-out runs of training on {gpu}: step times {median:.1%} off in the "
+    "median, {p90:.1%} at the 90th percentile; {range}; {wires}"
+)
+SCALED = "; constants of {gpu} are scaled from {sibling}, of it no run was judged"
+
+WORDS = {
+    "sequence_length": "{:,} tokens a sequence",
+    "ranks": "{:,} GPUs",
+    "parameters": "{:,} parameters",
+}
+
+
+def trust(job: Job) -> str:
+    """The sentence for the simulation of `job`."""
+    cluster = job.cluster
+    kernels = cluster.gpu.kernels
+    if kernels is None:
+        sentence = PUBLISHED if cluster.network is None else NETWORK
+        return sentence.format(gpu=cluster.gpu.name, cluster=cluster.name)
+    wires = "link speeds are as published"
+    if cluster.network is not None:
+        wires = "collectives take fitted constants too"
+    evidence = kernels.training.evidence
+    if evidence is None or not evidence.judged:
+        return KERNELS.format(wires=wires)
+    return _judged(job, kernels, evidence, wires)
+
+
+def _judged(job: Job, kernels: KernelProfile, evidence: Evidence, wires: str) -> str:
+    found = JUDGED.format(
+        judged=evidence.judged,
+        gpu=evidence.gpu,
+        median=evidence.median,
+        p90=evidence.p90,
+        range=_range(job, evidence),
+        wires=wires,
+    )
+    if kernels.gpu != evidence.gpu:
+        found += SCALED.format(gpu=kernels.gpu, sibling=evidence.gpu)
+    return found
+
+
+def _range(job: Job, evidence: Evidence) -> str:
+    """Whether the run is like those that were fitted, and if not in what."""
+    shape = job.model.architecture
+    asked = {"ranks": job.schedule.mesh.size, "parameters": job.model.parameter_count}
+    if shape is not None:
+        asked["sequence_length"] = shape.sequence_length
+    outside: list[str] = []
+    for name in SPANS:
+        span: Span = getattr(evidence, name)
+        if name in asked and asked[name] not in span:
+            outside.append(WORDS[name].format(asked[name]))
+    if not outside:
+        return "this run is inside the range fitted"
+    return f"this run is outside the range fitted: {', '.join(outside)}"

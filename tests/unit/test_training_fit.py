@@ -1,0 +1,116 @@
+"""Constants of training: found again from the runs that they give, written and read, applied."""
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.calibration.training_fit import MANY, Observed, fitted
+from zsim.cost import in_training
+from zsim.cost.fitted_time import Peaks, fitted_s
+from zsim.cost.in_training import CONSTANTS, SHARES, Evidence, InTraining, InTrainingError, Span
+from zsim.cost.kernel_profile import NAMES, KernelProfile
+from zsim.dtype import DType
+from zsim.kernel import KernelKind, flash_attention, matmul, streaming
+
+SPAN = Span(least=1, most=9)
+EVIDENCE = Evidence(
+    gpu="x100",
+    fitted=30,
+    judged=12,
+    median=0.0125,
+    p90=0.05,
+    sequence_length=SPAN,
+    ranks=SPAN,
+    parameters=SPAN,
+)
+TRUTH = InTraining(
+    product=0.75,
+    attention_forward=1.5,
+    attention_backward=1.25,
+    memory=0.5,
+    beside_collective=1.25,
+    evidence=EVIDENCE,
+)
+
+
+def observed(number: int, by: InTraining) -> Observed:
+    """A run whose classes of kernels weigh differently from the next one's."""
+    weights = [1 + (number * prime) % 7 for prime in (1, 2, 3, 5, 4)]
+    run = Observed(
+        file="table",
+        seconds=1.0,
+        alone_s=dict(zip(SHARES, map(float, weights[:4]), strict=True)),
+        rest_s=0.5,
+        beside_s=float(weights[4]),
+    )
+    return replace(run, seconds=run.predicted_s(by))
+
+
+@settings(max_examples=3)
+@given(st.lists(st.floats(0.6, 1.6), min_size=4, max_size=4), st.floats(1.05, 1.45))
+def test_constants_are_found_again_from_the_runs_that_they_give(
+    shares: list[float], beside: float
+) -> None:
+    truth = InTraining(beside_collective=beside)
+    for name, value in zip(SHARES, shares, strict=True):
+        truth = truth.changed(name, value)
+    runs = [observed(number, truth) for number in range(2 * MANY)]
+    found = fitted(runs, InTraining(beside_collective=1.2))
+    for run in runs:
+        assert found_near(run, found)
+
+
+def found_near(run: Observed, by: InTraining) -> bool:
+    return abs(run.predicted_s(by) / run.seconds - 1) < 0.02
+
+
+def test_few_runs_move_few_constants_and_none_moves_none() -> None:
+    start = InTraining(beside_collective=1.2)
+    some = fitted([observed(number, TRUTH) for number in range(5)], start)
+    assert some.product != start.product
+    assert (some.memory, some.beside_collective) == (start.memory, start.beside_collective)
+    ratio = some.attention_forward / some.attention_backward
+    assert ratio == pytest.approx(start.attention_forward / start.attention_backward)
+    assert fitted([observed(1, TRUTH)], start) == start
+
+
+def test_every_class_of_kernels_takes_its_share() -> None:
+    alone = KernelProfile(**dict.fromkeys(NAMES, 0.5))  # type: ignore[arg-type]
+    peaks = Peaks(flops=1e9, bytes=1e9)
+    shape = (1, 2, 2, 64, 64, 32)
+    for kernel, share in (
+        (matmul(64, 64, 64, DType.BF16), TRUTH.product),
+        (flash_attention(shape, DType.BF16), TRUTH.attention_forward),
+        (flash_attention(shape, DType.BF16, backward=True), TRUTH.attention_backward),
+        (streaming(KernelKind.NORM, (64, 64), DType.BF16, streams=2), TRUTH.memory),
+    ):
+        work = fitted_s(kernel, peaks, alone) - alone.fixed_s
+        trained = fitted_s(kernel, peaks, replace(alone, training=TRUTH)) - alone.fixed_s
+        assert trained * share == pytest.approx(work)
+
+
+def test_constants_of_training_are_written_and_read() -> None:
+    table = tomllib.loads("\n".join(in_training.text(TRUTH)))["training"]
+    assert in_training.parse(table) == TRUTH
+    assert in_training.text(InTraining()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("product", 0, "product: 0.0 must be more than 0"),
+        ("product", True, "product: must be a number"),
+        ("beside_collective", 0.5, "beside_collective: 0.5 must be at least 1, or 0"),
+        ("more", 1, "more: not a key of training"),
+        ("evidence", 1, "evidence: must be a table"),
+    ],
+)
+def test_a_wrong_constant_of_training_is_one_line(key: str, value: object, message: str) -> None:
+    table = tomllib.loads("\n".join(in_training.text(TRUTH)))["training"]
+    with pytest.raises(InTrainingError) as caught:
+        in_training.parse(table | {key: value})
+    assert str(caught.value) == message
+    assert set(CONSTANTS) < set(table)

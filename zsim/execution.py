@@ -1,0 +1,50 @@
+"""How a runtime executes a model of a given shape: what it compiles, recomputes, makes narrower."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ExecutionError(ValueError):
+    """A way that cannot be; the message starts with the name of the field."""
+
+
+class Float8(StrEnum):
+    """What shares a scale where products of linear layers inside blocks run in 8-bit floats."""
+
+    TENSORWISE = "tensorwise"
+    """A whole operand."""
+    ROWWISE = "rowwise"
+    """A row of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How the blocks of a model are executed.
+
+    Attributes:
+        operations: selective checkpointing by operations: a block keeps what attention makes and
+            every second matrix product, and makes the rest again (torchtitan's selective "op"
+            policy).
+        early_stop: a block that is run again stops when all is there that backward reads
+            (torch.utils.checkpoint's `early_stop`, since PyTorch 2.1 where it is not reentrant).
+        compiled: blocks are compiled: operations on single elements are one kernel with those
+            beside them, and keep nothing of their own (Ansel et al. 2024, "PyTorch 2", section 4).
+        float8: linear layers of blocks multiply in 8-bit floats, scaled as they come (Micikevicius
+            et al. 2022, "FP8 formats for deep learning"); None is in the format of the rest.
+        context: ranks that share each sequence; each has so many of its tokens, all of whose
+            queries see keys and values of all (Liu et al. 2023, "Ring Attention").
+    """
+
+    operations: bool = False
+    early_stop: bool = False
+    compiled: bool = False
+    float8: Float8 | None = None
+    context: int = 1
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise ExecutionError(f"context: {self.context} must be at least 1")
+
+
+PLAIN = Execution()
+"""As PyTorch does by itself."""

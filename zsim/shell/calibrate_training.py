@@ -1,0 +1,200 @@
+"""From published runs to what kernels reach in training: each run simulated, then fitted."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Protocol, cast
+
+from zsim.backend import Job, load
+from zsim.calibration.training_fit import Observed, alone_s, fitted
+from zsim.calibration.validate import errors_of
+from zsim.cost.in_training import Evidence, InTraining, Span
+from zsim.cost.kernel_profile import FittedKernels, KernelProfile
+from zsim.cost.kernel_time import peaks_of
+from zsim.operation import Compute
+from zsim.scenario import from_tables
+from zsim.shell.prediction import FEW, accumulating
+from zsim.shell.source import resolved
+from zsim.units import PICOSECONDS_PER_SECOND
+from zsim.validation import fsdp2_llama, fsdp_mpt
+from zsim.validation.published import Published
+
+FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
+"""Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
+
+ROUNDS = 1
+"""Simulations of every fitted run, each with the constants of the one before; the rest of a step
+hardly depends on them."""
+
+FIRST_BESIDE = 1.19
+"""Where the search begins: the mean of what Lee et al. 2025 (arXiv 2507.03114) saw."""
+
+SLOWED = Fraction(13, 10)
+"""Slowdown beside collectives with which a run is simulated a second time, to see how much there
+is of it."""
+
+
+SIBLINGS = {"v100": "a100", "h100_hbm2e": "h100", "h200": "h100", "gh200": "h100", "b200": "h100"}
+"""The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
+most, with the same matrix units where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulated:
+    """A run as it was simulated: its step, what was observed, what is trained on how many ranks."""
+
+    step_time_s: float
+    observed: Observed
+    ranks: int
+    parameters: int
+
+
+class _Timer(Protocol):
+    """The simulation, as far as it is asked when steps end."""
+
+    def step_ends_ps(self, job: Job) -> tuple[int, ...]:
+        """Picoseconds after which each step has ended."""
+        ...
+
+
+def with_training(
+    kernels: Sequence[FittedKernels], runs: Sequence[Published], *, report: Callable[[str], None]
+) -> list[FittedKernels]:
+    """`kernels` with constants of training, siblings first; `report` is told what is done."""
+    found: dict[str, FittedKernels] = {}
+    for each in sorted(kernels, key=lambda each: each.gpu in SIBLINGS):
+        own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
+        sibling = found.get(SIBLINGS.get(each.gpu, ""))
+        start = InTraining() if sibling is None else sibling.constants.training
+        report(f"{each.gpu}: {len(own)} runs of training")
+        training = _trained(each, own, start, report) if own else start
+        found[each.gpu] = replace(each, constants=replace(each.constants, training=training))
+    return list(found.values())
+
+
+def _profile(run: Published) -> object:
+    compute = run.scenario.get("compute")
+    return compute.get("profile") if isinstance(compute, Mapping) else None
+
+
+def _trained(
+    each: FittedKernels,
+    runs: Sequence[Published],
+    start: InTraining,
+    report: Callable[[str], None],
+) -> InTraining:
+    training = start if start.beside_collective else replace(start, beside_collective=FIRST_BESIDE)
+    for_fit = [run for run in runs if not run.judged]
+    for_judging = [run for run in runs if run.judged]
+    seen: list[_Simulated] = []
+    for _ in range(ROUNDS):
+        constants = replace(each.constants, training=training)
+        seen = _simulate(for_fit, constants)
+        training = fitted([one.observed for one in seen], training)
+        report(f"{each.gpu}: {training}")
+    judged = _simulate(for_judging, replace(each.constants, training=training))
+    off = [abs(one.step_time_s / one.observed.seconds - 1) for one in judged]
+    errors = errors_of(off) if off else None
+    if not seen:
+        return start
+    return replace(
+        training,
+        evidence=Evidence(
+            gpu=each.gpu,
+            fitted=len(seen),
+            judged=len(judged),
+            median=errors.median if errors else 0.0,
+            p90=errors.p90 if errors else 0.0,
+            sequence_length=_span([run.sequence_length for run in for_fit]),
+            ranks=_span([one.ranks for one in seen]),
+            parameters=_span([one.parameters for one in seen]),
+        ),
+    )
+
+
+def _span(values: Sequence[int]) -> Span:
+    return Span(least=min(values), most=max(values))
+
+
+def _simulate(runs: Sequence[Published], constants: KernelProfile) -> list[_Simulated]:
+    if not runs:
+        return []
+    with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
+        return list(pool.map(partial(_simulated, constants=constants), runs, chunksize=2))
+
+
+def _simulated(run: Published, constants: KernelProfile) -> _Simulated:
+    train = run.scenario["train"]
+    assert isinstance(train, Mapping)
+    steps = int(train["gradient_accumulation_steps"])
+    if steps <= FEW:
+        return _once(run, run.scenario, constants)
+    fewer = _once(run, accumulating(run.scenario, FEW - 1), constants)
+    few = _once(run, accumulating(run.scenario, FEW), constants)
+
+    def extended(less: float, more: float) -> float:
+        return more + (steps - FEW) * (more - less)
+
+    less, more = fewer.observed, few.observed
+    return replace(
+        few,
+        step_time_s=extended(fewer.step_time_s, few.step_time_s),
+        observed=replace(
+            more,
+            alone_s={
+                name: extended(less.alone_s[name], more.alone_s[name]) for name in more.alone_s
+            },
+            rest_s=extended(less.rest_s, more.rest_s),
+            beside_s=extended(less.beside_s, more.beside_s),
+        ),
+    )
+
+
+def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> _Simulated:
+    bare = {name: table for name, table in tables.items() if name != "compute"}
+    document = resolved(f"{run.file}, line {run.line}", from_tables(bare)).document
+    model, cluster = document.model, document.cluster
+    assert model is not None
+    assert cluster is not None
+    backend = cast("_Timer", load("sim")())
+
+    def step_s(slowdown: Fraction) -> float:
+        gpu = replace(cluster.gpu.timed_by(constants), slowdown_beside_collective=slowdown)
+        job = Job(
+            schedule=document.schedule,
+            model=model,
+            cluster=replace(cluster, gpu=gpu),
+            steps=document.steps,
+        )
+        *_, begin, end = backend.step_ends_ps(job)
+        return (end - begin) / PICOSECONDS_PER_SECOND
+
+    gpu = cluster.gpu.timed_by(constants)
+    at_once, slowed = step_s(Fraction(1)), step_s(SLOWED)
+    beside_s = (slowed - at_once) / float(SLOWED - 1)
+    beside = float(gpu.slowdown_beside_collective)
+    counts = Counter(
+        kernel
+        for operation in document.schedule.programs[0].step
+        if isinstance(operation, Compute)
+        for kernel in operation.kernels
+    )
+    alone = alone_s(counts, {kernel: peaks_of(kernel, gpu) for kernel in counts}, constants)
+    in_training = sum(value / constants.training.constant(name) for name, value in alone.items())
+    assert run.step_time_s is not None
+    return _Simulated(
+        step_time_s=at_once + (beside - 1) * beside_s,
+        observed=Observed(
+            file=run.file,
+            seconds=run.step_time_s,
+            alone_s=alone,
+            rest_s=at_once - in_training,
+            beside_s=beside_s,
+        ),
+        ranks=document.schedule.mesh.size,
+        parameters=model.parameter_count,
+    )
