@@ -301,7 +301,7 @@ class Copy:
 
     With `by_parameter` both views are whole buffers with layouts, less their room: what both hold
     of a parameter goes from place to place, what no parameter covers in the target becomes zero,
-    the rest stays.
+    the rest stays. A runtime that copies piece by piece issues it as so many `launches`.
     """
 
     id: str
@@ -312,10 +312,12 @@ class Copy:
     accumulate: bool = False
     divisor: int = 1
     by_parameter: bool = False
+    launches: int = 1
 
     def __post_init__(self) -> None:
-        if self.divisor < 1:
-            raise OperationError(f"{self.id}: divisor {self.divisor} must be at least 1")
+        if self.divisor < 1 or self.launches < 1:
+            name, given = ("divisor", self.divisor) if self.divisor < 1 else ("launches", 0)
+            raise OperationError(f"{self.id}: {name} {given} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

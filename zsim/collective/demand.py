@@ -16,15 +16,23 @@ from zsim.collective.tuner import Bandwidths, choose, work
 from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter
 from zsim.units import PICOSECONDS_PER_SECOND
 
+TENSOR = "tensor"
+"""The group of the tensor axis."""
+
 Ringed = AllGather | AllReduce | Broadcast | ReduceScatter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is asked for: an algorithm, or None for the tuner's choice, and how many chunks."""
+    """What is asked for: an algorithm, or None for the tuner's choice, and how many chunks.
+
+    `tensor_wait_ps` is what a collective of the tensor axis waits for each of its ranks, where they
+    are on several nodes; an all-reduce does so twice.
+    """
 
     algorithm: Algorithm | None = None
     chunks: int = 4
+    tensor_wait_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +89,16 @@ class Demands:
             return None
         per_ring_byte = Fraction(size_bytes, ring_bytes)
         return Demand(
-            latency_ps=activity.latency_ps,
+            latency_ps=activity.latency_ps + self._wait_ps(operation, shape),
             near=activity.gpu_bytes / activity.gpu_efficiency * per_ring_byte,
             far=activity.node_bytes / activity.nic_efficiency * per_ring_byte,
         )
+
+    def _wait_ps(self, operation: Ringed, shape: Shape) -> int:
+        if operation.group != TENSOR or shape.nodes == 1:
+            return 0
+        rounds = 2 if isinstance(operation, AllReduce) else 1
+        return rounds * shape.ranks * self.decision.tensor_wait_ps
 
     def _activity(self, collective: Collective, size_bytes: int, shape: Shape) -> Activity | None:
         forced, network = self.decision.algorithm, self.cluster.network

@@ -42,10 +42,13 @@ class LaunchCosts:
         forward_ps: for each kernel of forward and recompute: the module's call, the operator, the
             launch.
         backward_ps: for each kernel of backward: the node of autograd, the operator, the launch.
-        operation_ps: for any other kernel, of the optimizer for one, and for each Copy and Fill.
+        operation_ps: for any other kernel, of the optimizer for one, and for each Fill and each
+            launch of a Copy.
         collective_ps: for each operation of a communicator; those issued as one are one.
         wait_ps: for each operation that something has to wait for: an event recorded and waited
             for by a stream or by the host.
+        segment_ps: for each forward, recompute or backward of a segment, beside its kernels: the
+            Python of the trainer. No profile has it, since it is not the host's.
     """
 
     forward_ps: int = 0
@@ -53,9 +56,10 @@ class LaunchCosts:
     operation_ps: int = 0
     collective_ps: int = 0
     wait_ps: int = 0
+    segment_ps: int = 0
 
     def __post_init__(self) -> None:
-        for name in NAMES:
+        for name in (*NAMES, "segment_ps"):
             if getattr(self, name) < 0:
                 raise LaunchError(f"{name}: {getattr(self, name)} must be at least 0")
 
@@ -64,8 +68,12 @@ class LaunchCosts:
         match operation:
             case Compute():
                 each = self._kernel_ps(operation.action)
-                return each * max(1, len(operation.kernels)) + self.wait_ps * len(operation.after)
-            case Copy() | Fill():
+                own = self.segment_ps if operation.unit else 0
+                kernels = each * max(1, len(operation.kernels))
+                return own + kernels + self.wait_ps * len(operation.after)
+            case Copy():
+                return self.operation_ps * operation.launches + self.wait_ps * len(operation.after)
+            case Fill():
                 return self.operation_ps + self.wait_ps * len(operation.after)
             case (
                 AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive()
@@ -89,8 +97,8 @@ class LaunchCosts:
         return self.backward_ps if action is Action.BACKWARD else self.operation_ps
 
 
-NAMES = tuple(field.name for field in fields(LaunchCosts))
-"""All costs, in the order of a file."""
+NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name != "segment_ps")
+"""All costs of a host, in the order of a file."""
 
 FREE = LaunchCosts()
 """Of a host that issues in no time."""

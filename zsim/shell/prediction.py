@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from zsim.backend import BackendError, NoWayError, RunFailedError
@@ -15,20 +16,35 @@ FEW = 3
 """Micro-batches of a step that are simulated; those that follow are like the last."""
 
 
-def forecasts(runs: Sequence[Mapping[str, object]]) -> list[Forecast | str | None]:
-    """Forecasts of scenarios, each given as its tables, on all processors; equal ones are run once.
+Ways = Sequence[Mapping[str, object]]
+"""Scenarios of one run, as their tables: the first that fits is what was run."""
 
-    A line instead of a forecast says why there is none; None stands for an empty scenario.
+
+def forecasts(runs: Sequence[Ways]) -> list[Forecast | str | None]:
+    """Forecasts of runs, on all processors; equal ones are made once.
+
+    A line instead of a forecast says why there is none; None stands for a run without scenarios.
     """
     texts = [json.dumps(each, sort_keys=True) if each else "" for each in runs]
-    tables = {text: each for text, each in zip(texts, runs, strict=True) if text}
-    workers = min(len(tables), os.cpu_count() or 1)
+    ways = {text: each for text, each in zip(texts, runs, strict=True) if text}
+    workers = min(len(ways), os.cpu_count() or 1)
     if workers < 2:
-        found = dict(zip(tables, map(forecast, tables.values()), strict=True))
+        found = dict(zip(ways, map(first_that_fits, ways.values()), strict=True))
     else:
         with ProcessPoolExecutor(workers) as pool:
-            found = dict(zip(tables, pool.map(forecast, tables.values(), chunksize=4), strict=True))
+            made = pool.map(first_that_fits, ways.values(), chunksize=4)
+            found = dict(zip(ways, made, strict=True))
     return [found.get(text) for text in texts]
+
+
+def first_that_fits(ways: Ways) -> Forecast | str:
+    """The forecast of the first of `ways` that fits; of the last, where none does."""
+    found: Forecast | str = "no scenario"
+    for tables in ways:
+        found = forecast(tables)
+        if isinstance(found, str) or found.fits:
+            break
+    return found
 
 
 def forecast(tables: Mapping[str, object]) -> Forecast | str:
@@ -40,15 +56,14 @@ def forecast(tables: Mapping[str, object]) -> Forecast | str:
     steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
     if not isinstance(steps, int) or steps <= FEW:
         return _simulated(tables)
-    fewer, few = _simulated(accumulating(tables, FEW - 1)), _simulated(accumulating(tables, FEW))
-    if isinstance(fewer, str) or isinstance(few, str):
-        return fewer if isinstance(fewer, str) else few
+    fewer = _simulated(accumulating(tables, FEW - 1))
+    if isinstance(fewer, str) or not fewer.fits:
+        return fewer
+    few = _simulated(accumulating(tables, FEW))
+    if isinstance(few, str):
+        return few
     each_s = few.step_time_s - fewer.step_time_s
-    return Forecast(
-        step_time_s=few.step_time_s + (steps - FEW) * each_s,
-        peak_allocated_bytes=few.peak_allocated_bytes,
-        peak_reserved_bytes=few.peak_reserved_bytes,
-    )
+    return replace(few, step_time_s=few.step_time_s + (steps - FEW) * each_s)
 
 
 def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
@@ -83,4 +98,6 @@ def _simulated(tables: Mapping[str, object]) -> Forecast | str:
         step_time_s=found.step_time_s,
         peak_allocated_bytes=found.peak_allocated_bytes,
         peak_reserved_bytes=found.peak_reserved_bytes,
+        usable_bytes=found.usable_bytes,
+        fits=found.fits,
     )

@@ -11,6 +11,8 @@ from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.prediction import forecasts
 from zsim.units import format_bytes, format_seconds
+from zsim.validation.fit import ABOVE, NEAR, Fit
+from zsim.validation.fit import fit as fit_of
 from zsim.validation.published import Published
 from zsim.validation.scatter import scatter
 from zsim.validation.verdict import Comparison, Quantity, Verdict, published, verdict
@@ -26,17 +28,25 @@ def validate_training(
     """
     if picture is not None:
         need_format("--picture", picture)
-    verdicts = [
-        each
-        for name, runs in published_runs(folder).items()
-        if (each := judged(name, quantity, runs))
-    ]
+    verdicts: list[Verdict] = []
+    fits: dict[str, Fit] = {}
+    for name, runs in published_runs(folder).items():
+        verdict, fit = judged(name, quantity, runs)
+        if verdict is not None:
+            verdicts.append(verdict)
+        if fit is not None:
+            fits[name] = fit
     if not verdicts:
         raise MistakeError(f"{folder}: no row has a {quantity}")
     if as_json:
-        print_json({"files": {each.file: verdict_object(each) for each in verdicts}})
+        files = {each.file: verdict_object(each) for each in verdicts}
+        for name, fit in fits.items():
+            files[name]["fit"] = fit_object(fit)
+        print_json({"files": files})
     else:
         print_verdicts(verdicts)
+        for fit in fits.values():
+            print_fit(fit)
     if picture is not None:
         drawn = [each for each in verdicts if each.comparisons]
         if not drawn:
@@ -44,12 +54,43 @@ def validate_training(
         write_picture("--picture", picture, scatter(drawn, f"{quantity}: predicted, published"))
 
 
-def judged(file: str, quantity: Quantity, runs: Sequence[Published]) -> Verdict | None:
-    """The verdict on `runs` of `file`; None if no row has the quantity."""
-    asked = [run for run in runs if run.reason or published(run, quantity) is not None]
+def judged(
+    file: str, quantity: Quantity, runs: Sequence[Published]
+) -> tuple[Verdict | None, Fit | None]:
+    """The verdict on `runs` of `file`, None if no row has the quantity; with memory, what fits."""
     if not any(published(run, quantity) is not None for run in runs):
-        return None
-    return verdict(file, quantity, asked, forecasts([run.scenario for run in asked]))
+        return None, None
+    memory = quantity is Quantity.MEMORY
+    asked = [
+        run
+        for run in runs
+        if run.reason or published(run, quantity) is not None or (memory and run.failed)
+    ]
+    found = forecasts([run.ways for run in asked])
+    return verdict(file, quantity, asked, found), fit_of(file, asked, found) if memory else None
+
+
+def fit_object(found: Fit) -> dict[str, object]:
+    """What `--json` says of runs that fit, and of those that ended without a result."""
+    return {
+        "without_result": found.without,
+        "predicted_not_to_fit": found.refused,
+        "with_result": found.results,
+        "predicted_far_above_limit": len(found.wrong),
+        "rows_far_above_limit": [run.line for run in found.wrong],
+    }
+
+
+def print_fit(found: Fit) -> None:
+    """The same in a line."""
+    refused = found.refused / found.without if found.without else 1.0
+    wrong = len(found.wrong) / found.results if found.results else 0.0
+    print(
+        f"{found.file}: of {found.without} rows without a result that no successful row dominates "
+        f"{found.refused} ({refused:.1%}) are predicted above the limit or within {NEAR:.0%} of "
+        f"it; of {found.results} with one {len(found.wrong)} ({wrong:.1%}) are predicted more than "
+        f"{ABOVE:.0%} above it"
+    )
 
 
 def verdict_object(found: Verdict) -> dict[str, object]:

@@ -14,6 +14,8 @@ class Published:
         line: of the row in it; the header is line 1.
         hardware, model, sequence_length: what a sweep has in common, beside the file.
         scenario: the run, as the tables of a scenario file; empty if it is not modelled.
+        fallbacks: the same run in other ways that need less memory, where the publication has the
+            best of several; one counts where those before it do not fit.
         reason: why it is not modelled; empty if it is.
         step_time_s: published time of an optimizer step in seconds, if it was published.
         peak_bytes: published peak of device memory in bytes, if it was published.
@@ -29,11 +31,17 @@ class Published:
     sequence_length: int
     scenario: Mapping[str, object]
     source: str
+    fallbacks: tuple[Mapping[str, object], ...] = ()
     reason: str = ""
     step_time_s: float | None = None
     peak_bytes: int | None = None
     reserved: bool = True
     failed: bool = False
+
+    @property
+    def ways(self) -> tuple[Mapping[str, object], ...]:
+        """Scenarios of the run, the first to be tried first; none if it is not modelled."""
+        return (self.scenario, *self.fallbacks) if self.scenario else ()
 
     @property
     def sweep(self) -> tuple[str, str, str, int]:

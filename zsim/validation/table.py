@@ -23,6 +23,11 @@ class Measured:
     failed: bool = False
 
 
+def _none(_row: Row) -> tuple[Mapping[str, object], ...]:
+    """A run that was made in one way alone."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """How the rows of one file are read. Each function may raise KeyError: a column is missing.
@@ -32,12 +37,14 @@ class Table:
         sweep: hardware, model and sequence length of a row.
         measured: what was measured; may raise NotModelledError.
         scenario: the run, as the tables of a scenario file; may raise NotModelledError.
+        fallbacks: the same of `Published.fallbacks`, of a row whose scenario there is.
     """
 
     file: str
     sweep: Callable[[Row], tuple[str, str, int]]
     measured: Callable[[Row], Measured]
     scenario: Callable[[Row], Mapping[str, object]]
+    fallbacks: Callable[[Row], tuple[Mapping[str, object], ...]] = _none
 
     def read(self, rows: Iterable[Row]) -> list[Published]:
         """Every row of the file, those that are not modelled with the reason.
@@ -52,9 +59,11 @@ class Table:
 
     def _read(self, line: int, row: Row) -> Published:
         hardware, model, sequence_length = "", "", 0
+        fallbacks: tuple[Mapping[str, object], ...] = ()
         try:
             hardware, model, sequence_length = self.sweep(row)
             measured, scenario, reason = self.measured(row), self.scenario(row), ""
+            fallbacks = self.fallbacks(row)
         except NotModelledError as error:
             measured, scenario, reason = Measured(), {}, str(error)
         return Published(
@@ -64,6 +73,7 @@ class Table:
             model=model,
             sequence_length=sequence_length,
             scenario=scenario,
+            fallbacks=fallbacks,
             reason=reason,
             source=row["source"],
             step_time_s=measured.step_time_s,

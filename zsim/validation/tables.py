@@ -1,6 +1,6 @@
 """The tables of published runs that are known, by the name of their file."""
 
-from zsim.validation import fsdp2_llama, fsdp_mpt
+from zsim.validation import fsdp2_llama, fsdp_mpt, zero01
 from zsim.validation.table import Table
 
 TABLES: dict[str, Table] = {
@@ -8,5 +8,6 @@ TABLES: dict[str, Table] = {
     for table in (
         fsdp_mpt.TABLE,
         fsdp2_llama.TABLE,
+        zero01.TABLE,
     )
 }

@@ -24,11 +24,25 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is predicted for a run."""
+    """What is predicted for a run.
+
+    Attributes:
+        usable_bytes: what a rank may reserve: memory of its GPU less what CUDA and NCCL take.
+        fits: whether every rank has the memory that it reserves.
+    """
 
     step_time_s: float
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    usable_bytes: int
+    fits: bool
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a rank would reserve; where it runs out, at least what it would hold."""
+        if self.fits:
+            return self.peak_reserved_bytes
+        return max(self.peak_reserved_bytes, self.peak_allocated_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +94,7 @@ def predicted(run: Published, quantity: Quantity, forecast: Forecast) -> float:
     """What is predicted for the same."""
     if quantity is Quantity.STEP_TIME:
         return forecast.step_time_s
-    return forecast.peak_reserved_bytes if run.reserved else forecast.peak_allocated_bytes
+    return forecast.needed_bytes if run.reserved else forecast.peak_allocated_bytes
 
 
 def verdict(

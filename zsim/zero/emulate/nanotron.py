@@ -6,7 +6,7 @@ own gradients live until the end of each backward, and are then added to it. Wit
 the model is wrapped in PyTorch's DistributedDataParallel: in the last micro-batch its buckets,
 which live as long too, take a gradient as soon as there is one, and a hook adds it to the fp32 one
 and reduces that: all-reduced without ZeRO, reduce-scattered with ZeRO-1, where ranks update their
-part of each parameter and all gather the others once all are updated. The last part is not hidden.
+part of each parameter and gather the others once all are updated, which nothing hides.
 
 Parameters of which ranks that see other tokens hold copies are a bucket of their own, summed over
 the tensor axis at the end; nanotron sums them after they were reduced, which is the same.
@@ -18,13 +18,9 @@ from zsim.allocator import book, peak_bytes
 from zsim.dtype import DType
 from zsim.model import Model, Parameter
 from zsim.operation import (
-    AllGather,
     AllReduce,
     Copy,
     Fill,
-    FreeMode,
-    Previous,
-    ReduceScatter,
     Reduction,
     Together,
     View,
@@ -34,6 +30,7 @@ from zsim.schedule import Kind, Program, Schedule
 from zsim.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, POOL, TENSOR, Draft
+from zsim.zero.emulate.nanotron_lists import Lists
 from zsim.zero.flow import UnitVisit, visits
 from zsim.zero.frame import framed, need_fitting
 from zsim.zero.optimizer import Ending, Trained
@@ -43,8 +40,6 @@ from zsim.zero.state import BucketState, Holding, own_view, updated_view, write_
 
 GRADIENT = DType.FP32
 """Format in which gradients are collected and reduced (`accumulate_grad_in_fp32`)."""
-
-GATHER = "step/update/gather"
 
 STEPS = 2
 """Steps after which the worst case repeats: the host waits at the end of each."""
@@ -138,6 +133,7 @@ class _Step:
         self.buckets = buckets
         self.states = states
         self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
+        self.lists = Lists(draft, strategy, buckets, states)
         self.wrapped = strategy.data > 1
         self.shared = shared_parameters(model)
         self._users = [
@@ -146,7 +142,6 @@ class _Step:
         ]
         self._missing = list(self._users)
         self._written = ["" for _ in buckets.all]
-        self._waited: set[int] = set()
 
     def _held(self, bucket: int, _visit: UnitVisit) -> str:
         return self.states[bucket].parameter
@@ -205,7 +200,7 @@ class _Step:
                     self.passes.seed()
                 draft.prefix = f"{part}/{units[visit.unit].name}"
                 if not visit.backward:
-                    self.passes.forward(visit, self._parameters(visit.unit))
+                    self.passes.forward(visit, ())
                     continue
                 self.passes.backward(visit, ())
                 if last and self.wrapped:
@@ -214,16 +209,6 @@ class _Step:
         draft.prefix = "step/backward/end"
         self._reduce_shared()
         self._update()
-
-    def _parameters(self, unit: int) -> tuple[Previous, ...]:
-        """The first reads of a step wait for the gather of the step before."""
-        needed = [run.bucket for run in self.buckets.runs[unit] if run.bucket not in self._waited]
-        self._waited.update(needed)
-        return (Previous(GATHER),) if needed and self._gathers else ()
-
-    @property
-    def _gathers(self) -> bool:
-        return self.strategy.stage == 1
 
     def _stage(self, unit: int) -> None:
         """Backward of `unit` in the last micro-batch: reduce the buckets that are complete."""
@@ -240,11 +225,13 @@ class _Step:
                     target=whole if run.layout is None else draft.all(staging),
                     accumulate=self._is_used_again(bucket),
                     by_parameter=run.layout is not None,
+                    launches=len(run.parameters),
                 )
             )
             self._missing[run.bucket] -= 1
             if not self._missing[run.bucket]:
-                self._add(bucket, draft.all(staging), draft.all(self._gradient(bucket)))
+                whole, target = draft.all(staging), draft.all(self._gradient(bucket))
+                self._add(bucket, whole, target, launches=len(bucket.layout.pieces))
                 if not self._is_shared(bucket):
                     self._reduce(bucket)
 
@@ -268,11 +255,18 @@ class _Step:
                     whole = View(buffer=target, start=run.start, size=run.size)
                     apart = run.layout is not None
                     into = draft.all(target) if apart else whole
-                    self._add(bucket, draft.all(source), into, by_parameter=apart)
+                    count = len(run.parameters)
+                    self._add(bucket, draft.all(source), into, launches=count, by_parameter=apart)
                 draft.free(source)
 
     def _add(
-        self, bucket: Bucket, source: View, target: View, *, by_parameter: bool = False
+        self,
+        bucket: Bucket,
+        source: View,
+        target: View,
+        *,
+        launches: int,
+        by_parameter: bool = False,
     ) -> None:
         draft = self.draft
         self._written[bucket.index] = draft.add(
@@ -284,6 +278,7 @@ class _Step:
                 accumulate=True,
                 divisor=self.strategy.gradient_accumulation_steps,
                 by_parameter=by_parameter,
+                launches=launches,
             )
         )
 
@@ -310,58 +305,25 @@ class _Step:
 
     def _reduce(self, bucket: Bucket) -> None:
         """Average a bucket's fp32 gradients over the data axis, in place."""
-        draft = self.draft
+        draft, written = self.draft, (self._written[bucket.index],)
         gradient = self._gradient(bucket)
-        path, after = draft.path(f"reduce/{bucket.name}"), (self._written[bucket.index],)
-        source = draft.all(gradient)
-        member: AllReduce | ReduceScatter
         if self.strategy.stage == 1:
-            source = draft.all(self._flat(bucket))
-            after = (self._flatten(bucket),)
-            member = ReduceScatter(
-                id=f"{path}/member",
-                stream=COMMUNICATION,
-                group=DATA,
-                source=source,
-                target=own_view(draft, bucket, gradient),
-                reduction=Reduction.AVERAGE,
-                wire=GRADIENT,
-                accumulate=GRADIENT,
-            )
-        else:
-            member = AllReduce(
-                id=f"{path}/member",
-                stream=COMMUNICATION,
-                group=DATA,
-                source=source,
-                target=source,
-                reduction=Reduction.AVERAGE,
-                wire=GRADIENT,
-                accumulate=GRADIENT,
-            )
+            after = written if self._is_shared(bucket) else ()  # which another stream has summed
+            self._written[bucket.index] = self.lists.reduce_scatter(bucket, gradient, after)
+            return
+        path, view = draft.path(f"reduce/{bucket.name}"), draft.all(gradient)
+        member = AllReduce(
+            id=f"{path}/member",
+            stream=COMMUNICATION,
+            group=DATA,
+            source=view,
+            target=view,
+            reduction=Reduction.AVERAGE,
+            wire=GRADIENT,
+            accumulate=GRADIENT,
+        )
         self._written[bucket.index] = draft.add(
-            Together(id=path, stream=COMMUNICATION, after=after, members=(member,))
-        )
-        if self.strategy.stage == 1:
-            draft.free(self._flat(bucket), (path,), mode=FreeMode.DEFERRED)
-
-    def _flat(self, bucket: Bucket) -> str:
-        """What is reduce-scattered: the parts of each rank one after the other."""
-        return self.draft.buffer(
-            f"{bucket.name}/flat", bucket.padded, GRADIENT, Kind.COMMUNICATION, layout=bucket.name
-        )
-
-    def _flatten(self, bucket: Bucket) -> str:
-        flat = self._flat(bucket)
-        self.draft.allocate(flat)
-        return self.draft.add(
-            Copy(
-                id=self.draft.path(f"flatten/{bucket.name}"),
-                stream=COMPUTE,
-                after=(self._written[bucket.index],) if self._is_shared(bucket) else (),
-                source=self.draft.all(self._gradient(bucket)),
-                target=self.draft.all(flat),
-            )
+            Together(id=path, stream=COMMUNICATION, after=written, members=(member,))
         )
 
     def _update(self) -> None:
@@ -379,33 +341,15 @@ class _Step:
             )
             for bucket, state in zip(self.buckets.all, self.states, strict=True)
         ]
-        final = trained[-1].name
+        last = ""
 
         def updated(draft: Draft, item: Trained, operation: str) -> None:
-            if self._gathers and item.name == final:
-                self._gather(draft, operation)
+            nonlocal last
+            last = operation
+            if strategy.stage == 1 and item is trained[-1]:
+                last = self.lists.all_gather(draft, operation)
 
         after = tuple(dict.fromkeys(self._written))
         Ending(draft, strategy, trained, measured_after=after, updated=updated).write()
         # Every step is logged, and the loss read for that (`iteration_step_info_interval` is 1).
-        draft.host_wait(GATHER if self._gathers else f"step/update/{final}/{self._last}")
-
-    @property
-    def _last(self) -> str:
-        """What an update ends with."""
-        return "cast" if self.strategy.precision.has_master else "update"
-
-    def _gather(self, draft: Draft, after: str) -> None:
-        """Gather what the ranks have updated, in place, as one."""
-        members = [
-            AllGather(
-                id=f"{GATHER}/{bucket.name}",
-                stream=COMMUNICATION,
-                group=DATA,
-                source=own_view(draft, bucket, state.parameter),
-                target=draft.all(state.parameter),
-                wire=self.strategy.precision.compute,
-            )
-            for bucket, state in zip(self.buckets.all, self.states, strict=True)
-        ]
-        draft.add(Together(id=GATHER, stream=COMMUNICATION, after=(after,), members=tuple(members)))
+        draft.host_wait(last)

@@ -1,0 +1,153 @@
+"""The sweep of the Ultra-Scale Playbook: rows as scenarios, and which should have fitted."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from zsim.scenario import from_tables
+from zsim.shell.prediction import first_that_fits, forecast
+from zsim.validation.fit import fit
+from zsim.validation.published import Published
+from zsim.validation.verdict import Forecast, Quantity, predicted
+from zsim.validation.zero01 import TABLE
+
+ROW = {
+    "model_size": "8B",
+    "n_layers_inferred": "2",
+    "d_model_inferred": "256",
+    "n_heads_inferred": "16",
+    "n_kv_heads_inferred": "64 or 8",
+    "ffn_inferred": "512",
+    "vocab_inferred": "1024",
+    "embeddings_inferred": "untied",
+    "gpu": "H100 80GB",
+    "seq_len_tokens": "4096",
+    "micro_batch_seqs": "2",
+    "grad_accum": "4",
+    "global_batch_seqs": "32",
+    "dp": "4",
+    "pp": "1",
+    "tp": "2",
+    "zero_stage": "1",
+    "status": "FOUND",
+    "peak_gpu_memory_GB": "1.5",
+    "step_time_s_derived": "0.25",
+    "source": "a table",
+}
+FAILED = {
+    "status": "FOUND_no_result(crash_or_OOM)",
+    "peak_gpu_memory_GB": "",
+    "step_time_s_derived": "",
+}
+
+
+def run_of(**cells: str) -> Published:
+    (run,) = TABLE.read([ROW | cells])
+    return run
+
+
+def mode(tables: Mapping[str, object]) -> tuple[str, bool]:
+    zero = cast("dict[str, Any]", tables["zero"])
+    options = zero["nanotron"]
+    return options["tp_mode"], options.get("tp_recompute_allgather", True)
+
+
+def test_a_row_is_a_scenario_as_a_user_would_write_it() -> None:
+    run = run_of()
+    scenario = from_tables(run.scenario)
+    assert (scenario.parallel.data, scenario.parallel.tensor, scenario.zero.stage) == (4, 2, 1)
+    assert scenario.model.key_value_heads == 16  # unsure in the table, and 8 is what tensor 32 cuts
+    assert run.peak_bytes == 3 * 2**29
+    assert run.step_time_s == 0.25
+    assert run.reserved
+    assert not run.failed
+    assert run_of(**FAILED).failed
+
+
+def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() -> None:
+    kept, again = ("reduce_scatter", False), ("reduce_scatter", True)
+    assert [mode(way) for way in run_of().ways] == [kept, again]
+    small = run_of(model_size="1B")
+    assert [mode(way) for way in small.ways] == [("all_reduce", True), kept, again]
+    assert len(run_of(tp="1", dp="8", grad_accum="2").ways) == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"pp": "2"}, "pipeline parallel: no axis of a scenario"),
+        ({"grad_accum": "64"}, "dp x micro_batch_seqs x grad_accum is not global_batch_seqs"),
+        ({"gpu": "B300"}, "gpu 'B300' is not one of H100 80GB"),
+        ({"zero_stage": "3"}, "zero_stage '3' is not one of 0, 1"),
+    ],
+)
+def test_what_is_not_modelled_says_why(cells: dict[str, str], reason: str) -> None:
+    run = run_of(**cells)
+    assert (run.reason, run.ways) == (reason, ())
+
+
+def test_the_first_way_that_fits_is_predicted() -> None:
+    def with_memory(gib: float) -> list[dict[str, object]]:
+        memory = {"node": "p5", "fabric": "fat_tree_2", "gpu_memory": f"{gib} GiB"}
+        run = run_of(micro_batch_seqs="8", grad_accum="1")
+        return [{**way, "cluster": memory} for way in run.ways]
+
+    first, last = (forecast(way) for way in with_memory(80))
+    assert isinstance(first, Forecast)
+    assert isinstance(last, Forecast)
+    assert last.peak_reserved_bytes < first.peak_reserved_bytes
+    between = (first.peak_reserved_bytes + last.peak_reserved_bytes) / 2 / 2**30
+    chosen = first_that_fits(with_memory(between))
+    assert isinstance(chosen, Forecast)
+    assert chosen.fits
+    assert chosen.peak_reserved_bytes == last.peak_reserved_bytes
+    none = first_that_fits(with_memory(0.01))
+    assert isinstance(none, Forecast)
+    assert not none.fits
+
+
+LIMIT = 100
+
+
+def needing(size: int) -> Forecast:
+    """A forecast that needs so much of `LIMIT`."""
+    return Forecast(
+        step_time_s=1.0,
+        peak_allocated_bytes=size,
+        peak_reserved_bytes=min(size, LIMIT),
+        usable_bytes=LIMIT,
+        fits=size <= LIMIT,
+    )
+
+
+def test_a_run_that_does_not_fit_needs_what_it_would_hold() -> None:
+    assert predicted(run_of(), Quantity.MEMORY, needing(130)) == 130
+    assert predicted(run_of(), Quantity.MEMORY, needing(70)) == 70
+
+
+def test_rows_without_a_result_count_unless_a_harder_one_has_one() -> None:
+    # Of the three that failed the last is no harder than the one that ran: a crash, or too slow.
+    ran = run_of(micro_batch_seqs="2")
+    failed = [
+        run_of(**FAILED, micro_batch_seqs="4", grad_accum="2"),
+        run_of(**FAILED, tp="1", dp="8", grad_accum="2"),
+        run_of(**FAILED, tp="4", dp="4", micro_batch_seqs="1", grad_accum="8"),
+    ]
+    runs = [ran, *failed]
+    found = fit("a table", runs, [needing(80), needing(96), needing(94), needing(10)])
+    assert found is not None
+    assert (found.without, found.refused, found.results, found.wrong) == (2, 1, 1, ())
+    over = fit("a table", runs, [needing(111), *(needing(200) for _ in failed)])
+    assert over is not None
+    assert (over.refused, over.wrong) == (2, (ran,))
+
+
+def test_other_models_dominate_nothing_and_a_file_of_results_has_no_line() -> None:
+    ran = replace(run_of(micro_batch_seqs="8", grad_accum="1"), model="other")
+    failed = run_of(**FAILED)
+    found = fit("a table", [ran, failed], [needing(10), needing(10)])
+    assert found is not None
+    assert found.without == 1
+    assert fit("a table", [ran], [needing(10)]) is None

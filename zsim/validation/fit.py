@@ -1,0 +1,83 @@
+"""Whether published runs fit, beside whether they are predicted to: runs that ended without result.
+
+A run without a result may have run out of memory, crashed or taken too long. Where a run of the
+same model with no more tensor ranks and no smaller micro-batch has a result, memory is not why: a
+successful run dominates it, and nothing is asked of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from zsim.validation.published import Published
+from zsim.validation.verdict import Forecast
+
+NEAR = 0.05
+"""A run without a result may be predicted this far below the limit."""
+
+ABOVE = 0.1
+"""A run with a result must not be predicted further above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How well it is predicted which runs of a file fit.
+
+    The limit is what a rank may reserve: memory of its GPU less the context and buffers of NCCL.
+
+    Attributes:
+        without: runs without a result that are modelled and that no successful one dominates.
+        refused: those of them that are predicted above the limit, or within `NEAR` of it.
+        results: runs with a result that are modelled.
+        wrong: those of them that are predicted more than `ABOVE` above the limit.
+    """
+
+    file: str
+    without: int
+    refused: int
+    results: int
+    wrong: tuple[Published, ...]
+
+
+def fit(
+    file: str, runs: Sequence[Published], forecasts: Sequence[Forecast | str | None]
+) -> Fit | None:
+    """The fit of `runs` of `file`; None where every run has a result."""
+    made = [
+        (run, forecast)
+        for run, forecast in zip(runs, forecasts, strict=True)
+        if isinstance(forecast, Forecast)
+    ]
+    results = [(run, forecast) for run, forecast in made if not run.failed]
+    hardest = [(run.model, *_hardness(run)) for run, _ in results]
+    without = [
+        forecast
+        for run, forecast in made
+        if run.failed and not _dominated((run.model, *_hardness(run)), hardest)
+    ]
+    if len(results) == len(made):
+        return None
+    return Fit(
+        file=file,
+        without=len(without),
+        refused=sum(each.needed_bytes >= each.usable_bytes * (1 - NEAR) for each in without),
+        results=len(results),
+        wrong=tuple(
+            run for run, each in results if each.needed_bytes > each.usable_bytes * (1 + ABOVE)
+        ),
+    )
+
+
+def _hardness(run: Published) -> tuple[int, int]:
+    """Tensor ranks, of which fewer are harder, and sequences of a micro-batch."""
+    parallel = cast("Mapping[str, int]", run.scenario["parallel"])
+    train = cast("Mapping[str, int]", run.scenario["train"])
+    return parallel.get("tensor", 1), train["micro_batch_size"]
+
+
+def _dominated(run: tuple[str, int, int], successful: Sequence[tuple[str, int, int]]) -> bool:
+    model, tensor, micro_batch = run
+    return any(
+        model == other and ranks <= tensor and sequences >= micro_batch
+        for other, ranks, sequences in successful
+    )
