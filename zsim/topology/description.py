@@ -95,7 +95,7 @@ def _uplinks(cluster: Cluster) -> list[LinkClass]:
         above = tiers[number + 1].name if number + 1 < len(tiers) else top_name(cluster)
         switches = rails(cluster, number)
         each = Link(
-            bytes_per_s=int(cluster.uplink_bytes_per_s(number) / switches),
+            bytes_per_s=max(1, int(cluster.uplink_bytes_per_s(number) / switches)),
             latency_ps=tier.latency_ps,
         )
         groups = -(-cluster.nodes // tier.nodes_below)
