@@ -8,6 +8,7 @@ from zsim.cluster import Cluster, ClusterError, Overheads
 from zsim.collective.activity import Algorithm
 from zsim.collective.demand import Decision
 from zsim.collective.profile import NetworkProfile, ProfileError
+from zsim.cost.in_training import ALONE
 from zsim.cost.kernel_profile import KernelProfile, KernelProfileError
 from zsim.emulated import emulated, stage_of
 from zsim.equal_units import EQUAL_UNITS
@@ -95,10 +96,18 @@ def outline(
     cluster = _cluster(scenario, topology)
     if scenario.compute.profile is not None:
         try:
-            gpu = cluster.gpu.timed_by(kernels(scenario.compute.profile))
+            profile, own_ps = kernels(scenario.compute.profile), scenario.compute.host_per_segment
+            if own_ps is not None:
+                launch = replace(profile.launch, segment_ps=own_ps)
+                profile = replace(profile, launch=launch)
+            if not scenario.compute.in_training:
+                profile = replace(profile, training=ALONE)
+            gpu = cluster.gpu.timed_by(profile)
         except KernelProfileError as error:
             raise ScenarioError(f"compute.profile: {error}") from None
         cluster = replace(cluster, gpu=gpu)
+    elif scenario.compute.host_per_segment is not None:
+        raise ScenarioError("compute.host_per_segment: needs a profile, whose costs it adds to")
     if scenario.network.profile is not None:
         try:
             cluster = replace(cluster, network=constants(scenario.network.profile))
@@ -147,9 +156,15 @@ def replicas(scenario: Scenario, topology: Topology) -> int:
 
 def _decision(table: NetworkTable) -> Decision | None:
     """What is asked for of collectives; None if nothing is."""
-    if table.algorithm is None:
+    if table.tensor_wait is not None and table.profile is None:
+        raise ScenarioError("network.tensor_wait: needs a profile, whose latencies it adds to")
+    if table.algorithm is None and table.tensor_wait is None:
         return None
-    return Decision(algorithm=Algorithm(table.algorithm), chunks=table.chunks)
+    return Decision(
+        algorithm=None if table.algorithm is None else Algorithm(table.algorithm),
+        chunks=table.chunks,
+        tensor_wait_ps=table.tensor_wait or 0,
+    )
 
 
 def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
