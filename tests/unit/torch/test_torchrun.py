@@ -1,8 +1,11 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCENARIO = """
 title = "two ranks"
@@ -26,19 +29,29 @@ steps = 2
 """
 
 FAILING = """
-import sys
+import os, signal, sys, time
 from torch import distributed, ones
 from zsim.backend import RunFailedError
 from zsim_torch import run_ranks
+from zsim_torch.whereabouts import note
 
 def fail():
     if distributed.get_rank() == 1:
-        raise ValueError("mine")
+        note("an error")
+        match sys.argv[1]:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                time.sleep(3)  # long enough to have told
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case _:
+                raise ValueError("mine")
+    note("a sum")
     distributed.all_reduce(ones(1))
 
 for ranks in (3, 2):
     try:
-        run_ranks(fail, ranks=ranks)
+        run_ranks(fail, ranks=ranks, timeout_s=5)
     except ValueError as error:
         sys.stderr.write(f"{error}\\n")
     except RunFailedError as error:
@@ -76,12 +89,37 @@ def test_the_command_joins_the_ranks_that_torchrun_started_and_the_first_one_spe
     assert answer["losses"][1] < answer["losses"][0]
 
 
-def test_under_torchrun_a_failure_is_told_by_the_rank_that_failed(tmp_path: Path) -> None:
-    """Rank 0 sees its peer go; torchrun ends it before it would say so."""
+def test_under_torchrun_a_failure_is_told_by_the_rank_that_failed_and_then_by_the_others(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 sees its peer go; torchrun ends it, and it says where it was."""
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    done = torchrun(script, cwd=tmp_path)
+    done = torchrun(script, "raise", cwd=tmp_path)
     assert done.returncode != 0
-    assert "rank 1: ValueError: mine (details: " in done.stderr
-    assert "rank 0:" not in done.stderr
     assert "ranks: 3 are asked for, torchrun started 2" in done.stderr
+    own = done.stderr.index("rank 1: ValueError: mine (details: ")
+    assert done.stderr.index("zsim: rank 0: ended by SIGTERM, last seen: a sum") > own
+
+
+@pytest.mark.long
+def test_under_torchrun_those_that_survive_a_killed_rank_say_where_they_were(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    done = torchrun(script, "kill", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "zsim: rank 0: ended by SIGTERM, last seen: a sum\n" in done.stderr
+
+
+@pytest.mark.long
+def test_under_torchrun_those_that_wait_for_a_stopped_rank_name_it(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    done = torchrun(script, "stop", cwd=tmp_path)
+    assert done.returncode != 0
+    found = re.search(r"zsim: (rank 1: .*) \(details: (\S+)\)\n", done.stderr)
+    assert found is not None, done.stderr
+    assert found[1] == "rank 1: it tells no more, no progress for 5 s, last seen: an error"
+    assert "told by rank 0" in Path(found[2]).read_text("utf-8")
