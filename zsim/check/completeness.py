@@ -21,6 +21,7 @@ from itertools import chain
 
 from zsim.check.finding import Finding
 from zsim.check.overlap import Overlap, Span
+from zsim.check.padding import Pads
 from zsim.check.subject import NumberedProgram, Subject
 from zsim.layout import Layout
 from zsim.numbered import ALLOCATE, FREE, READ, UPDATE, WHOLE, History, Numbered
@@ -151,36 +152,29 @@ def _updates(
 def _left_out(layout: Layout, views: list[View], buffer: Buffer, overlap: Overlap) -> str | None:
     """A parameter of which something is in none of `views`.
 
-    Parts of the rank's own segment are gone into where segments are equal; else amounts count.
+    Where segments are not equal, or some views are of the own segment and some are not, nobody can
+    say, and amounts count.
     """
-    whole = View(buffer=buffer.name, size=buffer.elements)
-    if layout.blocks is not None or whole in views:
-        return None
     own = {view.layout is None and buffer.shard is not None for view in views}
+    if View(buffer=buffer.name, size=buffer.elements) in views or len(own) > 1:
+        return None
     if own == {True}:
         count = overlap.ranks(buffer.shard or "")
-        if layout.cuts is not None or not layout.elements:
-            return None
-        size = layout.elements // count
-        gaps = _gaps([(view.start, view.start + view.size) for view in views], size)
-        for low, high in gaps:
-            for piece in layout.pieces:
-                first = max(0, (piece.start - high) // size + 1)
-                last = min(count - 1, (piece.end - low - 1) // size)
-                if first <= last and piece.size:
-                    return piece.parameter
-        return None
-    if own == {True, False}:
-        return None
-    steps = [overlap.ranks(view.axis) if view.axis is not None else 1 for view in views]
-    spans = [
-        (view.start, view.start + step * view.size) for view, step in zip(views, steps, strict=True)
-    ]
-    for low, high in _gaps(spans, layout.elements):
-        for piece in layout.pieces:
-            if max(low, piece.start) < min(high, piece.end):
-                return piece.parameter
-    return None
+        pads = Pads(layout, count, shard=True, inside=False)
+        spans = [(view.start, view.start + view.size) for view in views]
+        gaps = _gaps(spans, layout.elements // count if layout.cuts is None else 0)
+    else:
+        count = 1 if layout.axis is None else overlap.ranks(layout.axis)
+        inside = any(view.layout is not None for view in views)
+        pads = Pads(layout, count, shard=False, inside=inside)
+        steps = [overlap.ranks(view.axis) if view.axis is not None else 1 for view in views]
+        spans = [
+            (view.start, view.start + step * view.size)
+            for view, step in zip(views, steps, strict=True)
+        ]
+        gaps = _gaps(spans, layout.elements)
+    found = (pads.parameter(low, high) for low, high in gaps)
+    return next((name for name in found if name is not None), None)
 
 
 def _gaps(spans: list[Span], end: int) -> list[Span]:

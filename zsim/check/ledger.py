@@ -1,11 +1,13 @@
 """What the buffers of one program hold while it is gone through, and what was found wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from zsim.check.content import Contents
 from zsim.check.finding import Finding
 from zsim.check.origin import told
+from zsim.check.padding import Pads
 from zsim.check.placed import (
     ANY,
     MIXED,
@@ -271,8 +273,8 @@ class Ledger:
     def padding(self, buffer: str, *, inside: bool | None = None) -> Padding:
         """Which elements of a buffer are padding.
 
-        They are elements of the layout where the buffer is known by those. Of blocks, and of
-        segments that are not equal, all count as padding.
+        They are elements of the layout where the buffer is known by those. Of segments that are
+        not equal all count as padding.
         """
         if inside is None:
             inside = buffer in self.values.inside
@@ -280,15 +282,12 @@ class Ledger:
         if key not in self._paddings:
             declared = self.program.by_name[buffer]
             layout = None if declared.layout is None else self.layouts[declared.layout]
-            if layout is None:
-                self._paddings[key] = self._behind
-            else:
-                count = 1
-                if declared.shard is not None and not inside:
-                    count = 0 if layout.cuts is not None else self.span[declared.shard]
-                if layout.blocks is not None and not inside:
-                    count = 0
-                self._paddings[key] = _padding(layout, count, self.contents.pads)
+            self._paddings[key] = self._behind
+            if layout is not None:
+                ranks = 1 if layout.axis is None else self.span[layout.axis]
+                shard = declared.shard is not None
+                pads = Pads(layout, ranks, shard=shard, inside=inside)
+                self._paddings[key] = partial(self._stands, pads)
         return self._paddings[key]
 
     def divided(self, placement: Placement, divisor: int) -> Placement:
@@ -296,6 +295,10 @@ class Ledger:
         if divisor == 1:
             return placement
         return (*placement[:-1], self.contents.divided(placement[-1], divisor))
+
+    def _stands(self, pads: Pads, low: int, high: int, code: int, _other: int) -> bool:
+        """Whether a content stands where there is padding, and may stand there."""
+        return self.contents.pads(code) and pads.parameter(low, high) is None
 
     def _behind(self, low: int, high: int, code: int, other: int) -> bool:
         """Whether zeros that no layout describes are padding of what stands beside them."""
@@ -364,23 +367,3 @@ class Ledger:
             witness=witness,
         )
         self.found.setdefault((operation, why), finding)
-
-
-def _padding(layout: Layout, count: int, may_stand: Callable[[int], bool]) -> Padding:
-    """Which elements hold no parameter, of the whole or of segments on `count` ranks; 0 is all."""
-    pieces = [(piece.start, piece.end) for piece in layout.pieces if piece.size]
-    size = layout.elements // count if count else 0
-    known: dict[tuple[int, int], bool] = {}
-
-    def is_padding(low: int, high: int, code: int, _other: int) -> bool:
-        if not may_stand(code):
-            return False
-        found = known.get((low, high))
-        if found is None:
-            found = known[low, high] = not size or not any(
-                max(0, (start - high) // size + 1) <= min(count - 1, (end - low - 1) // size)
-                for start, end in pieces
-            )
-        return found
-
-    return is_padding

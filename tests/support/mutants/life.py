@@ -150,5 +150,5 @@ def _at_home(schedule: Schedule, buffer: Buffer, stream: str) -> Schedule:
 LIFE = frozenset({"lifetime", "races", "definedness", "memory", "value", "placement"})
 FREE_EARLY = Operator("free early", LIFE, early)
 NEVER_FREE = Operator("never free", LIFE, never)
-ALIAS = Operator("alias two buffers", LIFE | {"completeness", "accumulation window"}, aliases)
+ALIAS = Operator("alias two buffers", LIFE | {"completeness", "partition"}, aliases)
 OTHER_HOME = Operator("reuse a buffer across streams", LIFE, homes)

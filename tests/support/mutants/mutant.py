@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from zsim.access import accesses
 from zsim.mesh import Span
 from zsim.operation import Operation, Previous, StreamOperation, walk
 from zsim.schedule import Program, RankRole, Schedule
@@ -46,6 +47,11 @@ def on_streams(schedule: Schedule) -> Iterator[StreamOperation]:
     for operation in in_step(schedule):
         if isinstance(operation, StreamOperation):
             yield operation
+
+
+def around(operation: Operation) -> tuple[str, ...]:
+    """An operation that is gone, and the buffers that it left as they were."""
+    return (operation.id, *(each.view.buffer for each in accesses(operation)))
 
 
 def named(edge: str | Previous) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 from mutation import changed, edited, without
 
-from mutants.mutant import Mutant, Operator, in_step, named, on_streams
+from mutants.mutant import Mutant, Operator, around, in_step, named, on_streams
 from zsim.access import accesses
 from zsim.operation import (
     Action,
@@ -23,11 +23,6 @@ from zsim.operation import (
 from zsim.schedule import Schedule
 
 
-def _around(operation: Operation) -> tuple[str, ...]:
-    """An operation that is gone, and the buffers that it left as they were."""
-    return (operation.id, *(each.view.buffer for each in accesses(operation)))
-
-
 def buckets(schedule: Schedule) -> Iterator[Mutant]:
     """A gather, a reduction, a contribution or an update does not happen."""
     for operation in on_streams(schedule):
@@ -37,7 +32,7 @@ def buckets(schedule: Schedule) -> Iterator[Mutant]:
             and operation.action in (Action.UPDATE, Action.CLIP, Action.NORM, Action.FINITE)
         )
         if skipped:
-            yield Mutant(_around(operation), partial(without, schedule, operation.id))
+            yield Mutant(around(operation), partial(without, schedule, operation.id))
         if isinstance(operation, Compute) and operation.action in (Action.NORM, Action.FINITE):
             for place, operand in enumerate(operation.operands):
                 if operand.role is Role.GRADIENT:
@@ -63,7 +58,7 @@ def stale(schedule: Schedule) -> Iterator[Mutant]:
             writers |= {each.view.buffer for each in accesses(operation) if each.writes}
         elif isinstance(operation, Copy | AllGather) and operation.source.buffer in writers:
             writers.add(operation.target.buffer)
-            yield Mutant(_around(operation), partial(without, schedule, operation.id))
+            yield Mutant(around(operation), partial(without, schedule, operation.id))
             source = next(
                 each
                 for each in operations
@@ -73,7 +68,7 @@ def stale(schedule: Schedule) -> Iterator[Mutant]:
                 and isinstance(each, Compute | Copy)
             )
             make = partial(_before, schedule, operation, source, operations)
-            yield Mutant((*_around(operation), source.id), make)
+            yield Mutant((*around(operation), source.id), make)
     for operation in operations:
         if isinstance(operation, StreamOperation):
             kept = tuple(edge for edge in operation.after if not isinstance(edge, Previous))
@@ -105,14 +100,14 @@ def _before(
 SKIP_BUCKET = Operator(
     "skip a bucket",
     frozenset(
-        {"placement", "volume", "value", "completeness", "definedness", "accumulation window"}
+        {"placement", "volume", "value", "completeness", "definedness"}
         | {"skip path", "uniformity"}
     ),
     buckets,
 )
 OVERWRITE = Operator(
     "overwrite instead of accumulate",
-    frozenset({"value", "accumulation window", "definedness"}),
+    frozenset({"value", "definedness", "completeness", "placement"}),
     overwrites,
 )
 STALE = Operator(

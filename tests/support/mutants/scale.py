@@ -5,7 +5,7 @@ from functools import partial
 
 from mutation import changed, without
 
-from mutants.mutant import Mutant, Operator, in_step
+from mutants.mutant import Mutant, Operator, around, in_step
 from zsim.operation import Action, Compute, Copy, Fill, SetScalar
 from zsim.schedule import Schedule
 
@@ -29,7 +29,7 @@ def sites(schedule: Schedule) -> Iterator[Mutant]:
                 if operation.scalars:
                     yield Mutant((name,), partial(changed, schedule, name, scalars=()))
                 if operation.action is Action.UNSCALE:
-                    yield Mutant((name,), partial(without, schedule, name))
+                    yield Mutant(around(operation), partial(without, schedule, name))
             case SetScalar(add=add) if add:
                 yield Mutant((name,), partial(changed, schedule, name, add=2 * add))
             case _:
@@ -37,5 +37,5 @@ def sites(schedule: Schedule) -> Iterator[Mutant]:
 
 
 CHANGE_SCALE = Operator(
-    "change a scale", frozenset({"value", "placement", "accumulation window", "definedness"}), sites
+    "change a scale", frozenset({"value", "placement", "definedness", "skip path"}), sites
 )

@@ -5,11 +5,7 @@ DS is deepspeedai/DeepSpeed, PT pytorch/pytorch, MLM NVIDIA/Megatron-LM; numbers
 Elsewhere: communicators in opposite orders (nccl 195, rccl 2191) in `test_issue_order`; overflow
 that stages handle differently, counters and accumulators across a skip (DS 1599, 8415, 6550) in
 `test_skip_path` and `test_uniformity`; parameters without elements (DS 8297) in every drawn model.
-
-Not planted: deadlocks, wrong values and scales without a known cause (DS 7844, 6351, CAI 3383,
-6388, MLM 3693); more collectives than needed with the same bytes, and overlap that is none (DS
-7415, 7804), which a simulation shows; optimizers of whole matrices (DS 7807), quantized wires (DS
-3864), files (DS 3062, 2006) and fragments of memory (DS 1611), which no schedule says yet.
+What is not planted stands in docs/check.md with the reason.
 """
 
 from collections.abc import Iterable
@@ -22,7 +18,20 @@ from zsim.architecture import GPT
 from zsim.builder import ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.gpt import gpt
-from zsim.operation import Allocate, Compute, Copy, Free, FreeMode, Operation, Previous, Role
+from zsim.operation import (
+    Action,
+    Allocate,
+    Compute,
+    Copy,
+    Free,
+    FreeMode,
+    Operand,
+    Operation,
+    Previous,
+    Reduction,
+    Role,
+    View,
+)
 from zsim.rule import SGD
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
@@ -295,3 +304,82 @@ def test_an_optimizer_that_leaves_a_bucket_out() -> None:
     )
     found = by("completeness", without(made, update))
     assert any("updates no elements" in each.why for each in found)
+
+
+def test_experts_that_no_token_of_a_rank_goes_to() -> None:
+    """DS 5008, 4966, 7461: their parameters are gathered by the other ranks alone."""
+    made = zero(stage=3)
+    gather = first(made, "/gather/")
+    (found,) = by("matching", split(made, without(made, gather)))
+    assert found.operation == gather
+
+
+def accumulated(made: Schedule) -> list[Copy]:
+    """What is added to gradients after the first micro-batch."""
+    return [each for each in operations(made) if isinstance(each, Copy) and each.accumulate]
+
+
+def test_micro_steps_after_the_first_that_are_dropped() -> None:
+    """DS 6550, 7981, 671: the counter of micro-steps is off by one."""
+    made = zero(stage=2, gradient_accumulation_steps=3)
+    dropped = [each.id for each in accumulated(made) if "mb1" in each.id]
+    found = by("value", without(made, *dropped))
+    assert found
+    assert all("of micro-batches 0, 2" in each.why for each in found)
+
+
+def test_a_boundary_that_resets_the_accumulator() -> None:
+    """DS 7967, 545; open-instruct 1498: the last micro-step sets what it should add to."""
+    made = zero(stage=2, gradient_accumulation_steps=3)
+    last = next(each.id for each in accumulated(made) if "mb2" in each.id)
+    found = by("value", changed(made, last, accumulate=False))
+    assert "of micro-batch 2, not clipped, not a gradient" in found[-1].why
+    assert any(line.startswith(last) for line in found[-1].witness)
+
+
+def test_a_norm_that_is_too_small_by_a_factor() -> None:
+    """DS 7718: ranks average what they should sum."""
+    made = zero(stage=2, clip_norm=1.0)
+    found = by("value", changed(made, "step/update/norm/reduce", reduction=Reduction.AVERAGE))
+    assert found
+    assert all("by what is the norm of a gradient divided by 16" in each.why for each in found)
+
+
+def test_a_secondary_shard_that_is_not_refreshed() -> None:
+    """DS 4851, 7606: backward gathers from a copy that is kept, and that updates leave behind."""
+    made, name = zero(stage=3, secondary=2), "bucket0/secondary"
+    (program,) = made.programs
+    view = program.by_name[name]
+    kept = Compute(
+        id="setup/initialize/secondary",
+        stream="compute",
+        action=Action.INITIALIZE,
+        operands=(Operand(role=Role.PARAMETER, view=View(buffer=name, size=view.elements)),),
+    )
+    own = [
+        each.id
+        for each in operations(made)
+        if (isinstance(each, Allocate | Free) and each.buffer == name)
+        or (isinstance(each, Copy) and each.target.buffer == name)
+    ]
+    allocate = Allocate(id="setup/allocate/secondary", buffer=name)
+    (once,) = without(made, *own).programs
+    stale = replace(once, persistent=(*once.persistent, name), setup=(*once.setup, allocate, kept))
+    found = by("value", replace(made, programs=(stale,)))
+    assert found
+    assert all("a parameter of a step before" in each.why for each in found)
+
+
+def test_gradients_that_a_second_instance_of_the_optimizer_divides_again() -> None:
+    """MLM 3693: with overlap and several instances less is applied than without."""
+    made = zero(stage=2)
+    copy = next(each for each in operations(made) if isinstance(each, Copy) and each.divisor > 1)
+    found = by("value", changed(made, copy.id, divisor=2 * copy.divisor))
+    assert [each.operation.rsplit("/", 1)[1] for each in found] == ["update"]
+
+
+def test_a_norm_that_is_never_measured() -> None:
+    """CAI 4984: clipping reads a number that nobody has computed."""
+    made = zero(stage=2, clip_norm=1.0)
+    found = by("definedness", without(made, "step/update/norm/measure"))
+    assert found[0].operation == "step/update/norm/reduce"
