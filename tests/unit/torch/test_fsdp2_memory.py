@@ -53,7 +53,7 @@ def measured(run: Run) -> int:
     root = sharded(module, blocks(module), strategy, run.options)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, foreach=False)
     batch = run.batch()
-    peaks = []
+    peaks: list[int] = []
     with LiveStorages() as live:
         for _ in range(STEPS):
             live.peak = 0
