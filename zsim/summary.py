@@ -284,7 +284,9 @@ def step_of(job: Job, trace: Trace) -> LastStep:
     """The times of the last step of `trace`."""
     begin_ps, end_ps = last_step(trace)
     ranks = tuple(_rank_step(_program(job, rank), rank, trace) for rank in trace.ranks)
-    return LastStep(begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust)
+    return LastStep(
+        begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust, error=trace.error
+    )
 
 
 def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:

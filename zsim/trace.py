@@ -136,6 +136,8 @@ class Trace:
 
     `step_end_ps` has the end of each step (all streams of all ranks drained of it). `observed`
     holds figures by name that only some backends can see (live storages by class, for one).
+    `trust` says in words how far times can be trusted; `error` is the relative error of step times
+    that nine of ten judged runs like this one stayed below, None where nobody knows.
     """
 
     backend: str
@@ -147,6 +149,7 @@ class Trace:
     links: tuple[LinkUse, ...] = ()
     out_of_memory: OutOfMemory | None = None
     trust: str = ""
+    error: float | None = None
     observed: tuple[tuple[str, float], ...] = ()
 
 
@@ -167,9 +170,11 @@ class LastStep:
     """What a trace says of the times of its last step, and nothing else.
 
     `ranks` has one of each class that was simulated; what lies outside the step is cut off.
+    `trust` and `error` are those of the trace.
     """
 
     begin_ps: int
     end_ps: int
     ranks: tuple[RankStep, ...]
     trust: str
+    error: float | None = None

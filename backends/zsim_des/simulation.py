@@ -30,7 +30,7 @@ from zsim_des.routes import CutError
 from zsim_des.spans import Slots, rank_step, slots_of
 from zsim_des.spread import Used, used_of
 from zsim_des.trouble import Trouble
-from zsim_des.trust import trust
+from zsim_des.trust import error, trust
 from zsim_des.watch import Durations, Watcher
 
 FOLDS_KEPT = 1000
@@ -107,6 +107,7 @@ class SimBackend:
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces),
             trust=trust(job),
+            error=error(job),
         )
 
     def step_ends_ps(
@@ -161,6 +162,7 @@ class SimBackend:
             end_ps=ends_ps[-1],
             ranks=tuple(ranks),
             trust=trust(job),
+            error=error(job),
         )
 
     def _simulate(self, job: Job, seed: int, faults: Sequence[Fault] = ()) -> "_Done":

@@ -46,6 +46,19 @@ def trust(job: Job) -> str:
     return _judged(job, kernels, evidence, wires)
 
 
+def error(job: Job) -> float | None:
+    """The relative error that nine of ten held-out runs like `job` stayed below; None if unknown.
+
+    Unknown where no run of this kind of GPU was judged, or the job is outside what was fitted.
+    """
+    kernels = job.cluster.gpu.kernels
+    evidence = None if kernels is None else kernels.training.evidence
+    if kernels is None or evidence is None or not evidence.judged:
+        return None
+    known = kernels.gpu == evidence.gpu and not _outside(job, evidence)
+    return evidence.p90 if known else None
+
+
 def _judged(job: Job, kernels: KernelProfile, evidence: Evidence, wires: str) -> str:
     found = JUDGED.format(
         judged=evidence.judged,
@@ -62,15 +75,21 @@ def _judged(job: Job, kernels: KernelProfile, evidence: Evidence, wires: str) ->
 
 def _range(job: Job, evidence: Evidence) -> str:
     """Whether the run is like those that were fitted, and if not in what."""
+    outside = _outside(job, evidence)
+    if not outside:
+        return "this run is inside the range fitted"
+    return f"this run is outside the range fitted: {', '.join(outside)}"
+
+
+def _outside(job: Job, evidence: Evidence) -> list[str]:
+    """In what the run is not like those that were fitted."""
     shape = job.model.architecture
     asked = {"ranks": job.schedule.mesh.size, "parameters": job.model.parameter_count}
     if shape is not None:
         asked["sequence_length"] = shape.sequence_length
-    outside: list[str] = []
+    found: list[str] = []
     for name in SPANS:
         span: Span = getattr(evidence, name)
         if name in asked and asked[name] not in span:
-            outside.append(WORDS[name].format(asked[name]))
-    if not outside:
-        return "this run is inside the range fitted"
-    return f"this run is outside the range fitted: {', '.join(outside)}"
+            found.append(WORDS[name].format(asked[name]))
+    return found

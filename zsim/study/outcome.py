@@ -31,8 +31,8 @@ class Status(StrEnum):
 class Outcome:
     """How a run ended; `reason` says why, in one line, unless it is done.
 
-    `error` is the median relative error of step times of runs like this one that were judged by
-    measurements; None where none was. `trust` says the same in words.
+    `error` is the relative error of step times that nine of ten runs like this one stayed below
+    which were judged by measurements; None where nobody knows. `trust` says it in words.
     """
 
     status: Status

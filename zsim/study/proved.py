@@ -62,7 +62,9 @@ class Proved:
             usable = format_bytes(taken.usable_bytes)
             reason = f"out of memory at {full}: {outline.cluster.gpu.name} leaves {usable}"
         status = Status.DONE if full is None else Status.FULL
-        return Outcome(status=status, reason=reason, summary=found, trust=step.trust)
+        return Outcome(
+            status=status, reason=reason, summary=found, trust=step.trust, error=step.error
+        )
 
     def _warm(self, job: Job) -> Trier:
         """The backend, which has read the schedule: those made from it need not."""

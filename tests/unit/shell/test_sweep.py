@@ -181,6 +181,19 @@ def test_the_terminal_has_the_answer_first_then_at_most_20_rows(ask: Ask) -> Non
     assert "cut.sqlite" in out
 
 
+def test_differences_below_the_error_are_in_brackets(ask: Ask) -> None:
+    """llama2_7b on H100: runs like it were judged; a NIC more or less changes little."""
+    judged = STUDY.replace('"tiny"', '"llama2_7b"').replace("parallel.data = 8\n", "")
+    nics = judged.partition("[[axis]]")[0] + '[[axis]]\nfield = "cluster.nics_per_node"\n'
+    Path("cut.toml").write_text(nics + "values = [8, 7]", "utf-8")
+    out = ask("sweep", "cut.toml", "--workers", "1")[1]
+    assert "(+0.0%)" in out
+    assert "differences that are less than the error of the prediction" in out
+    (row, _) = swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))["runs"]
+    assert 0 < row["error"] < 0.5
+    assert f"{row['error']:.1%} at the 90th percentile" in " ".join(out.split())
+
+
 def test_the_answer_is_no_if_no_run_meets_the_goal(ask: Ask) -> None:
     Path("cut.toml").write_text(f"{STUDY}[goal]\nmax_step_time = '1 ns'\n", "utf-8")
     found = swept(ask("sweep", "cut.toml", "--workers", "1", "--json"), code=1)

@@ -60,6 +60,8 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
         runs += f", and {result.dropped:,} combinations dropped"
     lines = [("runs", f"{runs}{'; ' if not_done else ''}{', '.join(not_done)}")]
     lines += [("held fixed", result.held)]
+    if any(_to_best(result, row).startswith("(") for row in result.rows):
+        lines.append(("in brackets", "differences that are less than the error of the prediction"))
     lines += [("trust", sentence) for sentence in result.trust]
     return [*lines, ("kept in", str(store))]
 
@@ -120,8 +122,14 @@ def _of(text: Callable[[Any], str]) -> Cell:
 
 
 def _to_best(result: StudyResult, row: Row) -> str:
-    """How much longer a step takes than that of the best run of the group."""
+    """How much longer a step takes than that of the best run of the group.
+
+    In brackets if that is less than the error of the prediction.
+    """
     best = result.ranking.best.get(result.goal.group(row))
     if best is None or row.outcome.summary is None:
         return ""
-    return "best" if row is best else f"{difference(best, row)[0]:+.1%}"
+    if row is best:
+        return "best"
+    longer, counts = difference(best, row)
+    return f"({longer:+.1%})" if counts is False else f"{longer:+.1%}"
