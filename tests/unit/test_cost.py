@@ -1,9 +1,14 @@
 """The roofline: arithmetic or memory traffic, whichever is slower."""
 
+from dataclasses import replace
+
 import pytest
 
 from zsim.cluster import ClusterError, Gpu, Rate
+from zsim.cost.in_training import InTraining
+from zsim.cost.kernel_profile import NAMES, KernelProfile
 from zsim.cost.kernel_time import kernel_ps, operation_ps
+from zsim.cost.launch import FREE
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind
 from zsim.operation import Action, Compute, Copy, Fill, Operand, Role, View
@@ -82,3 +87,13 @@ def test_what_names_no_kernel_takes_the_bytes_that_it_touches() -> None:
     assert operation_ps(add, program(), GPU) == 20 + 2 * 40
     assert operation_ps(fill, program(), GPU) == 20
     assert operation_ps(update, program(), GPU) == 20 + 2 * 40
+
+
+def test_a_copy_reaches_what_fitted_constants_say_of_kernels_on_elements() -> None:
+    half, single = View(buffer="half", size=10), View(buffer="single", size=10)
+    copy = Copy(id="c", stream="compute", source=half, target=single)
+    shares = dict.fromkeys(NAMES, 1.0) | {"elementwise_forward": 0.5}
+    fitted = KernelProfile(launch=FREE, training=InTraining(memory=0.5), **shares)  # type: ignore[arg-type]
+    # A quarter of the bandwidth, so four times as long.
+    plain = operation_ps(copy, program(), GPU)
+    assert operation_ps(copy, program(), replace(GPU, kernels=fitted)) == 4 * plain

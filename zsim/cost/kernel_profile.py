@@ -68,6 +68,11 @@ class KernelProfile:
             if getattr(self, name) <= 0:
                 raise KernelProfileError(f"{name}: {getattr(self, name)} must be more than 0")
 
+    @property
+    def copying(self) -> float:
+        """Of the bandwidth, of a copy or a fill: that of any kernel that works on elements."""
+        return self.elementwise_forward * self.training.memory
+
     def share(self, kind: KernelKind, *, backward: bool) -> float:
         """Of the bandwidth, of a kernel that moves memory, or of the peak, of attention."""
         found: float = getattr(self, f"{kind}_{'backward' if backward else 'forward'}")

@@ -31,8 +31,6 @@ def memory_ps(size_bytes: int, gpu: Gpu) -> int:
 def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
     """Picoseconds of `kernel` on `gpu`, rounded up; without the launch, which the host pays.
 
-    Copies and fills, which are no kernels of a model, never take fitted constants.
-
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
     """
@@ -105,4 +103,5 @@ def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -
     """
     if isinstance(operation, Compute) and operation.kernels:
         return sum(kernel_ps(kernel, gpu) for kernel in operation.kernels)
-    return memory_ps(touched_bytes(operation, program), gpu)
+    traffic_ps = memory_ps(touched_bytes(operation, program), gpu)
+    return traffic_ps if gpu.kernels is None else ceil(traffic_ps / gpu.kernels.copying)
