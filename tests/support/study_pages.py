@@ -1,0 +1,65 @@
+"""Pages of docs/studies: what stands under the command of each, and writing it again.
+
+    python tests/support/study_pages.py [NAME ...]
+
+The conclusion above it is written by hand, from that alone.
+"""
+
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import zsim_scenarios
+from zsim.shell.cli import answer
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = DOCS / "studies"
+OVERVIEW = {"nics": DOCS / "studies.md"}
+"""Other pages that show an answer."""
+
+
+def shown(page: Path, name: str) -> str:
+    """What stands in `page` under the command that sweeps study `name`."""
+    return _parts(page, name)[1].rstrip()
+
+
+def answered(name: str) -> str:
+    """What `zsim sweep` prints of a study, in a folder where nothing is kept."""
+    printed = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, _inside(folder), redirect_stdout(printed):
+        assert answer(["sweep", name]) == 0
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).rstrip()
+
+
+def _parts(page: Path, name: str) -> tuple[str, str, str]:
+    text = page.read_text("utf-8")
+    before, command, rest = text.partition(f"$ zsim sweep {name}\n")
+    inside, fence, after = rest.partition("```")
+    return before + command, inside, fence + after
+
+
+@contextmanager
+def _inside(folder: str) -> Generator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def main(names: Sequence[str]) -> None:
+    """Write the answers of these studies, or of all, into their pages."""
+    for name in names or zsim_scenarios.study_names():
+        found = answered(name)
+        for page in (PAGES / f"{name}.md", *([OVERVIEW[name]] if name in OVERVIEW else [])):
+            before, _, after = _parts(page, name)
+            page.write_text(f"{before}{found}\n{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
