@@ -29,6 +29,8 @@ from zsim.order import Timeline, Way
 from zsim.schedule import Buffer, Schedule
 
 INVARIANT = "definedness"
+WRITERS_MAX = 20
+"""Writers of a buffer that a witness names: the last ones."""
 
 FILLED_FIRST = re.compile(rb"(?:A(?:W[^AF]*)?F?)*").fullmatch
 """The history of a buffer that is always written as a whole before anything else."""
@@ -137,7 +139,7 @@ class _Examiner:
                 why=f"reads {name}, of which nothing wrote {what} since it was allocated",
                 witness=(
                     f"{self.numbered.operations[number].id} reads {says(view)} of {name}",
-                    *(writers[-5:] or (f"nothing wrote {name} at all",)),
+                    *(writers[-WRITERS_MAX:] or (f"nothing wrote {name} at all",)),
                 ),
             ),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from mutation import changed
 
-from mutants.mutant import Mutant, Operator, on_streams
+from mutants.mutant import Mutant, Operator, around, on_streams
 from zsim.operation import (
     AllGather,
     AllReduce,
@@ -39,6 +39,7 @@ def _smaller(view: View, by: int) -> View:
 
 
 def sizes(schedule: Schedule) -> Iterator[Mutant]:
+    """A little less is read and written; in the buffers the rest stays as it was."""
     for operation in on_streams(schedule):
         views: dict[str, Any] = {}
         match operation:
@@ -56,7 +57,7 @@ def sizes(schedule: Schedule) -> Iterator[Mutant]:
                 views = {"target": _smaller(target, 1)}
             case _:
                 continue
-        yield Mutant((operation.id,), partial(changed, schedule, operation.id, **views))
+        yield Mutant(around(operation), partial(changed, schedule, operation.id, **views))
 
 
 def reductions(schedule: Schedule) -> Iterator[Mutant]:

@@ -42,6 +42,7 @@ def _the_other_way(schedule: Schedule, place: tuple[str, int], branch: Branch) -
 
 BRANCH_ON_ONE = Operator(
     "take the branch on one rank only",
-    frozenset({"uniformity", "matching", "progress", "value", "lifetime", "skip path", "memory"}),
+    frozenset({"uniformity", "matching", "progress", "value", "lifetime", "skip path", "memory"})
+    | {"races", "placement", "definedness"},
     sites,
 )

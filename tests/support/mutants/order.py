@@ -57,7 +57,7 @@ def prefetches(schedule: Schedule) -> Iterator[Mutant]:
             if len(earlier) >= ahead:
                 moved = {allocation.id, gather.id}
                 make = partial(_earlier, schedule, moved, (allocation, gather), earlier[-ahead].id)
-                yield Mutant((allocation.id, gather.id), make)
+                yield Mutant((allocation.id, gather.id, gather.target.buffer), make)
 
 
 def _earlier(
@@ -73,7 +73,8 @@ def _earlier(
 
 SWAP_COLLECTIVES = Operator(
     "swap two collectives in one role",
-    frozenset({"matching", "progress", "races", "value", "definedness", "order", "placement"}),
+    frozenset({"matching", "progress", "races", "value", "definedness", "order", "placement"})
+    | {"lifetime"},
     swaps,
 )
 PREFETCH = Operator(
