@@ -11,6 +11,8 @@ from exact_training import STEPS, trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from zsim.architecture import GPT
+from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.zero import schedule
@@ -48,6 +50,27 @@ def test_a_thousand_drawn_schedules_train_it(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
     holds(job, timing, overflow_steps)
+
+
+SIDE_BY_SIDE = GPT(
+    layers=2,
+    hidden_size=4,
+    attention_heads=2,
+    sequence_length=2,
+    vocab_size=3,
+    parallel_residual=True,
+)
+
+
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
+def test_blocks_side_by_side_train_it_on_a_tensor_axis(checkpointing: Checkpointing) -> None:
+    """Three segments read what a block is given: each contributes to its gradient."""
+    strategy = Strategy(
+        stage=3, data=2, tensor=2, checkpointing=checkpointing, gradient_accumulation_steps=2
+    )
+    model = gpt(SIDE_BY_SIDE, micro_batch_size=1, tensor=2, precision=strategy.precision)
+    result = trained(schedule(model, strategy), model, train(model, strategy, STEPS), None)
+    assert result.is_right, result
 
 
 @st.composite

@@ -4,6 +4,7 @@ With a tensor axis each segment's summands are summed where it ends, on the comp
 follows needs them at once. What is put away between forward and backward is for `Checkpoints`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -59,7 +60,7 @@ class Passes:
         )
         self.micro_batch = 0
         self.tokens = Tokens(draft, model)
-        self._slopes: set[str] = set()
+        self._slopes = Counter[str]()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
 
     def load(self) -> None:
@@ -82,7 +83,7 @@ class Passes:
         loss = self.model.loss
         name = self.draft.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
         self.draft.allocate(name)
-        self._slopes.add(loss.name)
+        self._slopes[loss.name] = 1
         scaled = self.strategy.precision is Precision.FP16
         self.draft.add(
             Fill(
@@ -198,7 +199,7 @@ class Passes:
             draft.free(self._saved(visit, part))
         for value in segment.outputs:
             if value.name in self._slopes:
-                self._slopes.remove(value.name)
+                del self._slopes[value.name]
                 draft.free(f"{value.name}/gradient")
         self._end(part, done)
         for name in self._differentiable(segment):
@@ -208,12 +209,11 @@ class Passes:
     def _settle_slope(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:
         """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
         draft = self.draft
-        first = value not in self._slopes
-        name = f"{value}/gradient" if first else f"{value}/gradient/other"
+        name = self._contribution(value)
+        self._slopes[value] += 1
         if reduces:
             self._reduce(value, name, f"backward{part.segment}", of=value)
-        if first:
-            self._slopes.add(value)
+        if self._slopes[value] == 1:
             return
         draft.add(
             Copy(
@@ -225,6 +225,11 @@ class Passes:
             )
         )
         draft.free(name)
+
+    def _contribution(self, value: str) -> str:
+        """The buffer of what the next reader contributes to a gradient: the first one is kept."""
+        number = self._slopes[value]
+        return f"{value}/gradient" + ("/other" if number else "") + (str(number) * (number > 1))
 
     def _operands_of(
         self, visit: UnitVisit, part: SegmentVisit, *, saves: bool
@@ -268,14 +273,10 @@ class Passes:
         ]
         partial = (TENSOR,) if segment.reduces_input_gradient else ()
         for name in self._differentiable(segment):
-            other = name in self._slopes
             value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
+            new, produced = self._contribution(name), not gathers
             buffer = self.draft.buffer(
-                f"{name}/gradient/other" if other else f"{name}/gradient",
-                value.elements,
-                value.dtype,
-                Kind.WORKSPACE,
-                produced=not gathers,
+                new, value.elements, value.dtype, Kind.WORKSPACE, produced=produced
             )
             if gathers:
                 buffer = self.tokens.summands(name, buffer)
