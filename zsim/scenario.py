@@ -277,7 +277,7 @@ def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not TOML, or a number of thousands of digits
         raise ScenarioError(f"not TOML: {error}") from None
     except RecursionError:
         raise ScenarioError("not TOML: nested too deeply") from None
@@ -322,7 +322,7 @@ def apply(data: dict[str, Any], setting: str) -> None:
 def _setting_value(setting: str, text: str) -> object:
     try:
         found = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # TOML may hold a number of thousands of digits
         if not text or text[0] in "\"'[{":
             raise ScenarioError(f"--set: {setting!r}: the value is not TOML") from None
         return text

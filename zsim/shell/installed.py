@@ -198,7 +198,7 @@ def _file_text(name: str) -> str:
 def _toml(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
         raise TopologyError(f"{name}: not TOML: {error}") from None
 
 

@@ -77,7 +77,7 @@ def parse(text: str) -> StudyFile:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not TOML, or a number of thousands of digits
         raise StudyError(f"not TOML: {error}") from None
     except RecursionError:
         raise StudyError("not TOML: nested too deeply") from None

@@ -86,7 +86,7 @@ def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
     text = shipped[name] if name in shipped else _text(where, tuple(shipped))
     try:
         found = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
         raise StudyError(f"base.scenario: {name}: not TOML: {error}") from None
     return where, changed(found, flat(tables))
 
