@@ -20,18 +20,25 @@ class Rate:
     """Operations per second that kernels of one format reach.
 
     `peak` is the vendor's number, for utilisation; `matmul` and `elementwise` are what kernels are
-    predicted to reach.
+    predicted to reach. Libraries may use matrix units for products alone whose extents are all
+    multiples of `multiple`.
     """
 
     dtype: DType
     peak: int
     matmul: int
     elementwise: int
+    multiple: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("peak", "matmul", "elementwise"):
+        for name in ("peak", "matmul", "elementwise", "multiple"):
             if getattr(self, name) < 1:
                 raise ClusterError(f"rate of {self.dtype}: {name} must be more than 0")
+
+    def peak_of(self, shape: tuple[int, ...]) -> int:
+        """The peak of products of `shape` (batch, m, n, k); without matrix units the other rate."""
+        off = any(extent % self.multiple for extent in shape[1:])
+        return self.elementwise if off and len(shape) == 4 else self.peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

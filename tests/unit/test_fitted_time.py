@@ -117,6 +117,13 @@ def test_a_gpu_with_constants_takes_their_times_and_one_without_its_rates() -> N
     assert kernel_ps(kernel, fitted) == pytest.approx(seconds(kernel) * 1e12, abs=1)
 
 
+def test_a_product_off_the_multiple_runs_without_matrix_units() -> None:
+    rate = Rate(dtype=DType.FP16, peak=10**15, matmul=10**14, elementwise=10**14, multiple=8)
+    fitted = Gpu(name="x", memory_bytes=1, memory_bytes_per_s=10**13, rates=(rate,), kernels=IDEAL)
+    on, off = product(2560, 1280, 2**13), product(2560, 1280, 2**13 - 4)
+    assert kernel_ps(off, fitted) == pytest.approx(10 * kernel_ps(on, fitted), rel=1e-3)
+
+
 FITTED = FittedKernels(
     gpu="x100",
     constants=replace(IDEAL, fixed_s=5.5e-06, gpu="x100"),

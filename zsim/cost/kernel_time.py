@@ -51,19 +51,19 @@ def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
     """
-    peak = _peak(kernel.dtype, gpu) if kernel.kind.multiplies_matrices else 0
+    peak = _peak(kernel, gpu) if kernel.kind.multiplies_matrices else 0
     return Peaks(flops=peak, bytes=gpu.memory_bytes_per_s)
 
 
-def _peak(dtype: DType, gpu: Gpu) -> float:
+def _peak(kernel: Kernel, gpu: Gpu) -> float:
     """What fitted constants are shares of.
 
     They were fitted to 16-bit formats. 8-bit floats reach less of their peak: as much less as the
     two largest achieved rates say.
     """
-    rate = gpu.rate(dtype)
-    if dtype is not DType.FP8:
-        return rate.peak
+    rate = gpu.rate(kernel.dtype)
+    if kernel.dtype is not DType.FP8:
+        return rate.peak_of(kernel.shape)
     half = gpu.rate(DType.BF16)
     return half.peak * rate.matmul / half.matmul
 
@@ -96,12 +96,18 @@ def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -
     """Picoseconds that `operation` occupies the GPU.
 
     A Compute takes its kernels one after the other. One that names none, a Copy and a Fill take the
-    memory traffic of the views that they touch.
+    memory traffic of the views that they touch; where constants are fitted, each launch of a Copy
+    but the first has the few microseconds of its own that any kernel has.
 
     Raises:
         ClusterError: the GPU has no rate for the format of a kernel.
     """
     if isinstance(operation, Compute) and operation.kernels:
         return sum(kernel_ps(kernel, gpu) for kernel in operation.kernels)
+    own_ps = 0
+    if isinstance(operation, Copy) and gpu.kernels is not None:
+        own_ps = round((operation.launches - 1) * gpu.kernels.fixed_s * PICOSECONDS_PER_SECOND)
     traffic_ps = memory_ps(touched_bytes(operation, program), gpu)
-    return traffic_ps if gpu.kernels is None else ceil(traffic_ps / gpu.kernels.copying)
+    if gpu.kernels is not None:
+        traffic_ps = ceil(traffic_ps / gpu.kernels.copying)
+    return traffic_ps + own_ps

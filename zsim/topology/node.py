@@ -21,7 +21,7 @@ Every table says where its numbers come from in `source`; a number from elsewher
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from zsim.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overheads, Rate
 from zsim.cost.launch import LaunchCosts
@@ -50,6 +50,8 @@ class _Rates(Table):
     elementwise: FlopRate
     matmul_source: str
     elementwise_source: str
+    multiple: Annotated[int, Field(ge=1)] = 1
+    multiple_source: str | None = None
 
 
 class _GpuTable(Table):
@@ -82,7 +84,13 @@ class _GpuTable(Table):
             memory_bytes=self.memory,
             memory_bytes_per_s=self.memory_bandwidth,
             rates=tuple(
-                Rate(dtype=dtype, peak=rate.peak, matmul=rate.matmul, elementwise=rate.elementwise)
+                Rate(
+                    dtype=dtype,
+                    peak=rate.peak,
+                    matmul=rate.matmul,
+                    elementwise=rate.elementwise,
+                    multiple=rate.multiple,
+                )
                 for dtype, rate in self.rates.items()
             ),
             launch=LaunchCosts(

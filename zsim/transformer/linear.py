@@ -23,7 +23,8 @@ def linear(
 
     Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
     the bias's gradient is a sum over tokens. With `narrow` products are in 8-bit floats, to which
-    operands are cast first.
+    operands are cast first. A bias that is not fused is written to the target and added to by the
+    product.
     """
     rows, columns = weight.shape
     tokens = size.tokens
