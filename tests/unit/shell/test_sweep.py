@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import zsim_scenarios
 from zsim.collective.profile import NetworkProfile
 from zsim.shell.cli import answer
 from zsim.shell.installed import network_profile
@@ -284,6 +285,37 @@ def test_a_wrong_call_is_one_line(ask: Ask, words: tuple[str, ...]) -> None:
     code, out, error = ask(*words)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert MISTAKES[words] in error
+
+
+CONFIG = """{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256,
+"n_positions": 128}"""
+
+
+def test_files_that_a_study_names_lie_beside_it(ask: Ask) -> None:
+    folder = Path("elsewhere")
+    folder.mkdir()
+    (folder / "config.json").write_text(CONFIG, "utf-8")
+    text = STUDY.replace('"tiny"', '"../small.toml"')
+    (folder / "beside.toml").write_text(text, "utf-8")
+    scenario = zsim_scenarios.text("tiny").partition("[model]")[0]
+    rest = zsim_scenarios.text("tiny").partition("[cluster]")[2]
+    model = '[model]\nhf_config = "elsewhere/config.json"\nsequence_length = 64\n[cluster]'
+    Path("small.toml").write_text(f"{scenario}{model}{rest}", "utf-8")
+    assert swept(ask("sweep", "elsewhere/beside.toml", "--dry-run", "--json"))["runs"] == 16
+    tables = 'model = { hf_config = "config.json", sequence_length = 64 }\n'
+    tables += 'cluster = { topology = "dgx_a100_infiniband" }\nzero = { stage = 1 }\n'
+    tables += "train = { micro_batch_size = 1, gradient_accumulation_steps = 1 }\n"
+    axis = '[[axis]]\nfield = "cluster.nodes"\nvalues = [1, 2]\n'
+    alone = f'question = "?"\n[base]\n{tables}{axis}'
+    (folder / "alone.toml").write_text(alone, "utf-8")
+    # 1 sequence x 8 ranks is held, which 16 ranks cannot share.
+    code, _, error = ask("sweep", "elsewhere/alone.toml")
+    assert code == 2
+    assert "nodes=2: train.global_batch_size: 8, held fixed, must be a multiple of the 16" in error
+    (folder / "config.json").unlink()
+    code, _, error = ask("sweep", "elsewhere/alone.toml")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "model.hf_config: 'config.json': no such file" in error
 
 
 def test_a_base_that_is_missing_is_named(ask: Ask) -> None:
