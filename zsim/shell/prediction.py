@@ -57,7 +57,7 @@ def forecast(tables: Mapping[str, object]) -> Forecast | str:
     if not isinstance(steps, int) or steps <= FEW:
         return _simulated(tables)
     fewer = _simulated(accumulating(tables, FEW - 1))
-    if isinstance(fewer, str) or not fewer.fits:
+    if isinstance(fewer, str):
         return fewer
     few = _simulated(accumulating(tables, FEW))
     if isinstance(few, str):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ LLAMA = {
 }
 
 
-def written(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
+def written(folder: Path, name: str, rows: Sequence[Mapping[str, object]]) -> None:
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -84,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 def validated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert answer(["validate", *words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found: dict[str, dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found["files"]
 
 
@@ -109,6 +110,19 @@ def test_predictions_stand_beside_published_runs(
     assert "fsdp2_llama_training_runs: 3 of 4 rows are modelled" in printed
     assert "not line 5: technique 'chunked cross entropy'" in printed
     assert "fsdp_mpt" not in printed  # no row has a peak
+
+
+def test_a_run_that_is_predicted_not_to_fit_has_all_its_micro_batches() -> None:
+    (run,) = TABLES["fsdp_mpt_training_runs"].read(
+        [{key: str(value) for key, value in (MPT | {"grad_accum": FEW + 4}).items()}]
+    )
+    scenario = dict(run.scenario)
+    fits = forecast(scenario)
+    too_large = forecast(scenario | {"cluster": {**scenario["cluster"], "gpu_memory": "20 MB"}})  # type: ignore[dict-item]
+    assert isinstance(fits, Forecast)
+    assert isinstance(too_large, Forecast)
+    assert (fits.fits, too_large.fits) == (True, False)
+    assert too_large.step_time_s == pytest.approx(fits.step_time_s)
 
 
 def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
