@@ -79,6 +79,13 @@ def test_checkpoints_go_to_pinned_memory_and_come_back(
     does_as_on_cpu(pool, replace(subject, schedule=zero.schedule(subject.model, moved)))
 
 
+def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:
+    subject = job(3, Precision.FP32, Checkpointing.FULL)
+    poisoned = TorchBackend(device=DeviceChoice.CUDA, pool=pool, poison=True).run(subject, seed=0)
+    (plain,) = ran(subject, DeviceChoice.CUDA, pool).ranks
+    assert poisoned.ranks[0].losses == plain.losses
+
+
 def does_as_on_cpu(pool: RankPool, subject: Job) -> None:
     """The same operations, book and transfers; the same training up to the format's precision."""
     strategy = subject.schedule.contract.strategy
