@@ -217,13 +217,16 @@ class Timeline:
         numbered, known_at = self.numbered, way.known
         operations, streams, positions = numbered.operations, numbered.stream, numbered.position
         groups, edges, previous = numbered.group, numbered.edges, numbered.previous
-        tails, latest = state.tails, state.latest
+        tails, latest, homes = state.tails, state.latest, numbered.home
         for place, number in enumerate(items):
             stream = streams[number]
             if stream == HOST:
                 operation = operations[number]
-                if isinstance(operation, Allocate):
+                if type(operation) is Allocate:
                     known_at[number] = state.host
+                    continue
+                if type(operation) is Free and not edges[number]:
+                    known_at[number] = tails[homes[operation.buffer]]
                     continue
                 known_at[number] = self._act(number, state, way)
                 if number in numbered.sides:
@@ -269,8 +272,6 @@ class Timeline:
         edges = numbered.edges[number]
         if isinstance(operation, Free):
             home = numbered.home[operation.buffer]
-            if not edges:
-                return state.tails[home]
             if operation.mode is FreeMode.HOST:
                 self._host_knows(state, self._after(edges, state.host, way))
                 return state.tails[home]

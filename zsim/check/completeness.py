@@ -15,6 +15,7 @@ That an update comes after the reductions that it reads, and the next gather aft
 Cost: one look at each access to what collectives write, and at each update.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import chain
@@ -38,6 +39,9 @@ from zsim.schedule import Buffer, Kind, Schedule
 
 INVARIANT = "completeness"
 
+READ_AT_ONCE = re.compile(rb"(?:[AFr]|[wWu][wu]*r)*").fullmatch
+"""The history of a buffer that is read after each write, before it is freed or written anew."""
+
 
 def examine(subject: Subject) -> list[Finding]:
     """Every gather for nothing, and everything that is trained and not updated, or twice."""
@@ -59,14 +63,17 @@ def examine(subject: Subject) -> list[Finding]:
 def _unread(each: NumberedProgram, numbered: Numbered) -> Iterator[Finding]:
     """Collectives whose result nothing reads."""
     persistent = set(each.program.persistent)
+    read = {name for name, history in numbered.history.items() if READ_AT_ONCE(history.codes)}
     inside = {each for sides in numbered.sides.values() for side in sides for each in side}
     for number in numbered.communications:
         operation = numbered.operations[number]
         members = operation.members if isinstance(operation, Together) else (operation,)
         for member in members:
-            if not isinstance(member, AllGather | ReduceScatter) or not member.target.size:
+            if type(member) is not AllGather and type(member) is not ReduceScatter:
                 continue
             name = member.target.buffer
+            if name in read or not member.target.size:
+                continue
             if numbered is each.setup and name in persistent:
                 continue
             history = numbered.history[name]

@@ -125,11 +125,7 @@ def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_Peak, bool]:
         book.alive = dict.fromkeys(sizes, 0)
         book.follow(way, ())
     persistent = dict(book.alive)
-    deferred = any(
-        isinstance(free, Free) and free.mode is FreeMode.DEFERRED
-        for free in (each.step.operations[number] for number in each.step.memory)
-    )
-    order = each.settled_order if deferred else each.step_order
+    order = each.settled_order if each.step.defers else each.step_order
     seen: set[Pending] = set()
     waiting: set[Pending] = {()}
     for _ in range(STEPS_MAX):
@@ -168,7 +164,7 @@ class _Book:
             if known_at[number] is None:
                 continue
             operation = operations[number]
-            if isinstance(operation, Allocate):
+            if type(operation) is Allocate:
                 if late:
                     for item in [item for item in late if _is_back(way, item, number)]:
                         late.remove(item)
@@ -179,7 +175,7 @@ class _Book:
                     total += size
                     if total > largest:
                         largest, at = total, number
-            elif isinstance(operation, Free):
+            elif type(operation) is Free:
                 size = sizes.get(operation.buffer)
                 if size is not None:
                     alive[operation.buffer] -= size

@@ -48,10 +48,11 @@ def examine(subject: Subject) -> list[Finding]:
     if len(schedule.roles) > 1:
         found += _missing_shards(schedule)
     for each in subject.programs:
-        for operation in each.setup.operations:
+        for number in each.setup.computes:
+            operation = each.setup.operations[number]
             if isinstance(operation, Compute) and operation.action is Action.INITIALIZE:
                 found += _without_layout(each.program, operation)
-        found += Reads(subject, each.program, INVARIANT).inspect()
+        found += Reads(subject, each, INVARIANT).inspect()
     return found
 
 

@@ -8,16 +8,16 @@ parts of a parameter are not together: no segment can read it there.
 from collections.abc import Iterator
 
 from zsim.check.finding import Finding
-from zsim.check.subject import Subject
-from zsim.operation import Action, Compute, Role, View, walk
-from zsim.schedule import Program
+from zsim.check.subject import NumberedProgram, Subject
+from zsim.operation import Action, Compute, Role, View
 
 
 class Reads:
     """Whether segments read the parameters that they are about."""
 
-    def __init__(self, subject: Subject, program: Program, invariant: str) -> None:
-        self.program = program
+    def __init__(self, subject: Subject, each: NumberedProgram, invariant: str) -> None:
+        self.program = each.program
+        self.step = each.step
         self.invariant = invariant
         self.pieces = {
             layout.name: {(piece.start, piece.size): piece.parameter for piece in layout.pieces}
@@ -40,7 +40,8 @@ class Reads:
     def inspect(self) -> Iterator[Finding]:
         """Every operation that reads something else."""
         segments = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
-        for operation in walk(self.program.step):
+        for number in self.step.computes:
+            operation = self.step.operations[number]
             if isinstance(operation, Compute) and operation.action in segments:
                 yield from self._operation(operation)
 

@@ -69,7 +69,7 @@ def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> I
     counts = {group.name: group.size(schedule.mesh) for group in schedule.groups}
     counted = _without_overflow(step, step.items) if step.sides else None
     sent: Counter[Line] = Counter()
-    senders: dict[Line, list[str]] = {}
+    senders: dict[Line, list[tuple[str, int]]] = {}
     for number in step.communications:
         if counted is not None and number not in counted:
             continue
@@ -78,18 +78,21 @@ def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> I
             if size:
                 line = (member.group, COLLECTIVE[type(member)], is_scalar(member))
                 sent[line] += size
-                senders.setdefault(line, []).append(f"{member.id}: {size} bytes")
+                senders.setdefault(line, []).append((member.id, size))
     for line in sorted(sent.keys() | promised.keys()):
         if sent[line] != promised[line]:
             group, collective, scalar = line
             what = f"{'scalar ' if scalar else ''}{collective}"
-            first, *others = senders.get(line, ["nothing sends"])
+            lines = [f"{name}: {size} bytes" for name, size in senders.get(line, ())[:4]]
             yield Finding(
                 invariant=INVARIANT,
                 role=each.program.role,
                 operation=f"{group}/{collective}",
                 why=f"a step sends {sent[line]} bytes by {what}, promised are {promised[line]}",
-                witness=(first, *others[:3], f"{len(senders.get(line, ()))} operations in all"),
+                witness=(
+                    *(lines or ["nothing sends"]),
+                    f"{len(senders.get(line, ()))} operations in all",
+                ),
             )
 
 
