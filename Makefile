@@ -29,8 +29,9 @@ lint: .venv/installed
 	@.venv/bin/mypy
 	@.venv/bin/pyright
 
-bench: .venv-run/installed  ## the 96-layer step, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages
+bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072 GPUs, what-ifs and runs of studies a second, the allocator, pages
 	.venv-run/bin/python benchmarks/step_96_layers.py
+	.venv-run/bin/python benchmarks/check.py
 	.venv-run/bin/python -m benchmarks.scale
 	.venv-run/bin/python -m benchmarks.study
 	.venv-run/bin/python -m benchmarks.allocator

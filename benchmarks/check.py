@@ -1,5 +1,7 @@
 """How long a proof takes: GPTs of 96 and of 1,000 layers, stage 3, and what each family costs.
 
+Of DeepSpeed's stage 3, whose schedules cost most, also how long it takes to make one.
+
     python benchmarks/check.py
 
 Each block has twelve parameters; there are 512 ranks, through which a proof does not go one by one.
@@ -12,6 +14,7 @@ from zsim.architecture import GPT
 from zsim.check import FAMILIES, check
 from zsim.check.subject import Subject
 from zsim.gpt import gpt
+from zsim.runtime.deepspeed import DeepSpeed
 from zsim.strategy import Precision, Strategy
 from zsim.zero import schedule
 
@@ -22,41 +25,58 @@ CASES = ((96, 1, 0.2), (96, 4, 0.2), (1000, 1, 2.0), (1000, 4, 2.0))
 """Layers, accumulation steps, and seconds that a proof may take."""
 
 
+DEEPSPEED = (96, 1, 1.0)
+"""The same of a step of DeepSpeed's stage 3, emulated."""
+
+
 def main() -> None:
     """Print a line for each case, and the share of each family in it."""
-    for layers, steps, target_s in CASES:
-        width, heads = LAYERS[layers]
-        shape = GPT(
-            layers=layers,
-            hidden_size=width,
-            attention_heads=heads,
-            sequence_length=2048,
-            vocab_size=50257,
-        )
-        strategy = Strategy(
-            stage=3, data=512, precision=Precision.BF16, gradient_accumulation_steps=steps
-        )
-        model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
-        made = schedule(model, strategy)
-        taken_s: list[float] = []
-        families: dict[str, float] = {}
-        findings = check(made, model)
-        for _ in range(REPETITIONS):
+    for case in CASES:
+        prove(*case, emulate=None)
+    prove(*DEEPSPEED, emulate=DeepSpeed())
+
+
+def prove(layers: int, steps: int, target_s: float, *, emulate: DeepSpeed | None) -> None:
+    """Make the schedule and prove it, as often as it takes."""
+    width, heads = LAYERS[layers]
+    shape = GPT(
+        layers=layers,
+        hidden_size=width,
+        attention_heads=heads,
+        sequence_length=2048,
+        vocab_size=50257,
+    )
+    strategy = Strategy(
+        stage=3,
+        data=512,
+        precision=Precision.BF16,
+        gradient_accumulation_steps=steps,
+        emulate=emulate,
+    )
+    model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+    begin = time.process_time()
+    made = schedule(model, strategy)
+    making_s = time.process_time() - begin
+    taken_s: list[float] = []
+    families: dict[str, float] = {}
+    findings = check(made, model)
+    for _ in range(REPETITIONS):
+        begin = time.process_time()
+        check(made, model)
+        taken_s.append(time.process_time() - begin)
+        subject = Subject.of(made, model)
+        for name, examine in FAMILIES.items():
             begin = time.process_time()
-            check(made, model)
-            taken_s.append(time.process_time() - begin)
-            subject = Subject.of(made, model)
-            for name, examine in FAMILIES.items():
-                begin = time.process_time()
-                examine(subject)
-                seconds = time.process_time() - begin
-                families[name] = min(seconds, families.get(name, seconds))
-        print(
-            f"{layers} layers, accumulation {steps}: {len(made.programs[0].step)} operations, "
-            f"{min(taken_s):.3f} s, target {target_s} s, {len(findings)} findings"
-        )
-        slowest = sorted(families.items(), key=lambda item: -item[1])[:5]
-        print("    " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in slowest))
+            examine(subject)
+            seconds = time.process_time() - begin
+            families[name] = min(seconds, families.get(name, seconds))
+    print(
+        f"{layers} layers, accumulation {steps}{', DeepSpeed' if emulate else ''}: "
+        f"{len(made.programs[0].step)} operations, made in {making_s:.3f} s, proved in "
+        f"{min(taken_s):.3f} s, target {target_s} s, {len(findings)} findings"
+    )
+    slowest = sorted(families.items(), key=lambda item: -item[1])[:5]
+    print("    " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in slowest))
 
 
 if __name__ == "__main__":

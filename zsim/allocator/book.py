@@ -54,11 +54,15 @@ def book(
     judge: Returns | None = None
     if any(isinstance(op, Free) and op.mode is FreeMode.DEFERRED for op in program.by_id.values()):
         judge = WorstCase() if returns is None else returns
+    worst = judge if isinstance(judge, WorstCase) else None
+    asked, known = 0, -1  # how many are pending of which the answer is as it was
     for step, operation in issued(program, steps, overflow_steps):
         if judge is not None:
             judge.issue(step, operation)
             if isinstance(operation, Allocate) and pending:
-                entries += _return(pending, judge, program, at=(step, operation))
+                begin = asked if worst is not None and worst.known == known else 0
+                entries += _return(pending, begin, judge, program, at=(step, operation))
+                asked, known = len(pending), -1 if worst is None else worst.known
             if isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED:
                 pending.append((step, operation))
                 continue
@@ -72,12 +76,17 @@ def book(
 
 
 def _return(
-    pending: list[tuple[int, Free]], judge: Returns, program: Program, *, at: tuple[int, Allocate]
+    pending: list[tuple[int, Free]],
+    begin: int,
+    judge: Returns,
+    program: Program,
+    *,
+    at: tuple[int, Allocate],
 ) -> Iterator[BookEntry]:
-    """Book back at an allocation what is over, and keep the rest in `pending`."""
+    """Book back at an allocation what is over from `begin` on, and keep the rest in `pending`."""
     step, allocate = at
-    still: list[tuple[int, Free]] = []
-    for when, free in pending:
+    still: list[tuple[int, Free]] = pending[:begin]
+    for when, free in pending[begin:]:
         if judge.over(when, free):
             buffer = program.by_name[free.buffer]
             yield _entry(allocate.id, step, buffer, -buffer.size_bytes)
@@ -101,9 +110,11 @@ class WorstCase:
     """Deferred frees return only when the host is sure: it waited for something after the uses.
 
     Streams are chains, so "operation X has finished" is one position per stream (a vector clock).
+    Answers about what is pending change only when `known` does.
     """
 
     def __init__(self) -> None:
+        self.known = 0
         self._count: dict[str, int] = {}
         self._clock: dict[str, Mapping[str, int]] = {}
         self._tail: dict[str, Mapping[str, int]] = {}
@@ -114,17 +125,17 @@ class WorstCase:
     def issue(self, step: int, operation: Operation) -> None:
         """The host issues `operation`: it gets a place on its stream, or moves the host on."""
         if self._step == SETUP != step:  # setup ends with all streams drained
-            self._host = dict(self._count)
+            self._learn(dict(self._count))
         self._step = step
         match operation:
             case Allocate() | SetScalar():
                 pass
             case HostWait(operation=edge):
-                self._host = _later([self._host, *self._clocks((edge,))])
+                self._learn(_later([self._host, *self._clocks((edge,))]))
             case Branch(after=after):
-                self._host = _later([self._host, *self._clocks(after)])
+                self._learn(_later([self._host, *self._clocks(after)]))
             case Free(mode=FreeMode.HOST, uses=uses):
-                self._host = _later([self._host, *self._clocks(uses)])
+                self._learn(_later([self._host, *self._clocks(uses)]))
             case Free(uses=uses):
                 self._uses[step, operation.id] = list(self._clocks(uses))
             case _:
@@ -134,6 +145,11 @@ class WorstCase:
                 clock = _later([before, self._host, *self._clocks(operation.after)])
                 clock[stream] = count
                 self._clock[operation.id] = self._tail[stream] = clock
+
+    def _learn(self, host: dict[str, int]) -> None:
+        """The host knows more."""
+        self._host = host
+        self.known += 1
 
     def over(self, step: int, free: Free) -> bool:
         """Whether the host has waited for something that comes after every use of `free`."""

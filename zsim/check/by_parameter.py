@@ -7,7 +7,7 @@ cannot be copied into one another.
 
 from dataclasses import dataclass
 
-from zsim.check.form import Forms
+from zsim.check.form import STARTS, Forms
 from zsim.check.ledger import Ledger
 from zsim.check.origin import told
 from zsim.check.placed import ANY, MIXED, NOTHING, OWN, REPLICATE, SHARD, UNTOLD, Rule, Source
@@ -103,7 +103,7 @@ class ByParameter:
             why = f"{source.name} is cut along {source.shard}, {target.name} along {target.shard}"
             self.ledger.note(name, "copies parts of parameters into other parts", (why,))
         pieces = {piece.parameter: piece for piece in out_of.pieces}
-        ordered = sorted(into.pieces, key=lambda piece: (piece.start, piece.end))
+        ordered = sorted(into.pieces, key=STARTS)
         ends = [piece.start for piece in ordered[1:]] + [into.elements]
         found: list[_Way] = []
         for index, (piece, end) in enumerate(zip(ordered, ends, strict=True)):

@@ -10,8 +10,10 @@ Elements are counted as if the blocks of a layout stood whole, one after the oth
 * scattered: the cuts of some of the ranks, as no view has them.
 """
 
+from bisect import bisect_left, bisect_right
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
+from operator import attrgetter
 from typing import NamedTuple, assert_never
 
 from zsim.layout import Layout, Piece
@@ -71,6 +73,14 @@ class Form(NamedTuple):
                 assert_never(self.shape)
 
 
+STARTS = attrgetter("start", "size")
+"""The order of pieces in memory."""
+
+
+def _low(block: tuple[int, int]) -> int:
+    return block[0]
+
+
 def plain(start: int, size: int) -> Form:
     """The same elements on all ranks."""
     return Form(Shape.PLAIN, (), (Run(start, 0, size),))
@@ -86,6 +96,7 @@ class Forms:
         self._bounds: dict[str, list[tuple[int, int]]] = {}
         self._parts: dict[str, tuple[str, ...]] = {}
         self._known: dict[int, Form | None] = {}
+        self._ascending: dict[str, tuple[list[int], list[int], list[Piece]]] = {}
         self._contents: dict[tuple[str, Form], tuple[tuple[str, int, int, int], ...]] = {}
 
     def of(self, view: View) -> Form | None:
@@ -191,11 +202,20 @@ class Forms:
             ((start, _, size),) = form.runs
             self._contents[name, form] = tuple(
                 (piece.parameter, low - piece.start, low - start, high - low)
-                for piece in self.layouts[name].pieces
+                for piece in self._pieces(name, start, start + size)
                 for low, high in [(max(piece.start, start), min(piece.end, start + size))]
                 if low < high
             )
         return self._contents[name, form]
+
+    def _pieces(self, name: str, start: int, end: int) -> list[Piece]:
+        """Pieces of a layout that may lie in [start, end), in ascending order."""
+        if name not in self._ascending:
+            pieces = sorted(self.layouts[name].pieces, key=STARTS)
+            ends = list(accumulate((piece.end for piece in pieces), max))
+            self._ascending[name] = [piece.start for piece in pieces], ends, pieces
+        starts, ends, pieces = self._ascending[name]
+        return pieces[bisect_right(ends, start) : bisect_left(starts, end)]
 
     def _form(self, view: View) -> Form | None:
         buffer = self.program.by_name[view.buffer]
@@ -245,19 +265,24 @@ class Forms:
 
     def _block(self, layout: Layout, piece: Piece) -> tuple[int, int]:
         """Start and end of the block in which a piece lies; of the whole, if it lies in none."""
-        return next(
-            (each for each in self._blocks(layout) if each[0] <= piece.start < each[1]),
-            (0, layout.elements),
-        )
+        blocks = self._blocks(layout)
+        place = bisect_right(blocks, piece.start, key=_low) - 1
+        if place >= 0 and piece.start < blocks[place][1]:
+            return blocks[place]
+        return 0, layout.elements
 
     def _count(self, layout: Layout) -> int:
         return 1 if layout.axis is None else self.mesh.axis_size(layout.axis)
 
     def _cut(self, layout: Layout, parts: tuple[str, ...], start: int, size: int) -> Form:
         """What [start, start + size) of the rank's segment is."""
-        count = self._count(layout)
+        count, blocks = self._count(layout), self._blocks(layout)
         runs: list[Run] = []
-        for low, high in self._blocks(layout):
+        # Of block b the segment has what begins at b // count: ascending, as blocks are.
+        place = bisect_right(blocks, start, key=lambda block: block[0] // count) - 1
+        for low, high in islice(blocks, max(0, place), None):
+            if low // count >= start + size:
+                break
             part = (high - low) // count
             first, end = max(start, low // count), min(start + size, low // count + part)
             if first < end:

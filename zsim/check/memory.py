@@ -160,15 +160,18 @@ class _Book:
         late = list(pending)
         total = sum(alive.values()) + sum(_size(numbered, number, sizes) for number, _ in late)
         largest, at = self.peak.size, -1
+        asked, host = 0, None  # how many of `late` have been asked for with the host knowing that
         for number in numbered.memory:
             if known_at[number] is None:
                 continue
             operation = operations[number]
             if type(operation) is Allocate:
                 if late:
-                    for item in [item for item in late if _is_back(way, item, number)]:
+                    begin = asked if known_at[number] is host else 0
+                    for item in [item for item in late[begin:] if _is_back(way, item, number)]:
                         late.remove(item)
                         total -= _size(numbered, item[0], sizes)
+                    asked, host = len(late), known_at[number]
                 size = sizes.get(operation.buffer)
                 if size is not None:
                     alive[operation.buffer] += size

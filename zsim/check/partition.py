@@ -28,6 +28,7 @@ from collections.abc import Iterator
 
 from zsim.check.cell import cells, communicators
 from zsim.check.finding import Finding
+from zsim.check.form import STARTS
 from zsim.check.reads import Reads
 from zsim.check.subject import Subject
 from zsim.layout import Layout
@@ -62,7 +63,7 @@ def _finding(role: str, where: str, why: str, *witness: str) -> Finding:
 
 def _inspect(layout: Layout) -> Iterator[Finding]:
     end, before = 0, None
-    for piece in sorted(layout.pieces, key=lambda piece: (piece.start, piece.end)):
+    for piece in sorted(layout.pieces, key=STARTS):
         if piece.end > layout.elements:
             why = f"{piece.parameter} ends at {piece.end}, past its {layout.elements} elements"
             yield _finding("", layout.name, why)

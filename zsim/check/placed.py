@@ -8,8 +8,10 @@ is a constant, or what no rule of a schedule can judge.
 Behind the axes stands what the value is of, as a negative number: see `zsim.check.content`.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from zsim.operation import View
 
@@ -126,9 +128,8 @@ class Values:
             return (ANY,) * self.count
         found: Placement | None = None
         place = start
-        for low, high, placement, _, _ in pieces:
-            if high <= place:
-                continue
+        begin = bisect_right(pieces, start, key=_high)
+        for low, high, placement, _, _ in islice(pieces, begin, None):
             if low > place:
                 break
             if found is None:
@@ -168,11 +169,23 @@ def written(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:
         return pieces
     if start <= pieces[0][0] and high <= end:
         return (piece,)
-    before = [(each[0], min(each[1], start), *each[2:]) for each in pieces if each[0] < start]
-    behind = [(max(each[0], end), *each[1:]) for each in pieces if each[1] > end]
+    first, last_place = bisect_left(pieces, start, key=_low), bisect_right(pieces, end, key=_high)
+    before, behind = pieces[:first], pieces[last_place:]
+    if before and before[-1][1] > start:
+        before = (*before[:-1], (before[-1][0], start, *before[-1][2:]))
+    if behind and behind[0][0] < end:
+        behind = ((end, *behind[0][1:]), *behind[1:])
     if behind and behind[0][0] == end and behind[0][2] == placement and behind[0][4] == slot:
-        piece = (start, behind.pop(0)[1], *piece[2:])
+        piece, behind = (start, behind[0][1], *piece[2:]), behind[1:]
     return (*before, piece, *behind)
+
+
+def _low(piece: Piece) -> int:
+    return piece[0]
+
+
+def _high(piece: Piece) -> int:
+    return piece[1]
 
 
 WHOLE = frozenset({ANY, REPLICATE})
