@@ -137,7 +137,8 @@ def _print(verdicts: list[Verdict]) -> None:
     for found in verdicts:
         errors = found.judged
         if errors is not None:
-            values = (errors.median, errors.mean, errors.p90, abs(found.worst[0].off))
+            worst = max(abs(each.off) for each in found.predicted if not each.run.fitted)
+            values = (errors.median, errors.mean, errors.p90, worst)
             table.add_row(
                 found.figure.name, str(errors.rows), *(f"{value:.1%}" for value in values)
             )
