@@ -299,9 +299,8 @@ class Fill:
 class Copy:
     """`target` becomes (or, accumulating, grows by) `source` / `divisor`, cast to its dtype.
 
-    With `by_parameter` both views are whole buffers with layouts, less their room: what both hold
-    of a parameter goes from place to place, what no parameter covers in the target becomes zero,
-    the rest stays. A runtime that copies piece by piece issues it as so many `launches`.
+    With `by_parameter` both are whole buffers with layouts, less their room: what both hold of a
+    parameter is copied, what none covers in the target becomes zero. It is `launches` kernels.
     """
 
     id: str
@@ -316,8 +315,9 @@ class Copy:
 
     def __post_init__(self) -> None:
         if self.divisor < 1 or self.launches < 1:
-            name, given = ("divisor", self.divisor) if self.divisor < 1 else ("launches", 0)
-            raise OperationError(f"{self.id}: {name} {given} must be at least 1")
+            raise OperationError(
+                f"{self.id}: divisor {self.divisor} or launches {self.launches} < 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

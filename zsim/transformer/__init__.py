@@ -34,20 +34,7 @@ def transformer(
         ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
             tokens.
     """
-    for name, extent in (
-        ("attention_heads", shape.attention_heads),
-        ("key_value_heads", shape.shared_heads),
-        ("intermediate_size", shape.wide),
-    ):
-        if extent % tensor:
-            raise ModelError(f"tensor: {tensor} must divide {name} {extent}")
-    if micro_batch_size < 1:
-        raise ModelError(f"micro_batch_size: {micro_batch_size} must be at least 1")
-    if sequence and micro_batch_size * shape.sequence_length % tensor:
-        raise ModelError(
-            f"sequence: {tensor} tensor ranks must divide the "
-            f"{micro_batch_size * shape.sequence_length} tokens of a micro-batch"
-        )
+    _need_dividing(shape, micro_batch_size=micro_batch_size, tensor=tensor, sequence=sequence)
     size = Size(
         shape=shape,
         sequences=micro_batch_size,
@@ -83,3 +70,21 @@ def transformer(
         attention_flops=3 * tensor * sum(kernel.flops for kernel in kernels if kernel.causal),
         architecture=shape,
     )
+
+
+def _need_dividing(
+    shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
+) -> None:
+    """Return if `tensor` ranks divide what they share, and there is a sequence."""
+    for name, extent in (
+        ("attention_heads", shape.attention_heads),
+        ("key_value_heads", shape.shared_heads),
+        ("intermediate_size", shape.wide),
+    ):
+        if extent % tensor:
+            raise ModelError(f"tensor: {tensor} must divide {name} {extent}")
+    if micro_batch_size < 1:
+        raise ModelError(f"micro_batch_size: {micro_batch_size} must be at least 1")
+    tokens = micro_batch_size * shape.sequence_length
+    if sequence and tokens % tensor:
+        raise ModelError(f"sequence: {tensor} must divide the {tokens} tokens of a micro-batch")
