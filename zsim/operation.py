@@ -314,10 +314,8 @@ class Copy:
     launches: int = 1
 
     def __post_init__(self) -> None:
-        if self.divisor < 1 or self.launches < 1:
-            raise OperationError(
-                f"{self.id}: divisor {self.divisor} or launches {self.launches} < 1"
-            )
+        if (least := min(self.divisor, self.launches)) < 1:
+            raise OperationError(f"{self.id}: divisor {least} or launches must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
