@@ -15,6 +15,9 @@ from zsim.units import format_bytes, format_seconds
 ROWS_MAX = 20
 """Runs that are shown; the others are counted."""
 
+TRUST_MAX = 2
+"""Sentences of trust that are shown: there may be one for each number of GPUs."""
+
 Cell = Callable[[Row], str]
 
 
@@ -62,7 +65,9 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
     lines += [("held fixed", result.held)]
     if any(_to_best(result, row).startswith("(") for row in result.rows):
         lines.append(("in brackets", "differences that are less than the error of the prediction"))
-    lines += [("trust", sentence) for sentence in result.trust]
+    lines += [("trust", sentence) for sentence in result.trust[:TRUST_MAX]]
+    if result.trust[TRUST_MAX:]:
+        lines.append(("", f"and {len(result.trust) - TRUST_MAX} more sentences like it: --json"))
     return [*lines, ("kept in", str(store))]
 
 
