@@ -130,6 +130,10 @@ class CachingAllocator:
             self._changes.append((size, size_bytes, -size, -1))
         return True
 
+    def growth_bytes(self, size_bytes: int) -> int:
+        """What the device is asked for when nothing that is free serves so many bytes."""
+        return segment_bytes(size_bytes + BLOCK_BYTES - 1 & -BLOCK_BYTES)
+
     def use(self, name: str, stream: str) -> None:
         """A stream other than its own uses a live block: `Tensor.record_stream`."""
         block = self._live[name]

@@ -36,6 +36,10 @@ class ExpandableAllocator(CachingAllocator):
         self._unmapped_start_of: dict[int, int] = {}
         self._ranges: dict[BlockPool, list[int]] = {}
 
+    def growth_bytes(self, size_bytes: int) -> int:
+        """What pages are mapped for when nothing that is free serves so many bytes."""
+        return size_bytes
+
     def _choose(self, pool: BlockPool, wanted: int, place: int) -> int:
         """The best fit, where a block before unmapped pages counts with them."""
         keys = pool.keys

@@ -102,7 +102,7 @@ def reserve(
         refused = own[len(course)]
         shortage = Shortage(
             operation=refused.operation,
-            needed_bytes=allocator.reserved_bytes + refused.change_bytes,
+            needed_bytes=allocator.reserved_bytes + allocator.growth_bytes(refused.change_bytes),
             alive=witness(own[: len(course) + 1], pool.name, UNLIMITED).alive,
         )
     return Reservation(

@@ -18,6 +18,7 @@ def test_each_remedy_makes_the_run_fit_and_takes_as_long_as_it_says(
     assert answer(["run", "tiny", *settings, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     lack = found["out_of_memory"]
+    assert lack["needed_bytes"] > lack["capacity_bytes"]
     assert lack["capacity_bytes"] == int(limit.split(maxsplit=1)[0]) * 10**6
     largest = lack["largest_consumer"]
     assert lack["alive_bytes"][largest["kind"]] == max(lack["alive_bytes"].values())
