@@ -20,7 +20,7 @@ def rank(
     stopped: bool = False,
     gone: bool = False,
 ) -> Seen:
-    """A rank at "work"; it waits for collective `at` of a communicator of all if `waits` is said."""
+    """A rank at "work"; if `waits` is said, it waits for collective `at` of a communicator."""
     wait = Wait(operation=waits, group=group, number=at, ranks=ALL) if waits else None
     note = Note(count=count, text="work", wait=wait, handed=handed)
     return Seen(rank=number, note=note, stopped=stopped, gone=gone)
