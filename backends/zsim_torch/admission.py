@@ -5,6 +5,7 @@ from pathlib import Path
 from zsim.allocator import book, peak_bytes
 from zsim.architecture import Attention, Positions
 from zsim.backend import Job
+from zsim.execution import Execution
 from zsim.model import Model
 from zsim.operation import Action, Compute, walk
 from zsim.schedule import Place, Schedule
@@ -69,6 +70,19 @@ def _model(job: Job) -> str | None:
         )
     if shape.positions is Positions.ALIBI and shape.attention is Attention.FLASH:
         return "model.attention: flash has no torch module with positions alibi, say plain"
+    return _execution(shape.execution)
+
+
+def _execution(asked: Execution) -> str | None:
+    """Whether modules run as the model was counted; a block that stops early keeps as much."""
+    if asked.operations:
+        return "activations.checkpointing: operations is simulated only"
+    if asked.compiled:
+        return "train.compile: true is simulated only"
+    if asked.float8 is not None:
+        return f"train.float8: {asked.float8} is simulated only"
+    if asked.context > 1:
+        return f"parallel.context: {asked.context} must be 1, no module shares a sequence"
     return None
 
 

@@ -11,6 +11,7 @@ from zsim.backend import Backend, Job, RefusedError, load
 from zsim.builder import ScheduleBuilder
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.equal_units import equal_units
+from zsim.execution import Execution, Float8
 from zsim.rule import Adam
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.trace import Trace
@@ -165,6 +166,21 @@ def test_what_is_refused_is_not_started() -> None:
     with pytest.raises(RefusedError) as caught:
         backend.run(subject, seed=0)
     assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (Execution(operations=True), "activations.checkpointing"),
+        (Execution(compiled=True), "train.compile"),
+        (Execution(float8=Float8.ROWWISE), "train.float8"),
+        (Execution(context=2), "parallel.context"),
+    ],
+)
+def test_what_no_module_does_is_refused_by_its_field(asked: Execution, field: str) -> None:
+    reason = TorchBackend().refusal(job(PLAIN, shape=replace(LLAMA, execution=asked)))
+    assert reason is not None
+    assert reason.startswith(f"{field}: ")
 
 
 def test_a_pool_has_as_many_ranks_as_the_schedule(pool: RankPool) -> None:
