@@ -13,7 +13,8 @@ from zsim.study.file import AxisTable, GoalTable, StudyFile, WhereTable, parse
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "studies.md").read_text("utf-8")
-CONSOLE = dict(re.findall(r"^```console\n\$ zsim ([^\n]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+BLOCK = re.compile(r"^```console\n\$ zsim ([^\n]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CONSOLE = dict(BLOCK.findall(PAGE))
 
 
 @pytest.mark.parametrize("command", CONSOLE)
