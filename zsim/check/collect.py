@@ -1,6 +1,6 @@
 """Placements through collectives: what each is given, and what it makes of it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import assert_never
 
@@ -25,6 +25,20 @@ from zsim.schedule import Schedule
 Collective = AllGather | ReduceScatter | AllReduce | Broadcast
 
 
+@dataclass(slots=True)
+class _Manner:
+    """What a kind of collective needs along the axes, what it makes of that, and divides by.
+
+    `made` has what became of placements.
+    """
+
+    rule: Rule
+    after: int
+    verb: str
+    divisor: int
+    made: dict[Placement, Placement] = field(default_factory=dict[Placement, Placement])
+
+
 class Collectives:
     """The collectives of one program, with a rule for each kind and group."""
 
@@ -37,12 +51,39 @@ class Collectives:
         self._axes: dict[str, tuple[str, ...] | None] = {}
         self._rules: dict[tuple[str, frozenset[int]], Rule] = {}
         self._hows: dict[tuple[str, type[Collective]], How] = {}
-        self._after: dict[tuple[str, int, Placement], Placement] = {}
+        self._manners: dict[tuple[type[Collective], str, Reduction | None], _Manner] = {}
 
     def apply(self, operation: Collective) -> None:
         """Read the source, and write the target as the collective makes it."""
-        group, source, target = operation.group, operation.source, operation.target
+        ledger, source, target = self.ledger, operation.source, operation.target
+        reduction = (
+            operation.reduction if isinstance(operation, AllReduce | ReduceScatter) else None
+        )
+        key = (type(operation), operation.group, reduction)
+        manner = self._manners.get(key)
+        if manner is None:
+            manner = self._manners[key] = self._manner(operation)
         self._same_tensor(operation)
+        placement = ledger.need(operation.id, source, manner.rule, manner.verb)
+        if placement[-1] == MIXED and isinstance(operation, AllReduce | Broadcast):
+            parts = ledger.cut(source, target)
+            if len(parts) > 1:
+                for part, other in parts:
+                    self.apply(replace(operation, source=part, target=other))
+                return
+        axes = placement[:-1]
+        after = manner.made.get(axes)
+        if after is None:
+            along = self._along_group(operation.group)
+            after = manner.made[axes] = ledger.with_codes(axes, along, EVERY, manner.after)
+        how = self._how(operation)
+        code = self.tensors.carried(operation.id, (source, target), placement[-1], how)
+        code = ledger.contents.divided(code, manner.divisor)
+        ledger.write(ledger.origin(operation.id, source), target, (*after, code))
+
+    def _manner(self, operation: Collective) -> _Manner:
+        """What all collectives of one kind and group need, and make."""
+        group, divisor = operation.group, 1
         match operation:
             case AllGather():
                 rule, after, verb = self._rule(group, PARTS, "Shard"), REPLICATE, "gathers"
@@ -50,33 +91,15 @@ class Collectives:
                 rule = self._rule(group, VERDICTS, "a verdict or Replicate")
                 after = REPLICATE if isinstance(operation, AllReduce) else SHARD
                 verb = "takes the maximum of"
-            case ReduceScatter():
-                rule, after, verb = self._rule(group, SUMMANDS, "Partial"), SHARD, "reduces"
-            case AllReduce():
-                rule, after, verb = self._rule(group, SUMMANDS, "Partial"), REPLICATE, "reduces"
+            case AllReduce() | ReduceScatter():
+                rule, verb = self._rule(group, SUMMANDS, "Partial"), "reduces"
+                after = REPLICATE if isinstance(operation, AllReduce) else SHARD
+                divisor = self.ranks[group] if operation.reduction is Reduction.AVERAGE else 1
             case Broadcast():
                 rule, after, verb = self._rule(group, COMPLETE, "whole"), REPLICATE, "sends"
             case _:
                 assert_never(operation)
-        placement = self.ledger.need(operation.id, source, rule, verb)
-        if placement[-1] == MIXED and isinstance(operation, AllReduce | Broadcast):
-            parts = self.ledger.cut(source, target)
-            if len(parts) > 1:
-                for part, other in parts:
-                    self.apply(replace(operation, source=part, target=other))
-                return
-        axes = placement[:-1]
-        key = (group, after, axes)
-        if key not in self._after:
-            self._after[key] = self.ledger.with_codes(axes, self._along_group(group), EVERY, after)
-        how = self._how(operation)
-        code = self.tensors.carried(operation.id, (source, target), placement[-1], how)
-        if isinstance(operation, AllReduce | ReduceScatter) and (
-            operation.reduction is Reduction.AVERAGE
-        ):
-            code = self.ledger.contents.divided(code, self.ranks[group])
-        origin = self.ledger.origin(operation.id, source)
-        self.ledger.write(origin, target, (*self._after[key], code))
+        return _Manner(rule, after, verb, divisor)
 
     def _how(self, operation: Collective) -> How:
         """What becomes of the parts that ranks bring."""

@@ -196,6 +196,8 @@ class Contents:
                 factor, scalars = self[slope][1:3]
                 content = content._replace(factor=factor, scalars=scalars)
             code = self._made[key] = self.code(content)
+            if where is not None:  # most are asked for without it next
+                self._made["put", code, None] = self._of_slope(named, slope, part, None)
         return code
 
     def put(self, code: int, where: Where | None) -> int:

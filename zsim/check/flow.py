@@ -29,7 +29,7 @@ from zsim.check.placed import (
 )
 from zsim.check.segment import Segments
 from zsim.check.signature import Signatures
-from zsim.check.subject import Subject
+from zsim.check.subject import NumberedProgram, Subject
 from zsim.check.tensor import Tensors
 from zsim.check.where import Where
 from zsim.numbered import Numbered
@@ -55,7 +55,7 @@ from zsim.operation import (
     View,
 )
 from zsim.order import OUTCOMES_MAX, outcomes
-from zsim.schedule import Kind, Program
+from zsim.schedule import Kind
 
 TRAINED = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
 """Model states that an update changes."""
@@ -83,7 +83,7 @@ def _through(subject: Subject, exchange: Exchange, *, tells: bool) -> list[Findi
     for each in subject.programs:
         if any(outcomes(part, part.items) > OUTCOMES_MAX for _, part in each.parts):
             continue  # a finding of lifetime
-        walk = _Walk(subject, each.program, exchange, tells=tells)
+        walk = _Walk(subject, each, exchange, tells=tells)
         begun: set[tuple[object, ...]] = set()
         waiting = walk.part(each.setup, walk.beginning())
         while waiting and len(begun) < STATES_MAX:
@@ -100,9 +100,9 @@ class _Walk:
     """Goes through one program in order, with the rule that each operation states."""
 
     def __init__(
-        self, subject: Subject, program: Program, exchange: Exchange, *, tells: bool
+        self, subject: Subject, each: NumberedProgram, exchange: Exchange, *, tells: bool
     ) -> None:
-        schedule = subject.schedule
+        schedule, program = subject.schedule, each.program
         self.schedule = schedule
         self.program = program
         self.persistent = frozenset(program.persistent)
@@ -115,7 +115,7 @@ class _Walk:
         self.tensors = Tensors(forms, self.ledger)
         self.collectives = Collectives(schedule, self.ledger, self.tensors)
         self.by_parameter = ByParameter(self.ledger, forms, self.written)
-        self.signatures = Signatures(subject, program)
+        self.signatures = Signatures(subject, each)
         judges = bool(schedule.contract.parameters)
         self.segments = Segments(
             self.ledger, signatures=self.signatures, data=self.data, judges=judges
@@ -164,7 +164,7 @@ class _Walk:
             self._apply(operation)
             if number in sides:
                 rest = items[place + 1 :]
-                then, otherwise = numbered.sides[number]
+                then, otherwise = sides[number]
                 ends = self._go(numbered, then + rest, values.copy())
                 return ends + self._go(numbered, otherwise + rest, values)
         return [values]
@@ -284,12 +284,16 @@ class _Walk:
             self.by_parameter.copy(copy)
             return
         self.tensors.same(copy.id, copy.source, copy.target)
-        mixed = self.ledger.read(copy.source)[-1] == MIXED if copy.source.size else False
-        if copy.accumulate and copy.target.size and not mixed:
-            mixed = self.ledger.read(copy.target)[-1] == MIXED
-        parts = self.ledger.cut(copy.source, copy.target) if mixed else []
-        for source, target in parts or [(copy.source, copy.target)]:
+        if self._is_uniform(copy.source) and (not copy.accumulate or self._is_uniform(copy.target)):
+            self._copy_part(copy, copy.source, copy.target)
+            return
+        for source, target in self.ledger.cut(copy.source, copy.target):
             self._copy_part(copy, source, target)
+
+    def _is_uniform(self, view: View) -> bool:
+        """Whether all elements of a view are of one content."""
+        pieces = self.ledger.values.pieces.get(view.buffer, ())
+        return len(pieces) == 1 or not view.size or self.ledger.read(view)[-1] != MIXED
 
     def _copy_part(self, copy: Copy, source: View, target: View) -> None:
         ledger = self.ledger

@@ -215,7 +215,18 @@ class Ledger:
         """What `view` is; where `rule` does not allow that, a finding, and then anything."""
         if view.size == 0:
             return self.anything
-        placement = self.read(view)
+        pieces = self.values.pieces.get(view.buffer, ())
+        if (
+            len(pieces) == 1
+            and view.axis is None
+            and view.layout is None
+            and pieces[0][0] <= view.start
+            and view.start + view.size <= pieces[0][1]
+            and view.buffer not in self.values.inside
+        ):
+            placement = pieces[0][2]
+        else:
+            placement = self.read(view)
         if placement[-1] != NOTHING and placement[:-1] in rule.passed:
             return placement
         axis = rule.breach(placement)

@@ -216,9 +216,8 @@ class Optimizer:
         for operand in compute.operands:
             placed = self.ledger.need(compute.id, operand.view, self.written, "unscales")
             code = self.ledger.contents.unscaled(placed[-1], self._scalars(compute))
-            if code != placed[-1]:
-                origin = self.ledger.origin(compute.id, operand.view)
-                self.ledger.write(origin, operand.view, (*placed[:-1], code))
+            origin = self.ledger.origin(compute.id, operand.view)
+            self.ledger.write(origin, operand.view, (*placed[:-1], code))
 
     def _clip(self, clip: Compute) -> None:
         ledger, contents = self.ledger, self.ledger.contents

@@ -26,8 +26,8 @@ from zsim.check.where import Where
 from zsim.operation import Action, Compute, Operand, Role, View
 
 T = TypeVar("T")
-Named = tuple[View, str]
-"""A view, and the name of what it holds or will hold."""
+Named = tuple[View, str, Where]
+"""A view, the name of what it holds or will hold, and where that then is."""
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ class Segments:
             return
         contents, write = self.ledger.contents, self.ledger.write
         origin = self.ledger.origin(compute.id)
-        for view, name in plan.saved:
-            code = contents.named(What.SAVED, name, (batch, 0, 1), Where(name, -view.start))
+        for view, name, where in plan.saved:
+            code = contents.named(What.SAVED, name, (batch, 0, 1), where)
             write(origin, view, (*self.flowing, code))
         for made in plan.outputs:
             code = contents.named(What.TENSOR, made.name, (batch, 0, 1), made.where)
@@ -102,10 +102,10 @@ class Segments:
     def _backward(self, compute: Compute, plan: _Plan) -> None:
         self._read(compute.id, plan.saved, What.SAVED, compute.micro_batch)
         slope = ANY
-        for view, name in plan.slopes:
-            slope = both(slope, self._slope(compute, view, name))
+        for view, name, where in plan.slopes:
+            slope = both(slope, self._slope(compute, view, name, where))
         contents, batch = self.ledger.contents, compute.micro_batch
-        origin = self.ledger.origin(compute.id, *(view for view, _ in plan.slopes))
+        origin = self.ledger.origin(compute.id, *(view for view, _, _ in plan.slopes))
         for made in plan.input_gradients:
             code = contents.slope(made.name, slope, (batch, *made.use), made.where)
             self.ledger.write(origin, made.view, (*made.placement, code))
@@ -127,17 +127,16 @@ class Segments:
             self.ledger.expect(name, view, "computes with", code=code, due=self.parameter)
 
     def _read(self, name: str, views: list[Named], what: What, batch: int) -> None:
-        contents = self.ledger.contents
-        for view, due in views:
+        contents, part = self.ledger.contents, (batch, 0, 1)
+        for view, due, where in views:
             code = self.ledger.need(name, view, self.complete, "computes with")[-1]
             if self.judges and due and code != ANY:
-                where = Where(due, -view.start)
-                wanted = contents.named(what, due, (batch, 0, 1), where)
+                wanted = contents.named(what, due, part, where)
                 unplaced = contents.where(code) is None and contents.put(code, where) == wanted
                 if code != wanted and not unplaced:
                     self.ledger.expect(name, view, "computes with", code=code, due=wanted)
 
-    def _slope(self, compute: Compute, view: View, name: str) -> int:
+    def _slope(self, compute: Compute, view: View, name: str, where: Where) -> int:
         """What the gradient of an output is of; a constant is the gradient of the loss."""
         contents, ledger = self.ledger.contents, self.ledger
         code = ledger.need(compute.id, view, self.complete, "computes with")[-1]
@@ -147,9 +146,9 @@ class Segments:
         if is_constant and name in ("", self.signatures.loss):
             return code
         uses = 0 if name not in self.signatures.readers else 1
-        due = contents.slope(name, code, (compute.micro_batch, 0, uses), Where(name, -view.start))
+        due = contents.slope(name, code, (compute.micro_batch, 0, uses), where)
         if name and contents.what(code) is What.SLOPE and contents.where(code) is None:
-            code = contents.put(code, Where(name, -view.start))
+            code = contents.put(code, where)
         if name and code != due:
             ledger.expect(compute.id, view, "computes with", code=code, due=due)
             return ANY
@@ -175,8 +174,8 @@ class Segments:
         names = tuple(f"{compute.unit}/{compute.segment}/{each}" for each in range(len(saved)))
         plan.saved = _named(saved, names)
         plan.outputs = [
-            _Made(view, self._placed(operand), name, (0, 1), Where(name, -view.start))
-            for operand, (view, name) in zip(
+            _Made(view, self._placed(operand), name, (0, 1), where)
+            for operand, (view, name, where) in zip(
                 outputs, _named([each.view for each in outputs], signature.outputs), strict=True
             )
         ]
@@ -192,11 +191,11 @@ class Segments:
         slopes = [each.view for each in roles.get(Role.OUTPUT_GRADIENT, [])]
         plan.slopes = _named(slopes, self._sloped(signature))
         wanted = roles.get(Role.INPUT_GRADIENT, [])
-        for operand, (view, name) in zip(
+        for operand, (view, name, at) in zip(
             wanted, _named([each.view for each in wanted], signature.wanted), strict=True
         ):
             use = self.signatures.reading(name, key)
-            where = Where(name, -view.start) if name else None
+            where = at if name else None
             plan.input_gradients.append(
                 _Made(view, self._summed(operand, self.flowing), name, use, where)
             )
@@ -279,4 +278,5 @@ class Segments:
 
 def _named(views: list[View], names: tuple[str, ...]) -> list[Named]:
     """Views with their names, where there is a name for each; else without."""
-    return list(zip(views, names if len(names) == len(views) else ("",) * len(views), strict=True))
+    given = names if len(names) == len(views) else ("",) * len(views)
+    return [(view, name, Where(name, -view.start)) for view, name in zip(views, given, strict=True)]

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.check.content import UNCOUNTED
-from zsim.check.subject import Subject
+from zsim.check.subject import NumberedProgram, Subject
 from zsim.model import BATCH, Model
-from zsim.operation import Action, Compute, Role, View, walk
-from zsim.schedule import Program
+from zsim.operation import Action, Compute, Role, View
 
 Key = tuple[str, int]
 """A unit and the number of a segment."""
@@ -32,21 +31,21 @@ class Signature:
 class Signatures:
     """The segments that one program runs, and how often each tensor is used by them."""
 
-    def __init__(self, subject: Subject, program: Program) -> None:
-        self.program = program
+    def __init__(self, subject: Subject, each: NumberedProgram) -> None:
+        self.program = each.program
         self.model = subject.model
         self.pieces = {
             layout.name: {(piece.start, piece.size): piece.parameter for piece in layout.pieces}
             for layout in subject.schedule.layouts
         }
-        runs = [each for each in walk(program.step) if isinstance(each, Compute) and each.unit]
-        self.batches = {each.micro_batch for each in runs if each.action is Action.BACKWARD}
+        runs = [run for run in each.step.operations if isinstance(run, Compute) and run.unit]
+        self.batches = {run.micro_batch for run in runs if run.action is Action.BACKWARD}
         self.known: dict[Key, Signature] = {}
         self.uses: dict[str, list[Key]] = {}
         self.readers: dict[str, list[Key]] = {}
         self.loss = ""
         if subject.model is not None:
-            self._from_model(subject.model, {each.unit for each in runs})
+            self._from_model(subject.model, {run.unit for run in runs})
         for run in runs:
             if run.action is Action.BACKWARD and (run.unit, run.segment) not in self.known:
                 for name in self.parameters(run):

@@ -7,7 +7,7 @@ not judged.
 from typing import NamedTuple
 
 from zsim.check.content import What
-from zsim.check.form import Form, Forms, plain
+from zsim.check.form import Form, Forms, Shape, plain
 from zsim.check.ledger import Ledger
 from zsim.check.where import Where, put
 from zsim.operation import View
@@ -37,7 +37,7 @@ class Tensors:
     def __init__(self, forms: Forms, ledger: Ledger) -> None:
         self.forms = forms
         self.ledger = ledger
-        self._agree: set[tuple[Key, Key, tuple[str, ...]]] = set()
+        self._agree: set[tuple[object, ...]] = set()
         self._carried: dict[tuple[Key, Key, Where | None, How], tuple[Where | None, str]] = {}
 
     def carried(self, operation: str, ways: tuple[View, View], code: int, how: How = SAME) -> int:
@@ -115,6 +115,8 @@ class Tensors:
             after = self.forms.scattered(form, how.scatters, target.size)
         into = target.layout or self.forms.program.by_name[target.buffer].layout
         if into is None:
+            if after is None and how.gathers and _is_alike(form, how.gathers):
+                tensor, after = f"copies of {tensor}", plain(0, target.size)
             return put(tensor, after, target, self._axes(target)), ""
         due = self.forms.of(target)
         if after is None or due is None or self.forms.same((tensor, after), (into, due)):
@@ -147,9 +149,11 @@ class Tensors:
         self, operation: str, one: View, other: View, *, gathers: tuple[str, ...] = ()
     ) -> None:
         """A finding if `other` is not what `one` is, gathered over those axes if there are some."""
-        key = (_key(one), _key(other), gathers)
-        if key in self._agree or (not one.size and not other.size):
+        if not one.size and not other.size:
             return  # nothing is nothing, of whatever tensor
+        key = (*_key(one), *_key(other), gathers)
+        if key in self._agree:
+            return
         self._agree.add(key)
         if one.origin is not None or other.origin is not None:
             self._windows(operation, one, other)
@@ -186,6 +190,11 @@ class Tensors:
                 why = f"{view.buffer} has something else where the window on {view.layout} is"
                 where = f"{view.layout}: elements {view.start} to {view.start + view.size}"
                 self.ledger.note(operation, why, (where,))
+
+
+def _is_alike(form: Form, axes: tuple[str, ...]) -> bool:
+    """Whether ranks along `axes` have the same elements, of which a gather makes no tensor."""
+    return form.shape in (Shape.PLAIN, Shape.CUT) and not set(form.axes) & set(axes)
 
 
 def _all(view: View, buffer: Buffer) -> bool:
