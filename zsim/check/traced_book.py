@@ -5,6 +5,7 @@ allocation, but not before its uses have ended, and no later than when the host 
 something that comes after them.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from zsim.allocator.book import WorstCase
@@ -33,7 +34,7 @@ class Book:
         self.expected: list[Item] = []
         self.too_early: list[TooEarly] = []
         self._rank = rank
-        self._returned = {_key(entry) for entry in rank.trace.book if entry.change_bytes < 0}
+        self._returned = Counter(_key(each) for each in rank.trace.book if each.change_bytes < 0)
         self._pending: list[tuple[int, Free]] = []
         self._judge = WorstCase() if _defers(rank) else None
         self._issued_by_ps = self._first_starts() if self._judge is not None else []
@@ -56,11 +57,17 @@ class Book:
         return key
 
     def _come_back(self, place: int, step: int, allocate: Allocate) -> None:
-        """What the trace says, and at the latest when it is sure."""
+        """What the trace says, and at the latest when it is sure.
+
+        Of several that were freed of one buffer, the first come back first.
+        """
         still: list[tuple[int, Free]] = []
+        told: Counter[str] = Counter()
         for when, free in self._pending:
             assert self._judge is not None
-            said_so = (step, allocate.id, free.buffer, True) in self._returned
+            told[free.buffer] += 1
+            key = (step, allocate.id, free.buffer, True)
+            said_so = told[free.buffer] <= self._returned[key]
             if not said_so and not self._judge.over(when, free):
                 still.append((when, free))
                 continue

@@ -216,6 +216,44 @@ def test_memory_of_a_deferred_free_returns_after_its_use_and_no_later_than_the_h
     assert "all rank 0: device: the book of the trace reaches 12 bytes, promised are 8" in lines
 
 
+def test_two_deferred_frees_of_one_buffer_may_come_back_at_two_allocations() -> None:
+    build = ScheduleBuilder.of("twice", data=1)
+    x, y, z = (build.buffer(name, 1) for name in "xyz")
+    step = build.step
+    for number in range(2):
+        step.allocate(x)
+        used = step.fill(f"use{number}", x.all, 0.0, stream=COMMUNICATION)
+        step.free(x, uses=[used], mode=FreeMode.DEFERRED)
+    for buffer in (y, z):
+        step.allocate(buffer)
+        step.fill(buffer.name, buffer.all, 0.0)
+    step.free(y, z)
+    made = build.schedule()
+    trace = run(made)
+    (rank,) = trace.ranks
+    starts = {"step/use0": 0, "step/use1": 100, "step/y": 50, "step/z": 300}
+    events = tuple(
+        replace(event, start_ps=start, end_ps=start + 10)
+        for event in rank.events
+        for start in [starts[event.operation]]
+    )
+    taken = {entry.operation: entry for entry in rank.book if entry.change_bytes > 0}
+    first, second, of_y, of_z = taken.values()
+    gone = [entry for entry in rank.book if entry.change_bytes < 0 and entry.buffer != "x"]
+
+    def back(at: BookEntry) -> BookEntry:
+        return replace(at, buffer="x", change_bytes=-4)
+
+    def told(*book: BookEntry) -> list[str]:
+        one = replace(rank, events=events, book=(*book, *gone))
+        return said(made, replace(trace, ranks=(one,), step_end_ps=(1000,)))
+
+    # The first use ends before y is issued, the second one after that and before z.
+    assert told(first, second, back(of_y), of_y, back(of_z), of_z) == []
+    (line,) = told(first, second, back(of_y), back(of_y), of_y, of_z)
+    assert line.endswith("before step/use1 of step 0, a use of it, had ended")
+
+
 def test_a_trace_of_other_ranks_or_steps_is_said_to_be_that_and_nothing_else() -> None:
     made = two_rounds()
     trace = run(made)
