@@ -59,12 +59,16 @@ class Change:
             fewer=self.fewer * other.fewer,
         )
 
-    def all_settings(self, subject: Subject) -> tuple[str, ...]:
-        """With those of batches: a step has as many sequences as before."""
+    def all_settings(self, subject: Subject, *, fewest: bool = False) -> tuple[str, ...]:
+        """With those of batches: a step has as many sequences as before, or with `fewest` few.
+
+        Beyond two micro-batches a step takes longer, but no more memory.
+        """
         if self.parts * self.fewer == 1:
             return self.settings
         size = subject.model.micro_batch_size // self.parts
         steps = subject.strategy.gradient_accumulation_steps * self.parts * self.fewer
+        steps = min(steps, 2) if fewest else steps
         batches = (f"train.micro_batch_size={size}", f"train.gradient_accumulation_steps={steps}")
         return (*self.settings, *batches)
 
@@ -203,7 +207,7 @@ def remedies(subject: Subject, fits: Fits, run: Run) -> tuple[Remedy, ...]:
     """
 
     def enough(change: Change) -> bool:
-        return fits(change.all_settings(subject))
+        return fits(change.all_settings(subject, fewest=True))
 
     helping: list[Change] = []
     weak: list[Family] = []

@@ -35,23 +35,30 @@ def remedies_of(
 
     found: dict[tuple[str, ...], tuple[Source, Job]] = {}
 
-    def fits(settings: tuple[str, ...]) -> bool:
+    def made(settings: tuple[str, ...]) -> tuple[Source, Job] | None:
         put = replace(changes, settings=(*changes.settings, *settings))
         try:
             again = described(name, put)
             if again is None:
-                return False
+                return None
             source = resolved(name, again, ranks=changes.ranks, quiet=True)
         except MistakeError:  # the change contradicts what the scenario says
-            return False
+            return None
         job = job_of(source)
-        if job is None or not footprint_of(job).fits:
+        return None if job is None else (source, job)
+
+    def fits(settings: tuple[str, ...]) -> bool:
+        each = made(settings)
+        if each is None or not footprint_of(each[1]).fits:
             return False
-        found[settings] = source, job
+        found[settings] = each
         return True
 
     def run(settings: tuple[str, ...]) -> Remedy | None:
-        source, job = found[settings]
+        each = found.get(settings) or made(settings)
+        if each is None:
+            return None
+        source, job = each
         try:
             figures = summary(job, backend(source).run(job, seed=seed))
         except (BackendError, NoWayError):
