@@ -1,12 +1,16 @@
 """The sweep of the Ultra-Scale Playbook: rows as scenarios, and which should have fitted."""
 
+import csv
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from zsim.scenario import from_tables
+from zsim.shell.cli import answer
 from zsim.shell.prediction import first_that_fits, forecast
 from zsim.validation.fit import fit
 from zsim.validation.published import Published
@@ -142,6 +146,33 @@ def test_rows_without_a_result_count_unless_a_harder_one_has_one() -> None:
     over = fit("a table", runs, [needing(111), *(needing(200) for _ in failed)])
     assert over is not None
     assert (over.refused, over.wrong) == (2, (ran,))
+
+
+def test_memory_says_in_a_line_what_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [ROW, ROW | FAILED | {"tp": "1", "dp": "8", "micro_batch_seqs": "4", "grad_accum": "1"}]
+    with (tmp_path / f"{TABLE.file}.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ROW)
+        writer.writeheader()
+        writer.writerows([*rows, ROW | {"pp": "2"}])
+    command = ["validate", "memory", "--data", str(tmp_path)]
+    assert answer([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["files"][TABLE.file]
+    assert (found["rows"], found["modelled"], len(found["unmodelled"])) == (2, 1, 1)
+    assert found["fit"] == {
+        "without_result": 1,
+        "predicted_not_to_fit": 0,
+        "with_result": 1,
+        "predicted_far_above_limit": 0,
+        "rows_far_above_limit": [],
+    }
+    assert answer(command) == 0
+    assert (
+        f"{TABLE.file}: of 1 rows without a result that no successful row dominates 0 (0.0%) are "
+        "predicted above the limit or within 5% of it; of 1 with one 0 (0.0%) are predicted more "
+        "than 10% above it"
+    ) in capsys.readouterr().out
 
 
 def test_other_models_dominate_nothing_and_a_file_of_results_has_no_line() -> None:
