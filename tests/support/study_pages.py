@@ -1,4 +1,4 @@
-"""Pages of docs/studies: what stands under the command of each, and writing it again.
+"""Pages of docs/studies: what stands under the command of each, its picture, and both again.
 
     python tests/support/study_pages.py [NAME ...]
 
@@ -27,19 +27,26 @@ def shown(page: Path, name: str) -> str:
     return _parts(page, name)[1].rstrip()
 
 
-def answered(name: str) -> str:
-    """What `zsim sweep` prints of a study, in a folder where nothing is kept."""
+def answered(name: str) -> tuple[str, str]:
+    """What `zsim sweep` prints of a study and draws, in a folder where nothing is kept."""
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, _inside(folder), redirect_stdout(printed):
-        assert answer(["sweep", name]) == 0
-    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).rstrip()
+        assert answer(["sweep", name, "--picture", f"{name}.svg"]) == 0
+        picture = Path(f"{name}.svg").read_text("utf-8")
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).rstrip(), picture
 
 
 def _parts(page: Path, name: str) -> tuple[str, str, str]:
     text = page.read_text("utf-8")
-    before, command, rest = text.partition(f"$ zsim sweep {name}\n")
+    command = f"$ zsim sweep {name}\n" if page.parent == DOCS else _drawn(name)
+    before, command, rest = text.partition(command)
     inside, fence, after = rest.partition("```")
     return before + command, inside, fence + after
+
+
+def _drawn(name: str) -> str:
+    """The command of a study's own page."""
+    return f"$ zsim sweep {name} --picture {name}.svg\n"
 
 
 @contextmanager
@@ -55,7 +62,8 @@ def _inside(folder: str) -> Generator[None]:
 def main(names: Sequence[str]) -> None:
     """Write the answers of these studies, or of all, into their pages."""
     for name in names or zsim_scenarios.study_names():
-        found = answered(name)
+        found, picture = answered(name)
+        (PAGES / f"{name}.svg").write_text(picture, "utf-8")
         for page in (PAGES / f"{name}.md", *([OVERVIEW[name]] if name in OVERVIEW else [])):
             before, _, after = _parts(page, name)
             page.write_text(f"{before}{found}\n{after}", "utf-8")

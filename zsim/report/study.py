@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from zsim.report.extremes import lines_of
 from zsim.report.page import LEGEND, Cell, Figure, Json, Page, Pairs, Section, Table, number, words
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import Row
 from zsim.units import format_bytes, format_seconds
 
-LINES_MAX = 12
-"""Lines of a chart; of more combinations of the other axes the fastest and slowest are shown."""
 ROWS_MAX = 1_000
 """Rows of the table: more would make the page slow; the CSV has all."""
 COLOURS = (
@@ -92,13 +91,10 @@ def _figures(row: Row, *, priced: bool) -> Iterator[Cell]:
 def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
     """Step time along one axis, a line for each combination of the others."""
     labels = list(dict.fromkeys(row.labels[axis] for row in result.rows))
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        lines.setdefault(_others(result, row, axis), []).append(row)
+    lines = lines_of(result, rows, axis)
     fewer = ""
-    if len(lines) > LINES_MAX:
-        fewer = f" Of {len(lines):,} combinations of the others, the fastest, median and slowest."
-        lines = _extremes(rows, axis)
+    if "slowest" in lines:
+        fewer = " Of all combinations of the others, the fastest, median and slowest."
     judged = any(row.outcome.error is not None for row in rows)
     band = (
         "Bars are the error of the prediction."
@@ -129,25 +125,6 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
             height=420,
         ),
     )
-
-
-def _extremes(rows: Sequence[Row], axis: int) -> dict[str, list[Row]]:
-    """Of each choice the fastest run, the one in the middle, and the slowest."""
-    found: dict[str, list[Row]] = {"fastest": [], "median": [], "slowest": []}
-    choices: dict[str, list[Row]] = {}
-    for row in rows:
-        choices.setdefault(row.labels[axis], []).append(row)
-    for each in choices.values():
-        ordered = sorted(each, key=lambda row: row.step_time_s)
-        for name, at in (("fastest", 0), ("median", len(ordered) // 2), ("slowest", -1)):
-            found[name].append(ordered[at])
-    return found
-
-
-def _others(result: StudyResult, row: Row, axis: int) -> str:
-    """What a run is on the other axes."""
-    pairs = zip(result.axes, row.labels, strict=True)
-    return ", ".join(f"{name}={label}" for at, (name, label) in enumerate(pairs) if at != axis)
 
 
 def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, colour: str) -> Json:

@@ -4,14 +4,17 @@ import json
 import re
 from pathlib import Path
 from typing import cast
+from xml.etree import ElementTree as Xml
 
 import pytest
 from drawn_study import drawn_study
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zsim.report.chart import BOTTOM, TOP, chart
+from zsim.report.extremes import LINES_MAX
 from zsim.report.page import Page, Section
-from zsim.report.study import LINES_MAX, ROWS_MAX, changes, study_page
+from zsim.report.study import ROWS_MAX, changes, study_page
 from zsim.shell.cli import answer
 from zsim.shell.page import render
 from zsim.study.result import StudyResult
@@ -118,3 +121,30 @@ def test_a_sweep_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     text = page.read_text("utf-8")
     assert "Which &lt;stage&gt;?" in text
     assert said[1][1:] in text
+
+
+@settings(max_examples=40)
+@given(RESULTS)
+def test_a_picture_has_a_dot_for_every_run_shown_higher_the_longer_it_takes(
+    result: StudyResult,
+) -> None:
+    svg = chart(result)
+    Xml.fromstring(svg)
+    dots = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', svg)]
+    done = [row for row in result.rows if row.outcome.summary is not None]
+    if not done:
+        assert dots == []
+        return
+    assert all(TOP - 0.1 <= y < BOTTOM for y in dots)
+    longest = max(row.step_time_s for row in done)
+    shortest = min(row.step_time_s for row in done)
+    assert min(dots) == pytest.approx(BOTTOM - (BOTTOM - max(dots)) * longest / shortest, abs=1)
+
+
+def test_a_sweep_draws_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nics.svg"
+    words = ["sweep", "nics", "--workers", "1", "--store", str(tmp_path / "s.sqlite")]
+    assert answer([*words, "--picture", str(path)]) == 0
+    assert "How many InfiniBand NICs" in path.read_text("utf-8")
+    assert answer([*words, "--picture", "nics.jpg"]) == 2
+    assert capsys.readouterr().err == "zsim: --picture: nics.jpg: must end in .svg or .png\n"

@@ -25,6 +25,9 @@ def sweep(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page about it there: .html.")
     ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the runs there: .svg or .png.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", parser=at_least(1), help="Processes. Default: all cores."),
@@ -44,6 +47,7 @@ def sweep(
         store=store,
         csv=csv,
         report=report,
+        picture=picture,
         workers=workers,
         scheduler=scheduler,
         dry_run=dry_run,

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from zsim.backend import RunFailedError
 from zsim.outline import Outline
+from zsim.report.chart import chart
 from zsim.report.study import study_page
 from zsim.shell.answer import print_json
 from zsim.shell.mistake import MistakeError, mistakes, one_line
 from zsim.shell.page import need_html, render
+from zsim.shell.picture import need_format, write_picture
 from zsim.shell.sweep.code_version import code_version
 from zsim.shell.sweep.executor import cores, crew
 from zsim.shell.sweep.forecast import forecast, print_forecast
@@ -38,6 +40,7 @@ class Request:
     store: Path | None
     csv: Path | None
     report: Path | None
+    picture: Path | None
     workers: int | None
     scheduler: str | None
     dry_run: bool
@@ -54,6 +57,8 @@ def sweep(request: Request) -> bool:
     """
     if request.report is not None:
         need_html("--report", request.report)
+    if request.picture is not None:
+        need_format("--picture", request.picture)
     study = read(request.study)
     path = request.store or Path(f"{study.name}.sqlite")
     if request.dry_run:
@@ -64,6 +69,8 @@ def sweep(request: Request) -> bool:
         write(request.csv, csv_text(result))
     if request.report is not None:
         write(request.report, render(study_page(result)))
+    if request.picture is not None:
+        write_picture("--picture", request.picture, chart(result))
     if request.as_json:
         print_json(result_object(result))
     else:

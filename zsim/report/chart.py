@@ -1,0 +1,123 @@
+"""A study as a picture: step time along its longest axis, a line for each choice on the others."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil, floor, log10
+
+from zsim.report.extremes import lines_of
+from zsim.sheet import FAINT, Box, Sheet
+from zsim.study.result import StudyResult
+from zsim.study.row import Row
+from zsim.units import format_seconds
+
+WIDTH, HEIGHT = 1000.0, 470.0
+LEFT, RIGHT, TOP, BOTTOM = 84.0, 690.0, 112.0, 400.0
+"""The frame of the lines; names of lines stand to the right of it."""
+TICKS_MAX = 6
+FAR = 20
+"""From so many times on the longest and the shortest step are far apart."""
+COLOURS = (
+    *("#3f6fb5", "#d1603f", "#4e8752", "#c98a1b", "#7c5a8e", "#3b8a92"),
+    *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
+)
+LETTER = 0.62
+"""Width of a letter as a share of its size: of DejaVu Sans on average, found by eye."""
+
+
+def chart(result: StudyResult) -> str:
+    """The SVG of `result`; hollow dots are runs that do not meet the goal."""
+    sheet = Sheet(WIDTH, HEIGHT)
+    sheet.words(16, 32, result.question, size=17, bold=True)
+    answer = f"{result.answer[:1].upper()}{result.answer[1:]}"
+    for line, words in enumerate(_folded(answer, 140)[:2]):
+        sheet.words(16, 54 + 17 * line, words, size=12, colour=FAINT)
+    rows = [row for row in result.rows if row.outcome.summary is not None]
+    if not rows:
+        return sheet.svg()
+    counts = [len({row.labels[at] for row in rows}) for at in range(len(result.axes))]
+    axis = counts.index(max(counts))
+    labels = list(dict.fromkeys(row.labels[axis] for row in rows))
+    _Frame(sheet, labels, [row.step_time_s for row in rows]).draw(result, rows, axis)
+    return sheet.svg()
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width` letters."""
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+class _Frame:
+    """Where a label and a time are on the sheet: logarithmic where times are far apart."""
+
+    def __init__(self, sheet: Sheet, labels: list[str], times_s: Sequence[float]) -> None:
+        self.sheet = sheet
+        self.labels = labels
+        least, most = min(times_s), max(times_s)
+        self.logarithmic = least > 0 and most / least > FAR
+        if self.logarithmic:
+            powers = range(floor(log10(least)), ceil(log10(most)) + 1)
+            self.ticks_s = [10.0**power for power in powers]
+        else:
+            steps = (factor * 10.0**power for power in range(-12, 12) for factor in (1, 2, 5))
+            step = next(step for step in steps if most <= TICKS_MAX * step)
+            self.ticks_s = [step * tick for tick in range(ceil(most / step) + 1)]
+
+    def across(self, label: str) -> float:
+        """Of a choice on the axis."""
+        return LEFT + (RIGHT - LEFT) * (self.labels.index(label) + 0.5) / len(self.labels)
+
+    def up(self, seconds: float) -> float:
+        """Of a step time."""
+        place, low, high = seconds, self.ticks_s[0], self.ticks_s[-1]
+        if self.logarithmic:
+            place, low, high = log10(place), log10(low), log10(high)
+        return BOTTOM - (BOTTOM - TOP) * (place - low) / (high - low)
+
+    def draw(self, result: StudyResult, rows: Sequence[Row], axis: int) -> None:
+        """Axes, and a line for each combination of the others."""
+        self._axes(result.axes[axis])
+        accepted = {row.name for row in result.ranking.accepted}
+        for at, (name, line) in enumerate(lines_of(result, rows, axis).items()):
+            colour = COLOURS[at % len(COLOURS)]
+            places = [(self.across(row.labels[axis]), self.up(row.step_time_s)) for row in line]
+            for start, end in pairwise(places):
+                self.sheet.line(start, end, colour=colour, width=2)
+            for row, (x, y) in zip(line, places, strict=True):
+                if row.name not in accepted:
+                    self.sheet.box(Box(x - 4, y - 4, 8, 8), "", "white")
+                self.sheet.dot(x, y, colour=colour, hollow=row.name not in accepted)
+            y = TOP + 12 + 22 * at
+            if name:
+                self.sheet.line((RIGHT + 18, y), (RIGHT + 42, y), colour=colour, width=3)
+                self.sheet.words(RIGHT + 50, y + 4, name, size=_fitting(name, WIDTH - RIGHT - 60))
+
+    def _axes(self, name: str) -> None:
+        for seconds in self.ticks_s:
+            y = self.up(seconds)
+            self.sheet.line((LEFT, y), (RIGHT, y), colour="#dde2e7", width=1)
+            self.sheet.words(LEFT - 8, y + 4, _shown(seconds), size=12, anchor="end")
+        how = ", logarithmic" if self.logarithmic else ""
+        self.sheet.words(LEFT, TOP - 14, f"step time{how}", size=12, colour=FAINT)
+        apart = max(1, len(self.labels) // 16 + 1)
+        pitch = (RIGHT - LEFT) / len(self.labels) * apart
+        for label in self.labels[::apart]:
+            self.sheet.words(
+                self.across(label), BOTTOM + 20, label, size=_fitting(label, pitch), anchor="middle"
+            )
+        self.sheet.words(
+            (LEFT + RIGHT) / 2, BOTTOM + 46, name, size=13, anchor="middle", colour=FAINT
+        )
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
+
+
+def _fitting(text: str, width: float) -> float:
+    """Size of letters with which `text` is at most so wide."""
+    return min(12.5, width / (LETTER * max(len(text), 1)))
