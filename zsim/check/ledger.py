@@ -13,6 +13,7 @@ from zsim.check.placed import (
     MIXED,
     NOTHING,
     OWN,
+    PARTIAL,
     REPLICATE,
     SHARD,
     UNTOLD,
@@ -120,8 +121,12 @@ class Ledger:
             return
         slot = None
         if along := self._apart(view):
-            placement = self.with_codes(placement, along, (ANY, REPLICATE, SHARD), OWN)
             slot = view
+            if any(placement[number] == PARTIAL for number in along) and (
+                values.read(*self.where(view)) != placement
+            ):  # the rest stays what it was, and is no summand of the same
+                placement = self.with_codes(placement, along, (PARTIAL,), MIXED)
+            placement = self.with_codes(placement, along, (ANY, REPLICATE, SHARD), OWN)
         start, end = self._extent(view)
         if view.layout is not None and view.origin is None:
             values.inside[name] = written(self._inside(name), (start, end, placement, writer, None))

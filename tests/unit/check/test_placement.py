@@ -199,6 +199,18 @@ def test_reducing_twice_is_found() -> None:
     assert "reduces whole, which is Replicate over data: it must be Partial" in case.why()
 
 
+def test_a_sum_that_stands_in_the_own_slot_alone_is_not_of_the_whole() -> None:
+    """As when ranks reduce over replicas before they have reduced inside: the rest has no sum."""
+    case = Gradients()
+    case.backward("tensor")
+    case.step.all_reduce("slot", "tensor", case.whole.own("data", 2))
+    case.scatter()
+    assert case.why() == (
+        "reduces whole, which is Replicate, Shard or Partial in different places over data: "
+        "it must be Partial over data"
+    )
+
+
 def test_a_maximum_may_be_taken_of_copies() -> None:
     case = Gradients()
     case.step.all_reduce("reduce", "data", case.whole.all)
