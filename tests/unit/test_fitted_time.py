@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,9 +25,8 @@ from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
 
 PEAKS = Peaks(flops=1e15, bytes=1e13)
 # Whole shares, so that times can be read off: of 10 processors each does 1e14 operations a second.
-IDEAL = KernelProfile(
-    launch=EAGER, **{**dict.fromkeys(NAMES, 1.0), "processors": 10.0, "fixed_s": 1e-12}
-)
+SHARES: dict[str, Any] = {**dict.fromkeys(NAMES, 1.0), "processors": 10.0, "fixed_s": 1e-12}
+IDEAL = KernelProfile(launch=EAGER, **SHARES)
 EXTENTS = st.integers(1, 5000)
 
 
@@ -98,7 +98,8 @@ def test_attention_pads_heads_and_spreads_rows_of_queries() -> None:
 def test_all_else_moves_memory_at_a_share_of_its_own(kind: KernelKind, backward: bool) -> None:
     name = f"{kind}_{'backward' if backward else 'forward'}"
     kernel = streaming(kind, (1000, 1000), DType.FP32, streams=2, backward=backward)
-    half = replace(IDEAL, launch=EAGER, fixed_s=1e-6, **{name: 0.5})
+    halved: dict[str, Any] = {name: 0.5}
+    half = replace(IDEAL, launch=EAGER, fixed_s=1e-6, **halved)
     assert seconds(kernel, half) == pytest.approx(1e-6 + 2 * 8e6 / 1e13)
     assert seconds(kernel) == pytest.approx(8e6 / 1e13, rel=1e-3)
 
