@@ -20,6 +20,7 @@ STAGES = [f"stage {stage}" for stage in range(4)]
 COLUMNS = list(strategies())
 WANTED = 30
 
+
 @settings(max_examples=15)
 @given(jobs(max_data=3, max_tensor=1))
 def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:

@@ -161,8 +161,8 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "a format that does not exist": (
         "gpu.rates.fp17",
         {},
-        "wrong: gpu.rates.fp17.[key]: Input should be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', 'fp64' "
-        "or 'int64'",
+        "wrong: gpu.rates.fp17.[key]: Input should be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', "
+        "'fp64' or 'int64'",
     ),
 }
 
