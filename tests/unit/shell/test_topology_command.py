@@ -212,7 +212,11 @@ def test_without_cairosvg_one_line_says_what_to_install(
 REFUSED: dict[tuple[str, ...], str] = {
     ("abacus",): "name: 'abacus' must be a file (.toml, .xml) or one of dgx2_infiniband, ",
     ("dgx_h100", "--fabric", "torus"): "'torus' must be one of fat_tree_2, fat_tree_3, rail_only",
-    ("dgx9", "--fabric", "fat_tree_2"): "'dgx9' must be one of azure_nd_a100_v4, dgx2, dgx_a100",
+    (
+        "dgx9",
+        "--fabric",
+        "fat_tree_2",
+    ): "'dgx9' must be one of azure_nd_a100_v4, dgx2, dgx2_staged, ",
     (
         "dgx2_infiniband",
         "--fabric",
