@@ -10,10 +10,10 @@ from zsim.backend import Job
 from zsim.check import check
 from zsim.cluster import Cluster
 from zsim.dtype import DType
-from zsim.model import Model
+from zsim.model import Model, Parameter, Segment, Unit, Value
 from zsim.plan import plan
 from zsim.runtime.deepspeed import DeepSpeed
-from zsim.strategy import Strategy
+from zsim.strategy import Precision, Strategy
 from zsim.zero import schedule
 from zsim_des import SimBackend
 
@@ -88,3 +88,27 @@ def test_a_simulated_step_sends_what_is_promised_and_holds_no_more(
         sent = sum(transfer.bytes for transfer in rank.transfers if transfer.step == 1)
         assert sent == sum(line.bytes for line in made.contract.wire_bytes or ())
         assert peak_bytes(rank.book, pool) <= promised
+
+
+def test_a_parameter_without_elements_adds_nothing_to_the_norm() -> None:
+    """Its sub-group's gradient stays zeros, which are multiplied by no loss scale."""
+    sizes = {"unit0": 2, "unit1": 0}
+    units: list[Unit] = []
+    before = "batch"
+    for name, size in sizes.items():
+        output = Value(name=f"{name}/output", elements=1, dtype=DType.FP16, requires_gradient=True)
+        segment = Segment(inputs=(before,), outputs=(output,), parameters=(f"{name}/weight",))
+        weight = Parameter(name=f"{name}/weight", shape=(size,))
+        units.append(Unit(name=name, parameters=(weight,), segments=(segment,)))
+        before = output.name
+    model = Model(
+        name="two units",
+        units=tuple(units),
+        batch=Value(name="batch", elements=4, dtype=DType.INT64, requires_gradient=False),
+        micro_batch_size=1,
+        tokens=1,
+    )
+    strategy = Strategy(
+        stage=3, data=1, precision=Precision.FP16, emulate=DeepSpeed(sub_group_size=1)
+    )
+    assert list(check(schedule(model, strategy), model)) == []

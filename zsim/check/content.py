@@ -97,6 +97,15 @@ class Content(NamedTuple):
         return ", ".join(words)
 
 
+NOTHING_KNOWN = Content(What.CONSTANT)
+"""What is multiplied by nothing."""
+
+
+def _alike(one: Content, other: Content) -> bool:
+    """Whether two norms were multiplied by the same; that of no elements was by anything."""
+    return one[1:3] == other[1:3] or not one.factor[0] or not other.factor[0]
+
+
 class Contents:
     """The contents that values have, numbered; what was made of one once is remembered."""
 
@@ -191,13 +200,12 @@ class Contents:
         key = (named, slope, part, where)
         code = self._made.get(key)
         if code is None:
-            content = Content(named[0], name=named[1], parts=frozenset((part,)), where=where)
-            if slope < 0:
-                factor, scalars = self[slope][1:3]
-                content = content._replace(factor=factor, scalars=scalars)
+            of, parts = self[slope] if slope < 0 else NOTHING_KNOWN, frozenset((part,))
+            content = Content(named[0], of.factor, of.scalars, named[1], parts, where=where)
             code = self._made[key] = self.code(content)
             if where is not None:  # most are asked for without it next
-                self._made["put", code, None] = self._of_slope(named, slope, part, None)
+                bare = Content(named[0], of.factor, of.scalars, named[1], parts)
+                self._made["put", code, None] = self.code(bare)
         return code
 
     def put(self, code: int, where: Where | None) -> int:
@@ -243,9 +251,10 @@ class Contents:
             first, second = self[one], self[other]
             if first.what is What.CONSTANT and one == other:
                 return one
-            if first.what is What.NORM and first[:3] == second[:3]:
+            if first.what is second.what is What.NORM and _alike(first, second):
                 name = f"{first.name}+{second.name}"
-                return self._made.setdefault(key, self.code(first._replace(name=name)))
+                whole = second if not first.factor[0] else first  # of no elements: nothing is added
+                return self._made.setdefault(key, self.code(whole._replace(name=name)))
             alike = first._replace(parts=frozenset()) == second._replace(parts=frozenset())
             if first.what not in (What.GRADIENT, What.SLOPE) or not alike or first.age != NOW:
                 return None

@@ -186,7 +186,9 @@ class Optimizer:
     def _number(self, what: What, code: int, covered: str) -> int:
         """What a measure is of."""
         content = Content(what, name=covered)
-        if code < 0 and what is What.NORM:
+        if code == ANY and what is What.NORM:  # of no elements, or of padding alone
+            content = content._replace(factor=(0, 1))
+        elif code < 0 and what is What.NORM:
             _, factor, scalars, *_ = self.ledger.contents[code]
             content = content._replace(factor=factor, scalars=scalars)
         return self.ledger.contents.code(content)
@@ -233,7 +235,8 @@ class Optimizer:
                 continue
             placed = ledger.need(clip.id, operand.view, self.complete, "clips")
             mine = placed[-1]
-            if mine < 0 and due < 0 and contents[due][:3] != (What.NORM, *contents[mine][1:3]):
+            judged = mine < 0 and due < 0 and contents[due].factor[0]  # a norm of something
+            if judged and contents[due][:3] != (What.NORM, *contents[mine][1:3]):
                 why = f"clips {operand.view.buffer}, {contents.word(mine)}"
                 lines = ledger.tell(ledger.origin(clip.id, operand.view, *norms)[1])
                 ledger.note(clip.id, f"{why}, by what is {contents.word(due)}", lines, VALUE)

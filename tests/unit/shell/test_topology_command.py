@@ -216,7 +216,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "dgx9",
         "--fabric",
         "fat_tree_2",
-    ): "'dgx9' must be one of azure_nd_a100_v4, dgx2, dgx2_staged, ",
+    ): "'dgx9' must be one of azure_nd_a100_v4, dgx2, dgx2_stage",
     (
         "dgx2_infiniband",
         "--fabric",
