@@ -5,7 +5,7 @@ issued before is set aside in `forward`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never, cast
 
 from zsim.access import COMPUTE_ACCESS, accesses
@@ -43,11 +43,14 @@ HOST = -1
 ALLOCATE, FREE, READ, WRITE, WHOLE, UPDATE = b"AFrwWu"
 """What an operation does to a buffer. WHOLE writes every element, UPDATE reads and writes."""
 
-ACTIONS = (HostWait, SetScalar, Branch)
+ACTIONS = frozenset({HostWait, SetScalar, Branch})
 """Of the host alone, beside allocations and frees."""
 
-MOVES = (Copy, Fill)
+MOVES = frozenset({Copy, Fill})
 """What moves elements and needs no other rank."""
+
+HostAction = HostWait | SetScalar | Branch
+"""One of them."""
 
 Movement = Copy | Fill | Communication | Together
 """What moves elements, on one rank or between several."""
@@ -79,8 +82,8 @@ class History:
     """
 
     home: int
-    numbers: list[int] = field(default_factory=list[int])
-    codes: bytearray = field(default_factory=bytearray)
+    numbers: list[int]
+    codes: bytearray
     away: bool = False
 
 
@@ -167,11 +170,12 @@ class Numbered:
                 memory.append(number)
                 if operation.uses:
                     self._free(number, operation)
-            elif isinstance(operation, ACTIONS):
-                self.edges[number] = self._act(number, operation)
-                if isinstance(operation, Branch):
+            elif type(operation) in ACTIONS:
+                action = cast("HostAction", operation)
+                self.edges[number] = self._act(number, action)
+                if type(action) is Branch:
                     self._next = number + 1
-                    sides = self._number(operation.then), self._number(operation.otherwise)
+                    sides = self._number(action.then), self._number(action.otherwise)
                     self.sides[number] = sides
                     number = self._next - 1
             else:
@@ -188,7 +192,7 @@ class Numbered:
         elif free.mode is FreeMode.DEFERRED:
             self.defers = True
 
-    def _act(self, number: int, operation: HostWait | SetScalar | Branch) -> tuple[int, ...]:
+    def _act(self, number: int, operation: HostAction) -> tuple[int, ...]:
         """What an action of the host waits for."""
         match operation:
             case HostWait(operation=edge):
@@ -218,7 +222,11 @@ class Numbered:
             if operation.action is Action.UPDATE:
                 self.updates.append(number)
             for buffer, code in self._computes(number, operation):
-                self._touch(number, stream, buffer, code)
+                history = self.history.get(buffer) or self._of(buffer)
+                history.numbers.append(number)
+                history.codes.append(code)
+                if stream != history.home:
+                    history.away = True
         else:
             self._move(number, stream, cast("Movement", operation))
 
@@ -234,7 +242,7 @@ class Numbered:
         """The history of `buffer`."""
         history = self.history.get(buffer)
         if history is None:
-            history = self.history[buffer] = History(self.home[buffer])
+            history = self.history[buffer] = History(self.home[buffer], [], bytearray())
         return history
 
     def _enter(self, stream: int, number: int) -> int:
@@ -304,8 +312,8 @@ class Numbered:
 
     def _move(self, number: int, stream: int, operation: Movement) -> None:
         """What a copy, a fill or a communication does to its buffers."""
-        if not isinstance(operation, MOVES):
-            self.group[number] = operation.group
+        if type(operation) not in MOVES:
+            self.group[number] = cast("Communication | Together", operation).group
             self.communications.append(number)
         match operation:
             case Copy() | AllGather() | ReduceScatter() | AllReduce() | Broadcast():

@@ -395,6 +395,6 @@ def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
     """All in program order, both lists of a branch after it; no members of a `Together`."""
     for operation in operations:
         yield operation
-        if isinstance(operation, Branch):
+        if type(operation) is Branch:
             yield from walk(operation.then)
             yield from walk(operation.otherwise)

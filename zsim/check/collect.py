@@ -56,16 +56,17 @@ class Collectives:
     def apply(self, operation: Collective) -> None:
         """Read the source, and write the target as the collective makes it."""
         ledger, source, target = self.ledger, operation.source, operation.target
-        reduction = (
-            operation.reduction if isinstance(operation, AllReduce | ReduceScatter) else None
-        )
-        key = (type(operation), operation.group, reduction)
+        kind = type(operation)
+        reduction = None
+        if isinstance(operation, (AllReduce, ReduceScatter)):
+            reduction = operation.reduction
+        key = (kind, operation.group, reduction)
         manner = self._manners.get(key)
         if manner is None:
             manner = self._manners[key] = self._manner(operation)
         self._same_tensor(operation)
         placement = ledger.need(operation.id, source, manner.rule, manner.verb)
-        if placement[-1] == MIXED and isinstance(operation, AllReduce | Broadcast):
+        if placement[-1] == MIXED and isinstance(operation, (AllReduce, Broadcast)):
             parts = ledger.cut(source, target)
             if len(parts) > 1:
                 for part, other in parts:

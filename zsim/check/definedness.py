@@ -97,7 +97,7 @@ class _Examiner:
         return Cover(buffer, self.overlap)
 
     def _follow(self, way: Way, history: History, name: str, cover: Cover) -> None:
-        writers: list[str] = []
+        writers: list[tuple[int, View]] = []
         for number, code in zip(history.numbers, history.codes, strict=True):
             if way.known[number] is None or code == FREE:
                 continue
@@ -119,10 +119,10 @@ class _Examiner:
             for view, _, writes in touched:
                 if writes:
                     cover.write(view)
-                    writers.append(f"{self.numbered.operations[number].id} wrote {says(view)}")
+                    writers.append((number, view))
 
-    def _note(self, number: int, view: View, cover: Cover, writers: list[str]) -> None:
-        name = view.buffer
+    def _note(self, number: int, view: View, cover: Cover, writers: list[tuple[int, View]]) -> None:
+        name, operations = view.buffer, self.numbered.operations
         low, high = cover.gap(view)
         what = f"elements {low} to {high}"
         buffer = self.program.by_name[name]
@@ -135,11 +135,15 @@ class _Examiner:
             Finding(
                 invariant=INVARIANT,
                 role=self.program.role,
-                operation=self.numbered.operations[number].id,
+                operation=operations[number].id,
                 why=f"reads {name}, of which nothing wrote {what} since it was allocated",
                 witness=(
-                    f"{self.numbered.operations[number].id} reads {says(view)} of {name}",
-                    *(writers[-WRITERS_MAX:] or (f"nothing wrote {name} at all",)),
+                    f"{operations[number].id} reads {says(view)} of {name}",
+                    *(
+                        f"{operations[writer].id} wrote {says(written)}"
+                        for writer, written in writers[-WRITERS_MAX:]
+                    ),
+                    *(() if writers else (f"nothing wrote {name} at all",)),
                 ),
             ),
         )

@@ -4,7 +4,7 @@ from zsim.check.content import Contents
 from zsim.check.matching import Place, arrivals
 from zsim.check.placed import Placement, both
 from zsim.check.subject import Subject
-from zsim.operation import Receive, Together
+from zsim.operation import Operation, Receive, Together
 
 ROUNDS_MAX = 16
 """So often programs are gone through until what they send to each other stays the same."""
@@ -18,12 +18,10 @@ class Exchange:
 
     def __init__(self, subject: Subject) -> None:
         receives = any(
-            isinstance(each, Receive)
+            _receives(numbered.operations[number])
             for program in subject.programs
             for _, numbered in program.parts
             for number in numbered.communications
-            for operation in (numbered.operations[number],)
-            for each in (operation.members if isinstance(operation, Together) else (operation,))
         )
         self._meets: dict[Place, list[Place]] = arrivals(subject) if receives else {}
         self.contents = Contents()
@@ -51,3 +49,9 @@ class Exchange:
         self._sent, self._now = self._now, {}
         self._rounds += 1
         return moved
+
+
+def _receives(operation: Operation) -> bool:
+    if type(operation) is Together:
+        return any(type(member) is Receive for member in operation.members)
+    return type(operation) is Receive

@@ -156,10 +156,13 @@ class _Walk:
     def _go(self, numbered: Numbered, items: list[int], values: Values) -> list[Values]:
         self.ledger.values = values
         operations, sides = numbered.operations, numbered.sides
+        pieces, inside = values.pieces, values.inside
         for place, number in enumerate(items):
             operation = operations[number]
             if type(operation) is Allocate or type(operation) is Free:  # two thirds of them
-                values.forget(operation.buffer)
+                pieces.pop(operation.buffer, None)
+                if inside:
+                    inside.pop(operation.buffer, None)
                 continue
             self._apply(operation)
             if number in sides:
@@ -197,10 +200,10 @@ class _Walk:
         match operation:
             case Compute():
                 self._compute(operation)
-            case AllGather() | ReduceScatter() | AllReduce() | Broadcast():
-                self.collectives.apply(operation)
             case Copy():
                 self._copy(operation)
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast():
+                self.collectives.apply(operation)
             case Fill(target=target):
                 self.ledger.write(
                     self.ledger.origin(operation.id), target, self._constant(operation)

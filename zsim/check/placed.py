@@ -98,12 +98,6 @@ class Values:
             self.count, self.updated, dict(self.scalars), dict(self.pieces), dict(self.inside)
         )
 
-    def forget(self, buffer: str) -> None:
-        """Nothing is in `buffer`."""
-        self.pieces.pop(buffer, None)
-        if self.inside:
-            self.inside.pop(buffer, None)
-
     def state(self, buffers: tuple[str, ...]) -> tuple[object, ...]:
         """The placements in `buffers`, to be compared."""
         return (

@@ -36,14 +36,25 @@ class Reads:
             for number, segment in enumerate(unit.segments)
         }
         self.names: dict[int, str | None] = {}
+        self.right: set[tuple[int, str, int]] = set()
 
     def inspect(self) -> Iterator[Finding]:
-        """Every operation that reads something else."""
+        """Every operation that reads something else.
+
+        Operands that come again, as they do in each micro-batch, are looked at once if they are
+        right: it is their roles that say what is read, not the action.
+        """
         segments = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
         for number in self.step.computes:
             operation = self.step.operations[number]
             if isinstance(operation, Compute) and operation.action in segments:
-                yield from self._operation(operation)
+                key = (id(operation.operands), operation.unit, operation.segment)
+                if key in self.right:
+                    continue
+                found = list(self._operation(operation))
+                if not found:
+                    self.right.add(key)
+                yield from found
 
     def _operation(self, compute: Compute) -> Iterator[Finding]:
         parameters: list[View] = []

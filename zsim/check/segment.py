@@ -4,7 +4,8 @@ Operands are the same objects in every micro-batch, mostly: what is to be looked
 once for all of them, and neighbors in a buffer are one.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from zsim.check.content import Content, What
@@ -46,14 +47,14 @@ class _Plan:
     """What is to be looked at in a segment's operands, whatever the micro-batch."""
 
     operands: tuple[Operand, ...]
-    parameters: list[View] = field(default_factory=list[View])
-    inputs: list[Named] = field(default_factory=list[Named])
-    saved: list[Named] = field(default_factory=list[Named])
-    slopes: list[Named] = field(default_factory=list[Named])
-    outputs: list[_Made] = field(default_factory=list[_Made])
-    input_gradients: list[_Made] = field(default_factory=list[_Made])
-    gradients: list[_Made] = field(default_factory=list[_Made])
-    spoils: list[View] = field(default_factory=list[View])
+    parameters: Sequence[View] = ()
+    inputs: Sequence[Named] = ()
+    saved: Sequence[Named] = ()
+    slopes: Sequence[Named] = ()
+    outputs: Sequence[_Made] = ()
+    input_gradients: Sequence[_Made] = ()
+    gradients: Sequence[_Made] = ()
+    spoils: Sequence[View] = ()
 
 
 class Segments:
@@ -126,7 +127,7 @@ class Segments:
         if not constant or self.judges:
             self.ledger.expect(name, view, "computes with", code=code, due=self.parameter)
 
-    def _read(self, name: str, views: list[Named], what: What, batch: int) -> None:
+    def _read(self, name: str, views: Sequence[Named], what: What, batch: int) -> None:
         contents, part = self.ledger.contents, (batch, 0, 1)
         for view, due, where in views:
             code = self.ledger.need(name, view, self.complete, "computes with")[-1]
@@ -191,14 +192,18 @@ class Segments:
         slopes = [each.view for each in roles.get(Role.OUTPUT_GRADIENT, [])]
         plan.slopes = _named(slopes, self._sloped(signature))
         wanted = roles.get(Role.INPUT_GRADIENT, [])
-        for operand, (view, name, at) in zip(
-            wanted, _named([each.view for each in wanted], signature.wanted), strict=True
-        ):
-            use = self.signatures.reading(name, key)
-            where = at if name else None
-            plan.input_gradients.append(
-                _Made(view, self._summed(operand, self.flowing), name, use, where)
+        plan.input_gradients = [
+            _Made(
+                view,
+                self._summed(operand, self.flowing),
+                name,
+                self.signatures.reading(name, key),
+                at if name else None,
             )
+            for operand, (view, name, at) in zip(
+                wanted, _named([each.view for each in wanted], signature.wanted), strict=True
+            )
+        ]
         plan.gradients = self._gradients(compute, roles, key)
 
     def _sloped(self, signature: Signature) -> tuple[str, ...]:

@@ -38,7 +38,8 @@ class Signatures:
             layout.name: {(piece.start, piece.size): piece.parameter for piece in layout.pieces}
             for layout in subject.schedule.layouts
         }
-        runs = [run for run in each.step.operations if isinstance(run, Compute) and run.unit]
+        computes = map(each.step.operations.__getitem__, each.step.computes)
+        runs = [run for run in computes if isinstance(run, Compute) and run.unit]
         self.batches = {run.micro_batch for run in runs if run.action is Action.BACKWARD}
         self.known: dict[Key, Signature] = {}
         self.uses: dict[str, list[Key]] = {}

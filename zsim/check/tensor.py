@@ -23,6 +23,9 @@ class How(NamedTuple):
 
 SAME = How()
 
+Carried = tuple[Where | None, str]
+"""Where elements are once they have come to a view, and what is wrong with that."""
+
 Key = tuple[str, int, int, str | None, str | None, int | None]
 
 
@@ -38,7 +41,9 @@ class Tensors:
         self.forms = forms
         self.ledger = ledger
         self._agree: set[tuple[object, ...]] = set()
-        self._carried: dict[tuple[Key, Key, Where | None, How], tuple[Where | None, str]] = {}
+        self._seen: dict[tuple[int, int, tuple[str, ...]], tuple[View, View]] = {}
+        self._carried: dict[tuple[Key, Key, Where | None, How], Carried] = {}
+        self._known: dict[tuple[int, int, Where | None, How], tuple[View, View, Carried]] = {}
 
     def carried(self, operation: str, ways: tuple[View, View], code: int, how: How = SAME) -> int:
         """What the second of two views is of once the first, of content `code`, has come there."""
@@ -57,10 +62,15 @@ class Tensors:
             return code
         if contents.what(code) is What.CONSTANT:
             return code
-        key = (_key(source), _key(target), where, how)
-        if key not in self._carried:
-            self._carried[key] = self._carry(source, target, where, how)
-        after, other = self._carried[key]
+        by_identity = (id(source), id(target), where, how)
+        known = self._known.get(by_identity)
+        if known is None:
+            key = (_key(source), _key(target), where, how)
+            if key not in self._carried:
+                self._carried[key] = self._carry(source, target, where, how)
+            # This keeps the views, and so their identity.
+            known = self._known[by_identity] = (source, target, self._carried[key])
+        after, other = known[2]
         if other:
             why = f"{source.buffer} and {target.buffer} hold different tensors"
             self.ledger.note(operation, why, (other, *self.ledger.history(source)))
@@ -100,9 +110,7 @@ class Tensors:
     def _axes(self, view: View) -> tuple[str, ...]:
         return () if view.axis is None else self.forms.parts(view.axis)
 
-    def _carry(
-        self, source: View, target: View, where: Where | None, how: How
-    ) -> tuple[Where | None, str]:
+    def _carry(self, source: View, target: View, where: Where | None, how: How) -> Carried:
         """Where the elements are in the target, and what is wrong with that."""
         found = self.form_of(source, where)
         if found is None:
@@ -149,12 +157,28 @@ class Tensors:
         self, operation: str, one: View, other: View, *, gathers: tuple[str, ...] = ()
     ) -> None:
         """A finding if `other` is not what `one` is, gathered over those axes if there are some."""
+        seen = (id(one), id(other), gathers)
+        if seen in self._seen:
+            return
         if not one.size and not other.size:
             return  # nothing is nothing, of whatever tensor
         key = (*_key(one), *_key(other), gathers)
+        if key not in self._agree:
+            self._agree.add(key)
+            self._compare(operation, one, other, gathers=gathers, key=key)
         if key in self._agree:
-            return
-        self._agree.add(key)
+            self._seen[seen] = (one, other)  # which keeps them, and so their identity
+
+    def _compare(
+        self,
+        operation: str,
+        one: View,
+        other: View,
+        *,
+        gathers: tuple[str, ...],
+        key: tuple[object, ...],
+    ) -> None:
+        """Note what is wrong; what is wrong once is wrong again."""
         if one.origin is not None or other.origin is not None:
             self._windows(operation, one, other)
         forms, by_name = self.forms, self.forms.program.by_name
