@@ -21,6 +21,7 @@ from zsim.check import (
     volume,
 )
 from zsim.check.finding import Finding
+from zsim.check.garbage import uncollected
 from zsim.check.subject import Subject
 from zsim.model import Model
 from zsim.schedule import Schedule
@@ -48,5 +49,6 @@ FAMILIES = {
 
 def check(schedule: Schedule, model: Model | None = None) -> tuple[Finding, ...]:
     """Everything that is wrong with `schedule`, family by family; nothing if it is proved."""
-    subject = Subject.of(schedule, model)
-    return tuple(finding for examine in FAMILIES.values() for finding in examine(subject))
+    with uncollected():
+        subject = Subject.of(schedule, model)
+        return tuple(finding for examine in FAMILIES.values() for finding in examine(subject))
