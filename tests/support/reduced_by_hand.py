@@ -104,7 +104,7 @@ class Reduced:
         seed = build.buffer(f"{at}/seed", 1, dtype=self.plan.parameter)
         saved = [self._flowing(f"{at}/{unit}/saved", ROWS * WIDTH, Kind.SAVED) for unit in UNITS]
         step.allocate(given)
-        step.compute(f"{at}/load", Action.LOAD, [(Role.OUTPUT, given.all)])
+        step.compute(f"{at}/load", Action.LOAD, [(Role.OUTPUT, given.all)], micro_batch=number)
         for index, (source, output) in enumerate(((given, hidden), (hidden, loss))):
             step.allocate(output, saved[index])
             operands = [

@@ -66,6 +66,7 @@ class Ledger:
         self.program = program
         self.tells = tells
         self.layouts = schedule.layout_by_name
+        self.trains = bool(schedule.contract.parameters)
         axes = [axis for axis in schedule.mesh.axes if axis.size > 1]
         self.axes = [axis.name for axis in axes]
         self.size = {axis.name: axis.size for axis in axes}
@@ -332,8 +333,9 @@ class Ledger:
         contents, source, target = self.contents, copy.source.buffer, copy.target.buffer
         was, more = before[-1], placed[-1]
         if contents.is_parameter(was) or contents.is_parameter(more):
-            why = f"adds {source} to {target}, and parameters are no summands"
-            self.note(copy.id, why, self.tell(sources), VALUE)
+            if self.trains:  # what promises no parameters may average them, say
+                why = f"adds {source} to {target}, and parameters are no summands"
+                self.note(copy.id, why, self.tell(sources), VALUE)
             return self.anything
         found = tuple(map(both, before[:-1], placed[:-1]))
         for number, (its, mine) in enumerate(zip(before[:-1], placed[:-1], strict=True)):

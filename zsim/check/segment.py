@@ -22,7 +22,7 @@ from zsim.check.placed import (
     Rule,
     both,
 )
-from zsim.check.signature import Key, Signature, Signatures
+from zsim.check.signature import TENSOR_AXIS, Key, Signature, Signatures
 from zsim.check.where import Where
 from zsim.operation import Action, Compute, Operand, Role, View
 
@@ -170,14 +170,16 @@ class Segments:
             names = tuple(map(self._name_of, inputs))
             signature = self.signatures.learn(compute, names, len(outputs))
         signature = signature or Signature((), (), ())
-        plan.inputs = _named(inputs, signature.inputs)
+        plan.inputs = self._named(inputs, signature.inputs)
         saved = [each.view for each in roles.get(Role.SAVED, [])]
         names = tuple(f"{compute.unit}/{compute.segment}/{each}" for each in range(len(saved)))
-        plan.saved = _named(saved, names)
+        plan.saved = self._named(saved, names)
         plan.outputs = [
             _Made(view, self._placed(operand), name, (0, 1), where)
             for operand, (view, name, where) in zip(
-                outputs, _named([each.view for each in outputs], signature.outputs), strict=True
+                outputs,
+                self._named([each.view for each in outputs], signature.outputs),
+                strict=True,
             )
         ]
         plan.spoils = [each.view for each in roles.get(Role.WORKSPACE, []) if each.view.size]
@@ -190,7 +192,7 @@ class Segments:
     ) -> None:
         key = (compute.unit, compute.segment)
         slopes = [each.view for each in roles.get(Role.OUTPUT_GRADIENT, [])]
-        plan.slopes = _named(slopes, self._sloped(signature))
+        plan.slopes = self._named(slopes, self._sloped(signature))
         wanted = roles.get(Role.INPUT_GRADIENT, [])
         plan.input_gradients = [
             _Made(
@@ -201,10 +203,23 @@ class Segments:
                 at if name else None,
             )
             for operand, (view, name, at) in zip(
-                wanted, _named([each.view for each in wanted], signature.wanted), strict=True
+                wanted, self._named([each.view for each in wanted], signature.wanted), strict=True
             )
         ]
         plan.gradients = self._gradients(compute, roles, key)
+
+    def _named(self, views: list[View], names: tuple[str, ...]) -> list[Named]:
+        """Views with their names, where there is a name for each; else without."""
+        given = names if len(names) == len(views) else ("",) * len(views)
+        return [
+            (view, name, self._place(view, name)) for view, name in zip(views, given, strict=True)
+        ]
+
+    def _place(self, view: View, name: str) -> Where:
+        """Which elements of a value a view has: all, or of one that is cut by tokens the own."""
+        if view.size == self.signatures.cut.get(name):
+            return Where(name, -view.start, (TENSOR_AXIS,), view.size)
+        return Where(name, -view.start)
 
     def _sloped(self, signature: Signature) -> tuple[str, ...]:
         """Outputs whose gradients backward reads: those that some segment makes one of."""
@@ -279,9 +294,3 @@ class Segments:
         if code >= 0 or self.ledger.contents.what(code) is not What.TENSOR:
             return ""
         return self.ledger.contents[code].name
-
-
-def _named(views: list[View], names: tuple[str, ...]) -> list[Named]:
-    """Views with their names, where there is a name for each; else without."""
-    given = names if len(names) == len(views) else ("",) * len(views)
-    return [(view, name, Where(name, -view.start)) for view, name in zip(views, given, strict=True)]

@@ -12,6 +12,9 @@ from zsim.check.subject import NumberedProgram, Subject
 from zsim.model import BATCH, Model
 from zsim.operation import Action, Compute, Role, View
 
+TENSOR_AXIS = "tensor"
+"""The axis over which hidden states are cut by tokens: a model has it in `Model.tensor`."""
+
 Key = tuple[str, int]
 """A unit and the number of a segment."""
 
@@ -44,6 +47,8 @@ class Signatures:
         self.known: dict[Key, Signature] = {}
         self.uses: dict[str, list[Key]] = {}
         self.readers: dict[str, list[Key]] = {}
+        self.cut: dict[str, int] = {}
+        """Values of which ranks of the tensor axis have different tokens, and elements of each."""
         self.loss = ""
         if subject.model is not None:
             self._from_model(subject.model, {run.unit for run in runs})
@@ -61,6 +66,8 @@ class Signatures:
 
     def _from_model(self, model: Model, units: set[str]) -> None:
         self.loss = model.loss.name
+        cut = [value for value in model.values.values() if value.tensor_sharded]
+        self.cut = {value.name: value.elements for value in cut}
         for unit in model.units:
             for number, segment in enumerate(unit.segments if unit.name in units else ()):
                 key = (unit.name, number)
