@@ -11,8 +11,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
 
-test: lint  ## everything that has to pass
-	@.venv/bin/pytest
+test: lint  ## everything that has to pass, a file at a time on each of two cores
+	@.venv/bin/pytest --numprocesses 2 --dist loadfile
 
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
