@@ -22,7 +22,7 @@ COLOURS = {
 SOLID: Json = {"shape": "hv", "width": 2, "dash": "solid", "color": "#c81e1e"}
 DOTTED: Json = {"shape": "hv", "width": 2, "dash": "dot", "color": "#c81e1e"}
 UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
-FAR = 3
+FAR = 30
 """A limit so many times as high as the curve would flatten it: it is shown when asked for."""
 MOST_POINTS = 3_000
 """Lines of the book shown: of more, the largest of each run of equal length."""

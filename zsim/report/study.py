@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from zsim.report.extremes import lines_of
 from zsim.report.page import LEGEND, Cell, Figure, Json, Page, Pairs, Section, Table, number, words
+from zsim.study.goal import COST
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import Row
 from zsim.units import format_bytes, format_seconds
@@ -97,7 +98,7 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
         fewer = " Of all combinations of the others, the fastest, median and slowest."
     judged = any(row.outcome.error is not None for row in rows)
     band = (
-        "Bars are the error of the prediction."
+        "Bars are the error of the prediction, where somebody judged it."
         if judged
         else ("Nobody has judged such runs by measurements: there is no band of error.")
     )
@@ -112,12 +113,12 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
             ),
             layout={
                 "xaxis": {
-                    "title": {"text": result.axes[axis]},
+                    "title": {"text": plain(result.axes[axis])},
                     "type": "category",
                     "categoryorder": "array",
-                    "categoryarray": labels,
+                    "categoryarray": [plain(label) for label in labels],
                 },
-                "yaxis": {"title": {"text": "step time, seconds"}, "rangemode": "tozero"},
+                "yaxis": {"title": {"text": "step time, seconds"}, **_scale(rows)},
                 "legend": LEGEND,
                 "showlegend": len(lines) > 1,
                 "hovermode": "closest",
@@ -127,14 +128,28 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
     )
 
 
+FAR = 20
+"""From so many times on times are far apart: their axis is logarithmic."""
+
+
+def _scale(rows: Sequence[Row]) -> Json:
+    times = [row.step_time_s for row in rows]
+    return {"type": "log"} if max(times) > FAR * min(times) > 0 else {"rangemode": "tozero"}
+
+
+def plain(text: str) -> str:
+    """`text` as a figure shows it letter by letter: Plotly reads tags of its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, colour: str) -> Json:
     accepted = {row.name for row in result.ranking.accepted}
     bands = [(row.outcome.error or 0.0) * row.step_time_s for row in rows]
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": name or "step time",
-        "x": [row.labels[axis] for row in rows],
+        "name": plain(name) or "step time",
+        "x": [plain(row.labels[axis]) for row in rows],
         "y": [row.step_time_s for row in rows],
         "error_y": {"type": "data", "array": bands, "visible": any(bands)},
         "marker": {
@@ -143,14 +158,14 @@ def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, col
             "symbol": ["circle" if row.name in accepted else "circle-open" for row in rows],
         },
         "line": {"color": colour},
-        "customdata": [row.name for row in rows],
+        "customdata": [plain(row.name) for row in rows],
         "hovertemplate": "%{customdata}: %{y:.4s}s<extra></extra>",
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One choice on one axis in place of the best run's: relative change of the step time."""
+    """One choice on one axis in place of the best run's: relative change of what is compared."""
 
     axis: str
     label: str
@@ -168,10 +183,24 @@ def changes(result: StudyResult) -> tuple[Change, ...]:
     for row in result.rows:
         apart = [at for at, label in enumerate(row.labels) if label != best.labels[at]]
         if row.outcome.summary is not None and len(apart) == 1:
-            relative, counts = difference(best, row)
+            longer, counts = difference(best, row)
+            relative = _dearer(best, row) if by_cost(result) else longer
+            if relative is None:
+                continue
             axis = result.axes[apart[0]]
             found.append(Change(axis, row.labels[apart[0]], row, relative, counts))
     return tuple(sorted(found, key=lambda each: -abs(each.relative)))
+
+
+def by_cost(result: StudyResult) -> bool:
+    """Whether runs are compared by what a token costs; else it is by the time of a step."""
+    return result.goal.minimize == COST
+
+
+def _dearer(one: Row, other: Row) -> float | None:
+    """How much more a token costs in `other`; None where one has no cost."""
+    first, second = one.cost_per_million_tokens, other.cost_per_million_tokens
+    return None if not first or second is None else second / first - 1
 
 
 def _tornado(result: StudyResult) -> Iterator[Section]:
@@ -182,17 +211,20 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
     accepted = {row.name for row in result.ranking.accepted}
     shown = found[:20]
     best = result.ranking.accepted[0]
-    faster = min(found, key=lambda each: each.relative)
+    what = "the cost of a token" if by_cost(result) else "the time of a step"
+    meets = [each for each in found if each.row.name in accepted]
+    better = min(meets, key=lambda each: each.relative, default=None)
     help_most = (
-        f"What helps most is {faster.axis}={faster.label}: {faster.relative:+.1%}"
-        f"{_unless(faster, accepted)}."
-        if faster.relative < 0
-        else "No single change makes a step shorter."
+        f"What helps most and meets the goal is {better.axis}={better.label}: "
+        f"{better.relative:+.1%}."
+        if better is not None and better.relative < 0
+        else f"No single change that meets the goal lessens {what}."
     )
     yield Section(
         title="What one change does",
         sentences=(
-            f"From the best run, {best.name}, one axis is changed at a time. {help_most} "
+            f"From the best run, {best.name}, one axis is changed at a time; bars are the change "
+            f"of {what}. {help_most} "
             f"What matters most is {shown[0].axis}={shown[0].label}: {shown[0].relative:+.1%}.",
         ),
         figure=Figure(
@@ -200,7 +232,7 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
                 {
                     "type": "bar",
                     "orientation": "h",
-                    "y": [f"{each.axis}={each.label}" for each in shown],
+                    "y": [plain(f"{each.axis}={each.label}") for each in shown],
                     "x": [100 * each.relative for each in shown],
                     "text": [_says(each) for each in shown],
                     "textposition": "auto",
@@ -209,17 +241,13 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
                 },
             ),
             layout={
-                "xaxis": {"title": {"text": "change of the step time, %"}, "zeroline": True},
+                "xaxis": {"title": {"text": f"change of {what}, %"}, "zeroline": True},
                 "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
                 "showlegend": False,
             },
             height=170 + 30 * len(shown),
         ),
     )
-
-
-def _unless(each: Change, accepted: set[str]) -> str:
-    return "" if each.row.name in accepted else ", but that run does not meet the goal"
 
 
 def _says(each: Change) -> str:

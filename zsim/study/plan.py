@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from hashlib import sha256
+from math import prod
 from typing import Any, cast
 
 from zsim.outline import Outline, Recipe
@@ -12,7 +13,7 @@ from zsim.scenario import Scenario, ScenarioError, from_tables
 from zsim.study.axis import Axis, Combination, axes_of, changed, combinations
 from zsim.study.file import StudyError, StudyFile
 from zsim.study.fixed import BATCH, Fixed, held
-from zsim.study.goal import Goal, goal_of
+from zsim.study.goal import COST, Goal, goal_of
 from zsim.study.where import Condition, condition
 
 
@@ -29,6 +30,10 @@ class Reader:
     configured: Callable[[Scenario], Scenario]
     replicas: Callable[[Scenario], int]
     outline: Callable[[Scenario], Outline]
+
+
+COMBINATIONS_MAX = 1_000_000
+"""More would take hours to plan alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,9 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
             is left to run.
     """
     axes = axes_of(study.axis)
+    count = prod(len(axis.choices) for axis in axes)
+    if count > COMBINATIONS_MAX:
+        raise StudyError(f"axis: {count:,} combinations must be at most {COMBINATIONS_MAX:,}")
     goal = goal_of(study.goal, [axis.name for axis in axes])
     planner = _Planner(axes=axes, goal=goal, base=base, reader=reader)
     keep, drop = _conditions(study, axes)
@@ -87,6 +95,7 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     if not runs:
         raise StudyError(f"where: drops all {count} combinations")
     _refuse_impossible(axes, runs)
+    need_values(goal, runs)
     return StudyPlan(
         question=study.question,
         axes=axes,
@@ -95,6 +104,23 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
         runs=tuple(runs),
         dropped=count - len(runs),
     )
+
+
+def need_values(goal: Goal, runs: Sequence[Run]) -> None:
+    """Return if every run that can be has a number for what is sought.
+
+    Raises:
+        StudyError: what is minimized is no number in one, or its GPU has no price.
+    """
+    for run in runs:
+        gpu = "" if run.outline is None else run.outline.cluster.gpu.name
+        value = 0 if goal.field is None else run.values.get(goal.field)
+        if run.outline is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise StudyError(f"goal.minimize: {goal.field} is {value!r} in {run.name}, no number")
+        if goal.minimize == COST and goal.price(gpu) is None:
+            raise StudyError(f"goal.price_per_gpu_hour: {gpu} of {run.name} has no price")
 
 
 def key_of(outline: Outline, code: str) -> str:

@@ -15,10 +15,18 @@ from zsim.study.file import StudyError
 Find = Callable[[str], Any]
 """The value of a field or axis by its name."""
 
+
+def _product(one: Any, other: Any) -> Any:  # noqa: ANN401  (numbers of any kind)
+    """Of numbers: text many times over can be larger than memory."""
+    if isinstance(one, str | list | tuple) or isinstance(other, str | list | tuple):
+        raise TypeError
+    return one * other
+
+
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
+    ast.Mult: _product,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 from xml.etree import ElementTree as Xml
@@ -17,6 +18,8 @@ from zsim.report.page import Page, Section
 from zsim.report.study import ROWS_MAX, changes, study_page
 from zsim.shell.cli import answer
 from zsim.shell.page import render
+from zsim.study.file import GoalTable
+from zsim.study.goal import goal_of, ranked
 from zsim.study.result import StudyResult
 
 RESULTS = st.builds(
@@ -148,3 +151,39 @@ def test_a_sweep_draws_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "How many InfiniBand NICs" in path.read_text("utf-8")
     assert answer([*words, "--picture", "nics.jpg"]) == 2
     assert capsys.readouterr().err == "zsim: --picture: nics.jpg: must end in .svg or .png\n"
+
+
+def test_tags_in_names_are_letters_in_figures() -> None:
+    result = replace(drawn_study((2, 2), 1, full=0), axes=("<i>stage</i>", "NICs & more"))
+    page = study_page(result)
+    figures = [each.figure for each in page.sections if each.figure is not None]
+    told = json.dumps([[figure.traces, figure.layout] for figure in figures])
+    assert "<i>" not in told
+    assert "&lt;i&gt;stage&lt;/i&gt;" in told
+    assert "NICs &amp; more" in told
+
+
+def test_where_cost_is_sought_changes_are_of_cost() -> None:
+    drawn = drawn_study((3,), 5, full=0)
+    costs = (2.0, 1.0, 4.0)
+    rows = tuple(
+        replace(row, cost_per_million_tokens=cost)
+        for row, cost in zip(drawn.rows, costs, strict=True)
+    )
+    goal = goal_of(GoalTable(minimize="cost_per_token", price_per_gpu_hour=1.0), ["axis0"])
+    result = replace(drawn, rows=rows, goal=goal, ranking=ranked(goal, rows))
+    assert [each.relative for each in changes(result)] == [3.0, 1.0]
+    tornado = section(study_page(result), "What one change does")
+    assert tornado is not None
+    assert (
+        "No single change that meets the goal lessens the cost of a token" in tornado.sentences[0]
+    )
+
+
+def test_a_csv_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, table = tmp_path / "s.sqlite", tmp_path / "none" / "runs.csv"
+    assert answer(["sweep", "nics", "--store", str(store), "--csv", str(table)]) == 2
+    assert capsys.readouterr().err == f"zsim: --csv: {table}: {table.parent} is no folder\n"
+    assert not store.exists()

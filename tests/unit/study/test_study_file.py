@@ -207,3 +207,32 @@ def test_there_are_as_many_combinations_as_choices_multiply_to() -> None:
     axes = axes_of(parse(f'question = "?"\n{BASE}{STAGES}{NODES}').axis)
     found = list(combinations(axes))
     assert len({each.labels for each in found}) == len(found) == 12
+
+
+def test_text_many_times_over_is_no_arithmetic() -> None:
+    with pytest.raises(StudyError, match="compares what cannot be compared"):
+        plan(STAGES, "[where]\nkeep = [\"'a' * 9999999999 == 1\"]\n")
+
+
+def test_more_combinations_than_anybody_plans_are_refused_at_once() -> None:
+    fields = ("model.layers", "model.hidden_size", "model.vocab_size", "cluster.nodes")
+    numbers = list(range(1, 101))
+    axes = [f'[[axis]]\nfield = "{name}"\nvalues = {numbers}\n' for name in fields]
+    with pytest.raises(StudyError, match="axis: 100,000,000 combinations must be at most"):
+        plan(*axes)
+
+
+@pytest.mark.parametrize(
+    ("goal", "line"),
+    [
+        ('minimize = "train.optimizer"', "goal.minimize: train.optimizer is 'adam' in stage=0"),
+        (
+            'minimize = "cost_per_token"\nprice_per_gpu_hour = { H100 = 2.0 }',
+            "goal.price_per_gpu_hour: A100-SXM4-80GB of stage=0 has no price",
+        ),
+    ],
+)
+def test_what_is_sought_is_known_of_every_run_before_one_runs(goal: str, line: str) -> None:
+    with pytest.raises(StudyError) as error:
+        plan(STAGES, f"[goal]\n{goal}\n")
+    assert str(error.value).startswith(line)

@@ -44,7 +44,7 @@ def run(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write what happened there; in a folder, each rank."),
+        typer.Option(metavar="FILE", help="Write what happened there, as PyTorch does."),
     ] = None,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the last step there: .svg or .png.")

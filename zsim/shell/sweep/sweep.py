@@ -59,6 +59,8 @@ def sweep(request: Request) -> bool:
         need_html("--report", request.report)
     if request.picture is not None:
         need_format("--picture", request.picture)
+    if request.csv is not None and not request.csv.parent.is_dir():
+        raise MistakeError(f"--csv: {request.csv}: {request.csv.parent} is no folder")
     study = read(request.study)
     path = request.store or Path(f"{study.name}.sqlite")
     if request.dry_run:
