@@ -11,7 +11,7 @@ from zsim.study.row import Row
 from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 1_000
-"""Rows of the table: more would make the page slow; the CSV has all."""
+"""Rows of the table, and runs to choose from: more make the page slow; the CSV has all."""
 COLOURS = (
     *("#5b8bd0", "#e07a5f", "#6d9f71", "#f2b45c", "#8d6a9f", "#4f9da6"),
     *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
@@ -262,14 +262,17 @@ def _colour(each: Change) -> str:
 
 def _pairs(result: StudyResult, rows: Sequence[Row]) -> Section:
     """Any two runs beside each other: the page computes the difference."""
-    ranked = [row for row in result.ranking.accepted if row.outcome.summary is not None]
-    first = [*ranked, *(row for row in rows if row not in ranked)] if len(rows) < ROWS_MAX else rows
+    done = {row.name for row in rows}
+    ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
+    shown = [row for row in ordered if row.name in done][:ROWS_MAX]
+    left = len(rows) - len(shown)
+    more = f" The best {ROWS_MAX:,} runs can be chosen; all are in the CSV." if left else ""
     return Section(
         title="Any two runs",
-        sentences=("Choose two; a step time that differs by less than the error says so.",),
+        sentences=(f"Choose two; a step time that differs by less than the error says so.{more}",),
         pairs=Pairs(
             figures=("step time, s", "exposed, s", "reserved, GB", "MFU, %", "tokens/s", "GPUs"),
-            runs=tuple((row.name, _numbers(row), row.outcome.error) for row in first),
+            runs=tuple((row.name, _numbers(row), row.outcome.error) for row in shown),
         ),
     )
 
