@@ -118,8 +118,8 @@ def between_operations(schedule: Schedule) -> list[str]:
     return [each.why for each in races.examine(Subject.of(schedule)) if each.witness[3:]]
 
 
-# The same draws each time: a rare program with branches shows a false alarm across steps ("may still
-# read it"), which is not mended yet; docs/check.md says so.
+# The same draws each time: a rare program with branches shows a false alarm across steps, which is
+# not mended yet; docs/check.md says so.
 @settings(derandomize=True)
 @given(programs())
 def test_a_race_is_found_exactly_where_a_few_steps_come_to_one(schedule: Schedule) -> None:
