@@ -5,6 +5,8 @@ from xml.sax.saxutils import escape
 
 FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, FAINT, ALARM = "#1f2933", "#7b8794", "#c81e1e"
+LETTER = 0.62
+"""Width of a letter as a share of its size: of DejaVu Sans on average, found by eye."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zsim.lane import Bar, Sort, lanes
 from zsim.model import Model
 from zsim.schedule import Schedule
-from zsim.sheet import FAINT, Box, Sheet
+from zsim.sheet import FAINT, LETTER, Box, Sheet
 from zsim.summary import last_step
 from zsim.trace import Trace
 from zsim.units import format_seconds
@@ -19,8 +19,6 @@ WIDTH, LEFT, RIGHT = 1320.0, 128.0, 1300.0
 """The sheet; bars are between LEFT and RIGHT."""
 TOP, LANE, TALL = 92.0, 46.0, 34.0
 """The first lane, from one lane to the next, and the height of a bar."""
-LETTER = 0.62
-"""Width of a letter as a share of its size: of DejaVu Sans on average, found by eye."""
 TICKS_MAX = 14
 """Ticks of the time axis, at most."""
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import ceil, floor, log10
 
 from zsim.report.extremes import lines_of
-from zsim.sheet import FAINT, Box, Sheet
+from zsim.sheet import FAINT, LETTER, Box, Sheet
 from zsim.study.result import StudyResult
 from zsim.study.row import Row
 from zsim.units import format_seconds
@@ -20,8 +20,6 @@ COLOURS = (
     *("#3f6fb5", "#d1603f", "#4e8752", "#c98a1b", "#7c5a8e", "#3b8a92"),
     *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
 )
-LETTER = 0.62
-"""Width of a letter as a share of its size: of DejaVu Sans on average, found by eye."""
 
 
 def chart(result: StudyResult) -> str:
