@@ -3,7 +3,6 @@
 import pytest
 
 from zsim.footprint import DependsOnTimeError, footprint, footprint_of_run
-from zsim.shell.memory import job_of
 from zsim.shell.source import Changes, read
 from zsim_des import SimBackend
 
@@ -17,14 +16,12 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_footprint_is_that_of_the_run(settings: tuple[str, ...]) -> None:
-    job = job_of(read("tiny", Changes(settings=settings, steps=2)))
-    assert job is not None
+    job = read("tiny", Changes(settings=settings, steps=2)).job()
     assert footprint(job) == footprint_of_run(job, SimBackend().run(job, seed=0))
 
 
 def test_one_that_depends_on_time_is_not_guessed() -> None:
     settings = ("zero.emulate=fsdp1", "zero.bucket_elements=500_000_000")
-    job = job_of(read("tiny", Changes(settings=settings)))
-    assert job is not None
+    job = read("tiny", Changes(settings=settings)).job()
     with pytest.raises(DependsOnTimeError, match="deferred"):
         footprint(job)

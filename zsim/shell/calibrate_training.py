@@ -156,21 +156,13 @@ def _simulated(run: Published, constants: KernelProfile) -> _Simulated:
 
 def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> _Simulated:
     bare = {name: table for name, table in tables.items() if name != "compute"}
-    document = resolved(f"{run.file}, line {run.line}", from_tables(bare)).document
-    model, cluster = document.model, document.cluster
-    assert model is not None
-    assert cluster is not None
+    job = resolved(f"{run.file}, line {run.line}", from_tables(bare)).job()
+    cluster = job.cluster
     backend = cast("_Timer", load("sim")())
 
     def step_s(slowdown: Fraction) -> float:
         gpu = replace(cluster.gpu.timed_by(constants), slowdown_beside_collective=slowdown)
-        job = Job(
-            schedule=document.schedule,
-            model=model,
-            cluster=replace(cluster, gpu=gpu),
-            steps=document.steps,
-        )
-        *_, begin, end = backend.step_ends_ps(job)
+        *_, begin, end = backend.step_ends_ps(replace(job, cluster=replace(cluster, gpu=gpu)))
         return (end - begin) / PICOSECONDS_PER_SECOND
 
     gpu = cluster.gpu.timed_by(constants)
@@ -179,7 +171,7 @@ def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile
     beside = float(gpu.slowdown_beside_collective)
     counts = Counter(
         kernel
-        for operation in document.schedule.programs[0].step
+        for operation in job.schedule.programs[0].step
         if isinstance(operation, Compute)
         for kernel in operation.kernels
     )
@@ -195,6 +187,6 @@ def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile
             rest_s=at_once - in_training,
             beside_s=beside_s,
         ),
-        ranks=document.schedule.mesh.size,
-        parameters=model.parameter_count,
+        ranks=job.schedule.mesh.size,
+        parameters=job.model.parameter_count,
     )

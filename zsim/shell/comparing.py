@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.backend import BackendError, Job, NoWayError, load
+from zsim.backend import BackendError, NoWayError
 from zsim.comparison import Comparison, Difference, Measure, compare, sort_of
 from zsim.document import DocumentError, decode_trace
 from zsim.shell.answer import print_json
@@ -85,21 +85,9 @@ def _trace(name: str) -> Trace | None:
 
 
 def _simulated(source: Source) -> Trace:
-    document = source.document
-    if document.model is None or document.cluster is None:
-        missing = "model" if document.model is None else "cluster"
-        raise MistakeError(f"{source.title}: {missing}: missing; a run needs it")
-    job = Job(
-        schedule=document.schedule,
-        model=document.model,
-        cluster=document.cluster,
-        steps=document.steps,
-    )
-    settings: dict[str, object] = {"faults": source.faults, "neighbours": source.neighbours}
-    if source.decision is not None:
-        settings["decision"] = source.decision
+    job = source.job()
     with mistakes(BackendError, NoWayError, prefix=f"{source.title}: "):
-        return load("sim")(**settings).run(job, seed=0)
+        return source.simulation().run(job, seed=0)
 
 
 def _object(sides: tuple[Side, Side], found: Comparison) -> dict[str, object]:

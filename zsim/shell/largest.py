@@ -10,7 +10,7 @@ from zsim.largest import Largest, Tried, largest
 from zsim.moment import moment
 from zsim.shell.answer import print_json, print_lines
 from zsim.shell.lack import alive_text, lack_object
-from zsim.shell.memory import footprint_of, job_of
+from zsim.shell.memory import footprint_of
 from zsim.shell.mistake import MistakeError
 from zsim.shell.source import Changes, described, resolved
 from zsim.units import format_bytes, format_count
@@ -117,9 +117,7 @@ class _Jobs:
         """The job with `size` in place of what `[model]` says."""
         model = self.scenario.model.model_copy(update=size)
         scenario = self.scenario.model_copy(update={"model": model})
-        job = job_of(resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)))
-        assert job is not None  # a scenario has a model and a cluster
-        return job
+        return resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)).job()
 
 
 def _object(answer: Answer) -> dict[str, object]:

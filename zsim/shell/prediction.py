@@ -74,24 +74,14 @@ def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
 
 
 def _simulated(tables: Mapping[str, object]) -> Forecast | str:
-    from zsim.backend import Job, load
     from zsim.scenario import from_tables
     from zsim.shell.source import resolved
     from zsim.summary import summary
 
     try:
         source = resolved("scenario", from_tables(tables))
-        document = source.document
-        if document.model is None or document.cluster is None:
-            raise AssertionError("a scenario has a model and a cluster")
-        job = Job(
-            schedule=document.schedule,
-            model=document.model,
-            cluster=document.cluster,
-            steps=document.steps,
-        )
-        settings = {} if source.decision is None else {"decision": source.decision}
-        found = summary(job, load("sim")(**settings).run(job, seed=0))
+        job = source.job()
+        found = summary(job, source.simulation().run(job, seed=0))
     except (MistakeError, BackendError, RunFailedError, NoWayError, ValueError) as error:
         return str(error)
     return Forecast(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from zsim.backend import Backend, BackendError, Job, NoWayError
 from zsim.remedy import Remedy, Subject, remedies
-from zsim.shell.memory import footprint_of, job_of
+from zsim.shell.memory import footprint_of
 from zsim.shell.mistake import MistakeError
 from zsim.shell.source import Changes, Source, described, resolved
 from zsim.summary import summary
@@ -22,10 +22,9 @@ def remedies_of(
     scenario = described(name, changes)
     if scenario is None:
         return ()
-    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).document
+    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
     strategy = before.schedule.contract.strategy
-    if before.model is None or before.cluster is None or strategy is None:
-        return ()
+    assert strategy is not None  # the schedule of a scenario promises what its strategy says
     subject = Subject(
         scenario=scenario,
         strategy=strategy,
@@ -42,10 +41,9 @@ def remedies_of(
             if again is None:
                 return None
             source = resolved(name, again, ranks=changes.ranks, quiet=True)
+            return source, source.job()
         except MistakeError:  # the change contradicts what the scenario says
             return None
-        job = job_of(source)
-        return None if job is None else (source, job)
 
     def fits(settings: tuple[str, ...]) -> bool:
         each = made(settings)

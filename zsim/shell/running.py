@@ -66,7 +66,7 @@ def run(request: Request) -> bool:
     if request.backend == "torch" and changes.ranks is None and joined.isdecimal():
         changes = replace(changes, ranks=int(joined))  # torchrun started so many
     source = read(request.source, changes)
-    job = _job(request.source, source)
+    job = source.job()
     settings, trouble = _settings(request, source)
     backend = _backend(request, settings | trouble)
     _need_bounded(request.backend, source, job)
@@ -182,19 +182,6 @@ def _backend(request: Request, settings: dict[str, object]) -> Backend:
             raise MistakeError(why)
     with mistakes(ValueError):
         return kind(**settings)
-
-
-def _job(name: str, source: Source) -> Job:
-    document = source.document
-    if document.model is None or document.cluster is None:
-        missing = "model" if document.model is None else "cluster"
-        raise MistakeError(f"{name}: {missing}: missing; a run needs it, a check does not")
-    return Job(
-        schedule=document.schedule,
-        model=document.model,
-        cluster=document.cluster,
-        steps=document.steps,
-    )
 
 
 def _need_bounded(backend: str, source: Source, job: Job) -> None:

@@ -19,6 +19,7 @@ from zsim.shell.mistake import MistakeError, file_fault, mistakes, one_line
 from zsim.topology import Part
 
 if TYPE_CHECKING:
+    from zsim.backend import Backend, Job
     from zsim.collective.demand import Decision
     from zsim.document import Document
     from zsim.fault import Fault, Neighbour
@@ -36,13 +37,42 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A title, and the schedule with what it takes to run it."""
+    """What was read under `name`: a title, and the schedule with what it takes to run it."""
 
+    name: str
     title: str
     document: "Document"
     faults: "tuple[Fault, ...]" = ()
     neighbours: "tuple[Neighbour, ...]" = ()
     decision: "Decision | None" = None
+
+    def job(self) -> "Job":
+        """The run that it describes.
+
+        Raises:
+            MistakeError: it is a schedule without a model or a cluster.
+        """
+        from zsim.backend import Job
+
+        document = self.document
+        if document.model is None or document.cluster is None:
+            missing = "model" if document.model is None else "cluster"
+            raise MistakeError(f"{self.name}: {missing}: missing; a run needs it, a check does not")
+        return Job(
+            schedule=document.schedule,
+            model=document.model,
+            cluster=document.cluster,
+            steps=document.steps,
+        )
+
+    def simulation(self) -> "Backend":
+        """The simulation, with the faults, neighbours and algorithms that it names."""
+        from zsim.backend import load
+
+        settings: dict[str, object] = {"faults": self.faults, "neighbours": self.neighbours}
+        if self.decision is not None:
+            settings["decision"] = self.decision
+        return load("sim")(**settings)
 
 
 def read(name: str, changes: Changes) -> Source:
@@ -140,7 +170,7 @@ def _schedule(name: str, text: str, changes: Changes) -> Source:
         document = decode(text)
         if changes.steps is not None:
             document = replace(document, steps=changes.steps)
-    return Source(title=document.schedule.name, document=document)
+    return Source(name=name, title=document.schedule.name, document=document)
 
 
 def _scenario(name: str, text: str, changes: Changes) -> "Scenario":
@@ -201,6 +231,7 @@ def resolved(
     if ignored and not quiet:
         print(one_line(ignored), file=sys.stderr)
     return Source(
+        name=name,
         title=scenario.title,
         document=Document(
             schedule=made,

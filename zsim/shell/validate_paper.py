@@ -6,13 +6,12 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from pathlib import Path
 
-from zsim.backend import BackendError, Job, NoWayError, load
+from zsim.backend import BackendError, NoWayError
 from zsim.calibration.validate import Errors
 from zsim.scenario import ScenarioError, from_tables
 from zsim.shell.answer import print_json
 from zsim.shell.installed import published_papers
 from zsim.shell.largest import answer_of
-from zsim.shell.memory import job_of
 from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.source import resolved
@@ -78,10 +77,8 @@ def _largest(quantity: Quantity, tables: Mapping[str, object]) -> Answer:
 def _rate(tables: Mapping[str, object]) -> tuple[float, bool]:
     """TFLOP/s per GPU as model FLOPs count, and whether the run fits."""
     source = resolved("scenario", from_tables(tables))
-    job: Job | None = job_of(source)
-    assert job is not None  # a scenario has a model and a cluster
-    settings = {} if source.decision is None else {"decision": source.decision}
-    found = summary(job, load("sim")(**settings).run(job, seed=0))
+    job = source.job()
+    found = summary(job, source.simulation().run(job, seed=0))
     return found.model_tflops_per_gpu, found.fits
 
 
