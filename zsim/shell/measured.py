@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from zsim.calibration import kernel_rows, measured
 from zsim.calibration.kernel_rows import KernelRow
 from zsim.calibration.links import LINK_TABLES, TimedLinks, read_links
 from zsim.calibration.measured import MeasuredError, Measurement, Row, Unmodelled
-from zsim.shell.mistake import MistakeError, file_fault
+from zsim.shell.mistake import MistakeError, file_fault, mistakes
 from zsim.validation.published import Published
 from zsim.validation.tables import TABLES
 
@@ -66,10 +67,8 @@ def runs_of(folder: Path) -> dict[str, list[Published]]:
     for name, table in TABLES.items():
         path = folder / f"{name}.csv"
         if path.exists():
-            try:
+            with _of(folder):
                 found[name] = table.read(_rows(path))
-            except MeasuredError as error:
-                raise MistakeError(f"{folder / str(error)}") from None
     return found
 
 
@@ -93,20 +92,21 @@ def timed_links(folder: Path) -> dict[str, list[TimedLinks]]:
     for name, gpu in LINK_TABLES.items():
         path = folder / f"{name}.csv"
         if path.exists():
-            try:
+            with _of(folder):
                 found[gpu] = read_links(name, _rows(path))
-            except MeasuredError as error:
-                raise MistakeError(f"{folder / str(error)}") from None
     return found
 
 
 def _read(
     path: Path, read: Callable[[str, list[Row]], tuple[list[Found], list[Unmodelled]]]
 ) -> tuple[list[Found], list[Unmodelled]]:
-    try:
+    with _of(path.parent):
         return read(path.stem, _rows(path))
-    except MeasuredError as error:
-        raise MistakeError(f"{path.parent / str(error)}") from None
+
+
+def _of(folder: Path) -> AbstractContextManager[None]:
+    """What is wrong with a table, whose name begins the message, is a mistake in `folder`."""
+    return mistakes(MeasuredError, prefix=f"{folder}/")
 
 
 def _rows(path: Path) -> list[Row]:

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zsim.calibration.calibrate import SIZE_CLASSES
-from zsim.calibration.validate import Errors, Verdict, verdict
+from zsim.calibration.validate import Verdict, verdict
 from zsim.collective.profiles import Profiles
 from zsim.shell.answer import print_json
+from zsim.shell.errors import errors_cells, errors_object
 from zsim.shell.installed import network_profiles
 from zsim.shell.measured import measurements
 
@@ -35,9 +36,7 @@ def _object(found: Verdict) -> dict[str, object]:
     result: dict[str, object] = {
         "rows": found.rows,
         "modelled": errors.rows if errors else 0,
-        "median_abs_error": errors.median if errors else None,
-        "mean_abs_error": errors.mean if errors else None,
-        "p90_abs_error": errors.p90 if errors else None,
+        **errors_object(errors),
         "hardware": {},
         "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
     }
@@ -45,9 +44,7 @@ def _object(found: Verdict) -> dict[str, object]:
     for (gpu, size), each in found.by_class.items():
         hardware.setdefault(gpu, {})[size] = {
             "modelled": each.rows,
-            "median_abs_error": each.median,
-            "mean_abs_error": each.mean,
-            "p90_abs_error": each.p90,
+            **errors_object(each),
         }
     result["hardware"] = hardware
     if found.in_band is not None:
@@ -66,9 +63,9 @@ def _print(verdicts: Sequence[Verdict]) -> None:
         table.add_column(name, justify="right")
     for found in verdicts:
         if found.errors is not None:
-            table.add_row(found.file, "all", "all", *_figures(found.errors))
+            table.add_row(found.file, "all", "all", *errors_cells(found.errors))
         for (gpu, size), errors in found.by_class.items():
-            table.add_row("", gpu, size, *_figures(errors))
+            table.add_row("", gpu, size, *errors_cells(errors))
     Console(width=100, highlight=False).print(table)
     for found in verdicts:
         modelled = found.errors.rows if found.errors else 0
@@ -101,10 +98,3 @@ def _print_held_out(profiles: Mapping[str, Profiles]) -> None:
         for size, errors in sizes.items():
             fitted, held_out = errors.values()
             print(f"  {gpu:6} {size:17} {held_out:6.1%} held out, {fitted:5.1%} of all rows fitted")
-
-
-def _figures(errors: Errors) -> tuple[str, ...]:
-    return (
-        str(errors.rows),
-        *(f"{value:.1%}" for value in (errors.median, errors.mean, errors.p90)),
-    )

@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 
 from zsim.backend import BackendError, NoWayError
-from zsim.calibration.validate import Errors
 from zsim.scenario import ScenarioError, from_tables
 from zsim.shell.answer import print_json
+from zsim.shell.errors import errors_object
 from zsim.shell.installed import published_papers
 from zsim.shell.largest import answer_of
 from zsim.shell.mistake import MistakeError
@@ -89,10 +89,10 @@ def verdict_object(found: Verdict) -> dict[str, object]:
         "source": found.figure.source,
         "rows": len(found.figure.runs),
         "modelled": len(found.predicted),
-        **_errors_object(found.all),
+        **errors_object(found.all),
         "judged": {
             "modelled": found.judged.rows if found.judged else 0,
-            **_errors_object(found.judged),
+            **errors_object(found.judged),
         },
         "order": list(found.order) if found.figure.ordered else None,
         "order_as_published": (
@@ -112,14 +112,6 @@ def _row_object(each: Predicted) -> dict[str, object]:
         "published": each.run.published,
         "predicted": each.value,
         "error": each.off,
-    }
-
-
-def _errors_object(errors: Errors | None) -> dict[str, object]:
-    return {
-        "median_abs_error": errors.median if errors else None,
-        "mean_abs_error": errors.mean if errors else None,
-        "p90_abs_error": errors.p90 if errors else None,
     }
 
 

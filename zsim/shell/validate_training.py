@@ -6,6 +6,7 @@ from pathlib import Path
 
 from zsim.calibration.validate import Errors
 from zsim.shell.answer import print_json
+from zsim.shell.errors import errors_cells, errors_object
 from zsim.shell.measured import published_runs
 from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
@@ -118,11 +119,7 @@ def verdict_object(found: Verdict) -> dict[str, object]:
 
 def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
     rows: dict[str, object] = {"modelled": errors.rows if errors else 0} if count else {}
-    return rows | {
-        "median_abs_error": errors.median if errors else None,
-        "mean_abs_error": errors.mean if errors else None,
-        "p90_abs_error": errors.p90 if errors else None,
-    }
+    return rows | errors_object(errors)
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
@@ -136,11 +133,11 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     for name in ("rows", "median", "mean", "90 %"):
         table.add_column(name, justify="right")
     for found in verdicts:
-        table.add_row(found.file, "all sweeps", "", *_figures(found.all))
-        table.add_row("", "sweeps that may be fitted", "", *_figures(found.fitted))
-        table.add_row("", "sweeps that judge", "all", *_figures(found.judged))
+        table.add_row(found.file, "all sweeps", "", *errors_cells(found.all))
+        table.add_row("", "sweeps that may be fitted", "", *errors_cells(found.fitted))
+        table.add_row("", "sweeps that judge", "all", *errors_cells(found.judged))
         for name, errors in found.by_hardware.items():
-            table.add_row("", "", name, *_figures(errors))
+            table.add_row("", "", name, *errors_cells(errors))
     Console(width=120, highlight=False).print(table)
     for found in verdicts:
         print(f"{found.file}: {len(found.comparisons)} of {found.rows} rows are modelled")
@@ -162,10 +159,3 @@ def _line(quantity: Quantity, each: Comparison) -> str:
     part = "judges" if run.judged else "may be fitted"
     where = f"line {run.line} ({run.hardware}, {run.model}, {run.sequence_length} tokens, {part})"
     return f"{where}: published {given}, predicted {said}, {each.off:+.1%}"
-
-
-def _figures(errors: Errors | None) -> tuple[str, ...]:
-    if errors is None:
-        return ("0", "", "", "")
-    values = (errors.median, errors.mean, errors.p90)
-    return (str(errors.rows), *(f"{value:.1%}" for value in values))
