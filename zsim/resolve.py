@@ -138,8 +138,8 @@ def outline(
         batches=batches,
         steps=scenario.train.steps,
         allocator=scenario.cluster.allocator,
-        faults=faults(scenario, cluster),
-        neighbours=neighbours(scenario),
+        faults=faults(scenario, cluster, strategy.ranks),
+        neighbours=neighbours(scenario, cluster),
         decision=_decision(scenario.network),
     )
 

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+from zsim.absence import absence, beyond
 from zsim.cluster import Cluster
 from zsim.fault import (
     DeadEdge,
@@ -38,26 +39,34 @@ CAN_DIE = ("switch_link", "nic", "leaf", "spine", "link")
 OPTIONAL = {"leaf": ("rail",), "spine": ("rail",)}
 
 
-def faults(scenario: Scenario, cluster: Cluster) -> tuple[Fault, ...]:
-    """What `[[fault]]` says, in order.
+class TroubleError(ScenarioError):
+    """A fault or a neighbour that cannot be: a slip, whatever else the scenario says."""
+
+
+def faults(scenario: Scenario, cluster: Cluster, ranks: int) -> tuple[Fault, ...]:
+    """What `[[fault]]` says, in order, of a run on so many ranks of `cluster`.
 
     Raises:
-        ScenarioError: a key is missing or does not belong there, or the fabric has no such tier.
+        TroubleError: a key is missing or does not belong there, or it names what is not there.
     """
     found: list[Fault] = []
     for index, table in enumerate(scenario.fault):
         try:
-            found.append(_fault(table, cluster))
+            fault = _fault(table, cluster)
         except FaultError as error:
-            raise ScenarioError(f"fault.{index}.{error}") from None
+            raise TroubleError(f"fault.{index}.{error}") from None
+        why = absence(fault, cluster, ranks)
+        if why is not None:
+            raise TroubleError(f"fault.{index}.{why}")
+        found.append(fault)
     return tuple(found)
 
 
-def neighbours(scenario: Scenario) -> tuple[Neighbour, ...]:
+def neighbours(scenario: Scenario, cluster: Cluster) -> tuple[Neighbour, ...]:
     """What `[[neighbour]]` says, in order.
 
     Raises:
-        ScenarioError: its nodes are fewer than two, or it ends before it begins.
+        TroubleError: its nodes are fewer than two or not there, or it ends before it begins.
     """
     found: list[Neighbour] = []
     for index, table in enumerate(scenario.neighbour):
@@ -71,7 +80,10 @@ def neighbours(scenario: Scenario) -> tuple[Neighbour, ...]:
                 )
             )
         except FaultError as error:
-            raise ScenarioError(f"neighbour.{index}.{error}") from None
+            raise TroubleError(f"neighbour.{index}.{error}") from None
+        why = beyond("nodes", table.nodes[1], cluster.nodes, "nodes")
+        if why is not None:
+            raise TroubleError(f"neighbour.{index}.{why}")
     return tuple(found)
 
 

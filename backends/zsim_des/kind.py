@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from zsim.cluster import Cluster, FabricKind
 from zsim.collective.graph import NETWORK
-from zsim.topology.description import edges_in_use
+from zsim.topology.description import edges_in_use, has_rails, rail_count
 
 TO_SWITCH, FROM_SWITCH = "gpu->switch", "switch->gpu"
 TO_PCIE, FROM_PCIE = "gpu->pcie", "pcie->gpu"
@@ -26,17 +26,6 @@ class LinkKind:
     count: int
     bytes_per_s: Fraction
     multiple: Fraction = Fraction(1)
-
-
-def rail_count(cluster: Cluster) -> int:
-    """Bundles of NICs of a node: those that serve the same GPUs are one."""
-    return min(cluster.gpus_per_node, cluster.nics_per_node)
-
-
-def has_rails(cluster: Cluster, tier: int) -> bool:
-    """Whether a group of `tier` is one switch for each rail."""
-    kind = cluster.fabric.kind
-    return kind is FabricKind.RAIL_ONLY or (kind is FabricKind.RAIL_OPTIMIZED and not tier)
 
 
 def link_kinds(cluster: Cluster) -> list[LinkKind]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from zsim.cluster import Cluster
 from zsim.fault import Dead, DeadEdge, DeadNic, DeadSwitchLink, DeadUplinks, Window
-from zsim_des.kind import has_rails, rail_count
+from zsim.topology.description import has_rails, rail_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,11 @@ from typing import assert_never
 
 import numpy as np
 
+from zsim.absence import absence, beyond
 from zsim.backend import RefusedError
 from zsim.cluster import Cluster
 from zsim.fault import (
     Dead,
-    DeadEdge,
-    DeadNic,
-    DeadSwitchLink,
-    DeadUplinks,
     Fault,
     Jitter,
     Neighbour,
@@ -28,9 +25,7 @@ from zsim.fault import (
     SlowUplinks,
     Window,
 )
-from zsim.topology.description import edges_in_use
 from zsim_des.colour import mixed
-from zsim_des.kind import has_rails, rail_count
 from zsim_des.outage import Outages
 from zsim_des.spread import Ints
 from zsim_des.wiring import Wiring
@@ -99,11 +94,10 @@ class Trouble:
         self._seed = seed
         self.jitters = any(isinstance(fault, Jitter) for fault in faults)
         for index, fault in enumerate(faults):
-            _must_exist(f"fault {index}", fault, cluster)
+            _refuse(f"fault {index}", absence(fault, cluster, cluster.ranks))
         for index, neighbour in enumerate(neighbours):
-            _must_be_below(
-                f"neighbour {index}: last_node", neighbour.last_node, cluster.nodes, "nodes"
-            )
+            last = beyond("last_node", neighbour.last_node, cluster.nodes, "nodes")
+            _refuse(f"neighbour {index}", last)
         self.outages = Outages([fault for fault in faults if isinstance(fault, Dead)], cluster)
 
     def shape(self) -> tuple[object, ...]:
@@ -166,34 +160,6 @@ class Trouble:
                 assert_never(fault)
 
 
-def _must_exist(name: str, fault: Fault, cluster: Cluster) -> None:
-    match fault:
-        case SlowGpu(rank=rank) | SlowSwitchLink(rank=rank) | DeadSwitchLink(rank=rank):
-            _must_be_below(f"{name}: rank", rank, cluster.ranks, "ranks")
-        case SlowNic(node=node, nic=nic) | DeadNic(node=node, nic=nic):
-            _must_be_below(f"{name}: node", node, cluster.nodes, "nodes")
-            _must_be_below(f"{name}: nic", nic, cluster.nics_per_node, "NICs of a node")
-        case SlowUplinks(tier=tier, group=group) | DeadUplinks(tier=tier, group=group):
-            tiers = cluster.fabric.tiers
-            _must_be_below(f"{name}: tier", tier, len(tiers), "tiers of the fabric")
-            groups = -(-cluster.nodes // tiers[tier].nodes_below)
-            _must_be_below(f"{name}: group", group, groups, f"groups of {tiers[tier].name}")
-            if fault.rail is not None:
-                count = rail_count(cluster) if has_rails(cluster, tier) else 0
-                _must_be_below(f"{name}: rail", fault.rail, count, f"rails of {tiers[tier].name}")
-        case SlowEdge(source=source, target=target) | DeadEdge(source=source, target=target):
-            edges = {frozenset((e.source, e.target)) for e in edges_in_use(cluster)}
-            if frozenset((source, target)) not in edges:
-                raise RefusedError(
-                    f"{name}: source, target: the fabric lists no link from {source} to {target}"
-                )
-        case Jitter():
-            pass
-        case _:
-            assert_never(fault)
-
-
-def _must_be_below(name: str, number: int, limit: int, what: str) -> None:
-    if not 0 <= number < limit:
-        allowed = f"must be 0 to {limit - 1}" if limit else "is none"
-        raise RefusedError(f"{name}: {number} {allowed}: there are {limit} {what}")
+def _refuse(name: str, why: str | None) -> None:
+    if why is not None:
+        raise RefusedError(f"{name}: {why}")

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from zsim.cluster import Cluster, FabricKind
-from zsim.topology.description import edges_in_use
+from zsim.topology.description import edges_in_use, has_rails, rail_count
 from zsim_des.kind import (
     BOARD,
     FROM_HOST,
@@ -14,9 +14,7 @@ from zsim_des.kind import (
     TO_PCIE,
     TO_SWITCH,
     LinkKind,
-    has_rails,
     link_kinds,
-    rail_count,
 )
 from zsim_des.routes import Routes
 

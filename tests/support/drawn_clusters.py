@@ -28,7 +28,7 @@ from zsim.mesh import Span
 from zsim.model import BATCH, Model, Segment, Unit, Value
 from zsim.operation import FreeMode
 from zsim.schedule import Place, Pool, Schedule
-from zsim_des.kind import has_rails
+from zsim.topology.description import has_rails
 
 RATES = tuple(
     Rate(dtype=dtype, peak=3 * 10**12, matmul=2 * 10**12, elementwise=10**12) for dtype in DType

@@ -5,7 +5,7 @@ from wired_graph import DeadThings
 
 from zsim.cluster import Cluster, FabricEdge
 from zsim.fault import DeadEdge, DeadNic, DeadSwitchLink, DeadUplinks, Fault
-from zsim_des.kind import has_rails
+from zsim.topology.description import has_rails
 
 
 @st.composite

@@ -15,6 +15,7 @@ from zsim.study.file import StudyError, StudyFile
 from zsim.study.fixed import BATCH, Fixed, held
 from zsim.study.goal import COST, Goal, goal_of
 from zsim.study.where import Condition, condition
+from zsim.trouble import TroubleError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,8 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     """The runs of `study` on the scenario in the tables of `base`.
 
     Raises:
-        StudyError: a field or value is not allowed, a choice is possible with no other, or nothing
-            is left to run.
+        StudyError: a field or value is not allowed, a fault names what is not there, a choice is
+            possible with no other, or nothing is left to run.
     """
     axes = axes_of(study.axis)
     count = prod(len(axis.choices) for axis in axes)
@@ -215,6 +216,8 @@ class _Planner:
                 train = held(scenario.train, batch, replicas, combination.changes)
                 scenario = scenario.model_copy(update={"train": train})
             outline = self.reader.outline(scenario)
+        except TroubleError as error:
+            raise StudyError(f"{name}: {error}") from None
         except ScenarioError as error:
             return Run(name=name, labels=labels, values=values, outline=None, impossible=str(error))
         recipe = self.recipes.setdefault(outline.recipe, outline.recipe)

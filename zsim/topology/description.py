@@ -65,13 +65,18 @@ def top_name(cluster: Cluster) -> str:
 
 def rails(cluster: Cluster, tier: int) -> int:
     """Switches of a tier over one group of nodes: one for each rail, or one in all."""
-    match cluster.fabric.kind:
-        case FabricKind.RAIL_ONLY:
-            return cluster.nics_per_node
-        case FabricKind.RAIL_OPTIMIZED if tier == 0:
-            return cluster.nics_per_node
-        case _:
-            return 1
+    return cluster.nics_per_node if has_rails(cluster, tier) else 1
+
+
+def has_rails(cluster: Cluster, tier: int) -> bool:
+    """Whether a group of `tier` is one switch for each rail."""
+    kind = cluster.fabric.kind
+    return kind is FabricKind.RAIL_ONLY or (kind is FabricKind.RAIL_OPTIMIZED and not tier)
+
+
+def rail_count(cluster: Cluster) -> int:
+    """Bundles of NICs of a node: those that serve the same GPUs are one."""
+    return min(cluster.gpus_per_node, cluster.nics_per_node)
 
 
 def edges_in_use(cluster: Cluster) -> list[FabricEdge]:

@@ -90,6 +90,14 @@ def test_a_listed_link_that_dies_on_the_way_cuts_off_who_hung_on_it(
     [
         (LINK + "rail = 0", "fault.0.rail: not a key of link, which has source, target, dead"),
         ('[[fault]]\nkind = "nic"\nnode = 0', "fault.0.nic: missing; nic needs node, nic, factor"),
+        (
+            SLOW_GPU.replace("3", "16"),
+            "fault.0.rank: 16 must be 0 to 15: there are 16 ranks",
+        ),
+        (
+            NEIGHBOUR.replace("[0, 1]", "[0, 2]"),
+            "neighbour.0.nodes: 2 must be 0 to 1: there are 2 nodes",
+        ),
         (SLOW_GPU + "\nnode = 1", "fault.0.node: not a key of gpu, which has rank, factor"),
         (
             SLOW_GPU.replace("1.5", '"1/2"'),
