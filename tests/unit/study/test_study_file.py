@@ -153,8 +153,7 @@ WRONG = {
     STAGES
     + "[where]\nkeep = [\"'a' > zero.stage\"]": "where: stage=0: \"'a' > zero.stage\": compa",
     STAGES + '[where]\nkeep = ["1 / zero.stage > 0"]': "where: stage=0: '1 / zero.stage > 0': divi",
-    NODES.replace("1, 2, 4", "2, 1")
-    + '[[axis]]\nname = "GPU"\n[axis.variants]\nsound = {}\n'
+    NODES.replace("1, 2, 4", "2, 1") + '[[axis]]\nname = "GPU"\n[axis.variants]\nsound = {}\n'
     'slow = { fault = [{ kind = "gpu", rank = 9, factor = 2 }] }': (
         "size=1, GPU=slow: fault.0.rank: 9 must be 0 to 7: there are 8 ranks"
     ),
