@@ -2,31 +2,25 @@
 
 A content is known by a negative number, so that it can stand in a placement behind the axes.
 
-Contributions are (micro-batch, number of the use, uses): a gradient that two segments make is
-summed from two; those of one micro-batch that are complete are written (micro-batch, 0, 1).
+What has been summed to make it stands in it as `zsim.check.contribution` says.
 """
 
 from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple
 
+from zsim.check.contribution import Part, Parts, alone, batches_of, repeated, summed
 from zsim.check.placed import ANY, MIXED, ZERO
 from zsim.check.where import Where
 
 DIVISOR_MAX = 10**6
 """Up to so many micro-batches a constant of 1 / n is known for what it is."""
 
-UNCOUNTED = 0
-"""Uses of a tensor of which it is not known how many there are."""
-
 NOW, NEXT, STALE = 0, 1, -1
 """Ages: of this step, updated in it, of a step before."""
 
 Factor = tuple[int, int]
 """A fraction in lowest terms: what is hashed often is cheaper as two numbers."""
-
-Part = tuple[int, int, int]
-"""A contribution: micro-batch, number of the use, uses."""
 
 
 class What(StrEnum):
@@ -56,7 +50,7 @@ class Content(NamedTuple):
     factor: Factor = (1, 1)
     scalars: tuple[tuple[str, int], ...] = ()
     name: str = ""
-    parts: frozenset[Part] = frozenset()
+    parts: Parts = ()
     age: int = NOW
     clipped: int = 0
     where: Where | None = None
@@ -84,12 +78,11 @@ class Content(NamedTuple):
         words: list[str] = []
         if self.age == NEXT:
             words.append("updated already")
-        batches = sorted({batch for batch, _, _ in self.parts})
+        batches = batches_of(self.parts)
         if batches and self.what is not What.NORM:
             many = "micro-batches" if len(batches) > 1 else "micro-batch"
             words.append(f"of {many} {', '.join(map(str, batches))}")
-            uses = sorted((use, uses) for _, use, uses in self.parts if uses > 1)
-            words += [f"of use {use + 1} of {uses}" for use, uses in dict.fromkeys(uses)]
+            words += [f"of use {use + 1} of {uses}" for (use, uses), _ in self.parts if uses > 1]
         if self.what is What.GRADIENT:
             words.append(("not clipped", "clipped", "clipped more than once")[min(2, self.clipped)])
         if self.where is not None:
@@ -140,7 +133,7 @@ class Contents:
         key = (what, name, part, where)
         code = self._made.get(key)
         if code is None:
-            content = Content(what, name=name, parts=frozenset((part,)), where=where)
+            content = Content(what, name=name, parts=alone(part), where=where)
             code = self._made[key] = self.code(content)
         return code
 
@@ -200,7 +193,7 @@ class Contents:
         key = (named, slope, part, where)
         code = self._made.get(key)
         if code is None:
-            of, parts = self[slope] if slope < 0 else NOTHING_KNOWN, frozenset((part,))
+            of, parts = self[slope] if slope < 0 else NOTHING_KNOWN, alone(part)
             content = Content(named[0], of.factor, of.scalars, named[1], parts, where=where)
             code = self._made[key] = self.code(content)
             if where is not None:  # most are asked for without it next
@@ -255,28 +248,20 @@ class Contents:
                 name = f"{first.name}+{second.name}"
                 whole = second if not first.factor[0] else first  # of no elements: nothing is added
                 return self._made.setdefault(key, self.code(whole._replace(name=name)))
-            alike = first._replace(parts=frozenset()) == second._replace(parts=frozenset())
+            alike = first._replace(parts=()) == second._replace(parts=())
             if first.what not in (What.GRADIENT, What.SLOPE) or not alike or first.age != NOW:
                 return None
-            if self.common(one, other):
+            if self.repeated(one, other) is not None:
                 return None
-            whole = first._replace(parts=_complete(first.parts | second.parts))
+            whole = first._replace(parts=summed(first.parts, second.parts))
             self._made[key] = self.code(whole)
         return self._made[key]
 
-    def common(self, one: int, other: int) -> frozenset[Part]:
-        """Contributions that are in both."""
+    def repeated(self, one: int, other: int) -> int | None:
+        """The first micro-batch of which something is in both."""
         if one >= 0 or other >= 0:
-            return frozenset()
-        return frozenset(
-            part
-            for part in self[one].parts
-            if part[2] != UNCOUNTED
-            and any(
-                part == its or (part[0] == its[0] and 1 in (part[2], its[2]))
-                for its in self[other].parts
-            )
-        )
+            return None
+        return repeated(self[one].parts, self[other].parts)
 
     def clipped(self, code: int) -> int:
         """The number of a gradient that is clipped once more."""
@@ -305,14 +290,3 @@ class Contents:
     def against(self, code: int, due: int) -> tuple[str, str]:
         """A content and the one that is due, in words that tell them apart."""
         return self.word(code, due), self.word(due, code)
-
-
-def _complete(parts: frozenset[Part]) -> frozenset[Part]:
-    """Contributions of which those of one micro-batch are one, if they are all there."""
-    found = set(parts)
-    for batch, _, uses in parts:
-        own = {(batch, use, uses) for use in range(uses)}
-        if uses > 1 and own <= found:
-            found -= own
-            found.add((batch, 0, 1))
-    return frozenset(found)

@@ -344,9 +344,8 @@ class Ledger:
                 self.note(copy.id, f"{why} over {self.axes[number]}", self.tell(sources))
         content = contents.sum(was, more)
         if content is None:
-            twice = contents.common(was, more)
-            if twice and contents[was][:3] == contents[more][:3]:
-                batch = min(twice)[0]
+            batch = contents.repeated(was, more)
+            if batch is not None and contents[was][:3] == contents[more][:3]:
                 why = f"adds {source} to {target}, which has it from micro-batch {batch} already"
             else:
                 one, other = contents.against(more, was)

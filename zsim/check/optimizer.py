@@ -1,6 +1,7 @@
 """The optimizer's operations: norm and finite test, unscale, clip, update, and their operands."""
 
 from zsim.check.content import NEXT, Content, What
+from zsim.check.contribution import whole
 from zsim.check.coverage import Coverage, Covered
 from zsim.check.ledger import VALUE, Ledger
 from zsim.check.placed import (
@@ -53,7 +54,7 @@ class Optimizer:
         mean = Content(
             What.GRADIENT,
             (1, schedule.contract.loss_divisor),
-            parts=frozenset((batch, 0, 1) for batch in batches),
+            parts=whole(batches),
         )
         clips = (False, True) if strategy is None else (strategy.clip_norm is not None,)
         self.due = [contents.code(mean._replace(clipped=int(each))) for each in clips]

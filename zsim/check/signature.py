@@ -7,7 +7,7 @@ segment's name: so micro-batches, recomputation and backward are held against th
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.check.content import UNCOUNTED
+from zsim.check.contribution import UNCOUNTED
 from zsim.check.subject import NumberedProgram, Subject
 from zsim.model import BATCH, Model
 from zsim.operation import Action, Compute, Role, View
