@@ -88,12 +88,22 @@ def _through(subject: Subject, exchange: Exchange, *, tells: bool) -> list[Findi
         waiting = walk.part(each.setup, walk.beginning())
         while waiting and len(begun) < STATES_MAX:
             values = waiting.pop()
-            state = values.state(each.program.persistent)
+            state = values.state(each.program.persistent, walk.counted)
             if state not in begun:
                 begun.add(state)
                 waiting += walk.part(each.step, values)
         found += walk.ledger.found.values()
     return found
+
+
+def _counted(each: NumberedProgram) -> tuple[str, ...]:
+    """Numbers of the host that updates are given as their own: what others are changes nothing."""
+    updates = (part.operations[number] for _, part in each.parts for number in part.updates)
+    return tuple(
+        dict.fromkeys(
+            name for update in updates if isinstance(update, Compute) for name in update.scalars[:1]
+        )
+    )
 
 
 class _Walk:
@@ -106,6 +116,7 @@ class _Walk:
         self.schedule = schedule
         self.program = program
         self.persistent = frozenset(program.persistent)
+        self.counted = _counted(each)
         self.exchange = exchange
         self.ledger = Ledger(schedule, program, exchange.contents, tells=tells)
         axes = self.ledger.axes

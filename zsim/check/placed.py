@@ -98,10 +98,11 @@ class Values:
             self.count, self.updated, dict(self.scalars), dict(self.pieces), dict(self.inside)
         )
 
-    def state(self, buffers: tuple[str, ...]) -> tuple[object, ...]:
-        """The placements in `buffers`, to be compared."""
+    def state(self, buffers: tuple[str, ...], counted: tuple[str, ...]) -> tuple[object, ...]:
+        """The placements in `buffers`, to be compared, and how much the numbers `counted` are."""
+        known = self.scalars
         return (
-            tuple((name, number.amount) for name, number in self.scalars.items()),
+            tuple(known[name].amount if name in known else None for name in counted),
             *(
                 tuple((low, high, placement, slot) for low, high, placement, _, slot in found)
                 for name in buffers

@@ -1,12 +1,15 @@
 """Gradients are freed of the loss scale once, and so is the norm by which they are clipped."""
 
+from dataclasses import replace
+
 import pytest
-from mutation import changed, twice, without
+from mutation import changed, edited, twice, without
 
 from zsim.architecture import GPT
 from zsim.check import Finding, check
 from zsim.gpt import gpt
-from zsim.operation import Action, Compute, Copy, Fill
+from zsim.operation import Action, Branch, Compute, Copy, Fill, Operation, Role
+from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
 from zsim.zero import schedule
@@ -81,3 +84,24 @@ def test_a_bucket_of_which_a_part_is_not_divided_is_found(made: Schedule) -> Non
     found = value(changed(made, name, divisor=1))
     assert found[-1].operation.endswith("update")
     assert "which is a mixture, not a gradient divided by 2" in found[-1].why
+
+
+def test_what_a_skipped_step_leaves_is_looked_at_although_it_counts_skipped_steps() -> None:
+    made = schedule(MODEL, Strategy(stage=2, data=2, precision=Precision.FP16, emulate=DeepSpeed()))
+    parameter = next(
+        operand.view
+        for each in made.programs[0].step
+        if isinstance(each, Compute) and each.action is Action.FORWARD
+        for operand in each.operands
+        if operand.role is Role.PARAMETER
+    )
+
+    def edit(operation: Operation) -> tuple[Operation, ...]:
+        if not isinstance(operation, Branch):
+            return (operation,)
+        wrong = Fill(id="step/wrong", stream="compute", target=parameter, value=0.0)
+        return (replace(operation, then=(*operation.then, wrong)),)
+
+    assert check(made, MODEL) == ()
+    found = value(edited(made, edit))
+    assert found[0].why.endswith("which is a mixture, not a parameter")
