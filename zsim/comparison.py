@@ -97,6 +97,16 @@ def compare(first: Trace, second: Trace) -> Comparison:
     )
 
 
+def counts(relative: float, errors: Iterable[float | None]) -> bool | None:
+    """Whether predictions with these relative errors differ, if they do by `relative`.
+
+    They do where that is more than the larger error; None where no measurement judged one of them.
+    """
+    known = list(errors)
+    judged = [error for error in known if error is not None]
+    return abs(relative) > max(judged) if len(judged) == len(known) else None
+
+
 def _ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:
     return tuple(sorted(found, key=lambda each: -each.weight))
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.allocator import peak
-from zsim.backend import Job
 from zsim.comparison import Comparison, Measure, compare, sort_of
+from zsim.document import encode_trace
 from zsim.shell.cli import answer
 from zsim.shell.source import Changes, read
 from zsim.trace import Trace
@@ -18,16 +18,7 @@ from zsim_des import SimBackend
 
 
 def traced(*changes: str) -> Trace:
-    document = read("tiny", Changes(settings=changes)).document
-    assert document.model is not None
-    assert document.cluster is not None
-    job = Job(
-        schedule=document.schedule,
-        model=document.model,
-        cluster=document.cluster,
-        steps=document.steps,
-    )
-    return SimBackend().run(job, seed=0)
+    return SimBackend().run(read("tiny", Changes(settings=changes)).job(), seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +124,36 @@ def test_one_change_is_seen_in_few_lines(capsys: pytest.CaptureFixture[str]) -> 
     assert len(out.splitlines()) <= 40
     assert "B - A" in out
     assert "in A alone" in out
+
+
+@pytest.mark.parametrize(
+    ("errors", "backend", "line", "differs"),
+    [
+        ((0.001, 0.002), "sim", "more than the error of the prediction, 0.2%.", True),
+        ((0.001, 0.9), "sim", "less than the error of the prediction, 90.0%.", False),
+        ((0.001, None), "sim", "No measurement has judged predictions like these", None),
+        ((None, None), "torch", "alone.", None),  # the last line of the table is the last
+    ],
+)
+def test_a_comparison_says_how_sure_it_is(
+    errors: tuple[float | None, float | None],
+    backend: str,
+    line: str,
+    differs: bool | None,
+    trace: Trace,
+    other: Trace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names: list[str] = []
+    for each, error in zip((trace, other), errors, strict=True):
+        text = encode_trace(replace(each, error=error, backend=backend))
+        names.append(str(tmp_path / f"{len(names)}.json"))
+        Path(names[-1]).write_text(text, "utf-8")
+    assert line in ask(capsys, *names)[1].splitlines()[-1]
+    assert json.loads(ask(capsys, *names, "--json")[1])["step_time_differs_by_more_than_error"] is (
+        differs
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def chart(result: StudyResult) -> str:
     sheet = Sheet(WIDTH, HEIGHT)
     sheet.words(16, 32, result.question, size=17, bold=True)
     answer = f"{result.answer[:1].upper()}{result.answer[1:]}"
-    for line, words in enumerate(_folded(answer, 140)[:2]):
+    for line, words in enumerate(_folded(answer, 140)[:3]):
         sheet.words(16, 54 + 17 * line, words, size=12, colour=FAINT)
     rows = [row for row in result.rows if row.outcome.summary is not None]
     if not rows:

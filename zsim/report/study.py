@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from zsim.report.extremes import lines_of
 from zsim.report.page import LEGEND, Cell, Figure, Json, Page, Pairs, Section, Table, number, words
 from zsim.study.goal import COST
-from zsim.study.result import StudyResult, difference
+from zsim.study.result import StudyResult, compared
 from zsim.study.row import Row
 from zsim.units import format_bytes, format_seconds
 
@@ -29,7 +29,10 @@ def study_page(result: StudyResult) -> Page:
     return Page(
         title=result.question,
         answer=f"{result.answer[:1].upper()}{result.answer[1:]}.",
-        facts=(*facts, *(("trust", sentence) for sentence in result.trust)),
+        facts=(
+            *facts,
+            *zip(("trust", *("" for _ in result.trust[1:])), result.trust, strict=False),
+        ),
         sections=tuple(sections),
     )
 
@@ -165,30 +168,42 @@ def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, col
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One choice on one axis in place of the best run's: relative change of what is compared."""
+    """One choice on one axis in place of the best run's: relative change of what is compared.
 
+    `group` is the choice on the goal's own axis, for each of which there is a best run; "" is all.
+    """
+
+    group: str
     axis: str
     label: str
     row: Row
     relative: float
     counts: bool | None
 
+    @property
+    def name(self) -> str:
+        """What is chosen, and in which group."""
+        return f"{self.group}: {self.axis}={self.label}" if self.group else self.chosen
+
+    @property
+    def chosen(self) -> str:
+        """What is chosen."""
+        return f"{self.axis}={self.label}"
+
 
 def changes(result: StudyResult) -> tuple[Change, ...]:
-    """What each single change does to the best run, the largest first."""
-    if not result.ranking.accepted:
-        return ()
-    best = result.ranking.accepted[0]
-    found: list[Change] = []
+    """What each single change does to the best run, of each group of the goal; largest first."""
+    goal, found = result.goal, list[Change]()
     for row in result.rows:
+        group = goal.group(row)
+        best = result.ranking.best.get(group)
+        if best is None or row.outcome.summary is None:
+            continue
         apart = [at for at, label in enumerate(row.labels) if label != best.labels[at]]
-        if row.outcome.summary is not None and len(apart) == 1:
-            longer, counts = difference(best, row)
-            relative = _dearer(best, row) if by_cost(result) else longer
-            if relative is None:
-                continue
-            axis = result.axes[apart[0]]
-            found.append(Change(axis, row.labels[apart[0]], row, relative, counts))
+        change = compared(goal, best, row) if len(apart) == 1 else None
+        if change is not None:
+            axis, label = result.axes[apart[0]], row.labels[apart[0]]
+            found.append(Change(group, axis, label, row, *change))
     return tuple(sorted(found, key=lambda each: -abs(each.relative)))
 
 
@@ -197,42 +212,22 @@ def by_cost(result: StudyResult) -> bool:
     return result.goal.minimize == COST
 
 
-def _dearer(one: Row, other: Row) -> float | None:
-    """How much more a token costs in `other`; None where one has no cost."""
-    first, second = one.cost_per_million_tokens, other.cost_per_million_tokens
-    return None if not first or second is None else second / first - 1
-
-
 def _tornado(result: StudyResult) -> Iterator[Section]:
     """What one change does to the best run."""
     found = changes(result)
     if not found:
         return
-    accepted = {row.name for row in result.ranking.accepted}
     shown = found[:20]
-    best = result.ranking.accepted[0]
     what = "the cost of a token" if by_cost(result) else "the time of a step"
-    meets = [each for each in found if each.row.name in accepted]
-    better = min(meets, key=lambda each: each.relative, default=None)
-    help_most = (
-        f"What helps most and meets the goal is {better.axis}={better.label}: "
-        f"{better.relative:+.1%}."
-        if better is not None and better.relative < 0
-        else f"No single change that meets the goal lessens {what}."
-    )
     yield Section(
         title="What one change does",
-        sentences=(
-            f"From the best run, {best.name}, one axis is changed at a time; bars are the change "
-            f"of {what}. {help_most} "
-            f"What matters most is {shown[0].axis}={shown[0].label}: {shown[0].relative:+.1%}.",
-        ),
+        sentences=(_about(result, found, what),),
         figure=Figure(
             traces=(
                 {
                     "type": "bar",
                     "orientation": "h",
-                    "y": [plain(f"{each.axis}={each.label}") for each in shown],
+                    "y": [plain(each.name) for each in shown],
                     "x": [100 * each.relative for each in shown],
                     "text": [_says(each) for each in shown],
                     "textposition": "auto",
@@ -250,8 +245,36 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
     )
 
 
+def _about(result: StudyResult, found: Sequence[Change], what: str) -> str:
+    """What the bars are, which change helps most, and which matters most."""
+    accepted = {row.name for row in result.ranking.accepted}
+    meets = [each for each in found if each.row.name in accepted]
+    better = min(meets, key=lambda each: each.relative, default=None)
+    help_most = (
+        f"What helps most and meets the goal is {better.name}: {_says(better)}."
+        if better is not None and better.relative < 0
+        else f"No single change that meets the goal lessens {what}."
+    )
+    matters = f"What matters most is {found[0].name}: {_says(found[0])}."
+    if not found[0].relative:
+        axes = ", ".join(sorted({each.axis for each in found}))
+        matters = f"{what.capitalize()} is the same whatever is chosen on {axes}."
+    each = result.goal.table.for_each
+    begin = (
+        f"the best run, {result.ranking.accepted[0].name}"
+        if each is None
+        else f"the best run for each {each}"
+    )
+    return (
+        f"From {begin}, one {'axis' if each is None else 'other axis'} is changed at a time; "
+        f"bars are the change of {what}. {help_most} {matters}"
+    )
+
+
 def _says(each: Change) -> str:
-    return f"{each.relative:+.1%}{', below the error' if each.counts is False else ''}"
+    """A change, and how sure it is."""
+    how = {False: ", below the error", None: ", not judged", True: ""}[each.counts]
+    return f"{each.relative:+.1%}{how if each.relative else ''}"
 
 
 def _colour(each: Change) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.backend import BackendError, NoWayError
-from zsim.comparison import Comparison, Difference, Measure, compare, sort_of
+from zsim.comparison import Comparison, Difference, Measure, compare, counts, sort_of
 from zsim.document import DocumentError, decode_trace
 from zsim.shell.answer import print_json
 from zsim.shell.mistake import MistakeError, file_fault, mistakes
@@ -95,6 +95,7 @@ def _object(sides: tuple[Side, Side], found: Comparison) -> dict[str, object]:
         "first": sides[0].name,
         "second": sides[1].name,
         "step_time_s": _entry(found.step),
+        "step_time_differs_by_more_than_error": _differ(sides, found.step),
         "figures": [_entry(each) for each in found.figures],
         "sorts": [_entry(each) for each in found.sorts],
         "operations": [_entry(each) for each in found.operations],
@@ -136,6 +137,28 @@ def _print(sides: tuple[Side, Side], found: Comparison) -> None:
             table.add_row(*_row(each))
     Console(width=100, highlight=False).print(table)
     print(_rest(found))
+    verdict = _verdict(sides, found.step)
+    if verdict:
+        print(verdict)
+
+
+def _verdict(sides: tuple[Side, Side], step: Difference) -> str:
+    """How sure it is that steps of two simulations differ; nothing of what was measured."""
+    if not step.relative or any(each.trace.backend != "sim" for each in sides):
+        return ""
+    differ = _differ(sides, step)
+    if differ is None:
+        return (
+            "No measurement has judged predictions like these: nobody knows how far off they are."
+        )
+    error = max(each.trace.error or 0.0 for each in sides)
+    how = "more" if differ else "less"
+    return f"The steps differ by {how} than the error of the prediction, {error:.1%}."
+
+
+def _differ(sides: tuple[Side, Side], step: Difference) -> bool | None:
+    """Whether the steps differ by more than predictions are off; None where nobody knows that."""
+    return counts(step.relative or 0.0, [each.trace.error for each in sides])
 
 
 def _firsts(operations: Sequence[Difference]) -> list[Difference]:

@@ -129,6 +129,9 @@ def _axis(table: AxisTable) -> Axis:
     if not choices:
         raise StudyError(f"{given[0]}: empty; an axis has at least one choice")
     axis = Axis(name=name, choices=choices)
+    if not axis.fields:
+        named = ", ".join(each.label for each in choices)
+        raise StudyError(f"{given[0]}: {named} of axis {name!r} change nothing; give one a field")
     for field in axis.fields:
         try:
             need_field(field)

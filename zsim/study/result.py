@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zsim.comparison import counts
 from zsim.study.goal import COST, GPUS, STEP_TIME, Goal, Ranking, ranked, value_of
 from zsim.study.outcome import Outcome, Status
 from zsim.study.plan import Run, StudyPlan
 from zsim.study.row import Row
+from zsim.study.trust import said_once
 from zsim.units import format_seconds
 
 SECONDS_PER_HOUR = 3600
@@ -38,9 +40,8 @@ class StudyResult:
 
     @property
     def trust(self) -> tuple[str, ...]:
-        """What the simulation says of how far to trust it, each sentence once."""
-        said = [row.outcome.trust for row in self.rows if row.outcome.trust]
-        return tuple(dict.fromkeys(said))
+        """What the simulation says of how far to trust it, each thing once."""
+        return said_once([row.outcome.trust for row in self.rows if row.outcome.trust])
 
     @property
     def answer(self) -> str:
@@ -73,9 +74,25 @@ def difference(one: Row, other: Row) -> tuple[float, bool | None]:
     It does where it is more than the larger error of the two; None where nobody judged these.
     """
     found = other.step_time_s / one.step_time_s - 1
-    errors = [row.outcome.error for row in (one, other)]
-    known = [error for error in errors if error is not None]
-    return found, abs(found) > max(known) if len(known) == len(errors) else None
+    return found, _counts(found, one, other)
+
+
+def compared(goal: Goal, one: Row, other: Row) -> tuple[float, bool | None] | None:
+    """The same of what is compared under `goal`: the cost of a token if that is sought, or time.
+
+    None where one has no cost.
+    """
+    if goal.minimize != COST:
+        return difference(one, other)
+    first, second = one.cost_per_million_tokens, other.cost_per_million_tokens
+    if not first or second is None:
+        return None
+    dearer = second / first - 1
+    return dearer, _counts(dearer, one, other)
+
+
+def _counts(relative: float, one: Row, other: Row) -> bool | None:
+    return counts(relative, [row.outcome.error for row in (one, other)])
 
 
 def _row(run: Run, goal: Goal, outcomes: Mapping[str, Outcome]) -> Row:
@@ -118,7 +135,8 @@ def _answer(result: StudyResult) -> str:
         return f"{_superlative(goal)}: {best.name}: {facts}{_beside(goal, ranking)}"
     groups = dict.fromkeys(goal.group(row) for row in result.rows)
     parts = [_of_group(result, group) for group in groups]
-    return f"{_superlative(goal)} for each {goal.table.for_each}: {'; '.join(parts)}"
+    what = f"{_superlative(goal)} for each choice of {goal.table.for_each}"
+    return f"{what}: {'; '.join(parts)}{_leads(result)}"
 
 
 def _of_group(result: StudyResult, group: str) -> str:
@@ -129,6 +147,32 @@ def _of_group(result: StudyResult, group: str) -> str:
     pairs = enumerate(zip(result.axes, best.labels, strict=True))
     others = [f"{name}={label}" for index, (name, label) in pairs if index != goal.axis]
     return f"{group}: {', '.join(others)} ({', '.join(_facts(goal, best))})"
+
+
+def _leads(result: StudyResult) -> str:
+    """Of which groups the best is hardly ahead of the next run, or by what nobody has judged."""
+    goal, ranking = result.goal, result.ranking
+    if goal.minimize not in {STEP_TIME, COST}:
+        return ""
+    of_group: dict[str, list[Row]] = {goal.group(row): [] for row in result.rows}
+    for row in ranking.accepted:
+        of_group[goal.group(row)].append(row)
+    found: dict[str, bool | None] = {}
+    for group, rows in of_group.items():
+        lead = compared(goal, rows[0], rows[1]) if rows[1:] else None
+        if lead is not None:
+            found[group] = lead[1]
+    below, unjudged = (
+        [group for group, counts in found.items() if counts is verdict] for verdict in (False, None)
+    )
+    text = ""
+    if below:
+        at = "" if len(below) == len(found) else f" at {', '.join(below)}"
+        text += f"; the lead over the next{at} is less than the error of the prediction"
+    if unjudged:
+        at = "" if len(unjudged) == len(found) else f" at {', '.join(unjudged)}"
+        text += f"; no measurement has judged the lead over the next{at}"
+    return text
 
 
 def _superlative(goal: Goal) -> str:
@@ -161,16 +205,20 @@ def _beside(goal: Goal, ranking: Ranking) -> str:
     if not ranking.accepted[1:]:
         return ", the only one that meets the goal"
     following = ranking.accepted[1]
-    if goal.minimize != STEP_TIME:
+    lead = compared(goal, best, following) if goal.minimize in {STEP_TIME, COST} else None
+    if lead is None:
         return f"; next: {following.name}"
-    longer, counts = difference(best, following)
-    if not longer:
-        return f", as fast as {following.name}"
-    return f"; next: {following.name}, {longer:+.1%}{_error(counts)}"
+    more, counts = lead
+    if not more:
+        return f", as {'cheap' if goal.minimize == COST else 'fast'} as {following.name}"
+    return f"; next: {following.name}, {more:+.1%}{_error(counts)}"
 
 
 def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no, or nobody knows)
-    return ", which is less than the error of the prediction" if counts is False else ""
+    """How sure a difference is, where it is not."""
+    if counts is None:
+        return ", which no measurement has judged"
+    return "" if counts else ", which is less than the error of the prediction"
 
 
 def _commonest(reasons: Sequence[str]) -> str:

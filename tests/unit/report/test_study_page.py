@@ -181,6 +181,36 @@ def test_where_cost_is_sought_changes_are_of_cost() -> None:
     )
 
 
+def test_with_a_best_run_for_each_choice_changes_are_beside_the_best_of_the_same_choice() -> None:
+    drawn = drawn_study((2, 3), 5, full=0, error=0.9)
+    goal = goal_of(GoalTable(for_each="axis0"), drawn.axes)
+    result = replace(drawn, goal=goal, ranking=ranked(goal, drawn.rows))
+    found = changes(result)
+    assert sorted((each.group, each.axis) for each in found) == [
+        *[("0", "axis1")] * 2,
+        *[("1", "axis1")] * 2,
+    ]
+    for each in found:
+        best = result.ranking.best[each.group]
+        assert each.row.step_time_s == pytest.approx(best.step_time_s * (1 + each.relative))
+    tornado = section(study_page(result), "What one change does")
+    assert tornado is not None
+    assert tornado.sentences[0].startswith("From the best run for each axis0, one other axis")
+    most = found[0]
+    assert most.counts is (most.relative > 0.9)
+    how = "" if most.counts else ", below the error"
+    assert f"most is {most.group}: axis1={most.label}: {most.relative:+.1%}{how}." in str(tornado)
+
+
+def test_axes_that_change_nothing_are_named() -> None:
+    drawn = drawn_study((2, 2), 1, full=0)
+    rows = tuple(replace(row, outcome=drawn.rows[0].outcome) for row in drawn.rows)
+    result = replace(drawn, rows=rows, ranking=ranked(drawn.goal, rows))
+    tornado = section(study_page(result), "What one change does")
+    assert tornado is not None
+    assert "The time of a step is the same whatever is chosen on axis0, axis1." in str(tornado)
+
+
 def test_a_csv_that_cannot_be_written_is_told_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

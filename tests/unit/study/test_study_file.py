@@ -136,6 +136,9 @@ WRONG = {
     STAGES.replace("zero.stage", "zero"): "zero=0: zero: 0 must be a table",
     STAGES.replace("[0, 1, 2, 3]", "[1, 9]"): "stage=9: zero.stage: 9 must be 0, 1, 2 or 3",
     STAGES.replace("[0, 1, 2, 3]", "[1, 1]"): "axis.0.values: '1' is there twice",
+    "[[axis]]\n[axis.variants]\nnow = {}\nlater = {}": (
+        "axis.0.variants: now, later of axis 'variant' change nothing"
+    ),
     STAGES.replace("[0, 1, 2, 3]", "[]"): "axis.0.values: empty",
     STAGES + STAGES: "axis.1: zero.stage is on axis 'stage' too",
     '[[axis]]\nfield = "zero.stage"': "axis.0.values: none given",

@@ -10,6 +10,7 @@ from zsim.study.goal import goal_of, ranked
 from zsim.study.outcome import Outcome, Status, decoded, encoded
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import Row
+from zsim.study.trust import said_once
 from zsim.summary import Rates, Summary
 
 SUMMARY = Summary(
@@ -70,15 +71,15 @@ def result(goal: GoalTable, *rows: Row) -> StudyResult:
     )
 
 
+TWICE = "100.0% longer than the fastest, fast, which no measurement has judged"
+
 BEST = {
-    "fastest: fast: 1 s a step; next: slow, +100.0%": GoalTable(),
-    "fewest GPUs: slow: 8, 2 s a step, 100.0% longer than the fastest, fast": GoalTable(
-        minimize="gpus"
-    ),
-    "cheapest: slow: 16 for a million tokens, 2 s a step, 100.0% longer than the fastest, fast": (
+    "fastest: fast: 1 s a step; next: slow, +100.0%, which no measurement has judged": GoalTable(),
+    f"fewest GPUs: slow: 8, 2 s a step, {TWICE}": GoalTable(minimize="gpus"),
+    f"cheapest: slow: 16 for a million tokens, 2 s a step, {TWICE}": (
         GoalTable(minimize="cost_per_token", price_per_gpu_hour=1.0)
     ),
-    "least cluster.nics_per_node: slow: 1, 2 s a step, 100.0% longer than the fastest, fast": (
+    f"least cluster.nics_per_node: slow: 1, 2 s a step, {TWICE}": (
         GoalTable(minimize="cluster.nics_per_node")
     ),
     "fastest: slow: 2 s a step, the only one that meets the goal": GoalTable(max_gpus=8),
@@ -135,12 +136,52 @@ def test_there_is_a_best_run_for_each_choice_on_an_axis() -> None:
     )
     # In group a the slow run takes twice the fastest; in group b it is the fastest.
     assert made.answer == (
-        "fastest for each group: a: run=fast (1 s a step); b: run=slow (2 s a step); "
+        "fastest for each choice of group: a: run=fast (1 s a step); b: run=slow (2 s a step); "
         "c: none meets the goal"
     )
     assert [each.labels for each, _ in made.ranking.refused] == [("a", "slow"), ("c", "full")]
     with pytest.raises(StudyError, match="'size' must be an axis: group, run"):
         goal_of(GoalTable(for_each="size"), ["group", "run"])
+
+
+def test_a_lead_of_a_choice_says_where_it_is_below_the_error_or_not_judged() -> None:
+    def judged(name: str, seconds: float, error: float | None) -> Row:
+        outcome = replace(row("", seconds).outcome, error=error)
+        return row(name, seconds, outcome=outcome)
+
+    near, far = judged("near", 1.04, 0.05), judged("far", 1.2, 0.05)
+    best, unknown = judged("best", 1.0, 0.05), judged("unknown", 1.5, None)
+    goal = goal_of(GoalTable(for_each="group"), ["group", "run"])
+    seen: dict[tuple[str, ...], str] = {}
+    for others in ((near,), (far,), (unknown,), (near, far, unknown), (far, far), (near, near)):
+        pairs = [(str(at), each) for at, other in enumerate(others) for each in (best, other)]
+        rows = tuple(replace(each, labels=(group, each.name)) for group, each in pairs)
+        made = replace(result(GoalTable()), axes=("group", "run"), goal=goal, rows=rows)
+        answer = replace(made, ranking=ranked(goal, rows)).answer
+        seen[tuple(each.name for each in others)] = answer.rpartition("(1 s a step)")[2]
+    below = "; the lead over the next{} is less than the error of the prediction"
+    nobody = "; no measurement has judged the lead over the next"
+    assert seen == {
+        ("near",): below.format(""),
+        ("far",): "",
+        ("unknown",): nobody,
+        ("near", "far", "unknown"): below.format(" at 0") + f"{nobody} at 2",
+        ("far", "far"): "",
+        ("near", "near"): below.format(""),
+    }
+
+
+def test_what_runs_say_of_trust_is_said_once() -> None:
+    alike = "judged on 9 runs; this run is {}; constants are fitted"
+    inside, outside = alike.format("inside"), alike.format("outside: 64 GPUs")
+    assert said_once([inside, inside]) == (inside,)
+    assert said_once([inside, outside, inside]) == (
+        "judged on 9 runs; constants are fitted",
+        "2 of 3 runs: inside",
+        "1 of 3 runs: outside: 64 GPUs",
+    )
+    assert said_once(["one", "two"]) == ("1 of 2 runs: one", "1 of 2 runs: two")
+    assert said_once([]) == ()
 
 
 def test_of_equally_good_runs_the_faster_one_is_best() -> None:

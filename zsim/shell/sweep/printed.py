@@ -15,8 +15,11 @@ from zsim.units import format_bytes, format_seconds
 ROWS_MAX = 20
 """Runs that are shown; the others are counted."""
 
-TRUST_MAX = 2
-"""Sentences of trust that are shown: there may be one for each number of GPUs."""
+TRUST_MAX = 5
+"""Lines of trust that are shown: there may be one for each number of GPUs."""
+
+BELOW, UNJUDGED = "({})", "{} ?"
+"""Differences below the error of the prediction, and those whose error nobody knows."""
 
 Cell = Callable[[Row], str]
 
@@ -63,11 +66,15 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
         runs += f", and {result.dropped:,} combinations dropped"
     lines = [("runs", f"{runs}{'; ' if not_done else ''}{', '.join(not_done)}")]
     lines += [("held fixed", result.held)]
-    if any(_to_best(result, row).startswith("(") for row in result.rows):
+    marks = {_to_best(result, row)[-1:] for row in result.rows}
+    if ")" in marks:
         lines.append(("in brackets", "differences that are less than the error of the prediction"))
-    lines += [("trust", sentence) for sentence in result.trust[:TRUST_MAX]]
+    if "?" in marks:
+        lines.append(("with ?", "differences that no measurement has judged"))
+    names = ("trust", *("" for _ in result.trust[1:]))
+    lines += list(zip(names, result.trust, strict=True))[:TRUST_MAX]
     if result.trust[TRUST_MAX:]:
-        lines.append(("", f"and {len(result.trust) - TRUST_MAX} more sentences like it: --json"))
+        lines.append(("", f"and {len(result.trust) - TRUST_MAX} more lines like it: --json"))
     return [*lines, ("kept in", str(store))]
 
 
@@ -129,7 +136,7 @@ def _of(text: Callable[[Any], str]) -> Cell:
 def _to_best(result: StudyResult, row: Row) -> str:
     """How much longer a step takes than that of the best run of the group.
 
-    In brackets if that is less than the error of the prediction.
+    In brackets if that is less than the error of the prediction, with ? if nobody knows that.
     """
     best = result.ranking.best.get(result.goal.group(row))
     if best is None or row.outcome.summary is None:
@@ -137,4 +144,5 @@ def _to_best(result: StudyResult, row: Row) -> str:
     if row is best:
         return "best"
     longer, counts = difference(best, row)
-    return f"({longer:+.1%})" if counts is False else f"{longer:+.1%}"
+    form = UNJUDGED if counts is None else "{}" if counts else BELOW
+    return form.format(f"{longer:+.1%}")
