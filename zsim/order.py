@@ -11,17 +11,20 @@ from 0 down are earlier steps. What those guarantee comes in as an `Entry`: `unk
 than the order of each stream; `settled` finds the largest claim that holds for the first step,
 since setup ends with all streams drained, and that a step for which it holds leaves to the next.
 
+A branch goes either way in any step. Only one that reads what another one read in the same step,
+with nothing written to that buffer in between, goes as that one did.
+
 Cost: one clock for each operation that waits for another; what follows a branch is gone through
-once for each list.
+once for each list that it may take.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 
-from zsim.numbered import HOST, Numbered
-from zsim.operation import Allocate, Free, FreeMode
+from zsim.numbered import HOST, READ, Numbered
+from zsim.operation import Allocate, Branch, Free, FreeMode, View
 
 Clock = tuple[int, ...]
 """For each stream, the position up to which everything that ran on it has finished.
@@ -61,18 +64,38 @@ class Entry:
 
 
 @dataclass(slots=True)
+class State:
+    """What is known while a program is gone through, by the host and on each stream.
+
+    And the last operation of each group, and of each value that branches read the last of these and
+    the list that it took.
+    """
+
+    host: Clock
+    tails: list[Clock]
+    latest: dict[str, int] = field(default_factory=dict[str, int])
+    taken: dict[View, tuple[int, int]] = field(default_factory=dict[View, tuple[int, int]])
+
+    def copy(self) -> "State":
+        """The same, to go another way from here."""
+        return State(self.host, list(self.tails), dict(self.latest), dict(self.taken))
+
+
+@dataclass(slots=True)
 class Way:
     """One way through the branches of a part.
 
     `known` has, by number, of an operation on a stream what has finished when it starts; of a free
     what its home stream knows once it has waited, and of a deferred free what is known when the
     memory returns; of other actions of the host what the host knows after them; nothing of what
-    does not run. Up to operation `since` the ways before this one have the same.
+    does not run. Up to operation `since` the ways before this one have the same. `left` is what is
+    known when the part ends.
     """
 
     numbered: Numbered
     known: list[Clock | None]
     since: int
+    left: State
 
     def tail(self, stream: int, number: int) -> int:
         """Position of the last entry of `stream` that was issued before operation `number`."""
@@ -153,18 +176,6 @@ def _known_to_both(one: dict[str, Clock], other: dict[str, Clock]) -> dict[str, 
     return {name: sooner(clock, other[name]) for name, clock in one.items() if name in other}
 
 
-@dataclass(slots=True)
-class _State:
-    """What is known while a program is gone through, and the last operation of each group."""
-
-    host: Clock
-    tails: list[Clock]
-    latest: dict[str, int]
-
-    def copy(self) -> "_State":
-        return _State(self.host, list(self.tails), dict(self.latest))
-
-
 class Timeline:
     """Clocks of every operation of a part, for every way through its branches."""
 
@@ -173,47 +184,16 @@ class Timeline:
         self.entry = entry
         self.ways: list[Way] = []
         self._leaving: list[Entry] = []
-        first = Way(numbered, [None] * len(numbered.operations), 0)
-        self._run(numbered.items, _State(entry.host, list(entry.streams), {}), first)
+        state = State(entry.host, list(entry.streams))
+        first = Way(numbered, [None] * len(numbered.operations), 0, state)
+        self._run(numbered.items, state, first)
 
     @property
     def seam(self) -> Entry:
         """What a step leaves to the next one, whichever ways it took: the entry of that step."""
         return reduce(weaker, self._leaving)
 
-    @cached_property
-    def lists(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """The lists of branches in which operations stand, from the outermost in: branch, side."""
-        found: dict[int, tuple[tuple[int, int], ...]] = {}
-        for branch, sides in sorted(self.numbered.sides.items()):
-            for side, numbers in enumerate(sides):
-                for number in numbers:
-                    found[number] = (*found.get(branch, ()), (branch, side))
-        return found
-
-    def waiters(self, number: int) -> list[int]:
-        """Operations of a step that wait for the previous instance of operation `number`."""
-        numbered = self.numbered
-        group = numbered.group[number]
-        on_group = self._on_group.get(group, []) if group else []
-        return self._on_previous.get(numbered.operations[number].id, []) + on_group
-
-    @cached_property
-    def _on_group(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for number in self.numbered.communications:
-            found.setdefault(self.numbered.group[number], []).append(number)
-        return found
-
-    @cached_property
-    def _on_previous(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for number, names in self.numbered.previous.items():
-            for name in names:
-                found.setdefault(name, []).append(number)
-        return found
-
-    def _run(self, items: list[int], state: _State, way: Way) -> None:
+    def _run(self, items: list[int], state: State, way: Way) -> None:
         numbered, known_at = self.numbered, way.known
         operations, streams, positions = numbered.operations, numbered.stream, numbered.position
         groups, edges, previous = numbered.group, numbered.edges, numbered.previous
@@ -258,14 +238,30 @@ class Timeline:
         self._leave(state, way)
         self.ways.append(way)
 
-    def _fork(self, branch: int, rest: list[int], state: _State, way: Way) -> None:
-        """Both ways on: a list of the branch, then the rest."""
-        then, otherwise = self.numbered.sides[branch]
-        other = Way(self.numbered, list(way.known), branch)
-        self._run(then + rest, state.copy(), way)
-        self._run(otherwise + rest, state, other)
+    def _fork(self, branch: int, rest: list[int], state: State, way: Way) -> None:
+        """Both ways on, or the only one: a list of the branch, then the rest."""
+        sides = self.numbered.sides[branch]
+        operation = self.numbered.operations[branch]
+        assert isinstance(operation, Branch)
+        before = state.taken.get(operation.value)
+        if before is not None and not self._is_written(operation.value, before[0], branch, way):
+            self._run(sides[before[1]] + rest, state, way)
+            return
+        other, copied = Way(self.numbered, list(way.known), branch, state), state.copy()
+        for side, (after, each) in enumerate(((copied, way), (state, other))):
+            after.taken[operation.value] = (branch, side)
+            self._run(sides[side] + rest, after, each)
 
-    def _act(self, number: int, state: _State, way: Way) -> Clock:
+    def _is_written(self, value: View, since: int, branch: int, way: Way) -> bool:
+        """Whether the buffer of `value` is written between two branches that read it."""
+        history = self.numbered.history[value.buffer]
+        happens = zip(history.numbers, history.codes, strict=True)
+        return any(
+            code != READ and since < number < branch and way.known[number] is not None
+            for number, code in happens
+        )
+
+    def _act(self, number: int, state: State, way: Way) -> Clock:
         """An action of the host; what is known after it, as `Way` says."""
         numbered = self.numbered
         operation = numbered.operations[number]
@@ -284,7 +280,7 @@ class Timeline:
             self._host_knows(state, self._after_previous(number, known))
         return state.host
 
-    def _host_knows(self, state: _State, known: Clock) -> None:
+    def _host_knows(self, state: State, known: Clock) -> None:
         """What the host knows holds for everything that it issues from now on."""
         state.host = known
         state.tails[:] = [later(tail, known) for tail in state.tails]
@@ -308,7 +304,8 @@ class Timeline:
                 known = later(known, clock)
         return known
 
-    def _leave(self, state: _State, way: Way) -> None:
+    def _leave(self, state: State, way: Way) -> None:
+        way.left = state
         numbered, length = self.numbered, self.numbered.length
         lifted = self._lifted(way) if numbered.sides else None
 

@@ -25,11 +25,11 @@ def views(draw: st.DrawFn, buffer: Named, ranks: int, *, size: int | None = None
 class Writer:
     """Draws the operations of a part, and remembers what edges can name."""
 
-    def __init__(self, draw: st.DrawFn, build: ScheduleBuilder, ranks: int) -> None:
+    def __init__(self, draw: st.DrawFn, build: ScheduleBuilder, ranks: int, flags: int) -> None:
         self.draw = draw
         self.ranks = ranks
         self.buffers = [build.buffer(f"x{n}", 6, persistent=True) for n in range(2)]
-        self.flag = build.buffer("flag", 1, persistent=True)
+        self.flags = [build.buffer(f"flag{n}", 1, persistent=True) for n in range(flags)]
         self.names: list[str] = []
 
     def write(self, part: Part, count: int, *, inside: bool = False) -> None:
@@ -51,7 +51,7 @@ class Writer:
                 sides = part.side(f"{name}/then"), part.side(f"{name}/otherwise")
                 for side in sides:
                     self.write(side, draw(st.integers(0, 3)), inside=True)
-                part.branch(name, self.flag.all, *sides, after=edges)
+                part.branch(name, draw(st.sampled_from(self.flags)).all, *sides, after=edges)
             elif kind == "copy":
                 source = draw(views(one, self.ranks))
                 target = (
@@ -77,18 +77,19 @@ class Writer:
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, filled: bool = True) -> Schedule:
+def programs(draw: st.DrawFn, *, filled: bool = True, flags: int = 1) -> Schedule:
     """A step of fills, copies, collectives, waits of the host and branches on three streams.
 
-    Setup fills every buffer, or whichever are drawn.
+    Setup fills every buffer, or whichever are drawn. Branches read one of so many `flags`.
     """
     ranks = draw(st.integers(1, 3))
     build = ScheduleBuilder.of("drawn", data=ranks)
     build.stream("other")
     build.group("data", "data")
-    writer = Writer(draw, build, ranks)
-    build.setup.allocate(*writer.buffers, writer.flag)
-    build.setup.fill("flag", writer.flag.all, 0.0)
+    writer = Writer(draw, build, ranks, flags)
+    build.setup.allocate(*writer.buffers, *writer.flags)
+    for flag in writer.flags:
+        build.setup.fill(flag.name, flag.all, 0.0)
     for buffer in writer.buffers:
         if filled or draw(st.booleans()):
             build.setup.fill(buffer.name, buffer.all, 0.0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from zsim.access import Access, accesses
 from zsim.check.overlap import Overlap
+from zsim.check.seam import Seam
 from zsim.numbered import ALLOCATE, FREE, HOST
 from zsim.operation import (
     AllGather,
@@ -36,16 +37,19 @@ class Race:
     earlier_writes: bool
 
 
-Marks = dict[int, int]
-"""The last operation on each stream that read a view, or wrote it."""
+Marks = dict[int, tuple[int, ...]]
+"""On each stream the last operation that read a view, or wrote it.
+
+Of earlier steps every one that may be the last, since what is behind it stands in a branch.
+"""
 
 
 class Collisions:
     """The accesses to one buffer, view by view."""
 
-    def __init__(self, order: Timeline, name: str, overlap: Overlap) -> None:
-        self.order = order
+    def __init__(self, order: Timeline, name: str, overlap: Overlap, seam: Seam) -> None:
         self.way = order.ways[0]
+        self.seam = seam
         self.numbered = order.numbered
         self.history = self.numbered.history[name]
         self.views: list[View] = []
@@ -68,12 +72,10 @@ class Collisions:
 
         Every access that does not know another one that it overlaps; of each stream the last.
         """
-        numbered, self.way = self.numbered, way
+        self.way = way
         self._clear()
         if lasts:
-            count = len(numbered.operations)
-            for number in self.touched:
-                self._enter(number, number - count)
+            self._enter_earlier()
         found: list[Race] = []
         for number, code in zip(self.history.numbers, self.history.codes, strict=True):
             if way.known[number] is None or code == FREE:
@@ -82,22 +84,39 @@ class Collisions:
                 self._clear()
                 continue
             found += self._unknown(number)
-            self._enter(number, number)
+            self._enter(number)
         return found
 
     def _clear(self) -> None:
         self.reads = [{} for _ in self.views]
         self.writes = [{} for _ in self.views]
 
-    def _enter(self, number: int, mark: int) -> None:
+    def _enter(self, number: int) -> None:
         stream = self.numbered.stream[number]
         if stream == HOST:  # the host goes on when it has read
             return
         for view, reads, writes in self.touched[number]:
             if reads:
-                self.reads[view][stream] = mark
+                self.reads[view][stream] = (number,)
             if writes:
-                self.writes[view][stream] = mark
+                self.writes[view][stream] = (number,)
+
+    def _enter_earlier(self) -> None:
+        """What steps before may have done last: of each stream, and each list of a branch."""
+        count = len(self.numbered.operations)
+        for number, touched in self.touched.items():
+            stream = self.numbered.stream[number]
+            if stream == HOST:
+                continue
+            for view, reads, writes in touched:
+                for marks, happens in ((self.reads[view], reads), (self.writes[view], writes)):
+                    if happens:
+                        kept = [
+                            mark
+                            for mark in marks.get(stream, ())
+                            if not self.seam.is_followed(mark + count, number)
+                        ]
+                        marks[stream] = (*kept, number - count)
 
     def _unknown(self, number: int) -> list[Race]:
         worst: dict[int, Race] = {}
@@ -110,7 +129,7 @@ class Collisions:
                 if writes:
                     fronts.append((self.reads[other], False))
                 for marks, wrote in fronts:
-                    for at, mark in marks.items():
+                    for at, mark in _each(marks):
                         if at == stream or mark in known:
                             continue
                         if self._knows(number, mark):
@@ -129,36 +148,12 @@ class Collisions:
         stream = numbered.stream[earlier]
         if known[stream] >= numbered.position[earlier] - len(numbered.entries[stream]):
             return True
-        return any(
-            at == number or (at < number and self.way.is_before(at, number))
-            for at in self._waiters(earlier)
-            if self.way.known[at] is not None
-        )
+        return self.seam.knows(self.way, number, earlier)
 
-    def _waiters(self, earlier: int) -> Iterator[int]:
-        """Operations that start after every instance of `earlier` in the steps before.
 
-        They wait for the previous instance of an operation that is behind it in the same list of a
-        branch, or come next on the communicator of such an operation.
-        """
-        lists = self.order.lists
-        within = lists.get(earlier)
-        if within is None:
-            return
-        yield from self.order.waiters(earlier)
-        for target, other in lists.items():
-            if within[: len(other)] == other and self._always(earlier, target):
-                yield from self.order.waiters(target)
-
-    def _always(self, earlier: int, target: int) -> bool:
-        """Whether `target` is after `earlier` on every way that runs both."""
-        if earlier >= target or self.numbered.stream[target] == HOST:
-            return False
-        return all(
-            way.is_before(earlier, target)
-            for way in self.order.ways
-            if way.known[earlier] is not None and way.known[target] is not None
-        )
+def _each(marks: Marks) -> Iterator[tuple[int, int]]:
+    """Streams and marks."""
+    return ((stream, mark) for stream, found in marks.items() for mark in found)
 
 
 def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:

@@ -12,11 +12,12 @@ Buffers that hold one block of memory one after the other are `lifetime`'s matte
 the last use of the first before the first use of the second.
 
 Across the seam of two steps, everything that a step may do to a persistent buffer counts for the
-next one. What stands in a list of a branch may have run in an earlier step; it is also before
-whatever waits for the previous instance of an operation that is behind it in the same list.
+next one, and what stands in a list of a branch for all that come after; `zsim.check.seam` tells
+exactly what a step knows of all steps before it.
 
 Assumed: what orders operations lies in the program of the rank itself: a schedule that is ordered
-only through what another role does is refused.
+only through what another role does is refused. A branch may go either way in any step, but goes as
+an earlier one of its step that read the same value, if nothing wrote to that buffer in between.
 
 Cost: buffers that stay on one stream cost nothing. For the others, one comparison for each
 operation that names them, with the last write and read of each stream; where that does not
@@ -30,6 +31,7 @@ from zsim.access import Access
 from zsim.check.collision import Collisions, Race, inside
 from zsim.check.finding import Finding
 from zsim.check.overlap import Overlap, says
+from zsim.check.seam import Seam
 from zsim.check.subject import SETUP, STEP, NumberedProgram, Subject
 from zsim.numbered import ALLOCATE, FREE, HOST, READ, History
 from zsim.operation import Operation
@@ -58,6 +60,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
     found: dict[tuple[int, int], Finding] = {}
     shared = [name for name, history in numbered.history.items() if history.away]
     exact: dict[str, Collisions] = {}
+    seam = Seam(order)
     first, *others = order.ways
     for way in (first, *others):
         races: list[Race] = []
@@ -68,7 +71,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
             lasts = name in persistent
             if not _is_ordered(way, history, lasts=lasts):
                 if name not in exact:
-                    exact[name] = Collisions(order, name, overlap)
+                    exact[name] = Collisions(order, name, overlap, seam)
                 races += exact[name].find(way, lasts=lasts)
         for race in _roots(way, races):
             found.setdefault((race.later, race.earlier), _finding(each, way, race))

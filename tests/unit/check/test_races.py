@@ -95,6 +95,67 @@ def test_an_edge_to_the_previous_instance_orders_the_seam() -> None:
     assert races(build.schedule()) == []
 
 
+def test_what_ran_two_steps_ago_is_known_though_the_end_of_that_step_is_not() -> None:
+    build, (flag, x, y, z) = filled(1, 1, 4, 4, 4)
+    first = build.step.fill("first", x.all, 0.0, stream=COMMUNICATION)
+    then = build.step.side("then")
+    again = then.fill("again", x.all, 0.0, after=[first])
+    then.fill("behind", y.all, 0.0, stream=COMMUNICATION, after=[again])
+    build.step.branch("branch", flag.all, then, build.step.side("otherwise"), after=[])
+    build.step.fill("end", z.all, 0.0)
+    assert races(build.schedule()) == []
+
+
+def test_a_list_that_was_not_taken_does_not_hide_what_ran_before_it_on_its_stream() -> None:
+    build, (flag, x) = filled(1, 1, 4)
+    build.step.fill("first", x.all, 0.0, stream=COMMUNICATION, after=[Previous("step/then/known")])
+    build.step.fill("hidden", x.all, 0.0, after=["step/first"])
+    then = build.step.side("then")
+    then.fill("known", x.all, 0.0)
+    build.step.branch("branch", flag.all, then, build.step.side("otherwise"), after=[])
+    (found,) = races(build.schedule())
+    assert (found.operation, found.why) == (
+        "step/first",
+        "writes x1 while step/hidden of the step before may still write it",
+    )
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_either_of_two_streams_may_be_the_one_that_knows(*, waits: bool) -> None:
+    build, (flag, x, y, z) = filled(1, 1, 4, 4, 4)
+    build.stream("other")
+    asked = build.step.fill("asked", z.all, 0.0, stream="other")
+    first = build.step.fill("first", x.all, 0.0, stream=COMMUNICATION, after=[asked])
+    last = build.step.fill("last", x.all, 0.0, after=[first])
+    then, otherwise = build.step.side("then"), build.step.side("otherwise")
+    then.fill("wait", y.all, 0.0, stream=COMMUNICATION, after=[last])
+    otherwise.fill("wait", z.all, 0.0, stream="other", after=[last] if waits else [])
+    build.step.branch("branch", flag.all, then, otherwise, after=[])
+    assert [each.operation for each in races(build.schedule())] == ["step/first"] * (not waits)
+
+
+@pytest.mark.parametrize(
+    ("other", "written", "fine"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+    ids=["the same flag", "another flag", "written in between"],
+)
+def test_branches_on_one_value_go_the_same_way(*, other: bool, written: bool, fine: bool) -> None:
+    build, (flag, another, x) = filled(1, 1, 1, 4)
+    then, otherwise = build.step.side("one"), build.step.side("two")
+    then.fill("fill", x.all, 0.0)
+    build.step.branch("first", flag.all, then, build.step.side("nothing"), after=[])
+    after = []
+    if written:
+        after = [build.step.fill("write", flag.all, 0.0, stream=COMMUNICATION)]
+    otherwise.fill("fill", x.all, 0.0, stream=COMMUNICATION)
+    value = another if other else flag
+    build.step.branch("second", value.all, build.step.side("none"), otherwise, after=after)
+    ends = ["step/one/fill", "step/two/fill"]
+    build.step.host_wait("one over", ends[0])
+    build.step.host_wait("two over", ends[1])
+    assert [each.operation for each in races(build.schedule())] == ends[1:] * (not fine)
+
+
 def test_micro_batches_that_share_a_buffer_are_ordered_among_each_other() -> None:
     def accumulate(*, waits: bool) -> Schedule:
         build, (x, y) = filled(1, 4, 4)
