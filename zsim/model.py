@@ -121,6 +121,8 @@ class Model:
         micro_batch_size: sequences per micro-batch and data-parallel replica.
         tokens: tokens per micro-batch and data-parallel replica.
         tensor: ranks of the tensor axis that it was resolved for.
+        given: values that none of its units makes: what a stage of a pipeline gets from the one
+            before it.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
             axis, without recomputation (model FLOPs); attention of all pairs of tokens.
         attention_flops: of both, those of products with scores. Causal masking leaves out half.
@@ -133,6 +135,7 @@ class Model:
     micro_batch_size: int = 1
     tokens: int = 1
     tensor: int = 1
+    given: tuple[Value, ...] = ()
     forward_flops: int = 0
     backward_flops: int = 0
     attention_flops: int = 0
@@ -145,7 +148,7 @@ class Model:
         names = [unit.name for unit in self.units]
         if len(set(names)) != len(names):
             raise ModelError("units: two have one name")
-        values = {self.batch.name: self.batch}
+        values = {value.name: value for value in (self.batch, *self.given)}
         for unit in self.units:
             known = {parameter.name for parameter in unit.parameters}
             for segment in unit.segments:

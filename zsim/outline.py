@@ -11,6 +11,7 @@ from zsim.collective.demand import Decision
 from zsim.equal_units import equal_units
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model, ModelError
+from zsim.pipeline import in_blocks
 from zsim.scenario import ModelTable, ScenarioError
 from zsim.schedule import Discipline
 from zsim.strategy import Checkpointing, Strategy
@@ -65,6 +66,8 @@ TABLE_OF = {
     "clip_norm": "train.clip_norm",
     "data": "parallel.data",
     "tensor": "parallel.tensor",
+    "pipeline": "parallel.pipeline",
+    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
     "replicate": "parallel.replicate",
     "partition_checkpoints": "activations.partition",
     "offload_checkpoints": "activations.offload",
@@ -99,7 +102,7 @@ def model_of(found: Outline | Recipe) -> Model:
     table, strategy, batches = found.model, found.strategy, found.batches
     try:
         if table.parameters is None:
-            return transformer(
+            model = transformer(
                 _shape(table, strategy),
                 micro_batch_size=batches.micro_batch_size,
                 tensor=strategy.tensor,
@@ -108,6 +111,7 @@ def model_of(found: Outline | Recipe) -> Model:
                 keeps_whole=strategy.keeps_whole,
                 in_place_loss=strategy.in_place_loss,
             )
+            return in_blocks(model) if strategy.pipeline > 1 else model
         fields = [name for name in ModelTable.model_fields if name != "parameters"]
         given = [name for name in fields if name in table.model_fields_set]
         if given:

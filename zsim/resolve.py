@@ -174,11 +174,12 @@ def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
         ScenarioError: the tensor axis does not divide them.
     """
     parallel = scenario.parallel
-    others = parallel.tensor * parallel.replicate
+    others = parallel.tensor * parallel.replicate * parallel.pipeline
     if ranks < 1:
         raise ScenarioError(f"ranks: {ranks} must be at least 1")
     if ranks % others:
-        axis = "tensor" if ranks % parallel.tensor else "replicate"
+        last = "pipeline" if parallel.pipeline > 1 else "replicate"
+        axis = "tensor" if ranks % parallel.tensor else last
         raise ScenarioError(
             f"parallel.{axis}: {getattr(parallel, axis)} must divide the {ranks} ranks"
         )
@@ -197,7 +198,7 @@ def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     if table.nodes is None:
         if parallel.data is None:
             raise ScenarioError("cluster.nodes: missing; give it, or parallel.data")
-        ranks = parallel.replicate * parallel.data * parallel.tensor
+        ranks = parallel.replicate * parallel.data * parallel.tensor * parallel.pipeline
         cluster = _nodes_of(table, topology, -(-ranks // cluster.gpus_per_node))
     if table.gpu_memory is not None:
         gpu = replace(
@@ -255,17 +256,23 @@ def _degrees(scenario: Scenario, cluster: Cluster) -> tuple[int, int]:
     """Ranks of the tensor and the data axis, which the cluster has."""
     parallel = scenario.parallel
     tensor, data, replicate = parallel.tensor, parallel.data, parallel.replicate
-    for name, degree in (("tensor", tensor), ("replicate", tensor * replicate)):
+    others = tensor * replicate * parallel.pipeline
+    for name, degree in (
+        ("tensor", tensor),
+        ("replicate", tensor * replicate),
+        ("pipeline", others),
+    ):
         if data is None and cluster.ranks % degree:
-            of = f" {tensor} tensor ranks x {replicate}" if degree > tensor else f" {tensor}"
+            of = f" {tensor} tensor ranks x {degree // tensor}" if degree > tensor else f" {tensor}"
             raise ScenarioError(
                 f"parallel.{name}:{of} must divide the {cluster.ranks} ranks of the cluster"
             )
-    most = cluster.ranks // (tensor * replicate)
+    most = cluster.ranks // others
     if data is None:
         return tensor, most
     if data > most:
-        taken = f"tensor takes {tensor} each" + (f", {replicate} times" if replicate > 1 else "")
+        times = others // tensor
+        taken = f"tensor takes {tensor} each" + (f", {times} times" if times > 1 else "")
         raise ScenarioError(
             f"parallel.data: {data} must be at most {most}: "
             f"the cluster has {cluster.ranks} ranks, {taken}"
@@ -349,6 +356,7 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         stage=stage_of(zero, runtime),
         data=data,
         tensor=tensor,
+        pipeline=scenario.parallel.pipeline,
         replicate=scenario.parallel.replicate,
         emulate=runtime,
         secondary=zero.secondary,

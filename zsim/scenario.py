@@ -137,6 +137,7 @@ class ParallelTable(Table):
 
     tensor: Count = 1
     context: Count = 1
+    pipeline: Count = 1
     data: Count | None = None
     replicate: Count = 1
 

@@ -180,12 +180,14 @@ class WireBytes:
     """Ring-equivalent bytes that one rank sends in a step, by group and collective.
 
     `scalar` marks collectives of one element per rank (norm, overflow), which are listed apart.
+    Without a `role` they are those of any rank.
     """
 
     group: str
     collective: str
     bytes: int
     scalar: bool = False
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +205,8 @@ class Contract:
     `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
     Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
     `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
-    promised volume of a step, the same for every role, `host_bytes` what it copies between device
-    and host; of a branch, `otherwise` counts. What is left out is not promised.
+    promised volume of a step, of every role that they name or of all, `host_bytes` what it copies
+    between device and host; of a branch, `otherwise` counts. What is left out is not promised.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()

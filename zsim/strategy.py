@@ -152,6 +152,8 @@ class Strategy:
             over the data axis, then over the replicas (hybrid sharding, Zhao et al. 2023, section
             3.2.2; MiCS, Zhang et al. 2022).
         tensor: ranks of the tensor axis, inside units (Shoeybi et al. 2019, section 3).
+        pipeline: stages that the units are split over, each on ranks of its own (Narayanan et al.
+            2021, section 2.2).
         gradient_accumulation_steps: micro-batches per optimizer step.
         precision: format of forward and backward.
         optimizer: the rule of the update, with its constants.
@@ -188,6 +190,7 @@ class Strategy:
     stage: int
     data: int = 1
     tensor: int = 1
+    pipeline: int = 1
     replicate: int = 1
     gradient_accumulation_steps: int = 1
     precision: Precision = Precision.FP32
@@ -216,6 +219,7 @@ class Strategy:
         for name in (
             "data",
             "tensor",
+            "pipeline",
             "replicate",
             "gradient_accumulation_steps",
             "bucket_elements",
@@ -231,6 +235,8 @@ class Strategy:
             raise StrategyError(f"gathered_elements: {self.gathered_elements} must be at least 0")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise StrategyError(f"clip_norm: {self.clip_norm} must be more than 0")
+        if self.pipeline > 1:
+            self._inspect_pipeline()
         if self.emulate is not None:
             self._inspect_emulated(self.emulate)
         if self.secondary is not None and self.stage != 3:
@@ -243,6 +249,22 @@ class Strategy:
                 raise StrategyError(f"{name}: true needs checkpointing = full")
         if self.fused_buffers is FusedBuffers.MODEL:
             self._inspect_fused()
+
+    def _inspect_pipeline(self) -> None:
+        if not isinstance(self.emulate, Nanotron):
+            raise StrategyError(
+                f"pipeline: {self.pipeline} is modelled for emulate = nanotron alone"
+            )
+        least = self.pipeline - 1
+        if self.gradient_accumulation_steps < least:
+            raise StrategyError(
+                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} must be at least "
+                f"{least}, nanotron runs a pipeline of {self.pipeline} with no fewer"
+            )
+        if self.partition_checkpoints:
+            raise StrategyError(
+                f"partition_checkpoints: true is not modelled for pipeline = {self.pipeline}"
+            )
 
     def _inspect_fused(self) -> None:
         if self.stage == 3:
@@ -281,7 +303,7 @@ class Strategy:
     @property
     def ranks(self) -> int:
         """World size."""
-        return self.replicas * self.tensor
+        return self.replicas * self.tensor * self.pipeline
 
     @property
     def replicas(self) -> int:

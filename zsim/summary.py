@@ -151,7 +151,10 @@ def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
 
 def work(job: Job, trace: Trace) -> Work:
     """What all ranks compute in the last step of `trace`."""
-    replicas = job.schedule.mesh.size // job.model.tensor
+    stages = (
+        1 if job.schedule.contract.strategy is None else job.schedule.contract.strategy.pipeline
+    )
+    replicas = job.schedule.mesh.size // (job.model.tensor * stages)
     batches = replicas * micro_batches(job)
     model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
     flops, masked = _executed(job, trace)

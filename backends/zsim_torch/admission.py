@@ -54,6 +54,8 @@ def _tensor(job: Job) -> str | None:
     degree = max(job.model.tensor, 1 if strategy is None else strategy.tensor)
     if degree > 1:
         return f"parallel.tensor: {degree} must be 1, the torch backend does not cut units"
+    if strategy is not None and strategy.pipeline > 1:
+        return f"parallel.pipeline: {strategy.pipeline} must be 1, stages are simulated only"
     return None
 
 
@@ -68,8 +70,11 @@ def _model(job: Job) -> str | None:
             "attention_heads, sequence_length and vocab_size, or train a module of your own with "
             "zsim_torch.train"
         )
-    if shape.positions is Positions.ALIBI and shape.attention is Attention.FLASH:
-        return "model.attention: flash has no torch module with positions alibi, say plain"
+    if shape.positions is Positions.ALIBI and shape.attention is not Attention.PLAIN:
+        return (
+            f"model.attention: {shape.attention} has no torch module with positions alibi, "
+            "say plain"
+        )
     return _execution(shape.execution)
 
 

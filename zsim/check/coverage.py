@@ -1,5 +1,8 @@
 """Of which gradients a number is, that was measured: each parameter has to be in it, and once.
 
+That holds of each role for the parameters that it has a part of: what is reduced over all roles is
+then of all parameters.
+
 Cost: one look at each piece of what is measured, once for each different list of operands.
 """
 
@@ -9,7 +12,7 @@ from itertools import chain
 from zsim.check.content import Contents
 from zsim.check.tensor import Tensors
 from zsim.operation import View
-from zsim.schedule import Schedule
+from zsim.schedule import Program, Schedule
 
 Covered = tuple[View, int]
 """A view that was measured, and its content."""
@@ -25,7 +28,7 @@ class Coverage:
         self.tensors = tensors
         self.contents = contents
         self.layouts = schedule.layout_by_name
-        self.due = {each.name: each.elements for each in schedule.contract.parameters}
+        self.due = _due(schedule, tensors.ledger.program)
         self._starts: dict[str, list[int]] = {}
         self._spans: dict[str, Spans | None] = {}
         self._names: dict[tuple[tuple[int, int], ...], str] = {}
@@ -99,3 +102,20 @@ class Coverage:
             for piece in inside
             if piece.start < high and low < piece.end
         ]
+
+
+def _due(schedule: Schedule, program: Program) -> dict[str, int]:
+    """Elements of the contract's parameters of which `program` keeps a part, or what it trains.
+
+    While one role runs everywhere these are all: `partition` finds what nobody keeps.
+    """
+    promised = {each.name: each.elements for each in schedule.contract.parameters}
+    if len(schedule.roles) == 1:
+        return promised
+    held = {
+        piece.parameter
+        for name in program.persistent
+        if (layout := program.by_name[name].layout) is not None
+        for piece in schedule.layout_by_name[layout].pieces
+    }
+    return {name: size for name, size in promised.items() if name in held}

@@ -69,16 +69,18 @@ class Signatures:
         cut = [value for value in model.values.values() if value.tensor_sharded]
         self.cut = {value.name: value.elements for value in cut}
         for unit in model.units:
-            for number, segment in enumerate(unit.segments if unit.name in units else ()):
+            for number, segment in enumerate(unit.segments):
                 key = (unit.name, number)
                 names = segment.inputs
                 wanted = tuple(each for each in names if model.values[each].requires_gradient)
+                for name in dict.fromkeys(wanted):  # on another stage of a pipeline, perhaps
+                    self.readers.setdefault(name, []).append(key)
+                if unit.name not in units:
+                    continue
                 outputs = tuple(value.name for value in segment.outputs)
                 self.known[key] = Signature(segment.inputs, outputs, wanted)
                 for name in dict.fromkeys(segment.parameters):
                     self.uses.setdefault(name, []).append(key)
-                for name in dict.fromkeys(wanted):
-                    self.readers.setdefault(name, []).append(key)
 
     def learn(self, run: Compute, inputs: tuple[str, ...], outputs: int) -> Signature:
         """The signature of a segment that is run for the first time, and is not the model's."""

@@ -30,11 +30,12 @@ def examine(subject: Subject) -> list[Finding]:
     """Every line of the promised volume that is not kept."""
     contract = subject.schedule.contract
     found = list(_contract(subject))
-    promised: Counter[Line] = Counter()
-    for line in contract.wire_bytes or ():
-        promised[line.group, line.collective, line.scalar] += line.bytes
     for each in subject.programs:
         if contract.wire_bytes is not None:
+            promised: Counter[Line] = Counter()
+            for line in contract.wire_bytes:
+                if line.role in ("", each.program.role):
+                    promised[line.group, line.collective, line.scalar] += line.bytes
             found += _wire(subject, each, promised)
         if contract.host_bytes is not None:
             found += _host(subject, each, contract.host_bytes)

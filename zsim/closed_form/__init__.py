@@ -6,12 +6,16 @@ formats and padding). Each runtime's parameters and gradients stand in a file of
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from zsim.closed_form import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, nanotron, own
 from zsim.closed_form.checkpoint import host_bytes
+from zsim.closed_form.pipeline import handed_on
 from zsim.closed_form.sequence import sequence
 from zsim.closed_form.tensor import tensor
 from zsim.model import Model
+from zsim.pipeline import stages
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
@@ -24,8 +28,28 @@ __all__ = ["host_bytes", "wire_bytes"]
 
 
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
-    """Volume of a step by group and collective, sorted; what is zero is left out."""
+    """Volume of a step by group and collective, sorted; what is zero is left out.
+
+    With a pipeline, by stage.
+
+    Raises:
+        ModelError: the units do not fill the stages.
+    """
+    if strategy.pipeline == 1:
+        return _volume(model, strategy)
+    return tuple(
+        replace(line, role=stage.name)
+        for stage in stages(model, strategy.pipeline)
+        for line in _volume(stage.model, strategy, handed_on(stage, strategy))
+    )
+
+
+def _volume(
+    model: Model, strategy: Strategy, others: Sequence[WireBytes] = ()
+) -> tuple[WireBytes, ...]:
+    """That of ranks that run all units of `model`, and of what they do as well."""
     found = [
+        *others,
         *_data(model, strategy),
         *tensor(model, strategy),
         *sequence(model, strategy),
@@ -78,7 +102,7 @@ def _scalars(model: Model, strategy: Strategy) -> list[WireBytes]:
     """
     size = strategy.precision.optimizer.size_bytes
     overflow = 2 * (strategy.ranks - 1) * size if strategy.precision is Precision.FP16 else 0
-    among = strategy.data * strategy.tensor
+    among = strategy.data * strategy.tensor * strategy.pipeline
     norm = 2 * (among - 1) * size * _norms(model, strategy)
     if strategy.replicate == 1:
         overflow, norm = overflow + norm, 0

@@ -14,7 +14,15 @@ from zsim.runtime.nanotron import Nanotron
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy, StrategyError
 from zsim.zero import own
-from zsim.zero.emulate import deepspeed3, deepspeed12, fsdp1, fsdp2, megatron, nanotron
+from zsim.zero.emulate import (
+    deepspeed3,
+    deepspeed12,
+    fsdp1,
+    fsdp2,
+    megatron,
+    nanotron,
+    nanotron_pipeline,
+)
 
 __all__ = ["schedule"]
 
@@ -39,6 +47,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             return deepspeed3.schedule(model, strategy, options)
         case Megatron() as options:
             return megatron.schedule(model, strategy, options)
+        case Nanotron() as options if strategy.pipeline > 1:
+            return nanotron_pipeline.schedule(model, strategy, options)
         case Nanotron() as options:
             return nanotron.schedule(model, strategy, options)
         case DeepSpeed() as options if strategy.stage < 3:

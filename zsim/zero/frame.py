@@ -1,10 +1,11 @@
 """What every schedule stands in: the mesh, its groups, and the contract."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from zsim.closed_form import host_bytes, wire_bytes
 from zsim.layout import Layout
-from zsim.mesh import Axis, Group, Joined, Mesh
+from zsim.mesh import Axis, Box, Group, Joined, Mesh
 from zsim.model import Model, ModelError
 from zsim.operation import Operation
 from zsim.schedule import (
@@ -24,6 +25,7 @@ from zsim.zero.draft import (
     HOST_POOL,
     INNER,
     OUTER,
+    PIPELINE,
     POOL,
     REPLICA,
     REPLICATE,
@@ -51,6 +53,37 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
         raise ModelError(f"tensor: the model is for {model.tensor} ranks, not {strategy.tensor}")
 
 
+PeakOf = Callable[[Program], int | None]
+"""The peak of device memory that a program promises; None is nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What the ranks of one role do: those of `box`, whose step is in `draft`."""
+
+    role: str
+    draft: Draft
+    setup: Sequence[Operation]
+    box: Box = ()
+
+    def program(self) -> Program:
+        """The program that they run."""
+        return Program(
+            role=self.role,
+            buffers=tuple(self.draft.buffers.values()),
+            persistent=tuple(self.draft.persistent),
+            setup=tuple(self.setup),
+            step=tuple(self.draft.operations),
+        )
+
+    def peaks(self, program: Program, peak_of: PeakOf | None) -> dict[str, int | None]:
+        """What is promised of each pool."""
+        peaks: dict[str, int | None] = {**self.draft.peak_bytes}
+        if peak_of is not None:
+            peaks[POOL] = peak_of(program)
+        return peaks
+
+
 def framed(
     name: str,
     *,
@@ -60,34 +93,54 @@ def framed(
     setup: Sequence[Operation],
     streams: tuple[str, ...],
     layouts: tuple[Layout, ...],
-    peak_of: Callable[[Program], int | None] | None = None,
+    peak_of: PeakOf | None = None,
 ) -> Schedule:
     """The schedule of one role whose step is in `draft`, with its contract.
 
     It promises the peaks of the draft's book, or what `peak_of` the program says of the device:
     None is nothing.
     """
-    mesh = mesh_of(strategy)
-    program = Program(
-        role=ROLE,
-        buffers=tuple(draft.buffers.values()),
-        persistent=tuple(draft.persistent),
-        setup=tuple(setup),
-        step=tuple(draft.operations),
+    part = Part(role=ROLE, draft=draft, setup=setup)
+    return framed_parts(
+        name,
+        model=model,
+        strategy=strategy,
+        parts=(part,),
+        streams=streams,
+        layouts=layouts,
+        peak_of=peak_of,
     )
-    peaks: dict[str, int | None] = {**draft.peak_bytes}
-    if peak_of is not None:
-        peaks[POOL] = peak_of(program)
+
+
+def framed_parts(
+    name: str,
+    *,
+    model: Model,
+    strategy: Strategy,
+    parts: Sequence[Part],
+    streams: tuple[str, ...],
+    layouts: tuple[Layout, ...],
+    peak_of: PeakOf | None = None,
+) -> Schedule:
+    """The schedule of several roles, which differ in the units that they run."""
+    mesh = mesh_of(strategy)
+    programs = tuple(part.program() for part in parts)
+    peaks = [
+        (part.role, pool, peak)
+        for part, program in zip(parts, programs, strict=True)
+        for pool, peak in part.peaks(program, peak_of).items()
+    ]
+    used = {pool for _, pool, _ in peaks}
     return Schedule(
         name=f"{model.name}, {name}",
         mesh=mesh,
-        roles=(RankRole(name=ROLE),),
+        roles=tuple(RankRole(name=part.role, boxes=(part.box,)) for part in parts),
         groups=groups_of(strategy),
         streams=streams,
-        pools=tuple(pool for pool in POOLS if pool.name in peaks),
+        pools=tuple(pool for pool in POOLS if pool.name in used),
         layouts=layouts,
         scalars=scalars(strategy),
-        programs=(program,),
+        programs=programs,
         contract=Contract(
             parameters=tuple(
                 LogicalParameter(name=parameter.name, elements=parameter.elements)
@@ -98,9 +151,7 @@ def framed(
             data_axes=tuple(
                 axis.name for axis in mesh.axes if axis.name in (REPLICATE, OUTER, INNER, DATA)
             ),
-            peak_bytes=tuple(
-                (ROLE, pool, peak) for pool, peak in peaks.items() if peak is not None
-            ),
+            peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy),
             host_bytes=host_bytes(model, strategy),
         ),
@@ -108,10 +159,11 @@ def framed(
 
 
 def mesh_of(strategy: Strategy) -> Mesh:
-    """Ranks as replicate x data x tensor; tensor varies fastest.
+    """Ranks as pipeline x replicate x data x tensor; tensor varies fastest.
 
-    There is a replicate axis if there are several replicas of the sharded states, and the data axis
-    is joined of outer and inner if something is sharded over the inner ranks alone.
+    There is a pipeline axis if there are several stages (outermost, as nanotron and Megatron-LM
+    number ranks), a replicate axis if there are several replicas of the sharded states, and the
+    data axis is joined of outer and inner if something is sharded over the inner ranks alone.
     """
     axes = [Axis(name=DATA, size=strategy.data), Axis(name=TENSOR, size=strategy.tensor)]
     joined: tuple[Joined, ...] = ()
@@ -123,6 +175,8 @@ def mesh_of(strategy: Strategy) -> Mesh:
         joined = (Joined(name=DATA, axes=(OUTER, INNER)),)
     if strategy.replicate > 1:
         axes.insert(0, Axis(name=REPLICATE, size=strategy.replicate))
+    if strategy.pipeline > 1:
+        axes.insert(0, Axis(name=PIPELINE, size=strategy.pipeline))
     return Mesh(axes=tuple(axes), joined=joined)
 
 
@@ -132,6 +186,9 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
     if strategy.inner is not None:
         found.append(Group(name=INNER, axes=(INNER,)))
+    if strategy.pipeline > 1:
+        pipeline = Group(name=PIPELINE, axes=(PIPELINE,))
+        return (*found, pipeline, Group(name=WORLD, axes=(PIPELINE, *data, TENSOR)))
     if strategy.replicate == 1:
         return (*found, Group(name=WORLD, axes=(*data, TENSOR)))
     return (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from zsim.dtype import DType
-from zsim.model import BATCH, Model, Segment, Value
+from zsim.model import Model, Segment, Value
 from zsim.operation import (
     Action,
     AllReduce,
@@ -65,10 +65,10 @@ class Passes:
 
     def load(self) -> None:
         """Bring a micro-batch of data in."""
-        batch = self.model.batch
-        name = self.draft.buffer(BATCH, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
-        self.draft.allocate(name)
-        self.draft.add(
+        batch, draft = self.model.batch, self.draft
+        name = draft.buffer(batch.name, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
+        draft.allocate(name)
+        draft.add(
             Compute(
                 id=self.draft.path("load"),
                 stream=COMPUTE,

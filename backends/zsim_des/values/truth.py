@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from zsim.layout import Piece
 from zsim.mesh import Coordinates
 from zsim.schedule import Schedule
+from zsim.zero.draft import PIPELINE
 from zsim_des.values.field import Numbers, constants
 
 Part = tuple[tuple[str, int], ...]
@@ -29,6 +30,7 @@ def part_of(schedule: Schedule, piece: Piece, coordinates: Coordinates) -> Part:
         if axis.size > 1
         and axis.name not in schedule.contract.data_axes
         and axis.name not in piece.copies
+        and axis.name != PIPELINE  # its stages have other parameters, no parts of the same
     )
 
 

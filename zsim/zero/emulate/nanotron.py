@@ -41,6 +41,8 @@ from zsim.zero.state import BucketState, Holding, own_view, updated_view, write_
 GRADIENT = DType.FP32
 """Format in which gradients are collected and reduced (`accumulate_grad_in_fp32`)."""
 
+STREAMS = (COMPUTE, COMMUNICATION)
+
 STEPS = 2
 """Steps after which the worst case repeats: the host waits at the end of each."""
 
@@ -53,24 +55,10 @@ def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
             partitioned.
     """
     need_fitting(model, strategy)
-    buckets = numbered(
-        model,
-        groups(model, strategy, options),
-        place=one_after_the_other(strategy.data),
-        ranks=strategy.data,
-    )
     draft = Draft()
-    precision = strategy.precision
-    holding = Holding(
-        parameter=precision.compute,
-        parameter_sharded=False,
-        optimizer=precision.optimizer,
-        optimizer_sharded=strategy.stage == 1,
-        has_master=precision.has_master,
-        moments=strategy.moments,
-    )
-    states = write_setup(draft, buckets, holding)
-    step = _Step(draft, model, strategy, buckets=buckets, states=states)
+    buckets = filled(model, strategy, options)
+    states = write_setup(draft, buckets, holding(strategy))
+    step = Step(draft, model, strategy, buckets=buckets, states=states)
     step.write_setup()
     setup, draft.operations = draft.operations, []
     step.write()
@@ -80,13 +68,37 @@ def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
         strategy=strategy,
         draft=draft,
         setup=setup,
-        streams=(COMPUTE, COMMUNICATION),
+        streams=STREAMS,
         layouts=buckets.layouts,
-        peak_of=_worst_case,
+        peak_of=worst_case,
     )
 
 
-def _worst_case(program: Program) -> int:
+def filled(model: Model, strategy: Strategy, options: Nanotron, *, name: str = "bucket") -> Buckets:
+    """The buckets of `model`, whose names begin with `name`."""
+    return numbered(
+        model,
+        groups(model, strategy, options),
+        place=one_after_the_other(strategy.data),
+        ranks=strategy.data,
+        name=name,
+    )
+
+
+def holding(strategy: Strategy) -> Holding:
+    """What ranks hold: whole parameters, and with ZeRO-1 a shard of optimizer state."""
+    precision = strategy.precision
+    return Holding(
+        parameter=precision.compute,
+        parameter_sharded=False,
+        optimizer=precision.optimizer,
+        optimizer_sharded=strategy.stage == 1,
+        has_master=precision.has_master,
+        moments=strategy.moments,
+    )
+
+
+def worst_case(program: Program) -> int:
     """The most that may be held at once, whenever deferred memory returns."""
     return peak_bytes(book(program, STEPS), POOL)
 
@@ -115,7 +127,7 @@ def groups(model: Model, strategy: Strategy, options: Nanotron) -> list[list[Par
     return [group for group in (*tied, *found, together) if group]
 
 
-class _Step:
+class Step:
     """Forward and backward of every micro-batch, then the update."""
 
     def __init__(
@@ -183,9 +195,7 @@ class _Step:
     def write(self) -> None:
         """Append the step to the draft."""
         draft, units = self.draft, self.model.units
-        draft.prefix = "step"
-        for bucket in self.buckets.all:
-            self._zero(self._gradient(bucket))
+        self.begin()
         micro_batches = self.strategy.gradient_accumulation_steps
         once = visits(self.model, self.strategy)
         for micro_batch in range(micro_batches):
@@ -199,14 +209,28 @@ class _Step:
                 if visit is once[len(units)]:
                     self.passes.seed()
                 draft.prefix = f"{part}/{units[visit.unit].name}"
-                if not visit.backward:
+                if visit.backward:
+                    self.backward(visit, last=last)
+                else:
                     self.passes.forward(visit, ())
-                    continue
-                self.passes.backward(visit, ())
-                if last and self.wrapped:
-                    self._stage(visit.unit)
-            self._collect(f"step/backward/mb{micro_batch}", staged=last and self.wrapped)
-        draft.prefix = "step/backward/end"
+            self.collect(f"step/backward/mb{micro_batch}", last=last)
+        self.end()
+
+    def begin(self) -> None:
+        """The buffers of gradients are emptied."""
+        self.draft.prefix = "step"
+        for bucket in self.buckets.all:
+            self._zero(self._gradient(bucket))
+
+    def backward(self, visit: UnitVisit, *, last: bool) -> None:
+        """One unit backward; in the `last` micro-batch its gradients are reduced."""
+        self.passes.backward(visit, ())
+        if last and self.wrapped:
+            self._stage(visit.unit)
+
+    def end(self) -> None:
+        """What follows the last backward."""
+        self.draft.prefix = "step/backward/end"
         self._reduce_shared()
         self._update()
 
@@ -243,9 +267,9 @@ class _Step:
     def _is_shared(self, bucket: Bucket) -> bool:
         return any(piece.parameter in self.shared for piece in bucket.layout.pieces)
 
-    def _collect(self, prefix: str, *, staged: bool) -> None:
+    def collect(self, prefix: str, *, last: bool) -> None:
         """The end of a micro-batch's backward: add autograd's gradients, unless they are staged."""
-        draft = self.draft
+        draft, staged = self.draft, last and self.wrapped
         for unit in reversed(range(len(self.model.units))):
             draft.prefix = f"{prefix}/{self.model.units[unit].name}"
             for position, run in enumerate(self.buckets.runs[unit]):
@@ -352,4 +376,4 @@ class _Step:
         after = tuple(dict.fromkeys(self._written))
         Ending(draft, strategy, trained, measured_after=after, updated=updated).write()
         # Every step is logged, and the loss read for that (`iteration_step_info_interval` is 1).
-        draft.host_wait(last)
+        draft.host_wait(last or f"{draft.prefix}/norm/reduce")
