@@ -12,6 +12,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from zsim.scenario import ModelTable, Scenario, ScenarioError
+from zsim.wording import line
 
 Config = dict[str, object]
 Fields = dict[str, object]
@@ -29,11 +30,8 @@ def configured(scenario: Scenario, text: str) -> Scenario:
     try:
         read = ModelTable.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = first["loc"][0]
-        raise ScenarioError(
-            f"model.hf_config: {name}: {first['input']!r}: {first['msg']}"
-        ) from None
+        why = line(error.errors(include_url=False), ModelTable)
+        raise ScenarioError(f"model.hf_config: {why}") from None
     return scenario.model_copy(update={"model": read})
 
 

@@ -53,7 +53,7 @@ def _bandwidth(value: object) -> object:
 
 
 def _time(value: object) -> object:
-    if value in {0, "0"}:
+    if value == "0" or (value == 0 and not isinstance(value, bool)):
         return 0
     try:
         return parse_time(str(value))

@@ -1,8 +1,9 @@
 """What is wrong with a file that pydantic read, in our words: field, value, what is allowed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import get_args, get_origin
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -18,11 +19,17 @@ def whole(value: object) -> object:
 WORDING = {
     "missing": "missing",
     "int_type": "must be a whole number",
+    "int_parsing_size": "must be a whole number of fewer digits",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "string_type": "must be a string",
+    "string_pattern_mismatch": "must match {pattern}",
     "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be a list",
+    "too_short": "must be a list of {min_length} or more",
+    "too_long": "must be a list of at most {max_length}",
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be more than {gt}",
     "less_than_equal": "must be at most {le}",
@@ -33,22 +40,89 @@ WORDING = {
 }
 """pydantic's kinds of error in our words."""
 
+FORMS = ("float_type", "dict_type")
+"""What a value of several forms is not, each by itself: pydantic tells one error for each form."""
 
-def line(errors: list[ErrorDetails], root: type[BaseModel]) -> str:
+KEY = "[key]"
+"""What pydantic puts behind a key that is itself wrong."""
+
+Path = tuple[int | str, ...]
+
+
+def line(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
     """The first of `errors` of a `root`; an unknown key goes first: it explains what is missing."""
     strangers = [error for error in errors if error["type"] == "extra_forbidden"]
-    error = (strangers or errors)[0]
-    path = error["loc"]
-    field = ".".join(
+    if strangers:
+        path, _ = _path(strangers[0], root)
+        return f"{_field(path)}: {_unknown(path, root)}"
+    first = errors[0]
+    path, forms = _path(first, root)
+    if forms is not None:  # of what is wrong with each form, what is furthest inside
+        alike = [error for error in errors if _path(error, root)[0][:forms] == path[:forms]]
+        depths = {id(error): len(_path(error, root)[0]) for error in alike}
+        told = sorted(alike, key=lambda error: (-depths[id(error)], error["type"] in FORMS))
+        first, (path, _) = told[0], _path(told[0], root)
+        if first["type"] in FORMS and depths[id(first)] == forms:
+            ways = [_wording(error).removeprefix("must be ") for error in told]
+            return f"{_field(path)}: {shown(first['input'])} must be {' or '.join(ways)}"
+    if first["type"] == "missing" and isinstance(path[-1], int):
+        return (
+            f"{_field(path[:-1])}: {shown(first['input'])} must be a list of {path[-1] + 1} or more"
+        )
+    field = _field(path[:-2] if path[-1] == KEY else path)
+    if first["type"] == "missing":
+        return f"{field}: missing"
+    given, wording = shown(first["input"]), _wording(first)
+    if first["type"] == "tuple_type" and isinstance(first["input"], dict):
+        wording = f"{wording} of tables, each under [[{field}]]"
+    return f"{field}: {wording if wording.startswith(given) else f'{given} {wording}'}"
+
+
+def _wording(error: ErrorDetails) -> str:
+    bounds = {name: whole(bound) for name, bound in (error.get("ctx") or {}).items()}
+    return WORDING.get(error["type"], error["msg"]).format_map(bounds)
+
+
+def _field(path: Path) -> str:
+    return ".".join(
         key if key.isidentifier() or key.isdecimal() else repr(key) for key in map(str, path)
     )
-    if strangers:
-        return f"{field}: {_unknown(path, root)}"
-    bounds = {name: whole(bound) for name, bound in (error.get("ctx") or {}).items()}
-    wording = WORDING.get(error["type"], error["msg"]).format_map(bounds)
-    if error["type"] == "missing":
-        return f"{field}: {wording}"
-    return f"{field}: {shown(error['input'])} {wording}"
+
+
+def _path(error: ErrorDetails, root: type[BaseModel]) -> tuple[Path, int | None]:
+    """Where an error is, and how far down a value stands that may be of several forms.
+
+    pydantic's own path has the name of a form behind such a value: that is left out.
+    """
+    found: list[int | str] = []
+    forms: int | None = None
+    hint: object = root
+    for key in error["loc"]:
+        kinds = _kinds(hint)
+        if len(kinds) > 1:
+            forms = len(found)
+            hint = next((kind for kind in kinds if get_origin(kind) is dict), object)
+        else:
+            found.append(key)
+            hint = _inside(kinds[0], key)
+    return tuple(found), forms
+
+
+def _kinds(hint: object) -> list[object]:
+    """The types that a value may have, beside none."""
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(bare) not in {Union, UnionType}:
+        return [bare]
+    return [kind for each in get_args(bare) if each is not type(None) for kind in _kinds(each)]
+
+
+def _inside(kind: object, key: int | str) -> object:
+    """The type of what stands under `key` in a value of type `kind`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = kind.model_fields.get(str(key))
+        return object if field is None else field.annotation
+    inner = get_args(kind)
+    return inner[-1 if get_origin(kind) is dict else 0] if inner else object
 
 
 def unknown(name: str, root: type[BaseModel]) -> str | None:
@@ -63,14 +137,14 @@ def unknown(name: str, root: type[BaseModel]) -> str | None:
     return None
 
 
-def _unknown(path: tuple[int | str, ...], root: type[BaseModel]) -> str:
+def _unknown(path: Path, root: type[BaseModel]) -> str:
     fields = _fields_at(path[:-1], root) or ()
     close = get_close_matches(str(path[-1]), fields, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     return f"unknown key; {meant}allowed: {', '.join(fields)}"
 
 
-def _fields_at(path: tuple[int | str, ...], root: type[BaseModel]) -> Collection[str] | None:
+def _fields_at(path: Path, root: type[BaseModel]) -> Collection[str] | None:
     """Fields of the table at `path`; none of a value, None of a table with any keys."""
     table: type[BaseModel] = root
     for name in path:

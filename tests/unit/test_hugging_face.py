@@ -240,7 +240,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a slip of the exponent": (
         json.dumps(GPT2 | {"n_layer": 12_000_000}),
-        "model.hf_config: layers: 12000000: Input should be less than or equal to 100000",
+        "model.hf_config: layers: 12000000 must be at most 100000",
     ),
     "another activation": (
         json.dumps(LLAMA | {"hidden_act": "relu"}),

@@ -139,7 +139,12 @@ def test_a_cluster_needs_a_node() -> None:
 
 
 WRONG: dict[str, tuple[str, object, str]] = {
-    "unknown key": ("nic.speed", "1 GB/s", "wrong: nic.speed: unknown key"),
+    "unknown key": (
+        "nic.latncy",
+        "1 us",
+        "wrong: nic.latncy: unknown key; did you mean latency? allowed: source, "
+        "bandwidth_per_direction, quoted, latency, latency_source",
+    ),
     "bits": (
         "nic.bandwidth_per_direction",
         "100 Gb/s",
@@ -151,7 +156,7 @@ WRONG: dict[str, tuple[str, object, str]] = {
         32,
         "wrong: gpu.memory: 32 is not a quantity with its unit, in quotes",
     ),
-    "no GPUs": ("node.gpus", 0, "wrong: node.gpus: Input should be greater than or equal to 1"),
+    "no GPUs": ("node.gpus", 0, "wrong: node.gpus: 0 must be at least 1"),
     "compute that is faster beside a collective": (
         "gpu.slowdown_beside_collective",
         "1/2",
@@ -161,14 +166,18 @@ WRONG: dict[str, tuple[str, object, str]] = {
     "a format that does not exist": (
         "gpu.rates.fp17",
         {},
-        "wrong: gpu.rates.fp17.[key]: Input should be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', "
-        "'fp64' or 'int64'",
+        "wrong: gpu.rates: 'fp17' must be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', 'fp64' or 'int64'",
     ),
 }
 
 
 FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
-    "unknown key": ("leaf.ports", 3, "wrong: fabric: leaf.ports: unknown key"),
+    "unknown key": (
+        "leaf.ports",
+        3,
+        "wrong: fabric: leaf.ports: unknown key; did you mean ports_down? allowed: source, "
+        "ports_down, oversubscription, latency, latency_source",
+    ),
     "no ratio": (
         "leaf.oversubscription",
         "2:1",
@@ -179,7 +188,7 @@ FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
     "a kind that does not exist": (
         "kind",
         "torus",
-        "wrong: fabric: kind: Input should be 'single_switch', 'fat_tree', 'rail_optimized', "
+        "wrong: fabric: kind: 'torus' must be 'single_switch', 'fat_tree', 'rail_optimized', "
         "'rail_only' or 'explicit'",
     ),
     "tiers on one switch": (

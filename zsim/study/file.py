@@ -53,7 +53,7 @@ class GoalTable(Table):
     fits: Flag = True
     max_gpus: Count | None = None
     max_step_time: Time | None = None
-    max_slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    max_slowdown: Annotated[float, Strict(), Field(ge=1, allow_inf_nan=False)] | None = None
     min_tokens_per_s: Positive | None = None
     max_cost_per_million_tokens: Positive | None = None
 

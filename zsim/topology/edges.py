@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from zsim.topology.fabric import EdgeTable
-from zsim.topology.table import TopologyError, first_fault
+from zsim.topology.table import TopologyError
+from zsim.wording import line
 
 
 def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
@@ -24,16 +25,16 @@ def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
         TopologyError: it is no such list; one line with the number of the line.
     """
     lines = [
-        (number, line)
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.lstrip().startswith("#")
+        (number, row)
+        for number, row in enumerate(text.splitlines(), 1)
+        if row.strip() and not row.lstrip().startswith("#")
     ]
     columns = list(EdgeTable.model_fields)
     try:
         rows = [
             (number, [cell.strip() for cell in row])
-            for number, line in lines
-            for row in csv.reader([line])
+            for number, written in lines
+            for row in csv.reader([written])
         ]
     except csv.Error as error:
         raise TopologyError(f"{name}: not CSV: {error}") from None
@@ -51,6 +52,7 @@ def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
         try:
             EdgeTable.model_validate(edge)
         except ValidationError as error:
-            raise TopologyError(f"{name}: line {number}: {first_fault(error)}") from None
+            why = line(error.errors(include_url=False), EdgeTable)
+            raise TopologyError(f"{name}: line {number}: {why}") from None
         edges.append(edge)
     return {"title": name, "kind": "explicit", "source": name, "edges": edges}

@@ -21,7 +21,7 @@ Every table says where its numbers come from in `source`; a number from elsewher
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from zsim.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overheads, Rate
 from zsim.cost.launch import LaunchCosts
@@ -50,7 +50,7 @@ class _Rates(Table):
     elementwise: FlopRate
     matmul_source: str
     elementwise_source: str
-    multiple: Annotated[int, Field(ge=1)] = 1
+    multiple: Count = 1
     multiple_source: str | None = None
 
 

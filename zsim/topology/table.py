@@ -13,6 +13,7 @@ from zsim.units import (
     parse_size,
     parse_time,
 )
+from zsim.wording import line
 
 
 class Part(StrEnum):
@@ -87,20 +88,7 @@ def read(kind: type[_File], name: str, table: dict[str, Any]) -> _File:
     try:
         return kind.model_validate(table)
     except ValidationError as error:
-        raise TopologyError(f"{name}: {first_fault(error)}") from None
-
-
-def first_fault(error: ValidationError) -> str:
-    """The first fault in one line: where, and what is allowed."""
-    fault = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"{where}: unknown key"
-        case "missing":
-            return f"{where}: missing"
-        case _:
-            return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+        raise TopologyError(f"{name}: {line(error.errors(include_url=False), kind)}") from None
 
 
 def cites(table: dict[str, Any], path: str = "") -> list[tuple[str, str]]:
