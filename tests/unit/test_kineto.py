@@ -117,9 +117,11 @@ def test_the_parts_of_any_time_sum_up_to_it(
     assert found.idle_ps == sum(each.idle_ps for each in halves)
 
 
-def test_in_a_folder_every_rank_has_its_file(tmp_path: Path) -> None:
-    assert answer(["run", "tiny", "--backend", "null", "--trace", str(tmp_path)]) == 0
-    files = sorted(tmp_path.iterdir())
+@pytest.mark.parametrize("where", [".", "made/by/it/"])
+def test_in_a_folder_every_rank_has_its_file(tmp_path: Path, where: str) -> None:
+    folder = tmp_path / where
+    assert answer(["run", "tiny", "--backend", "null", "--trace", f"{tmp_path}/{where}"]) == 0
+    files = sorted(folder.iterdir())
     assert files
     for path in files:
         rank = json.loads(path.read_text("utf-8"))["distributedInfo"]["rank"]
@@ -132,4 +134,8 @@ def test_a_trace_that_cannot_be_written_is_one_line(
 ) -> None:
     where = tmp_path / "none" / "trace.json"
     assert answer(["run", "tiny", "--backend", "null", "--trace", str(where)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == f"zsim: --trace: {where}: {where.parent} is no folder\n"
+    file = tmp_path / "file"
+    file.write_text("", "utf-8")
+    assert answer(["run", "tiny", "--backend", "null", "--trace", f"{file}/"]) == 2
+    assert capsys.readouterr().err == f"zsim: --trace: {file}/: file exists\n"

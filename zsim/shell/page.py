@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from zsim.report.page import Figure, Page
 from zsim.shell.mistake import MistakeError
+from zsim.shell.written import need_folder
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -36,13 +37,14 @@ class _Offline(Protocol):
 
 
 def need_html(option: str, path: Path) -> None:
-    """Return if `path`, given with `option`, is one of HTML and pages can be made here.
+    """Return if a page can be made at `path`, given with `option`.
 
     Raises:
-        MistakeError: it is not, or they cannot.
+        MistakeError: it does not end as one, has no folder, or what makes pages is not installed.
     """
     if path.suffix not in {".html", ".htm"}:
         raise MistakeError(f"{option}: {path}: must end in .html")
+    need_folder(option, path)
     _template()
     _script()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from zsim.shell.mistake import MistakeError, file_fault
-from zsim.shell.written import write
+from zsim.shell.written import need_folder, write
 
 
 class _Cairo(Protocol):
@@ -17,13 +17,16 @@ class _Cairo(Protocol):
 
 
 def need_format(option: str, path: Path) -> None:
-    """Return if `path`, given with `option`, ends as a picture does.
+    """Return if a picture can be made at `path`, given with `option`.
 
     Raises:
-        MistakeError: it does not.
+        MistakeError: it does not end as one, has no folder, or PNG cannot be made here.
     """
     if path.suffix not in {".svg", ".png"}:
         raise MistakeError(f"{option}: {path}: must end in .svg or .png")
+    need_folder(option, path)
+    if path.suffix == ".png":
+        _cairo(option, path)
 
 
 def write_picture(option: str, path: Path, svg: str) -> None:
@@ -35,14 +38,18 @@ def write_picture(option: str, path: Path, svg: str) -> None:
     if path.suffix == ".svg":
         write(path, svg)
         return
+    drawn = _cairo(option, path).svg2png(bytestring=svg.encode(), scale=2.0)
     try:
-        cairo = cast("_Cairo", import_module("cairosvg"))
+        path.write_bytes(drawn)
+    except OSError as error:
+        raise file_fault(str(path), error) from None
+
+
+def _cairo(option: str, path: Path) -> _Cairo:
+    try:
+        return cast("_Cairo", import_module("cairosvg"))
     except (ImportError, OSError) as error:  # the library, or cairo itself below it
         raise MistakeError(
             f"{option}: {path}: PNG needs cairosvg (pip install 'zsim[draw]') and the cairo "
             f"library, SVG needs nothing: {error}"
         ) from None
-    try:
-        path.write_bytes(cairo.svg2png(bytestring=svg.encode(), scale=2.0))
-    except OSError as error:
-        raise file_fault(str(path), error) from None

@@ -23,7 +23,7 @@ from zsim.shell.picture import need_format, write_picture
 from zsim.shell.remedy import remedies_of
 from zsim.shell.reporting import write_report
 from zsim.shell.source import Changes, Source, read
-from zsim.shell.traced import write_trace
+from zsim.shell.traced import need_trace, write_trace
 from zsim.summary import summary
 from zsim.timeline import TimelineError, timeline
 from zsim.trace import Trace
@@ -46,7 +46,7 @@ class Request:
     timeout_s: float | None
     poison: bool
     seed: int
-    trace: Path | None
+    trace: str | None
     timeline: Path | None
     report: Path | None
     check: bool
@@ -122,7 +122,9 @@ def _remedies(request: Request, changes: Changes, trace: Trace) -> tuple[Remedy,
 
 
 def _need_forms(request: Request) -> None:
-    """Return if files are asked for in forms that can be written."""
+    """Return if files are asked for that can be written."""
+    if request.trace is not None:
+        need_trace(request.trace)
     if request.timeline is not None:
         need_format("--timeline", request.timeline)
     if request.report is not None:

@@ -6,19 +6,41 @@ from zsim.backend import Job
 from zsim.document import DocumentError, decode_trace, encode_trace
 from zsim.kineto import kineto
 from zsim.shell.mistake import MistakeError, file_fault, mistakes
-from zsim.shell.written import write
+from zsim.shell.written import need_folder, write
 from zsim.trace import Trace
 
 
-def write_trace(path: Path, job: Job, trace: Trace) -> None:
-    """Put `trace` in the file at `path`, with the timeline of its first rank.
+def is_folder(where: str) -> bool:
+    """Whether traces go into a folder `where`: there is one, or the name ends as one."""
+    return where.endswith("/") or Path(where).is_dir()
+
+
+def need_trace(where: str) -> None:
+    """Return if a trace can be put at `where`: a file in a folder, or a folder that can be made.
+
+    Raises:
+        MistakeError: it cannot.
+    """
+    path = Path(where)
+    if not is_folder(where):
+        need_folder("--trace", path)
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise file_fault(f"--trace: {where}", error) from None
+
+
+def write_trace(where: str, job: Job, trace: Trace) -> None:
+    """Put `trace` in the file `where`, with the timeline of its first rank.
 
     In a folder every rank of the trace has a file of its own, as PyTorch's profiler writes them.
 
     Raises:
         MistakeError: it cannot be written.
     """
-    if path.is_dir():
+    path = Path(where)
+    if is_folder(where):
         for rank in trace.ranks:
             text = encode_trace(trace, kineto(job.schedule, trace, rank))
             write(path / f"rank{rank.rank}.json", text)

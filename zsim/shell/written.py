@@ -2,7 +2,17 @@
 
 from pathlib import Path
 
-from zsim.shell.mistake import file_fault
+from zsim.shell.mistake import MistakeError, file_fault
+
+
+def need_folder(option: str, path: Path) -> None:
+    """Return if there is a folder for the file at `path`, given with `option`.
+
+    Raises:
+        MistakeError: there is none: told before anything runs.
+    """
+    if not path.parent.is_dir():
+        raise MistakeError(f"{option}: {path}: {path.parent} is no folder")
 
 
 def write(path: Path, text: str) -> None:

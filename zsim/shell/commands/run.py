@@ -43,8 +43,11 @@ def run(
         int | None, typer.Option(metavar="N", parser=at_least(1), help="Optimizer steps.")
     ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write what happened there, as PyTorch does."),
+        str | None,
+        typer.Option(
+            metavar="FILE|FOLDER/",
+            help="Write what happened, as PyTorch's profiler does; in FOLDER/ a file per rank.",
+        ),
     ] = None,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the last step there: .svg or .png.")

@@ -23,7 +23,7 @@ from zsim.shell.sweep.store import Store, opened
 from zsim.shell.sweep.table import csv_text
 from zsim.shell.sweep.work import keys_of, left_of, work_off
 from zsim.shell.sweep.worker import Batch, Done, simulated
-from zsim.shell.written import write
+from zsim.shell.written import need_folder, write
 from zsim.study.file import StudyError
 from zsim.study.outcome import Outcome
 from zsim.study.result import StudyResult, result_of
@@ -59,8 +59,8 @@ def sweep(request: Request) -> bool:
         need_html("--report", request.report)
     if request.picture is not None:
         need_format("--picture", request.picture)
-    if request.csv is not None and not request.csv.parent.is_dir():
-        raise MistakeError(f"--csv: {request.csv}: {request.csv.parent} is no folder")
+    if request.csv is not None:
+        need_folder("--csv", request.csv)
     study = read(request.study)
     path = request.store or Path(f"{study.name}.sqlite")
     if request.dry_run:
