@@ -1,5 +1,6 @@
 """Figures of papers: they are read, predicted, and compared with what was published."""
 
+import tomllib
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -109,6 +110,19 @@ def test_every_row_that_ships_is_a_scenario() -> None:
     for figure in paper.figures:
         for run in figure.runs:
             assert [from_tables(tables).title for tables in run.ways]
+
+
+def test_the_run_that_a_new_user_sees_is_a_row_of_the_paper() -> None:
+    (run,) = [
+        run
+        for figure in parse(zsim_scenarios.published_text("zero")).figures
+        for run in figure.runs
+        if run.label == "100B"
+    ]
+    ships = tomllib.loads(zsim_scenarios.text("zero_100b"))
+    row = from_tables(run.ways[0])
+    assert from_tables({**ships, "title": row.title}) == row
+    assert f"{run.published:.1f} TFLOP/s" in zsim_scenarios.text("zero_100b")
 
 
 def test_paper_takes_no_data_and_the_others_need_some(capsys: pytest.CaptureFixture[str]) -> None:
