@@ -7,7 +7,7 @@ slices that the rank owns are copied out of it, and after the step all shards ar
 from dataclasses import dataclass
 
 import torch
-from sharded_by_hand import MAXIMUM, ROWS, UNITS, WIDTH, Flow, Net, batch, plain_loop
+from sharded_net import MAXIMUM, ROWS, UNITS, WIDTH, Flow, Net, batch, plain_loop
 from torch import distributed
 
 from zsim.builder import Named, ScheduleBuilder

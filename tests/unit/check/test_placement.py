@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from mutation import changed, hand, named, the_finding, without
 
-from zsim.builder import COMMUNICATION, Named, ScheduleBuilder
+from zsim.builder import COMMUNICATION, ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.layout import Layout, Piece
-from zsim.mesh import Axis, Span
+from zsim.mesh import Axis
 from zsim.operation import Action, AllReduce, Copy, Operand, Previous, Reduction, Role, View
 from zsim.rule import SGD, ClipNorm
 from zsim.schedule import Kind, Schedule
@@ -343,35 +343,6 @@ def test_nothing_that_was_written_by_nothing_is_sent() -> None:
     case = Gradients()
     passed_on(case)
     assert [each.operation for each in case.found()] == ["step/send"]
-
-
-def pipeline(*, sums: bool) -> list[Finding]:
-    """A stage whose output is a summand over tensor ranks, and one that reads it."""
-    build = ScheduleBuilder.of("pipeline", pipe=2, tensor=2)
-    build.group("pipe", "pipe")
-    build.group("tensor", "tensor")
-    front = build.role("front", Span(axis="pipe", start=0, end=1))
-    back = build.role("back", Span(axis="pipe", start=1, end=2))
-    for role in (back, front):
-        role.setup.allocate(role.buffer("x", 4, persistent=True))
-        role.setup.allocate(role.buffer("y", 4, persistent=True))
-    x, y = Named(front.buffers["x"]), Named(front.buffers["y"])
-    front.step.compute("load", Action.LOAD, [(Role.OUTPUT, x.all)])
-    output = Operand(role=Role.OUTPUT, view=y.all, partial=("tensor",))
-    front.step.compute("forward", Action.FORWARD, [Operand(role=Role.INPUT, view=x.all), output])
-    if sums:
-        front.step.all_reduce("sum", "tensor", y.all)
-    front.step.send("send", "pipe", y.all, 1)
-    back.step.receive("receive", "pipe", x.all, -1)
-    back.step.compute("forward", Action.FORWARD, [(Role.INPUT, x.all), (Role.OUTPUT, y.all)])
-    return placement(build.schedule())
-
-
-def test_a_stage_reads_what_the_stage_before_sends() -> None:
-    assert pipeline(sums=True) == []
-    (found,) = pipeline(sums=False)
-    assert (found.role, found.operation) == ("back", "step/forward")
-    assert "computes with x, which is Partial over tensor" in found.why
 
 
 def test_what_is_received_may_depend_on_what_was_sent_before() -> None:

@@ -3,33 +3,18 @@
 import csv
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked import Ask
 
 from zsim.calibration.calibrate import SIZE_CLASSES
 from zsim.calibration.constants import START
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profiles import parse
 from zsim.collective.tuner import Bandwidths, alone_s
-from zsim.shell.cli import answer
 from zsim.shell.installed import network_profiles
 from zsim.shell.option import Code
-
-Ask = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Run a command line; exit code, standard output, standard error."""
-
-    def asked(*words: str | Path) -> tuple[int, str, str]:
-        code = answer([str(word) for word in words])
-        captured = capsys.readouterr()
-        return int(code), captured.out, captured.err
-
-    return asked
 
 
 @pytest.fixture

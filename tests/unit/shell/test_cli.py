@@ -4,94 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from asked import Ask, answered, planted, refused
 
 from zsim.document import decode_trace
-from zsim.shell.cli import answer
 from zsim.shell.option import Code
 
 ZSIM = Path(sys.executable).parent / "zsim"
-
-SCENARIO = """
-title = "two layers"
-[model]
-layers = 2
-hidden_size = 8
-attention_heads = 4
-sequence_length = 4
-vocab_size = 256
-[cluster]
-topology = "dgx2_infiniband"
-nodes = 1
-[parallel]
-tensor = 2
-[zero]
-stage = 3
-[activations]
-checkpointing = "full"
-partition = true
-[train]
-micro_batch_size = 1
-gradient_accumulation_steps = 1
-precision = "fp16"
-clip_norm = 1.0
-"""
-
-Json = Any
-"""A JSON value: its shape is what the tests look at."""
-
-Ask = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Run a command line; exit code, standard output, standard error."""
-
-    def asked(*words: str | Path) -> tuple[int, str, str]:
-        code = answer([str(word) for word in words])
-        captured = capsys.readouterr()
-        return int(code), captured.out, captured.err
-
-    return asked
-
-
-@pytest.fixture
-def scenario(tmp_path: Path) -> Path:
-    path = tmp_path / "two_layers.toml"
-    path.write_text(SCENARIO, "utf-8")
-    return path
-
-
-@pytest.fixture
-def schedule(ask: Ask, scenario: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "schedule.json"
-    assert ask("plan", scenario, "--schedule", path)[0] == 0
-    return path
-
-
-def refused(asked: tuple[int, str, str]) -> str:
-    """The one line that a wrong call gets."""
-    code, out, error = asked
-    assert (code, out) == (2, "")
-    assert error.startswith("zsim: ")
-    assert error.endswith("\n")
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
-    return error.removeprefix("zsim: ").strip()
-
-
-def answered(asked: tuple[int, str, str]) -> dict[str, Json]:
-    """The one object that `--json` prints."""
-    code, out, error = asked
-    assert (code, error) == (0, "")
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
-
 
 SETTINGS = {
     "zero.stge=3": "zero.stge: unknown key; did you mean stage?",
@@ -260,68 +181,6 @@ def test_a_run_that_does_not_fit_is_an_answer_with_exit_code_1(ask: Ask, scenari
     code, out, _ = ask("run", scenario, *small)
     assert code == 1
     assert "no" in out.splitlines()[1]
-
-
-def planted(path: Path, change: Callable[[Json], None]) -> None:
-    data = json.loads(path.read_text("utf-8"))
-    change(data)
-    path.write_text(json.dumps(data), "utf-8")
-
-
-def test_a_schedule_written_by_plan_is_checked_and_run(ask: Ask, schedule: Path) -> None:
-    assert answered(ask("check", schedule, "--json")) == {"findings": []}
-    assert answered(ask("run", schedule, "--json"))["fits"] is True
-
-
-def test_a_schedule_gives_what_its_scenario_gives(ask: Ask, scenario: Path, schedule: Path) -> None:
-    runs = [answered(ask("run", path, "--json")) for path in (scenario, schedule)]
-    for run in runs:
-        del run["wall_time_s"]
-    assert runs[0] == runs[1]
-
-
-def test_findings_are_printed_and_exit_code_1(ask: Ask, schedule: Path) -> None:
-    def forget_a_free(data: Json) -> None:
-        step = data["schedule"]["programs"][0]["step"]
-        del step[next(i for i, each in enumerate(step) if each["type"] == "Free")]
-
-    planted(schedule, forget_a_free)
-    code, out, error = ask("check", schedule, "--json")
-    assert (code, error) == (1, "")
-    findings = json.loads(out)["findings"]
-    assert findings
-    assert set(findings[0]) == {"invariant", "where", "why"}
-    for command in ("check", "run"):
-        code, out, _ = ask(command, schedule)
-        assert code == 1
-        assert findings[0]["why"] in out
-    code, out, _ = ask("check", schedule, "--explain", "1")
-    assert code == 1
-    assert findings[0]["where"] in out
-
-
-def test_a_wrong_schedule_is_one_line_with_the_path_inside_it(ask: Ask, schedule: Path) -> None:
-    def negative(data: Json) -> None:
-        data["schedule"]["programs"][0]["buffers"][3]["elements"] = -3
-
-    planted(schedule, negative)
-    for command in ("check", "run"):
-        line = refused(ask(command, schedule))
-        assert line.startswith(f"{schedule}: schedule.programs[0].buffers[3]: buffer ")
-        assert line.endswith("elements -3 must be >= 0")
-
-
-def test_a_schedule_takes_no_settings_and_no_ranks(ask: Ask, schedule: Path) -> None:
-    assert refused(ask("run", schedule, "--set", "zero.stage=1")).startswith("--set: ")
-    assert refused(ask("run", schedule, "--ranks", "2")).startswith("--ranks: ")
-
-
-def test_a_schedule_without_a_model_is_checked_but_not_run(ask: Ask, schedule: Path) -> None:
-    planted(schedule, lambda data: data.pop("model"))
-    assert ask("check", schedule)[0] == 0
-    assert refused(ask("run", schedule)) == (
-        f"{schedule}: model: missing; a run needs it, a check does not"
-    )
 
 
 def test_ranks_replace_the_cluster(ask: Ask, tmp_path: Path, scenario: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_by_hand import ByHand, Flow, all_by_hand, by_plain_loop
+from sharded_by_hand import ByHand, all_by_hand
+from sharded_net import Flow, by_plain_loop
 from torch import nn
 
 import zsim_topologies
