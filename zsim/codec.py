@@ -6,6 +6,7 @@ default, is left out. Floats are exact; infinite and undefined ones, which JSON 
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -128,9 +129,13 @@ def _decode_float(value: object) -> float:
     raise FieldError(f"{shown(value)} must be a number")
 
 
+_FRACTION = re.compile(r"-?[0-9]+(/[0-9]+)?")
+"""As fractions are written; no exponent, which could be computed for hours."""
+
+
 def _decode_fraction(value: object) -> Fraction:
     try:
-        if isinstance(value, str):
+        if isinstance(value, str) and _FRACTION.fullmatch(value):
             return Fraction(value)
     except (ValueError, ZeroDivisionError):
         pass

@@ -5,6 +5,7 @@ are lost. GiB is 2**30, GB is 10**9.
 """
 
 import re
+from contextlib import suppress
 from fractions import Fraction
 
 PICOSECONDS_PER_SECOND = 10**12
@@ -26,7 +27,14 @@ _TIME = {
     "ps": Fraction(1),
 }
 _RATE = {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _PREFIX.items()}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*?)\s*$")
+_EXPONENT = r"[eE][+-]?[0-9]{1,3}"  # a longer one would be computed for hours
+_NUMBER = re.compile(rf"\s*([0-9]+(?:\.[0-9]*)?(?:{_EXPONENT})?)\s*(\S.*?)\s*$")
+_RATIO = re.compile(rf"[0-9]+/[0-9]+|[0-9]*\.?[0-9]*(?:{_EXPONENT})?")
+LARGEST = 10**30
+"""No quantity is larger, in bytes, bytes per second, picoseconds or operations per second."""
+
+RATIO_MAX = 10**9
+"""No ratio is larger, and none is smaller than its inverse."""
 
 
 def _parse(text: str, units: dict[str, Fraction], example: str) -> int:
@@ -38,6 +46,8 @@ def _parse(text: str, units: dict[str, Fraction], example: str) -> int:
             hint = "; bits are not accepted, write bytes"
         raise UnitError(f"{text!r} is not a quantity such as {example!r}{hint}")
     exact = Fraction(match.group(1)) * units[unit]
+    if exact > LARGEST:
+        raise UnitError(f"{text!r} is too large: a quantity has at most {len(str(LARGEST))} digits")
     return round(exact)
 
 
@@ -78,19 +88,21 @@ def parse_rate(text: str) -> int:
 
 
 def parse_ratio(value: object) -> Fraction:
-    """A ratio of more than 0: 2, 1.5 or "3/2".
+    """A ratio of more than 0: 2, 1.5 or "3/2"; from a thousand-millionth to a thousand million.
 
     Raises:
         UnitError: `value` is none.
     """
+    found = Fraction(0)
     if isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            found = Fraction(str(value))
-        except (ValueError, ZeroDivisionError):
-            found = Fraction(0)
-        if found > 0:
-            return found
-    raise UnitError(f'{value!r} is not a ratio of more than 0, such as 2 or "3/2"')
+        with suppress(ValueError, ZeroDivisionError):
+            text = str(value).strip()
+            found = Fraction(text) if _RATIO.fullmatch(text) else found
+    if found <= 0:
+        raise UnitError(f'{value!r} is not a ratio of more than 0, such as 2 or "3/2"')
+    if not Fraction(1, RATIO_MAX) <= found <= RATIO_MAX:
+        raise UnitError(f"{value!r} is not a ratio from 1e-9 to 1e9")
+    return found
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -60,7 +60,7 @@ def test_a_cluster_survives_json(cluster: Cluster) -> None:
     assert decode_value(json.loads(text), Cluster) == cluster
 
 
-@pytest.mark.parametrize("text", ["3:2", "1/0", 1.5])
+@pytest.mark.parametrize("text", ["3:2", "1/0", 1.5, "1e99999999"])
 def test_what_is_no_fraction_is_refused_with_its_path(text: object) -> None:
     data = cast("dict[str, object]", encode_value(LEAF, Tier))
     with pytest.raises(FieldError, match=r"oversubscription: .* must be a fraction such as"):

@@ -1,0 +1,34 @@
+"""Quantities as people write them, large ones refused instead of computed."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.units import LARGEST, UnitError, parse_ratio, parse_size
+
+
+@given(st.integers(0, 10**15), st.sampled_from([("kB", 10**3), ("GiB", 2**30), ("PB", 10**15)]))
+def test_a_quantity_is_its_number_times_its_unit(number: int, unit: tuple[str, int]) -> None:
+    name, factor = unit
+    assert parse_size(f"{number} {name}") == number * factor
+    assert parse_size(f"{number}e-2 {name}") == round(Fraction(number * factor, 100))
+
+
+@pytest.mark.timeout(5)  # 10 to such a power is computed for hours
+@pytest.mark.parametrize("exponent", ["e31", "e999", "e99999999", "e-99999999", "E+999999999999"])
+def test_an_exponent_beyond_all_sizes_is_refused_at_once(exponent: str) -> None:
+    with pytest.raises(UnitError):
+        parse_size(f"1{exponent} B")
+    with pytest.raises(UnitError):
+        parse_ratio(f"1{exponent}")
+
+
+def test_limits_themselves_are_read() -> None:
+    assert parse_size("1e30 B") == LARGEST
+    for text in ("1e9", "1e-9", "3/2", ".5", 2, 1.5):
+        assert parse_ratio(text) == Fraction(str(text))
+    for wrong in ("1e10", 1e-320, "0", 0, "-1", "2:1", "", ".", "1/0", "1_0", True, None):
+        with pytest.raises(UnitError):
+            parse_ratio(wrong)
