@@ -11,6 +11,9 @@ from zsim.check.finding import Finding
 from zsim.check.subject import NumberedProgram, Subject
 from zsim.operation import Action, Compute, Role, View
 
+OTHERS_MAX = 6
+"""Views that a witness shows one by one."""
+
 
 class Reads:
     """Whether segments read the parameters that they are about."""
@@ -81,13 +84,20 @@ class Reads:
         needed = self.needed.get((compute.unit, compute.segment))
         if needed is None or None in names:
             return
-        known = len(names) == len(needed)
-        if not known or any(name and name != due for name, due in zip(names, needed, strict=True)):
+        others: list[str] = []
+        if len(names) == len(needed):
+            others = [
+                f"{name}, in {view.buffer}, where {due} is needed"
+                for name, view, due in zip(names, views, needed, strict=True)
+                if name and name != due
+            ]
+        if others or len(names) != len(needed):
             yield self._finding(
                 compute,
                 f"{verb} other parameters than segment {compute.segment} of {compute.unit} has",
                 f"its views: {', '.join(name or 'something' for name in names)}",
                 f"needs {', '.join(needed)}",
+                *others[:OTHERS_MAX],
             )
 
     def _finding(self, compute: Compute, why: str, *witness: str) -> Finding:

@@ -54,6 +54,10 @@ def test_two_parameters_of_one_size_swapped_are_found_with_the_model() -> None:
     (finding,) = check(reading(swapped), MODEL)
     assert finding.why == "computes with other parameters than segment 0 of block1 has"
     assert finding.witness[0].startswith("its views: block1.ln1.bias, block1.ln1.weight, ")
+    assert finding.witness[2:] == (
+        "block1.ln1.bias, in bucket2/gathered, where block1.ln1.weight is needed",
+        "block1.ln1.weight, in bucket2/gathered, where block1.ln1.bias is needed",
+    )
 
 
 def test_a_parameter_left_out_is_found_with_the_model() -> None:
