@@ -1,6 +1,6 @@
 """Placements through collectives: what each is given, and what it makes of it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import assert_never
 
@@ -18,8 +18,9 @@ from zsim.check.placed import (
     Placement,
     Rule,
 )
+from zsim.check.routine import Made, Routines
 from zsim.check.tensor import SAME, How, Tensors
-from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction
+from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction, View
 from zsim.schedule import Schedule
 
 Collective = AllGather | ReduceScatter | AllReduce | Broadcast
@@ -29,23 +30,27 @@ Collective = AllGather | ReduceScatter | AllReduce | Broadcast
 class _Manner:
     """What a kind of collective needs along the axes, what it makes of that, and divides by.
 
-    `made` has what became of placements.
+    `placed` has what became of placements along the axes, `made` of whole ones.
     """
 
     rule: Rule
     after: int
     verb: str
     divisor: int
-    made: dict[Placement, Placement] = field(default_factory=dict[Placement, Placement])
+    placed: dict[Placement, Placement] = field(default_factory=dict[Placement, Placement])
+    made: Made = field(default_factory=Made)
 
 
 class Collectives:
     """The collectives of one program, with a rule for each kind and group."""
 
-    def __init__(self, schedule: Schedule, ledger: Ledger, tensors: Tensors) -> None:
+    def __init__(
+        self, schedule: Schedule, ledger: Ledger, tensors: Tensors, routines: Routines
+    ) -> None:
         self.schedule = schedule
         self.ledger = ledger
         self.tensors = tensors
+        self.routines = routines
         self.ranks = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self._along: dict[str, list[int]] = {}
         self._axes: dict[str, tuple[str, ...] | None] = {}
@@ -55,7 +60,6 @@ class Collectives:
 
     def apply(self, operation: Collective) -> None:
         """Read the source, and write the target as the collective makes it."""
-        ledger, source, target = self.ledger, operation.source, operation.target
         kind = type(operation)
         reduction = None
         if isinstance(operation, (AllReduce, ReduceScatter)):
@@ -64,23 +68,38 @@ class Collectives:
         manner = self._manners.get(key)
         if manner is None:
             manner = self._manners[key] = self._manner(operation)
-        self._same_tensor(operation)
-        placement = ledger.need(operation.id, source, manner.rule, manner.verb)
-        if placement[-1] == MIXED and isinstance(operation, (AllReduce, Broadcast)):
+        self._run(operation, manner, operation.source, operation.target)
+
+    def _run(self, operation: Collective, manner: _Manner, source: View, target: View) -> None:
+        """The collective, or a part of it, between two views."""
+        routine = self.routines.between(source, target, manner.made)
+        if routine is not None and self.routines.again(routine):
+            return
+        ledger = self.ledger
+        noted = ledger.noted
+        self._same_tensor(operation, source, target)
+        if routine is not None and not routine.fits and ledger.noted == noted:
+            routine.fits = routine.described  # then what others made of the same is known
+            if self.routines.again(routine):
+                return
+        given = ledger.need(operation.id, source, manner.rule, manner.verb)
+        if given[-1] == MIXED and isinstance(operation, (AllReduce, Broadcast)):
             parts = ledger.cut(source, target)
             if len(parts) > 1:
                 for part, other in parts:
-                    self.apply(replace(operation, source=part, target=other))
+                    self._run(operation, manner, part, other)
                 return
-        axes = placement[:-1]
-        after = manner.made.get(axes)
+        axes = given[:-1]
+        after = manner.placed.get(axes)
         if after is None:
             along = self._along_group(operation.group)
-            after = manner.made[axes] = ledger.with_codes(axes, along, EVERY, manner.after)
+            after = manner.placed[axes] = ledger.with_codes(axes, along, EVERY, manner.after)
         how = self._how(operation)
-        code = self.tensors.carried(operation.id, (source, target), placement[-1], how)
-        code = ledger.contents.divided(code, manner.divisor)
-        ledger.write(ledger.origin(operation.id, source), target, (*after, code))
+        code = self.tensors.carried(operation.id, (source, target), given[-1], how)
+        placement = (*after, ledger.contents.divided(code, manner.divisor))
+        ledger.write(ledger.origin(operation.id, source), target, placement)
+        if routine is not None and ledger.noted == noted:
+            self.routines.learn(routine, given, placement)
 
     def _manner(self, operation: Collective) -> _Manner:
         """What all collectives of one kind and group need, and make."""
@@ -114,7 +133,7 @@ class Collectives:
                 self._hows[key] = How(scatters=axes)
         return self._hows[key]
 
-    def _same_tensor(self, operation: Collective) -> None:
+    def _same_tensor(self, operation: Collective, source: View, target: View) -> None:
         """A finding if the target is not what the ranks have of the source."""
         group = operation.group
         if group not in self._axes:
@@ -125,7 +144,6 @@ class Collectives:
         axes = self._axes[group]
         if axes is None:
             return  # some of the coordinates of an axis: no layout says what they have together
-        source, target = operation.source, operation.target
         match operation:
             case AllGather():
                 self.tensors.same(operation.id, source, target, gathers=axes)

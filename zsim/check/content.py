@@ -100,42 +100,102 @@ def _alike(one: Content, other: Content) -> bool:
 
 
 class Contents:
-    """The contents that values have, numbered; what was made of one once is remembered."""
+    """The contents that values have, numbered; what was made of one once is remembered.
+
+    A content is numbered as one of no elements in particular, and the elements by themselves, since
+    those of one layer differ from those of the next in nothing else. `place` is such a number: of
+    elements where the content says which, else 0.
+    """
 
     def __init__(self) -> None:
-        self._known: list[Content] = []
-        self._codes: dict[Content, int] = {}
+        self._known: list[Content | None] = []
+        self._whats: list[What] = []
+        self._bare: list[int] = []
+        self._place: list[int] = []
+        self._bares: dict[Content, int] = {}
+        self._placed: dict[tuple[int, int], int] = {}
+        self._wheres: list[Where | None] = [None]
+        self._places: dict[Where | None, int] = {None: 0}
         self._made: dict[tuple[object, ...], int] = {}
         zero = self.code(Content(What.CONSTANT, (0, 1)))
         assert zero == ZERO
 
     def __getitem__(self, code: int) -> Content:
-        return self._known[-1 - code]
+        content = self._known[-1 - code]
+        if content is None:
+            where = self._wheres[self._place[-1 - code]]
+            content = self._known[-1 - code] = self[self._bare[-1 - code]]._replace(where=where)
+        return content
 
     def code(self, content: Content) -> int:
         """The number of a content."""
-        code = self._codes.get(content)
+        where = content.where
+        bare = content if where is None else content._replace(where=None)
+        code = self._bares.get(bare)
         if code is None:
-            self._known.append(content)
-            code = self._codes[content] = -len(self._known)
+            code = self._bares[bare] = -1 - len(self._known)
+            self._add(bare, bare.what, code, 0)
+        return code if where is None else self._at(code, self.numbered(where))
+
+    def _add(self, content: Content | None, what: What, bare: int, place: int) -> None:
+        self._known.append(content)
+        self._whats.append(what)
+        self._bare.append(bare)
+        self._place.append(place)
+
+    def numbered(self, where: Where | None) -> int:
+        """The number of elements of a tensor."""
+        place = self._places.get(where)
+        if place is None:
+            place = self._places[where] = len(self._wheres)
+            self._wheres.append(where)
+        return place
+
+    def _at(self, bare: int, place: int) -> int:
+        """The number of a content of no elements in particular, of some."""
+        if not place:
+            return bare
+        code = self._placed.get((bare, place))
+        if code is None:
+            code = self._placed[bare, place] = -1 - len(self._known)
+            self._add(None, self._whats[-1 - bare], bare, place)
         return code
+
+    def at(self, code: int, place: int) -> int:
+        """The number of the same content, of other elements: those of a constant are all alike."""
+        if code >= ZERO or self._place[-1 - code] == place:
+            return code
+        if self._whats[-1 - code] is What.CONSTANT:
+            return code
+        return self._at(self._bare[-1 - code], place)
+
+    def put(self, code: int, where: Where | None) -> int:
+        """The number of the same content, of elements that stand elsewhere."""
+        return self.at(code, 0 if where is None else self.numbered(where))
 
     def what(self, code: int) -> What | None:
         """What a value is of, if that is known."""
-        return self._known[-1 - code].what if code < 0 else None
+        return self._whats[-1 - code] if code < 0 else None
 
     def where(self, code: int) -> Where | None:
         """Which elements a value has, where the content says so."""
-        return self._known[-1 - code].where if code < 0 else None
+        return self._wheres[self._place[-1 - code]] if code < 0 else None
 
-    def named(self, what: What, name: str, part: Part, where: Where | None) -> int:
+    def place(self, code: int) -> int:
+        """The number of the elements that a value has, where the content says so; else 0."""
+        return self._place[-1 - code] if code < 0 else 0
+
+    def bare(self, code: int) -> int:
+        """The number of the same content, of no elements in particular."""
+        return self._bare[-1 - code] if code < 0 else code
+
+    def named(self, what: What, name: str, part: Part, place: int) -> int:
         """The number of an activation, of its gradient, or of what a forward saved."""
-        key = (what, name, part, where)
-        code = self._made.get(key)
-        if code is None:
-            content = Content(what, name=name, parts=alone(part), where=where)
-            code = self._made[key] = self.code(content)
-        return code
+        key = (what, name, part)
+        bare = self._made.get(key)
+        if bare is None:
+            bare = self._made[key] = self.code(Content(what, name=name, parts=alone(part)))
+        return self._at(bare, place)
 
     def constant(self, value: float, scalar: str | None) -> int:
         """The number of a constant, times a host scalar."""
@@ -152,67 +212,53 @@ class Contents:
         """The number of the same content, divided."""
         if divisor == 1 or code >= ZERO:
             return code
-        key = ("divided", code, divisor)
-        if key not in self._made:
-            content = self[code]
+        bare = self._bare[-1 - code]
+        key = ("divided", bare, divisor)
+        found = self._made.get(key)
+        if found is None:
+            content = self[bare]
             factor = Fraction(*content.factor) / divisor
             ratio = (factor.numerator, factor.denominator)
-            self._made[key] = self.code(content._replace(factor=ratio))
-        return self._made[key]
+            found = self._made[key] = self.code(content._replace(factor=ratio))
+        return self._at(found, self._place[-1 - code])
 
     def unscaled(self, code: int, scalars: tuple[str, ...]) -> int:
         """The number of the same content, divided by host scalars."""
         if not scalars or code >= ZERO:
             return code
-        key = ("unscaled", code, scalars)
-        if key not in self._made:
-            content = self[code]
+        bare = self._bare[-1 - code]
+        key = ("unscaled", bare, scalars)
+        found = self._made.get(key)
+        if found is None:
+            content = self[bare]
             exponents = dict(content.scalars)
             for name in scalars:
                 exponents[name] = exponents.get(name, 0) - 1
             left = tuple((name, count) for name, count in sorted(exponents.items()) if count)
-            self._made[key] = self.code(content._replace(scalars=left))
-        return self._made[key]
+            found = self._made[key] = self.code(content._replace(scalars=left))
+        return self._at(found, self._place[-1 - code])
 
-    def gradient(self, slope: int, part: Part, where: Where | None) -> int:
+    def gradient(self, slope: int, part: Part, place: int) -> int:
         """The number of a gradient that backward makes of an output's gradient.
 
         It is multiplied by what that is multiplied by: of one that nothing is known of, by 1.
         """
-        return self._of_slope((What.GRADIENT, ""), slope, part, where)
+        return self._of_slope((What.GRADIENT, ""), slope, part, place)
 
-    def slope(self, name: str, slope: int, part: Part, where: Where | None) -> int:
+    def slope(self, name: str, slope: int, part: Part, place: int) -> int:
         """The number of an activation's gradient that backward makes of an output's gradient."""
-        return self._of_slope((What.SLOPE, name), slope, part, where)
+        return self._of_slope((What.SLOPE, name), slope, part, place)
 
-    def _of_slope(
-        self, named: tuple[What, str], slope: int, part: Part, where: Where | None
-    ) -> int:
+    def _of_slope(self, named: tuple[What, str], slope: int, part: Part, place: int) -> int:
         if slope == MIXED:
             return MIXED
-        key = (named, slope, part, where)
-        code = self._made.get(key)
-        if code is None:
-            of, parts = self[slope] if slope < 0 else NOTHING_KNOWN, alone(part)
-            content = Content(named[0], of.factor, of.scalars, named[1], parts, where=where)
-            code = self._made[key] = self.code(content)
-            if where is not None:  # most are asked for without it next
-                bare = Content(named[0], of.factor, of.scalars, named[1], parts)
-                self._made["put", code, None] = self.code(bare)
-        return code
-
-    def put(self, code: int, where: Where | None) -> int:
-        """The number of the same content, of elements that stand elsewhere."""
-        if code >= ZERO or self._known[-1 - code].where == where:
-            return code
-        key = ("put", code, where)
-        found = self._made.get(key)
-        if found is None:
-            content = self[code]
-            if content.what is not What.CONSTANT:
-                code = self.code(content._replace(where=where))
-            found = self._made[key] = code
-        return found
+        key = (named, self._bare[-1 - slope] if slope < 0 else ANY, part)
+        bare = self._made.get(key)
+        if bare is None:
+            of = self[slope] if slope < 0 else NOTHING_KNOWN
+            content = Content(named[0], of.factor, of.scalars, named[1], alone(part))
+            bare = self._made[key] = self.code(content)
+        return self._at(bare, place)
 
     def aged(self, code: int, *, updated: bool) -> int:
         """The number of what a value is in the next step."""
@@ -239,6 +285,10 @@ class Contents:
             return one if other == ANY else other
         if one >= 0 or other >= 0:
             return None
+        place = self._place[-1 - one]
+        if place and place == self._place[-1 - other]:  # as of no elements in particular
+            bare = self.sum(self._bare[-1 - one], self._bare[-1 - other])
+            return None if bare is None else self._at(bare, place)
         key = ("sum", one, other)
         if key not in self._made:
             first, second = self[one], self[other]
@@ -273,6 +323,10 @@ class Contents:
     def pads(self, code: int) -> bool:
         """Whether a content may stand in padding: zeros, or what is zero there."""
         return code == ZERO or self.what(code) in (What.GRADIENT, What.PARAMETER, What.MOMENT)
+
+    def is_constant(self, code: int) -> bool:
+        """Whether a content is that of a constant."""
+        return self.what(code) is What.CONSTANT
 
     def is_parameter(self, code: int) -> bool:
         """Whether a content is that of a parameter."""

@@ -27,6 +27,7 @@ from zsim.check.placed import (
     Rule,
     Values,
 )
+from zsim.check.routine import Made, Routine, Routines
 from zsim.check.segment import Segments
 from zsim.check.signature import Signatures
 from zsim.check.subject import NumberedProgram, Subject
@@ -124,7 +125,9 @@ class _Walk:
         forms = Forms(schedule, program)
         self.written = Rule([WRITTEN] * len(axes), "whole where it is read")
         self.tensors = Tensors(forms, self.ledger)
-        self.collectives = Collectives(schedule, self.ledger, self.tensors)
+        self.routines = Routines(self.ledger)
+        self.copied: dict[tuple[bool, int], Made] = {}
+        self.collectives = Collectives(schedule, self.ledger, self.tensors, self.routines)
         self.by_parameter = ByParameter(self.ledger, forms, self.written)
         self.signatures = Signatures(subject, each)
         judges = bool(schedule.contract.parameters)
@@ -289,35 +292,50 @@ class _Walk:
         for number, view in enumerate(made):
             name = f"{self.signatures.batch}/{number}" if number else self.signatures.batch
             part = (compute.micro_batch, 0, 1)
-            where = Where(name, -view.start)
-            code = self.ledger.contents.named(What.TENSOR, name, part, where)
+            place = self.ledger.contents.numbered(Where(name, -view.start))
+            code = self.ledger.contents.named(What.TENSOR, name, part, place)
             self.ledger.write(self.ledger.origin(compute.id), view, (*self.flowing, code))
 
     def _copy(self, copy: Copy) -> None:
         if copy.by_parameter:
             self.by_parameter.copy(copy)
             return
+        made = self.copied.setdefault((copy.accumulate, copy.divisor), {})
+        routine = self.routines.between(copy.source, copy.target, made)
+        if routine is not None and self.routines.again(routine, adds=copy.accumulate):
+            return
+        noted = self.ledger.noted
         self.tensors.same(copy.id, copy.source, copy.target)
+        if routine is not None and not routine.fits and self.ledger.noted == noted:
+            routine.fits = routine.described  # then what others made of the same is known
+            if self.routines.again(routine, adds=copy.accumulate):
+                return
         if self._is_uniform(copy.source) and (not copy.accumulate or self._is_uniform(copy.target)):
-            self._copy_part(copy, copy.source, copy.target)
+            self._copy_part(copy, (copy.source, copy.target), routine, noted)
             return
         for source, target in self.ledger.cut(copy.source, copy.target):
-            self._copy_part(copy, source, target)
+            part = self.routines.between(source, target, made)
+            if part is None or not self.routines.again(part, adds=copy.accumulate):
+                self._copy_part(copy, (source, target), part, noted)
 
     def _is_uniform(self, view: View) -> bool:
         """Whether all elements of a view are of one content."""
         pieces = self.ledger.values.pieces.get(view.buffer, ())
         return len(pieces) == 1 or not view.size or self.ledger.read(view)[-1] != MIXED
 
-    def _copy_part(self, copy: Copy, source: View, target: View) -> None:
-        ledger = self.ledger
-        placed = ledger.need(copy.id, source, self.written, "copies")
-        code = self.tensors.carried(copy.id, (source, target), placed[-1])
-        placed = ledger.divided((*placed[:-1], code), copy.divisor)
-        origin = ledger.origin(copy.id, source)
+    def _copy_part(
+        self, copy: Copy, views: tuple[View, View], routine: Routine | None, noted: int
+    ) -> None:
+        ledger, (source, target) = self.ledger, views
+        given = ledger.need(copy.id, source, self.written, "copies")
+        code = self.tensors.carried(copy.id, views, given[-1])
+        placed = ledger.divided((*given[:-1], code), copy.divisor)
+        origin, before = ledger.origin(copy.id, source), None
         if copy.accumulate:
             before = ledger.need(copy.id, target, self.written, "adds to")
             code = self.tensors.standing(target, placed[-1], before[-1])
             origin = ledger.origin(copy.id, target, source)
             placed = ledger.added(copy, before, (*placed[:-1], code), origin[1])
         ledger.write(origin, target, placed)
+        if routine is not None and ledger.noted == noted:
+            self.routines.learn(routine, given, placed, before)

@@ -75,6 +75,8 @@ class Ledger:
         self.values = Values(len(axes) + 1)
         self.contents = contents
         self.found: dict[tuple[str, str], Finding] = {}
+        self.noted = 0
+        """How often something was found wrong, though it be the same again."""
         self._paddings: dict[tuple[str, bool], Padding] = {}
         self._views: dict[tuple[str, int, int], View] = {}
 
@@ -383,4 +385,5 @@ class Ledger:
             why=why,
             witness=witness,
         )
+        self.noted += 1
         self.found.setdefault((operation, why), finding)

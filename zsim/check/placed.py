@@ -8,10 +8,9 @@ is a constant, or what no rule of a schedule can judge.
 Behind the axes stands what the value is of, as a negative number: see `zsim.check.content`.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from zsim.operation import View
 
@@ -123,8 +122,11 @@ class Values:
             return (ANY,) * self.count
         found: Placement | None = None
         place = start
-        begin = bisect_right(pieces, start, key=_high)
-        for low, high, placement, _, _ in islice(pieces, begin, None):
+        begin = bisect_left(pieces, (start + 1,))
+        if begin and pieces[begin - 1][1] > start:
+            begin -= 1
+        for number in range(begin, len(pieces)):
+            low, high, placement, _, _ = pieces[number]
             if low > place:
                 break
             if found is None:
@@ -164,7 +166,11 @@ def written(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:
         return pieces
     if start <= pieces[0][0] and high <= end:
         return (piece,)
-    first, last_place = bisect_left(pieces, start, key=_low), bisect_right(pieces, end, key=_high)
+    first, last_place = bisect_left(pieces, (start,)), bisect_left(pieces, (end,))
+    if last_place and pieces[last_place - 1][1] > end:
+        last_place -= 1
+    while last_place < len(pieces) and pieces[last_place][1] <= end:
+        last_place += 1
     before, behind = pieces[:first], pieces[last_place:]
     if before and before[-1][1] > start:
         before = (*before[:-1], (before[-1][0], start, *before[-1][2:]))
@@ -175,12 +181,15 @@ def written(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:
     return (*before, piece, *behind)
 
 
-def _low(piece: Piece) -> int:
-    return piece[0]
-
-
-def _high(piece: Piece) -> int:
-    return piece[1]
+def held(pieces: tuple[Piece, ...], start: int, end: int) -> Placement | None:
+    """What the elements from `start` to `end` are, if one piece has them all."""
+    piece = pieces[0] if len(pieces) == 1 else None
+    if piece is None:
+        number = bisect_left(pieces, (start + 1,)) - 1
+        if number < 0:
+            return None
+        piece = pieces[number]
+    return piece[2] if piece[0] <= start and end <= piece[1] else None
 
 
 WHOLE = frozenset({ANY, REPLICATE})

@@ -27,19 +27,22 @@ from zsim.check.where import Where
 from zsim.operation import Action, Compute, Operand, Role, View
 
 T = TypeVar("T")
-Named = tuple[View, str, Where]
-"""A view, the name of what it holds or will hold, and where that then is."""
+Named = tuple[View, str, int]
+"""A view, the name of what it holds or will hold, and the number of the elements of that."""
 
 
 @dataclass(slots=True)
 class _Made:
-    """A gradient that is written: where, placed how, which use of how many, of which elements."""
+    """A gradient that is written: where, placed how, which use of how many, of which elements.
+
+    The elements are told by their number; by 0 where the buffer says which they are.
+    """
 
     view: View
     placement: Placement
     name: str
     use: tuple[int, int]
-    where: Where | None
+    place: int
 
 
 @dataclass(slots=True)
@@ -92,26 +95,26 @@ class Segments:
             return
         contents, write = self.ledger.contents, self.ledger.write
         origin = self.ledger.origin(compute.id)
-        for view, name, where in plan.saved:
-            code = contents.named(What.SAVED, name, (batch, 0, 1), where)
+        for view, name, place in plan.saved:
+            code = contents.named(What.SAVED, name, (batch, 0, 1), place)
             write(origin, view, (*self.flowing, code))
         for made in plan.outputs:
-            code = contents.named(What.TENSOR, made.name, (batch, 0, 1), made.where)
+            code = contents.named(What.TENSOR, made.name, (batch, 0, 1), made.place)
             write(origin, made.view, (*made.placement, code))
         self._spoil(compute, plan)
 
     def _backward(self, compute: Compute, plan: _Plan) -> None:
         self._read(compute.id, plan.saved, What.SAVED, compute.micro_batch)
         slope = ANY
-        for view, name, where in plan.slopes:
-            slope = both(slope, self._slope(compute, view, name, where))
+        for view, name, place in plan.slopes:
+            slope = both(slope, self._slope(compute, view, name, place))
         contents, batch = self.ledger.contents, compute.micro_batch
         origin = self.ledger.origin(compute.id, *(view for view, _, _ in plan.slopes))
         for made in plan.input_gradients:
-            code = contents.slope(made.name, slope, (batch, *made.use), made.where)
+            code = contents.slope(made.name, slope, (batch, *made.use), made.place)
             self.ledger.write(origin, made.view, (*made.placement, code))
         for made in plan.gradients:
-            code = contents.gradient(slope, (batch, *made.use), made.where)
+            code = contents.gradient(slope, (batch, *made.use), made.place)
             self.ledger.write(origin, made.view, (*made.placement, code))
         self._spoil(compute, plan)
 
@@ -129,15 +132,15 @@ class Segments:
 
     def _read(self, name: str, views: Sequence[Named], what: What, batch: int) -> None:
         contents, part = self.ledger.contents, (batch, 0, 1)
-        for view, due, where in views:
+        for view, due, place in views:
             code = self.ledger.need(name, view, self.complete, "computes with")[-1]
             if self.judges and due and code != ANY:
-                wanted = contents.named(what, due, part, where)
-                unplaced = contents.where(code) is None and contents.put(code, where) == wanted
+                wanted = contents.named(what, due, part, place)
+                unplaced = not contents.place(code) and contents.at(code, place) == wanted
                 if code != wanted and not unplaced:
                     self.ledger.expect(name, view, "computes with", code=code, due=wanted)
 
-    def _slope(self, compute: Compute, view: View, name: str, where: Where) -> int:
+    def _slope(self, compute: Compute, view: View, name: str, place: int) -> int:
         """What the gradient of an output is of; a constant is the gradient of the loss."""
         contents, ledger = self.ledger.contents, self.ledger
         code = ledger.need(compute.id, view, self.complete, "computes with")[-1]
@@ -147,9 +150,9 @@ class Segments:
         if is_constant and name in ("", self.signatures.loss):
             return code
         uses = 0 if name not in self.signatures.readers else 1
-        due = contents.slope(name, code, (compute.micro_batch, 0, uses), where)
-        if name and contents.what(code) is What.SLOPE and contents.where(code) is None:
-            code = contents.put(code, where)
+        due = contents.slope(name, code, (compute.micro_batch, 0, uses), place)
+        if name and contents.what(code) is What.SLOPE and not contents.place(code):
+            code = contents.at(code, place)
         if name and code != due:
             ledger.expect(compute.id, view, "computes with", code=code, due=due)
             return ANY
@@ -175,8 +178,8 @@ class Segments:
         names = tuple(f"{compute.unit}/{compute.segment}/{each}" for each in range(len(saved)))
         plan.saved = self._named(saved, names)
         plan.outputs = [
-            _Made(view, self._placed(operand), name, (0, 1), where)
-            for operand, (view, name, where) in zip(
+            _Made(view, self._placed(operand), name, (0, 1), place)
+            for operand, (view, name, place) in zip(
                 outputs,
                 self._named([each.view for each in outputs], signature.outputs),
                 strict=True,
@@ -200,9 +203,9 @@ class Segments:
                 self._summed(operand, self.flowing),
                 name,
                 self.signatures.reading(name, key),
-                at if name else None,
+                place if name else 0,
             )
-            for operand, (view, name, at) in zip(
+            for operand, (view, name, place) in zip(
                 wanted, self._named([each.view for each in wanted], signature.wanted), strict=True
             )
         ]
@@ -215,11 +218,12 @@ class Segments:
             (view, name, self._place(view, name)) for view, name in zip(views, given, strict=True)
         ]
 
-    def _place(self, view: View, name: str) -> Where:
+    def _place(self, view: View, name: str) -> int:
         """Which elements of a value a view has: all, or of one that is cut by tokens the own."""
+        where = Where(name, -view.start)
         if view.size == self.signatures.cut.get(name):
-            return Where(name, -view.start, (TENSOR_AXIS,), view.size)
-        return Where(name, -view.start)
+            where = Where(name, -view.start, (TENSOR_AXIS,), view.size)
+        return self.ledger.contents.numbered(where)
 
     def _sloped(self, signature: Signature) -> tuple[str, ...]:
         """Outputs whose gradients backward reads: those that some segment makes one of."""
@@ -233,15 +237,15 @@ class Segments:
         parameters = [each.view for each in roles.get(Role.PARAMETER, [])]
         names = list(self.signatures.parameters(compute))
         uses = [self.signatures.use(name, key) for name in names]
-        wheres: list[Where | None] = [None] * len(gradients)
+        places = [0] * len(gradients)
         if len(parameters) == len(gradients):
-            wheres = [
-                self._where(each.view, parameter)
+            places = [
+                self.ledger.contents.numbered(self._where(each.view, parameter))
                 for each, parameter in zip(gradients, parameters, strict=True)
             ]
         tags = [
-            (use, where, self._summed(each, self.summand))
-            for use, where, each in zip(uses, wheres, gradients, strict=True)
+            (use, place, self._summed(each, self.summand))
+            for use, place, each in zip(uses, places, gradients, strict=True)
         ]
         merged = self._merged([(each.view, tag) for each, tag in zip(gradients, tags, strict=True)])
         return [_Made(view, tag[2], "", tag[0], tag[1]) for view, tag in merged]

@@ -157,6 +157,8 @@ class Tensors:
         self, operation: str, one: View, other: View, *, gathers: tuple[str, ...] = ()
     ) -> None:
         """A finding if `other` is not what `one` is, gathered over those axes if there are some."""
+        if self._need_no_look(one, other, gathers):
+            return
         seen = (id(one), id(other), gathers)
         if seen in self._seen:
             return
@@ -168,6 +170,20 @@ class Tensors:
             self._compare(operation, one, other, gathers=gathers, key=key)
         if key in self._agree:
             self._seen[seen] = (one, other)  # which keeps them, and so their identity
+
+    def _need_no_look(self, one: View, other: View, gathers: tuple[str, ...]) -> bool:
+        """Whether no layout says of what a view is, or both have all of what one layout says."""
+        if one.origin is not None or other.origin is not None:
+            return False
+        by_name = self.forms.program.by_name
+        buffer, into = by_name[one.buffer], by_name[other.buffer]
+        layout = one.layout or buffer.layout
+        if layout is None or (other.layout or into.layout) is None:
+            return True
+        if layout != into.layout or not (_all(one, buffer) and _all(other, into)):
+            return False
+        cut = () if buffer.shard is None else self.forms.parts(buffer.shard)
+        return cut == (gathers or cut) and into.shard == (None if gathers else buffer.shard)
 
     def _compare(
         self,
@@ -186,10 +202,6 @@ class Tensors:
         first, second = one.layout or buffer.layout, other.layout or into.layout
         if first is None or second is None:
             return
-        if first == second and _all(one, buffer) and _all(other, into):
-            cut = () if buffer.shard is None else forms.parts(buffer.shard)
-            if cut == (gathers or cut) and into.shard == (None if gathers else buffer.shard):
-                return  # all of it, or the segments of all ranks, as the layout says
         mine, yours = forms.of(one), forms.of(other)
         if mine is not None and gathers:
             mine = forms.gathered(mine, gathers)
