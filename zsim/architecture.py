@@ -49,6 +49,8 @@ class Attention(StrEnum):
     """The softmax of all scores is written to memory and kept for backward."""
     FLASH = "flash"
     """Scores stay on the chip (Dao et al. 2022): one number a row is kept."""
+    FLASH2 = "flash2"
+    """The same in other kernels (Dao 2023, "FlashAttention-2"), as PyTorch has since 2.2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ class Kernel:
         causal: half of its scores are masked. Attention that never writes them skips that half; a
             matrix product computes it.
         backward: it makes gradients.
+        version: of FlashAttention, where it is attention; the second is other kernels.
     """
 
     kind: KernelKind
@@ -56,6 +57,7 @@ class Kernel:
     shape: tuple[int, ...] = ()
     causal: bool = False
     backward: bool = False
+    version: int = 1
 
     def __post_init__(self) -> None:
         if self.flops < 0 or self.bytes < 0:
@@ -141,6 +143,7 @@ def flash_attention(
     *,
     causal: bool = True,
     backward: bool = False,
+    version: int = 1,
 ) -> Kernel:
     """Attention whose scores stay on the chip; `shape` is in the words of `KernelKind`.
 
@@ -156,4 +159,5 @@ def flash_attention(
         shape=shape,
         causal=causal,
         backward=backward,
+        version=version,
     )

@@ -57,7 +57,7 @@ def attend(shape: Transformer, query: Tensor, key: Tensor, value: Tensor) -> Ten
 
     Returns [sequences, tokens, heads x head size].
     """
-    if shape.attention is Attention.FLASH:
+    if shape.attention is not Attention.PLAIN:
         found = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from zsim.calibration.training_fit import MANY, Observed, fitted
 from zsim.cost import in_training
 from zsim.cost.fitted_time import Peaks, fitted_s
-from zsim.cost.in_training import CONSTANTS, SHARES, Evidence, InTraining, InTrainingError, Span
+from zsim.cost.in_training import (
+    CONSTANTS,
+    MATRIX,
+    SHARES,
+    Evidence,
+    InTraining,
+    InTrainingError,
+    Span,
+)
 from zsim.cost.kernel_profile import NAMES, KernelProfile
 from zsim.dtype import DType
 from zsim.kernel import KernelKind, flash_attention, matmul, streaming
@@ -30,6 +38,7 @@ TRUTH = InTraining(
     product=0.75,
     attention_forward=1.5,
     attention_backward=1.25,
+    flash2=0.875,
     memory=0.5,
     beside_collective=1.25,
     evidence=EVIDENCE,
@@ -38,19 +47,19 @@ TRUTH = InTraining(
 
 def observed(number: int, by: InTraining) -> Observed:
     """A run whose classes of kernels weigh differently from the next one's."""
-    weights = [1 + (number * prime) % 7 for prime in (1, 2, 3, 5, 4)]
+    weights = [1 + (number * prime) % 7 for prime in (1, 2, 3, 5, 4, 6)]
     run = Observed(
         file="table",
         seconds=1.0,
-        alone_s=dict(zip(SHARES, map(float, weights[:4]), strict=True)),
+        alone_s=dict(zip(SHARES, map(float, weights[:5]), strict=True)),
         rest_s=0.5,
-        beside_s=float(weights[4]),
+        beside_s=float(weights[5]),
     )
     return replace(run, seconds=run.predicted_s(by))
 
 
 @settings(max_examples=3)
-@given(st.lists(st.floats(0.6, 1.6), min_size=4, max_size=4), st.floats(1.05, 1.45))
+@given(st.lists(st.floats(0.6, 1.6), min_size=5, max_size=5), st.floats(1.05, 1.45))
 def test_constants_are_found_again_from_the_runs_that_they_give(
     shares: list[float], beside: float
 ) -> None:
@@ -67,14 +76,16 @@ def found_near(run: Observed, by: InTraining) -> bool:
     return abs(run.predicted_s(by) / run.seconds - 1) < 0.02
 
 
-def test_few_runs_move_few_constants_and_none_moves_none() -> None:
-    start = InTraining(beside_collective=1.2)
-    some = fitted([observed(number, TRUTH) for number in range(5)], start)
-    assert some.product != start.product
-    assert (some.memory, some.beside_collective) == (start.memory, start.beside_collective)
-    ratio = some.attention_forward / some.attention_backward
-    assert ratio == pytest.approx(start.attention_forward / start.attention_backward)
-    assert fitted([observed(1, TRUTH)], start) == start
+def test_few_runs_say_how_fast_the_matrix_units_are_and_none_says_nothing() -> None:
+    start = TRUTH.changed("beside_collective", 1.2)
+    slower = start
+    for name in MATRIX:
+        slower = slower.changed(name, 0.8 * start.constant(name))
+    for count in (1, 5):
+        found = fitted([observed(number, slower) for number in range(count)], start)
+        for name in CONSTANTS:
+            assert found.constant(name) == pytest.approx(slower.constant(name), rel=0.01)
+    assert fitted([], start) == start
 
 
 def test_every_class_of_kernels_takes_its_share() -> None:
@@ -85,6 +96,7 @@ def test_every_class_of_kernels_takes_its_share() -> None:
         (matmul(64, 64, 64, DType.BF16), TRUTH.product),
         (flash_attention(shape, DType.BF16), TRUTH.attention_forward),
         (flash_attention(shape, DType.BF16, backward=True), TRUTH.attention_backward),
+        (flash_attention(shape, DType.BF16, version=2), TRUTH.flash2),
         (streaming(KernelKind.NORM, (64, 64), DType.BF16, streams=2), TRUTH.memory),
     ):
         work = fitted_s(kernel, peaks, alone) - alone.fixed_s

@@ -18,6 +18,7 @@ from zlib import crc32
 
 from zsim.calibration.calibrate import publication
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
+from zsim.cost import flash2
 from zsim.cost.fitted_time import fitted_s
 from zsim.cost.kernel_profile import ASSUMED, NAMES, FittedKernels, KernelProfile
 from zsim.cost.launch import EAGER
@@ -104,7 +105,9 @@ def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> l
             continue
         report(f"{gpu}: {len(own)} times of kernels")
         start = found[sibling].constants if sibling in found else START
-        start = replace(start, processors=CHIPS[gpu].processors, gpu=gpu)
+        start = replace(
+            start, processors=CHIPS[gpu].processors, flash2=flash2.PUBLISHED.get(gpu), gpu=gpu
+        )
         constants = fitted(own, start)
         errors = _medians("fitted", [(row, constants) for row in own])
         errors |= _medians("held_out", _held_out(own, start))

@@ -14,16 +14,17 @@ from math import hypot, log
 from statistics import fmean
 
 from zsim.cost.fitted_time import Peaks, work_s
-from zsim.cost.in_training import SHARES, InTraining, share_of
+from zsim.cost.in_training import MATRIX, SHARES, InTraining, share_of
 from zsim.cost.kernel_profile import KernelProfile
 from zsim.kernel import Kernel
 
-MANY, SOME = 20, 3
-"""Runs from which every constant is fitted, and from which two are."""
+MANY = 20
+"""Runs from which every constant is fitted; fewer say one thing."""
 
 ALL_FREE = (*((name,) for name in SHARES), ("beside_collective",))
-TWO_FREE = (("product",), ("attention_forward", "attention_backward"))
-"""Constants that move together."""
+ONE_FREE = (MATRIX,)
+"""Constants that move together. A GPU of few runs has the matrix units of its sibling and the same
+libraries; what differs is how fast its power limit lets them run."""
 
 BOUNDS: Mapping[str, tuple[float, float]] = {"beside_collective": (1.0, 1.5)}
 SHARE_BOUNDS = (0.3, 3.0)
@@ -79,9 +80,9 @@ def loss(observed: Sequence[Observed], by: InTraining) -> float:
 
 def fitted(observed: Sequence[Observed], start: InTraining) -> InTraining:
     """`start` with as many constants moved as there are runs to say where to."""
-    if len(observed) < SOME:
+    if not observed:
         return start
-    free = ALL_FREE if len(observed) >= MANY else TWO_FREE
+    free = ALL_FREE if len(observed) >= MANY else ONE_FREE
     found, least = start, loss(observed, start)
     steps = dict.fromkeys(free, FIRST_STEP)
     for _ in range(SWEEPS):

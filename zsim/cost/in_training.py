@@ -57,6 +57,7 @@ class InTraining:
     Attributes:
         product: products of matrices.
         attention_forward, attention_backward: attention that keeps scores on the chip.
+        flash2: FlashAttention-2, of what was published of it.
         memory: all else, which moves memory.
         beside_collective: how many times as long a kernel takes while a collective is on its GPU;
             0 if that is what the GPU's description says.
@@ -66,6 +67,7 @@ class InTraining:
     product: float = 1.0
     attention_forward: float = 1.0
     attention_backward: float = 1.0
+    flash2: float = 1.0
     memory: float = 1.0
     beside_collective: float = 0.0
     evidence: Evidence | None = None
@@ -91,6 +93,7 @@ class InTraining:
             product=constants["product"],
             attention_forward=constants["attention_forward"],
             attention_backward=constants["attention_backward"],
+            flash2=constants["flash2"],
             memory=constants["memory"],
             beside_collective=constants["beside_collective"],
             evidence=self.evidence,
@@ -105,12 +108,17 @@ def share_of(kernel: Kernel) -> str:
     """The name of the share that `kernel` has."""
     if kernel.kind is KernelKind.MATMUL:
         return "product"
+    if kernel.kind is KernelKind.ATTENTION and kernel.version == 2:
+        return "flash2"
     if kernel.kind is KernelKind.ATTENTION:
         return "attention_backward" if kernel.backward else "attention_forward"
     return "memory"
 
 
-SHARES: tuple[str, ...] = ("product", "attention_forward", "attention_backward", "memory")
+MATRIX: tuple[str, ...] = ("product", "attention_forward", "attention_backward", "flash2")
+"""Shares of what runs on the matrix units."""
+
+SHARES: tuple[str, ...] = (*MATRIX, "memory")
 SPANS: tuple[str, ...] = ("sequence_length", "ranks", "parameters")
 CONSTANTS: tuple[str, ...] = (*SHARES, "beside_collective")
 

@@ -7,7 +7,8 @@ of one GPU say something of its siblings: the peaks are each GPU's own.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from zsim.cost import in_training
+from zsim.cost import flash2, in_training
+from zsim.cost.flash2 import Flash2, Flash2Error
 from zsim.cost.in_training import ALONE, InTraining, InTrainingError
 from zsim.cost.launch import FREE, LaunchCosts, LaunchError, launch_costs, seconds_of
 from zsim.kernel import KernelKind
@@ -30,6 +31,7 @@ class KernelProfile:
         product_memory: of the bandwidth, of products that move more than they compute.
         attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
         launch: what the host spends to issue operations.
+        flash2: what FlashAttention-2 reaches; None takes the share of other attention.
         training: what of all that is left in training.
         gpu: the kind of GPU that they were fitted to, or scaled for.
         The others: of the bandwidth, of a kind of kernel that moves memory, each way.
@@ -60,6 +62,7 @@ class KernelProfile:
     cross_entropy_forward: float
     cross_entropy_backward: float
     launch: LaunchCosts = FREE
+    flash2: Flash2 | None = None
     training: InTraining = ALONE
     gpu: str = ""
 
@@ -80,7 +83,9 @@ class KernelProfile:
 
 
 NAMES = tuple(
-    field.name for field in fields(KernelProfile) if field.name not in ("launch", "training", "gpu")
+    field.name
+    for field in fields(KernelProfile)
+    if field.name not in ("launch", "flash2", "training", "gpu")
 )
 """All constants of kernels, in the order of a file."""
 
@@ -131,9 +136,17 @@ def text(fitted: FittedKernels) -> str:
         "",
         "[launch]  # not fitted: as published, see zsim/cost/launch.py",
         *(f"{name} = {each:.4g}" for name, each in seconds_of(fitted.constants.launch).items()),
+        *_flash2_text(fitted.constants.flash2),
         *in_training.text(fitted.constants.training),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _flash2_text(published: Flash2 | None) -> list[str]:
+    if published is None:
+        return []
+    lines = ["", "[flash2]  # not fitted: as published, see zsim/cost/flash2.py"]
+    return [*lines, *(f"{name} = {getattr(published, name):.4g}" for name in flash2.NAMES)]
 
 
 def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
@@ -143,7 +156,7 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         KernelProfileError: a key is missing, unknown or of the wrong kind.
     """
     keys = {"gpu", "sibling", "publications", "rows", "errors", "constants", "launch"}
-    for key in (*sorted(set(table) - keys - {"training"}), *sorted(keys - set(table))):
+    for key in (*sorted(set(table) - keys - {"flash2", "training"}), *sorted(keys - set(table))):
         state = "missing" if key in keys else "not a key of fitted kernels"
         raise KernelProfileError(f"{name}: {key}: {state}")
     publications = table["publications"]
@@ -162,8 +175,15 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         shares = ALONE if training is None else in_training.parse(_table(name, table, "training"))
     except InTrainingError as error:
         raise KernelProfileError(f"{name}: training: {error}") from None
+    published = _published(name, table)
     try:
-        profile = KernelProfile(**constants, launch=launch, training=shares, gpu=str(table["gpu"]))
+        profile = KernelProfile(
+            **constants,
+            launch=launch,
+            flash2=published,
+            training=shares,
+            gpu=str(table["gpu"]),
+        )
     except KernelProfileError as error:
         raise KernelProfileError(f"{name}: constants: {error}") from None
     return FittedKernels(
@@ -174,6 +194,19 @@ def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
         errors=_numbers(name, table, "errors"),
         publications=tuple(str(each) for each in publications),
     )
+
+
+def _published(name: str, table: Mapping[str, object]) -> Flash2 | None:
+    if "flash2" not in table:
+        return None
+    numbers, known = _numbers(name, table, "flash2"), set(flash2.NAMES)
+    for each in (*sorted(set(numbers) - known), *sorted(known - set(numbers))):
+        state = "missing" if each in known else "not a constant"
+        raise KernelProfileError(f"{name}: flash2: {each}: {state}")
+    try:
+        return Flash2(**numbers)
+    except Flash2Error as error:
+        raise KernelProfileError(f"{name}: flash2: {error}") from None
 
 
 def _table(name: str, table: Mapping[str, object], key: str) -> dict[str, object]:

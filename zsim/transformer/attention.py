@@ -19,7 +19,7 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
         operators += tuple(rotary)
     else:
         turned = tuple(each for each, _ in projected)
-    core = _flash if size.shape.attention is Attention.FLASH else _plain
+    core = _plain if size.shape.attention is Attention.PLAIN else _flash
     weight = size.part(f"{name}.proj.weight", size.hidden, size.query_width)
     return Stretch(
         inputs=(source.name,),
@@ -86,12 +86,13 @@ def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
         size.shape.head_width,
     )
     sums = Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)
+    version = 2 if size.shape.attention is Attention.FLASH2 else 1
     return Operator(
         reads=sources,
         makes=target,
         saves=(*sources, target, sums),
-        forward=(flash_attention(shape, size.dtype),),
-        backward=(flash_attention(shape, size.dtype, backward=True),),
+        forward=(flash_attention(shape, size.dtype, version=version),),
+        backward=(flash_attention(shape, size.dtype, backward=True, version=version),),
     )
 
 

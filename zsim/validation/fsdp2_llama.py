@@ -3,8 +3,10 @@
 Rows give tokens per second and GPU, and the peak of what PyTorch's allocator reserves. What they
 leave open is torchtitan's default: parameters are gathered in bf16 and gradients reduced in fp32,
 gradients are clipped at a norm of 1, checkpointing is selective by operations ("full" in its
-configuration of Qwen3 32B). H100 of 95 or 96 GB are those with HBM2e and a limit of 500 W. The
-exchange of keys and values of context parallel runs is not simulated.
+configuration of Qwen3 32B). Attention is PyTorch's own, FlashAttention-2 since 2.2. H100 of 95 or
+96 GB are those with HBM2e and a limit of 500 W, which is the default of such hosts and may be
+raised to 700 W (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). The exchange of keys and
+values of context parallel runs is not simulated.
 """
 
 from collections.abc import Mapping
@@ -116,6 +118,7 @@ def _model(row: Row) -> dict[str, object]:
         "intermediate_size": whole(row, "ffn"),
         "sequence_length": whole(row, "seq_len_tokens"),
         "vocab_size": whole(row, "vocab"),
+        "attention": "flash2",
     }
     if row["model"].startswith("Qwen3"):
         model["head_size"] = 128  # whatever the width (Qwen3's configurations)
