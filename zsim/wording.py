@@ -65,6 +65,8 @@ def line(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
         if first["type"] in FORMS and depths[id(first)] == forms:
             ways = [_wording(error).removeprefix("must be ") for error in told]
             return f"{_field(path)}: {shown(first['input'])} must be {' or '.join(ways)}"
+    if not path:  # what stands for the whole
+        return f"{shown(first['input'])} {_wording(first)}"
     if first["type"] == "missing" and isinstance(path[-1], int):
         return (
             f"{_field(path[:-1])}: {shown(first['input'])} must be a list of {path[-1] + 1} or more"

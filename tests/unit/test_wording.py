@@ -1,7 +1,7 @@
 """Whatever stands in a file, what is wrong with it is told in plain words: never in pydantic's."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -57,7 +57,7 @@ def test_every_kind_of_wrong_value_has_plain_words() -> None:
 
 PRICE = "price_per_gpu_hour"
 
-WRONG: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+WRONG: dict[str, tuple[type[BaseModel], object]] = {
     "nodes: 3 must be a list": (NeighbourTable, {"nodes": 3}),
     "nodes: [1] must be a list of 2 or more": (NeighbourTable, {"nodes": [1]}),
     "nodes: [1, 2, 3] must be a list of at most 2": (NeighbourTable, {"nodes": [1, 2, 3]}),
@@ -71,6 +71,8 @@ WRONG: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     ),
     "base: 3 must be a table": (StudyFile, {"question": "?", "base": 3}),
     "source: '' must match": (EdgeTable, {"source": ""}),
+    "[] must be a table": (StudyFile, []),
+    "true must be a table": (EdgeTable, True),
 }
 
 
