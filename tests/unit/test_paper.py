@@ -103,6 +103,7 @@ def test_every_row_that_ships_is_a_scenario() -> None:
     paper = parse(zsim_scenarios.published_text("zero"))
     count = {figure.name: len(figure.runs) for figure in paper.figures}
     assert count["figure 2"] == 9
+    assert count["figure 2, baseline"] == 9
     assert count["figure 3"] == 4
     assert count["table 2, measured"] == 10
     fitted = [run.label for figure in paper.figures for run in figure.runs if run.fitted]
