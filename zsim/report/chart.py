@@ -28,7 +28,7 @@ def chart(result: StudyResult) -> str:
     sheet.words(16, 32, result.question, size=17, bold=True)
     answer = f"{result.answer[:1].upper()}{result.answer[1:]}"
     for line, words in enumerate(_folded(answer, 140)[:3]):
-        sheet.words(16, 54 + 17 * line, words, size=12, colour=FAINT)
+        sheet.words(16, 51 + 16 * line, words, size=12, colour=FAINT)
     rows = [row for row in result.rows if row.outcome.summary is not None]
     if not rows:
         return sheet.svg()
@@ -113,7 +113,7 @@ class _Frame:
 
 
 def _shown(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
+    return f"{seconds:,.0f} s" if seconds >= 1000 or not seconds else format_seconds(seconds)
 
 
 def _fitting(text: str, width: float) -> float:

@@ -23,7 +23,8 @@ def study_page(result: StudyResult) -> Page:
     rows = [row for row in result.rows if row.outcome.summary is not None]
     sections = [_runs(result)]
     if rows:
-        sections += [_axis(result, rows, at) for at in range(len(result.axes)) if _varies(rows, at)]
+        vary = [at for at in range(len(result.axes)) if _varies(rows, at)]
+        sections += [_axis(result, rows, at, first=at == vary[0]) for at in vary]
         sections += [*_tornado(result), _pairs(result, rows)]
     facts = [("held fixed", result.held), ("runs", _counts(result))]
     return Page(
@@ -92,23 +93,21 @@ def _figures(row: Row, *, priced: bool) -> Iterator[Cell]:
         yield number("" if cost is None else f"{cost:.4g}", cost or 0)
 
 
-def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
-    """Step time along one axis, a line for each combination of the others."""
+def _axis(result: StudyResult, rows: Sequence[Row], axis: int, *, first: bool) -> Section:
+    """Step time along one axis, a line for each combination of the others.
+
+    What marks mean is said with the `first` of such charts.
+    """
     labels = list(dict.fromkeys(row.labels[axis] for row in result.rows))
     lines = lines_of(result, rows, axis)
     fewer = ""
     if "slowest" in lines:
         fewer = " Of all combinations of the others, the fastest, median and slowest."
-    judged = any(row.outcome.error is not None for row in rows)
-    band = (
-        "Bars are the error of the prediction, where somebody judged it."
-        if judged
-        else ("Nobody has judged such runs by measurements: there is no band of error.")
-    )
+    marks = f" {_band(rows)} Hollow marks do not meet the goal." if first else ""
     changes = ", ".join(result.fields[axis])
     return Section(
         title=f"Along {result.axes[axis]}",
-        sentences=(f"It changes {changes}.{fewer} {band} Hollow marks do not meet the goal.",),
+        sentences=(f"It changes {changes}.{fewer}{marks}",),
         figure=Figure(
             traces=tuple(
                 _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)])
@@ -129,6 +128,13 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int) -> Section:
             height=420,
         ),
     )
+
+
+def _band(rows: Sequence[Row]) -> str:
+    """What the bars of a chart are, or why there are none."""
+    if any(row.outcome.error is not None for row in rows):
+        return "Bars are the error of the prediction, where measurements judged it."
+    return "No measurement has judged such runs: there is no band of error."
 
 
 FAR = 20
@@ -217,7 +223,7 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
     found = changes(result)
     if not found:
         return
-    shown = found[:20]
+    shown, accepted = found[:20], {row.name for row in result.ranking.accepted}
     what = "the cost of a token" if by_cost(result) else "the time of a step"
     yield Section(
         title="What one change does",
@@ -229,9 +235,12 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
                     "orientation": "h",
                     "y": [plain(each.name) for each in shown],
                     "x": [100 * each.relative for each in shown],
-                    "text": [_says(each) for each in shown],
+                    "text": [_says(each, found) for each in shown],
                     "textposition": "auto",
-                    "marker": {"color": [_colour(each) for each in shown]},
+                    "marker": {
+                        "color": [_colour(each) for each in shown],
+                        "opacity": [1.0 if each.row.name in accepted else PALE for each in shown],
+                    },
                     "hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>",
                 },
             ),
@@ -251,11 +260,11 @@ def _about(result: StudyResult, found: Sequence[Change], what: str) -> str:
     meets = [each for each in found if each.row.name in accepted]
     better = min(meets, key=lambda each: each.relative, default=None)
     help_most = (
-        f"What helps most and meets the goal is {better.name}: {_says(better)}."
+        f"What helps most and meets the goal is {better.name}: {_says(better, found)}."
         if better is not None and better.relative < 0
         else f"No single change that meets the goal lessens {what}."
     )
-    matters = f"What matters most is {found[0].name}: {_says(found[0])}."
+    matters = f"What matters most is {found[0].name}: {_says(found[0], found)}."
     if not found[0].relative:
         axes = ", ".join(sorted({each.axis for each in found}))
         matters = f"{what.capitalize()} is the same whatever is chosen on {axes}."
@@ -268,12 +277,27 @@ def _about(result: StudyResult, found: Sequence[Change], what: str) -> str:
     return (
         f"From {begin}, one {'axis' if each is None else 'other axis'} is changed at a time; "
         f"bars are the change of {what}. {help_most} {matters}"
+        + " No measurement has judged these differences." * _none_judged(found)
+        + " Pale bars do not meet the goal." * (len(meets) < len(found))
     )
 
 
-def _says(each: Change) -> str:
-    """A change, and how sure it is."""
-    how = {False: ", below the error", None: ", not judged", True: ""}[each.counts]
+PALE = 0.4
+"""Opacity of the bar of a run that does not meet the goal."""
+
+
+def _none_judged(found: Sequence[Change]) -> bool:
+    """Whether that can be said once, not of each change."""
+    return all(each.counts is None for each in found)
+
+
+def _says(each: Change, found: Sequence[Change]) -> str:
+    """A change, one of `found`, and how sure it is unless that is said of all."""
+    how = {
+        False: ", below the error",
+        None: "" if _none_judged(found) else ", not judged",
+        True: "",
+    }[each.counts]
     return f"{each.relative:+.1%}{how if each.relative else ''}"
 
 

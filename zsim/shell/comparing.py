@@ -16,6 +16,9 @@ from zsim.units import format_bytes, format_seconds
 FIGURES, SORTS, OPERATIONS = 10, 6, 8
 """Rows that are shown of each; `--json` has all."""
 
+NOTHING = 1e-6
+"""No row is shown of a difference of a smaller share of the step, or of all bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -129,7 +132,7 @@ def _print(sides: tuple[Side, Side], found: Comparison) -> None:
         ("time of operations, by sort", found.sorts, SORTS),
         ("of each sort the operation that differs most", _firsts(found.operations), OPERATIONS),
     ):
-        shown = [each for each in rows if each.change][:most]
+        shown = [each for each in rows if each.weight > NOTHING][:most]
         if title and shown:
             table.add_section()
             table.add_row(title)

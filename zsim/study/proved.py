@@ -6,6 +6,7 @@ from zsim.allocator import capacity_bytes, defers, handed_out
 from zsim.backend import BackendError, Job, NoWayError, RunFailedError, Trier
 from zsim.check import check
 from zsim.model import Model, ModelError
+from zsim.moment import moment
 from zsim.outline import Outline, Recipe, model_of
 from zsim.scenario import ScenarioError
 from zsim.schedule import Schedule
@@ -60,7 +61,7 @@ class Proved:
         reason = ""
         if full is not None:
             usable = format_bytes(taken.usable_bytes)
-            reason = f"out of memory at {full}: {outline.cluster.gpu.name} leaves {usable}"
+            reason = f"out of memory at {moment(full)}: {outline.cluster.gpu.name} leaves {usable}"
         status = Status.DONE if full is None else Status.FULL
         return Outcome(
             status=status, reason=reason, summary=found, trust=step.trust, error=step.error

@@ -205,9 +205,10 @@ def test_with_a_best_run_for_each_choice_changes_are_beside_the_best_of_the_same
 def test_axes_that_change_nothing_are_named() -> None:
     drawn = drawn_study((2, 2), 1, full=0)
     rows = tuple(replace(row, outcome=drawn.rows[0].outcome) for row in drawn.rows)
-    result = replace(drawn, rows=rows, ranking=ranked(drawn.goal, rows))
-    tornado = section(study_page(result), "What one change does")
+    page = study_page(replace(drawn, rows=rows, ranking=ranked(drawn.goal, rows)))
+    tornado = section(page, "What one change does")
     assert tornado is not None
+    assert str(page).count("No measurement has judged") == 2  # of the charts, and of the changes
     assert "The time of a step is the same whatever is chosen on axis0, axis1." in str(tornado)
 
 

@@ -110,6 +110,18 @@ def test_every_combination_is_a_row_with_its_figures_or_its_reason(ask: Ask) -> 
     ]
 
 
+def test_every_run_is_a_line_and_why_it_ended_stands_below_once(ask: Ask) -> None:
+    code, out, _ = ask("sweep", "cut.toml", "--workers", "1")
+    assert code == 0
+    table, _, below = out.partition("─\n")[2].partition("\n\n")
+    lines = table.splitlines()
+    assert len(lines) == 16
+    assert sum(line.endswith("does not fit") for line in map(str.rstrip, lines)) == 4
+    assert sum(line.endswith("impossible") for line in map(str.rstrip, lines)) == 2
+    assert below.count("out of memory at ") == 1
+    assert "--csv FILE has the reason of all 4" in " ".join(below.split())
+
+
 @pytest.mark.parametrize("settings", [(), ("fault=[{kind='gpu',rank=1,factor=2}]",)])
 def test_a_row_says_what_a_run_says(ask: Ask, settings: tuple[str, ...]) -> None:
     """Later trials of a schedule are not recorded in full: their figures are the same."""

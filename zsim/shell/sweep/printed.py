@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.shell.answer import print_lines
+from zsim.shell.answer import LINE_WIDTH, print_lines
 from zsim.shell.sweep.table import columns
 from zsim.study.outcome import Status
 from zsim.study.result import StudyResult, difference
@@ -14,6 +14,9 @@ from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 20
 """Runs that are shown; the others are counted."""
+
+WIDTH_MAX = 1_000
+"""Letters of a line of the table: labels are as long as they are."""
 
 TRUST_MAX = 5
 """Lines of trust that are shown: there may be one for each number of GPUs."""
@@ -65,6 +68,7 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
     if result.dropped:
         runs += f", and {result.dropped:,} combinations dropped"
     lines = [("runs", f"{runs}{'; ' if not_done else ''}{', '.join(not_done)}")]
+    lines += _reasons(result)
     lines += [("held fixed", result.held)]
     marks = {_to_best(result, row)[-1:] for row in result.rows}
     if ")" in marks:
@@ -78,6 +82,22 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
     return [*lines, ("kept in", str(store))]
 
 
+def _reasons(result: StudyResult) -> list[tuple[str, str]]:
+    """Of each way in which runs end without an answer the first run's reason."""
+    found: dict[str, list[Row]] = {}
+    for row in result.rows:
+        if row.outcome.reason:
+            found.setdefault(row.outcome.status.value, []).append(row)
+    return [
+        (
+            status,
+            f"{rows[0].name}: {rows[0].outcome.reason}"
+            + (f"; --csv FILE has the reason of all {len(rows):,}" if rows[1:] else ""),
+        )
+        for status, rows in found.items()
+    ]
+
+
 def _print_table(result: StudyResult, rows: Sequence[Row]) -> None:
     from rich import box
     from rich.console import Console
@@ -87,15 +107,16 @@ def _print_table(result: StudyResult, rows: Sequence[Row]) -> None:
     cells = {name: cell for name, cell in _cells(result).items() if any(map(cell, rows))}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in result.axes:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in cells:
         table.add_column(name, justify="right", no_wrap=True)
     if why:
-        table.add_column("why not", overflow="fold")
+        table.add_column("why not", no_wrap=True)
     for row in rows:
-        last = [why.get(row.name, "")] if why else []
+        last = [why.get(row.name, "").partition(": ")[0]] if why else []  # reasons stand below
         table.add_row(*row.labels, *(cell(row) for cell in cells.values()), *last)
-    Console(width=100, highlight=False, markup=False).print(table)
+    widest = Console(width=WIDTH_MAX).measure(table).maximum
+    Console(width=max(LINE_WIDTH, widest), highlight=False, markup=False).print(table)
 
 
 def _cells(result: StudyResult) -> dict[str, Cell]:
