@@ -81,7 +81,7 @@ class Communicators:
         self._made: list[distributed.ProcessGroup] = []
         own = mesh.coordinates(rank)
         for group in groups:
-            for ranks in _communicators(mesh, group):
+            for ranks in communicators(mesh, group):
                 made = None
                 if self.distributed:
                     made = distributed.new_group(list(ranks), group_desc=group.name)
@@ -148,7 +148,8 @@ def _point_to_point(handed: Handed, member: Member) -> distributed.P2POp:
     )
 
 
-def _communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
+def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
+    """Members of each communicator of `group`, by rank, in the same order everywhere."""
     seen: set[tuple[int, ...]] = set()
     for rank in range(mesh.size):
         coordinates: Coordinates = mesh.coordinates(rank)

@@ -14,6 +14,7 @@ from zsim.operation import Action, Compute, Role, walk
 from zsim.schedule import Program, Schedule
 from zsim.trace import BookEntry, RankTrace, Trace
 from zsim_torch import blocking_host, refusal
+from zsim_torch.agreement import agree
 from zsim_torch.collectives import Communicators
 from zsim_torch.compute import Computer, Initial, Work
 from zsim_torch.cuda_streams import CudaStreams
@@ -92,6 +93,7 @@ def train(
     Raises:
         RefusedError: the schedule or the units cannot be run; nothing was started.
         UnitError: the units do not make up the module.
+        DivergedError: two ranks issued different operations as one collective.
     """
     chosen = option or Option()
     rank, device = _place(schedule, chosen)
@@ -113,6 +115,7 @@ def train(
             poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
         )
         origin = _run(executor, observer, taken, losses, steps=steps)
+        agree(schedule, executor.transfers)
         trace = _trace(
             executor, rank=rank, steps=steps, seed=seed, origin=origin, losses=losses.means()
         )

@@ -1,0 +1,68 @@
+"""Ranks that hand different operations of equal size to one communicator are told apart by name."""
+
+from collections.abc import Iterator
+
+import pytest
+from torch import nn
+
+from zsim.builder import RoleBuilder, ScheduleBuilder
+from zsim.mesh import Span
+from zsim.schedule import Schedule
+from zsim_torch.agreement import Issued, difference
+from zsim_torch.failure import Cause, RankFailedError
+from zsim_torch.ranks import RankPool
+from zsim_torch.train import Option, train
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2, timeout_s=20) as started:
+        yield started
+
+
+def two_roles(*orders: tuple[str, ...]) -> Schedule:
+    """Each rank adds up buffers of equal size over both, in the order of its role."""
+    build = ScheduleBuilder.of("two roles", data=2)
+    build.group("data", "data")
+    for place, order in enumerate(orders):
+        role = build.role(f"role{place}", Span(axis="data", start=place, end=place + 1))
+        _write(role, order)
+    return build.schedule()
+
+
+def _write(role: RoleBuilder, order: tuple[str, ...]) -> None:
+    buffers = {name: role.buffer(name, 4, persistent=True) for name in sorted(order)}
+    role.setup.allocate(*buffers.values())
+    for name, buffer in buffers.items():
+        role.setup.fill(name, buffer.all, 1.0)
+    for name in order:
+        role.step.all_reduce(f"sum/{name}", "data", buffers[name].all)
+
+
+def transfers_of(schedule: Schedule) -> int:
+    """How many collectives two steps of a run issue on this rank."""
+    option = Option(write_back=False)
+    (own,) = train(nn.Identity(), ("",), schedule, (), steps=2, option=option).trace.ranks
+    return len(own.transfers)
+
+
+def test_swapped_all_reduces_of_equal_size_are_told_by_name_and_rank(pool: RankPool) -> None:
+    with pytest.raises(RankFailedError) as raised:
+        pool.run(transfers_of, two_roles(("x", "y"), ("y", "x")))
+    assert raised.value.cause is Cause.RAISED
+    assert (
+        "ranks diverge: collective 1 of data was step/sum/x in step 0 on rank 0, "
+        "and step/sum/y in step 0 on rank 1" in str(raised.value)
+    )
+
+
+def test_ranks_that_agree_are_left_alone_whatever_a_role_calls_a_collective(pool: RankPool) -> None:
+    assert pool.run(transfers_of, two_roles(("x", "y"), ("x", "y"))) == (4, 4)
+    assert pool.run(transfers_of, two_roles(("x", "y"), ("x", "z"))) == (4, 4)
+
+
+def test_names_of_one_role_alone_are_not_held_against_others() -> None:
+    one, two = ([Issued(name, 0) for name in names] for names in ("abc", "adc"))
+    assert difference(one, two, shared={"a", "c"}) is None
+    assert difference(one, two, shared={"a", "b", "c"}) == 1
+    assert difference(one, one[:1], shared={"a", "b", "c"}) is None
