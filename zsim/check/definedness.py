@@ -34,6 +34,8 @@ WRITERS_MAX = 20
 
 FILLED_FIRST = re.compile(rb"(?:A(?:W[^AF]*)?F?)*").fullmatch
 """The history of a buffer that is always written as a whole before anything else."""
+FILLED_AT_ONCE = re.compile(rb"AW[^AF]*").fullmatch
+"""That of one which is taken, written as a whole, and kept."""
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -82,6 +84,10 @@ class _Examiner:
             if straight and name not in persistent and FILLED_FIRST(history.codes):
                 continue
             buffer = self.program.by_name[name]
+            if straight and before is None and FILLED_AT_ONCE(history.codes):
+                self.left[name] = self._cover(buffer)
+                self.left[name].whole = True
+                continue
             ends: list[Cover] = []
             for way in (first, *others):
                 if way is first or way.since <= history.numbers[-1]:

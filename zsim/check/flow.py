@@ -151,6 +151,7 @@ class _Walk:
         }
         self.in_setup = True
         self._older: dict[tuple[Placement, bool], Placement] = {}
+        self._initials: dict[tuple[str | None, int], Placement] = {}
 
     def beginning(self) -> Values:
         """What there is before setup: nothing, and the numbers of the host."""
@@ -194,10 +195,13 @@ class _Walk:
                 if name not in self.persistent:
                     del held[name]
                     continue
-                held[name] = tuple(
-                    (low, high, self._aged(placement, updated), origin, slot)
-                    for low, high, placement, origin, slot in held[name]
-                )
+                pieces = held[name]
+                aged = [self._aged(piece[2], updated) for piece in pieces]
+                if any(now != piece[2] for now, piece in zip(aged, pieces, strict=True)):
+                    held[name] = tuple(
+                        (low, high, now, origin, slot)
+                        for now, (low, high, _, origin, slot) in zip(aged, pieces, strict=True)
+                    )
         for name, number in values.scalars.items():
             amount = None if number.amount is None else number.amount - updated
             values.scalars[name] = Number(amount)
@@ -264,12 +268,15 @@ class _Walk:
         return self._initial(buffer.shard, content)
 
     def _initial(self, shard: str | None, content: int) -> Placement:
-        along = () if shard is None else self.ledger.numbers[shard]
-        placed = (
-            SHARD if number in along else REPLICATE if data else ANY
-            for number, data in enumerate(self.data)
-        )
-        return (*placed, content)
+        found = self._initials.get((shard, content))
+        if found is None:
+            along = () if shard is None else self.ledger.numbers[shard]
+            placed = (
+                SHARD if number in along else REPLICATE if data else ANY
+                for number, data in enumerate(self.data)
+            )
+            found = self._initials[shard, content] = (*placed, content)
+        return found
 
     def _compute(self, compute: Compute) -> None:
         match compute.action:

@@ -103,7 +103,7 @@ class Values:
         return (
             tuple(known[name].amount if name in known else None for name in counted),
             *(
-                tuple((low, high, placement, slot) for low, high, placement, _, slot in found)
+                _bare(found)
                 for name in buffers
                 for found in (self.pieces.get(name, ()), self.inside.get(name, ()))
             ),
@@ -179,6 +179,13 @@ def written(pieces: tuple[Piece, ...], piece: Piece) -> tuple[Piece, ...]:
     if behind and behind[0][0] == end and behind[0][2] == placement and behind[0][4] == slot:
         piece, behind = (start, behind[0][1], *piece[2:]), behind[1:]
     return (*before, piece, *behind)
+
+
+def _bare(pieces: tuple[Piece, ...]) -> tuple[tuple[object, ...], ...]:
+    """`pieces`, without saying where they come from."""
+    if all(piece[3] is UNTOLD for piece in pieces):
+        return pieces
+    return tuple((low, high, placement, UNTOLD, slot) for low, high, placement, _, slot in pieces)
 
 
 def held(pieces: tuple[Piece, ...], start: int, end: int) -> Placement | None:

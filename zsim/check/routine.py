@@ -13,10 +13,7 @@ from zsim.check.placed import MIXED, UNTOLD, ZERO, Placement, held
 from zsim.operation import View
 
 Given = Placement | tuple[Placement, Placement]
-"""What a result follows from: what the source holds, and what the target held if it is a sum.
-
-Behind what the source holds stands where in a tensor that comes to, if no layout says it.
-"""
+"""What a result follows from: what the source holds, and what the target held if it is a sum."""
 
 Made = dict[Given, Placement]
 """What became of it, for all that is done in one manner."""
@@ -83,12 +80,25 @@ class Routines:
             before = held(values.pieces.get(target.buffer, ()), target.start, end)
             if before is None:
                 return False
-        key = self._key(routine, given, before)
-        after = None if key is None else routine.made.get(key)
+        if routine.described:
+            after = routine.made.get(given if before is None else (given, before))
+        else:
+            after = self._moved(routine, given, before)
         if after is None:
             return False
         self.ledger.write(UNTOLD, target, after)
         return True
+
+    def _moved(
+        self, routine: Routine, given: Placement, before: Placement | None
+    ) -> Placement | None:
+        """What becomes of elements that no layout tells: those of another place are no others."""
+        contents = self.ledger.contents
+        place = routine.moves.get(contents.place(given[-1]))
+        if place is None or (before is not None and contents.place(before[-1]) != place):
+            return None
+        after = routine.made.get(self._bare(given, before))
+        return after and (*after[:-1], contents.at(after[-1], place))
 
     def learn(
         self, routine: Routine, given: Placement, after: Placement, before: Placement | None = None
@@ -98,24 +108,20 @@ class Routines:
         if given[-1] == MIXED or (before is not None and before[-1] == MIXED):
             return
         routine.fits = True
-        if not routine.described and given[-1] < ZERO and not contents.is_constant(given[-1]):
-            place = contents.place(given[-1])
-            routine.moves.setdefault(place, contents.place(after[-1]))
-        key = self._key(routine, given, before)
-        if key is not None:
-            routine.made[key] = after
-
-    def _key(self, routine: Routine, given: Placement, before: Placement | None) -> Given | None:
-        """What the result follows from; nothing where more than that is to be looked at."""
         if routine.described:
-            return given if before is None else (given, before)
+            routine.made[given if before is None else (given, before)] = after
+            return
+        place, comes_to = contents.place(given[-1]), contents.place(after[-1])
+        if given[-1] < ZERO and not contents.is_constant(given[-1]):
+            routine.moves.setdefault(place, comes_to)
+        if routine.moves.get(place) == comes_to and (
+            before is None or contents.place(before[-1]) == comes_to
+        ):
+            made = (*after[:-1], contents.bare(after[-1]))
+            routine.made[self._bare(given, before)] = made
+
+    def _bare(self, given: Placement, before: Placement | None) -> Given:
+        """What the result follows from, if it is not told of which elements it is."""
         contents = self.ledger.contents
-        place = routine.moves.get(contents.place(given[-1]))
-        if place is None:
-            return None
-        key = (*given[:-1], contents.bare(given[-1]), place)
-        if before is None:
-            return key
-        if place and contents.place(before[-1]) not in (0, place):
-            return None  # the same elements may be said in two ways
-        return (key, before)
+        key = (*given[:-1], contents.bare(given[-1]))
+        return key if before is None else (key, (*before[:-1], contents.bare(before[-1])))

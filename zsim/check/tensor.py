@@ -42,6 +42,7 @@ class Tensors:
         self.ledger = ledger
         self._agree: set[tuple[object, ...]] = set()
         self._seen: dict[tuple[int, int, tuple[str, ...]], tuple[View, View]] = {}
+        self._windowed: set[tuple[Key, int]] = set()
         self._carried: dict[tuple[Key, Key, Where | None, How], Carried] = {}
         self._known: dict[tuple[int, int, Where | None, How], tuple[View, View, Carried]] = {}
 
@@ -55,7 +56,9 @@ class Tensors:
         out_of = source.layout or by_name[source.buffer].layout
         into = target.layout or by_name[target.buffer].layout
         if where is not None and source.layout is not None and source.origin is not None:
-            self._is_window(operation, source, where)
+            fits = (_key(source), contents.place(code))
+            if fits not in self._windowed:
+                self._is_window(operation, source, where, fits)
         if out_of is not None and into is not None:
             return contents.put(code, None)
         if where is None and out_of is None:
@@ -76,7 +79,7 @@ class Tensors:
             self.ledger.note(operation, why, (other, *self.ledger.history(source)))
         return contents.put(code, after)
 
-    def _is_window(self, operation: str, view: View, where: Where) -> None:
+    def _is_window(self, operation: str, view: View, where: Where, fits: tuple[Key, int]) -> None:
         """A finding if a buffer without a layout has something else where a window is."""
         assert view.layout is not None
         assert view.origin is not None
@@ -86,6 +89,8 @@ class Tensors:
             why = f"{view.buffer} has something else where the window on {view.layout} is"
             lines = (f"{view.layout}: {window}", f"{view.buffer} has {held} of {where.tensor}")
             self.ledger.note(operation, why, (*lines, *self.ledger.history(view)))
+        else:
+            self._windowed.add(fits)
 
     def standing(self, view: View, code: int, other: int) -> int:
         """`code`, which is in `view`, as of the tensor of `other`, if it is the same elements."""
