@@ -255,12 +255,6 @@ class Strategy:
             raise StrategyError(
                 f"pipeline: {self.pipeline} is modelled for emulate = nanotron alone"
             )
-        least = self.pipeline - 1
-        if self.gradient_accumulation_steps < least:
-            raise StrategyError(
-                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} must be at least "
-                f"{least}, nanotron runs a pipeline of {self.pipeline} with no fewer"
-            )
         if self.partition_checkpoints:
             raise StrategyError(
                 f"partition_checkpoints: true is not modelled for pipeline = {self.pipeline}"

@@ -12,9 +12,11 @@ import pytest
 from zsim.scenario import from_tables
 from zsim.shell.cli import answer
 from zsim.shell.prediction import first_that_fits, forecast
+from zsim.shell.source import resolved
+from zsim.summary import summary
 from zsim.validation.fit import fit
 from zsim.validation.published import Published
-from zsim.validation.verdict import Forecast, Quantity, predicted
+from zsim.validation.verdict import Forecast, Quantity, predicted, verdict
 from zsim.validation.zero01 import TABLE
 
 ROW = {
@@ -70,6 +72,34 @@ def test_a_row_is_a_scenario_as_a_user_would_write_it() -> None:
     assert run_of(**FAILED).failed
 
 
+def test_a_row_with_a_pipeline_has_its_stages_and_no_tied_embeddings() -> None:
+    cells = {"pp": "2", "tp": "1", "embeddings_inferred": "untied when pp>1 (as FLOPs say)"}
+    run = run_of(**cells)
+    scenario = from_tables(run.scenario)
+    assert (scenario.parallel.pipeline, scenario.model.tied_embeddings) == (2, False)
+    assert (run.part, run_of().part) == ("pp > 1", "pp = 1")
+    # Rows without a result are said to be tied: no FLOPs say otherwise.
+    assert not from_tables(
+        run_of(pp="2", embeddings_inferred="tied").scenario
+    ).model.tied_embeddings
+    assert from_tables(run_of(embeddings_inferred="tied").scenario).model.tied_embeddings
+
+
+def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> None:
+    run = run_of(
+        pp="2", dp="1", tp="1", micro_batch_seqs="2", grad_accum="9", global_batch_seqs="18"
+    )
+    source = resolved("scenario", from_tables(run.scenario))
+    whole = source.simulation().run(source.job(), seed=0)
+    found = forecast(run.scenario)
+    assert isinstance(found, Forecast)
+    # Between two simulations every time is whole picoseconds, and both forecasts are one of them.
+    assert found.step_time_s == pytest.approx(whole.step_end_ps[-1] / 1e12, rel=1e-9)
+    memory = forecast(run.scenario, Quantity.MEMORY)
+    assert isinstance(memory, Forecast)
+    assert memory.peak_reserved_bytes == summary(source.job(), whole).peak_reserved_bytes
+
+
 def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() -> None:
     kept, again = ("reduce_scatter", False), ("reduce_scatter", True)
     assert [mode(way) for way in run_of().ways] == [kept, again]
@@ -81,7 +111,6 @@ def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() ->
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"pp": "2"}, "pipeline parallel: no axis of a scenario"),
         ({"grad_accum": "64"}, "dp x micro_batch_seqs x grad_accum is not global_batch_seqs"),
         ({"gpu": "B300"}, "gpu 'B300' is not one of H100 80GB"),
         ({"zero_stage": "3"}, "zero_stage '3' is not one of 0, 1"),
@@ -90,6 +119,36 @@ def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() ->
 def test_what_is_not_modelled_says_why(cells: dict[str, str], reason: str) -> None:
     run = run_of(**cells)
     assert (run.reason, run.ways) == (reason, ())
+
+
+def test_what_the_trainer_does_not_begin_is_predicted_to_have_no_result() -> None:
+    few = {"pp": "4", "dp": "1", "micro_batch_seqs": "16", "grad_accum": "2"}
+    enough = run_of(**FAILED, pp="4", dp="1", micro_batch_seqs="8")
+    begun_not = run_of(**FAILED, **few)
+    assert begun_not.refusal == "nanotron begins no pipeline with fewer than 3 micro-batches"
+    assert (begun_not.ways, enough.refusal) == ((), "")
+    runs = [enough, begun_not]
+    forecasts = [needing(99), None]
+    found = fit("a table", runs, forecasts)
+    assert found is not None
+    assert (found.without, found.refused, found.not_begun) == (1, 1, 1)
+    said = verdict("a table", Quantity.MEMORY, runs, forecasts)
+    assert (said.rows, said.modelled, said.unmodelled) == (2, 2, ())
+    ran = verdict("a table", Quantity.MEMORY, [run_of(**few)], [None])
+    assert [each.reason for each in ran.unmodelled] == [begun_not.refusal]
+
+
+def test_errors_of_pipelines_are_told_apart() -> None:
+    runs = [run_of(), run_of(pp="2", grad_accum="4")]
+    assert runs[0].sweep == runs[1].sweep
+    judging = [replace(run, model="1B") for run in runs]
+    assert all(run.judged for run in judging)
+    said = verdict("a table", Quantity.MEMORY, judging, [needing(3 * 2**30), needing(2**30)])
+    # Published are 3 * 2^29 bytes: twice as many, and two thirds of them.
+    assert {name: each.median for name, each in said.by_part.items()} == {
+        "pp = 1": pytest.approx(1.0),
+        "pp > 1": pytest.approx(1 / 3),
+    }
 
 
 def test_the_first_way_that_fits_is_predicted() -> None:
@@ -155,12 +214,13 @@ def test_memory_says_in_a_line_what_fits(
     with (tmp_path / f"{TABLE.file}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ROW)
         writer.writeheader()
-        writer.writerows([*rows, ROW | {"pp": "2"}])
+        writer.writerows([*rows, ROW | {"dp": "3"}])
     command = ["validate", "memory", "--data", str(tmp_path)]
     assert answer([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["files"][TABLE.file]
-    assert (found["rows"], found["modelled"], len(found["unmodelled"])) == (2, 1, 1)
+    assert (found["rows"], found["modelled"], len(found["unmodelled"])) == (3, 2, 1)
     assert found["fit"] == {
+        "not_begun": 0,
         "without_result": 1,
         "predicted_not_to_fit": 0,
         "with_result": 1,

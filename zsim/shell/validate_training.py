@@ -67,13 +67,14 @@ def judged(
         for run in runs
         if run.reason or published(run, quantity) is not None or (memory and run.failed)
     ]
-    found = forecasts([run.ways for run in asked])
+    found = forecasts([run.ways for run in asked], quantity)
     return verdict(file, quantity, asked, found), fit_of(file, asked, found) if memory else None
 
 
 def fit_object(found: Fit) -> dict[str, object]:
     """What `--json` says of runs that fit, and of those that ended without a result."""
     return {
+        "not_begun": found.not_begun,
         "without_result": found.without,
         "predicted_not_to_fit": found.refused,
         "with_result": found.results,
@@ -86,6 +87,8 @@ def print_fit(found: Fit) -> None:
     """The same in a line."""
     refused = found.refused / found.without if found.without else 1.0
     wrong = len(found.wrong) / found.results if found.results else 0.0
+    if found.not_begun:
+        print(f"{found.file}: {found.not_begun} rows without a result the trainer begins not")
     print(
         f"{found.file}: of {found.without} rows without a result that no successful row dominates "
         f"{found.refused} ({refused:.1%}) are predicted above the limit or within {NEAR:.0%} of "
@@ -98,11 +101,12 @@ def verdict_object(found: Verdict) -> dict[str, object]:
     """A file of `zsim validate --json`."""
     return {
         "rows": found.rows,
-        "modelled": len(found.comparisons),
+        "modelled": found.modelled,
         **_object(found.all),
         "judged": _object(found.judged, count=True),
         "fitted": _object(found.fitted, count=True),
         "hardware": {name: _object(each, count=True) for name, each in found.by_hardware.items()},
+        "parts": {name: _object(each, count=True) for name, each in found.by_part.items()},
         "worst": [
             {
                 "row": each.run.line,
@@ -136,11 +140,11 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         table.add_row(found.file, "all sweeps", "", *errors_cells(found.all))
         table.add_row("", "sweeps that may be fitted", "", *errors_cells(found.fitted))
         table.add_row("", "sweeps that judge", "all", *errors_cells(found.judged))
-        for name, errors in found.by_hardware.items():
+        for name, errors in (*found.by_hardware.items(), *found.by_part.items()):
             table.add_row("", "", name, *errors_cells(errors))
     Console(width=120, highlight=False).print(table)
     for found in verdicts:
-        print(f"{found.file}: {len(found.comparisons)} of {found.rows} rows are modelled")
+        print(f"{found.file}: {found.modelled} of {found.rows} rows are modelled")
         for reason, count in Counter(each.reason for each in found.unmodelled).items():
             lines = ", ".join(str(each.row) for each in found.unmodelled if each.reason == reason)
             print(f"  not {'line' if count == 1 else 'lines'} {lines}: {reason}")

@@ -30,6 +30,7 @@ class Fit:
         refused: those of them that are predicted above the limit, or within `NEAR` of it.
         results: runs with a result that are modelled.
         wrong: those of them that are predicted more than `ABOVE` above the limit.
+        not_begun: runs without a result that the trainer itself begins not; they are no `without`.
     """
 
     file: str
@@ -37,6 +38,7 @@ class Fit:
     refused: int
     results: int
     wrong: tuple[Published, ...]
+    not_begun: int = 0
 
 
 def fit(
@@ -65,6 +67,7 @@ def fit(
         wrong=tuple(
             run for run, each in results if each.needed_bytes > each.usable_bytes * (1 + ABOVE)
         ),
+        not_begun=sum(bool(run.failed and run.refusal) for run in runs),
     )
 
 

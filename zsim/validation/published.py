@@ -17,6 +17,8 @@ class Published:
         fallbacks: the same run in other ways that need less memory, where the publication has the
             best of several; one counts where those before it do not fit.
         reason: why it is not modelled; empty if it is.
+        refusal: why the trainer itself begins no such run, whatever the memory; empty if it does.
+        part: the part of the file whose errors are told apart from the others', if any.
         step_time_s: published time of an optimizer step in seconds, if it was published.
         peak_bytes: published peak of device memory in bytes, if it was published.
         reserved: the peak is of memory that the allocator reserved; else of what was allocated.
@@ -33,6 +35,8 @@ class Published:
     source: str
     fallbacks: tuple[Mapping[str, object], ...] = ()
     reason: str = ""
+    refusal: str = ""
+    part: str = ""
     step_time_s: float | None = None
     peak_bytes: int | None = None
     reserved: bool = True
@@ -40,8 +44,8 @@ class Published:
 
     @property
     def ways(self) -> tuple[Mapping[str, object], ...]:
-        """Scenarios of the run, the first to be tried first; none if it is not modelled."""
-        return (self.scenario, *self.fallbacks) if self.scenario else ()
+        """Scenarios of the run, the first to be tried first; none if it is not to be predicted."""
+        return (self.scenario, *self.fallbacks) if self.scenario and not self.refusal else ()
 
     @property
     def sweep(self) -> tuple[str, str, str, int]:

@@ -28,6 +28,11 @@ def _none(_row: Row) -> tuple[Mapping[str, object], ...]:
     return ()
 
 
+def _nothing(_row: Row) -> str:
+    """Nothing to say of a row."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """How the rows of one file are read. Each function may raise KeyError: a column is missing.
@@ -38,6 +43,7 @@ class Table:
         measured: what was measured; may raise NotModelledError.
         scenario: the run, as the tables of a scenario file; may raise NotModelledError.
         fallbacks: the same of `Published.fallbacks`, of a row whose scenario there is.
+        refusal, part: the same of those of `Published`.
     """
 
     file: str
@@ -45,6 +51,8 @@ class Table:
     measured: Callable[[Row], Measured]
     scenario: Callable[[Row], Mapping[str, object]]
     fallbacks: Callable[[Row], tuple[Mapping[str, object], ...]] = _none
+    refusal: Callable[[Row], str] = _nothing
+    part: Callable[[Row], str] = _nothing
 
     def read(self, rows: Iterable[Row]) -> list[Published]:
         """Every row of the file, those that are not modelled with the reason.
@@ -58,12 +66,13 @@ class Table:
             raise MeasuredError(f"{self.file}: no column {missing.args[0]!r}") from None
 
     def _read(self, line: int, row: Row) -> Published:
-        hardware, model, sequence_length = "", "", 0
+        hardware, model, sequence_length, refusal, part = "", "", 0, "", ""
         fallbacks: tuple[Mapping[str, object], ...] = ()
         try:
             hardware, model, sequence_length = self.sweep(row)
             measured, scenario, reason = self.measured(row), self.scenario(row), ""
             fallbacks = self.fallbacks(row)
+            refusal, part = self.refusal(row), self.part(row)
         except NotModelledError as error:
             measured, scenario, reason = Measured(), {}, str(error)
         return Published(
@@ -75,6 +84,8 @@ class Table:
             scenario=scenario,
             fallbacks=fallbacks,
             reason=reason,
+            refusal=refusal,
+            part=part,
             source=row["source"],
             step_time_s=measured.step_time_s,
             peak_bytes=measured.peak_bytes,

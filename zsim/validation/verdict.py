@@ -1,7 +1,7 @@
 """Predicted runs of training beside published ones: how far off, by file and by hardware."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -64,10 +64,13 @@ class Verdict:
     """How well one file is predicted.
 
     Attributes:
-        rows: rows of the file that publish the quantity, modelled or not.
+        rows: rows of the file that publish the quantity or, where runs without a result are asked
+            for too, ended without one; modelled or not.
+        without: rows without a result that are modelled.
         all, judged, fitted: errors of all that are modelled, of those in sweeps that judge, and of
             the others, which may have been fitted; None if there is none.
         by_hardware: errors of those that judge, by hardware.
+        by_part: the same by part of the file, where it has several.
         worst: the rows furthest off, worst first.
         comparisons: every row that is modelled.
         unmodelled: the rows that are not, each with the reason.
@@ -76,13 +79,20 @@ class Verdict:
     file: str
     quantity: Quantity
     rows: int
+    without: int
     all: Errors | None
     judged: Errors | None
     fitted: Errors | None
     by_hardware: Mapping[str, Errors]
+    by_part: Mapping[str, Errors]
     worst: tuple[Comparison, ...]
     comparisons: tuple[Comparison, ...]
     unmodelled: tuple[Unmodelled, ...]
+
+    @property
+    def modelled(self) -> int:
+        """Rows that are modelled."""
+        return len(self.comparisons) + self.without
 
 
 def published(run: Published, quantity: Quantity) -> float | None:
@@ -110,29 +120,29 @@ def verdict(
     """
     found: list[Comparison] = []
     left: list[Unmodelled] = []
+    without = 0
     for run, forecast in zip(runs, forecasts, strict=True):
         value = published(run, quantity)
-        if run.reason or isinstance(forecast, str):
-            reason = run.reason or str(forecast)
+        refusal = "" if run.failed else run.refusal
+        if run.reason or refusal or isinstance(forecast, str):
+            reason = run.reason or refusal or str(forecast)
             left.append(Unmodelled(file=file, row=run.line, reason=reason))
+        elif run.failed:
+            without += 1
         elif value is not None and forecast is not None:
             given = predicted(run, quantity, forecast)
             found.append(Comparison(run=run, published=value, predicted=given))
-    by_hardware: defaultdict[str, list[Comparison]] = defaultdict(list)
-    for each in found:
-        if each.run.judged:
-            by_hardware[each.run.hardware].append(each)
+    judges = [each for each in found if each.run.judged]
     return Verdict(
         file=file,
         quantity=quantity,
-        rows=len(found) + len(left),
+        rows=len(found) + len(left) + without,
+        without=without,
         all=_errors(found),
-        judged=_errors(each for each in found if each.run.judged),
+        judged=_errors(judges),
         fitted=_errors(each for each in found if not each.run.judged),
-        by_hardware={
-            name: errors_of([abs(each.off) for each in some])
-            for name, some in sorted(by_hardware.items())
-        },
+        by_hardware=_errors_by(judges, lambda each: each.run.hardware),
+        by_part=_errors_by(judges, lambda each: each.run.part),
         worst=tuple(sorted(found, key=lambda each: -abs(each.off))[:WORST]),
         comparisons=tuple(found),
         unmodelled=tuple(left),
@@ -142,3 +152,14 @@ def verdict(
 def _errors(found: Iterable[Comparison]) -> Errors | None:
     values = [abs(each.off) for each in found]
     return errors_of(values) if values else None
+
+
+def _errors_by(found: Iterable[Comparison], name: Callable[[Comparison], str]) -> dict[str, Errors]:
+    """Errors of those of one name, by name; what has none is left out."""
+    by_name: defaultdict[str, list[Comparison]] = defaultdict(list)
+    for each in found:
+        if name(each):
+            by_name[name(each)].append(each)
+    return {
+        word: errors_of([abs(each.off) for each in some]) for word, some in sorted(by_name.items())
+    }

@@ -43,6 +43,10 @@ TENSOR_WAIT = "42 us"
 """What a collective of the tensor axis waits for each rank where it spans nodes: rows of 3B with
 tensor 16 and 32. Tests of the network on such nodes are some ten times quicker."""
 
+STEPS = 1
+"""Steps of a pipeline that are simulated, which takes long: the host waits at the end of each, so
+that the first takes as long as others, and as much memory where there is enough."""
+
 SMALLEST = "1B"
 """The model whose rows are all-reduces."""
 
@@ -69,8 +73,6 @@ def _ways(row: Row) -> tuple[dict[str, object], ...]:
 
 
 def _scenario(row: Row) -> dict[str, Any]:
-    if whole(row, "pp") != 1:
-        raise NotModelledError("pipeline parallel: no axis of a scenario")
     node, fabric, kernels, network = word(row, "gpu", HARDWARE)
     data, micro, steps = (whole(row, name) for name in ("dp", "micro_batch_seqs", "grad_accum"))
     if data * micro * steps != whole(row, "global_batch_seqs"):
@@ -79,7 +81,11 @@ def _scenario(row: Row) -> dict[str, Any]:
         "title": row["model_size"],
         "model": _model(row),
         "cluster": {"node": node, "fabric": fabric},
-        "parallel": {"data": data, "tensor": whole(row, "tp")},
+        "parallel": {
+            "data": data,
+            "tensor": whole(row, "tp"),
+            "pipeline": whole(row, "pp"),
+        },
         "zero": {
             "emulate": "nanotron",
             "stage": word(row, "zero_stage", STAGES),
@@ -90,6 +96,7 @@ def _scenario(row: Row) -> dict[str, Any]:
             "gradient_accumulation_steps": steps,
             "precision": "bf16",
             "clip_norm": 1.0,
+            "steps": 2 if whole(row, "pp") == 1 else STEPS,
         },
         "compute": {
             "profile": kernels,
@@ -98,6 +105,18 @@ def _scenario(row: Row) -> dict[str, Any]:
         },
         "network": {"profile": network, "tensor_wait": TENSOR_WAIT},
     }
+
+
+def _refusal(row: Row) -> str:
+    """Its pipeline asserts that there are at least as many micro-batches as stages, less one."""
+    least = whole(row, "pp") - 1
+    if whole(row, "grad_accum") >= least:
+        return ""
+    return f"nanotron begins no pipeline with fewer than {least} micro-batches"
+
+
+def _part(row: Row) -> str:
+    return "pp = 1" if whole(row, "pp") == 1 else "pp > 1"
 
 
 def _fallbacks(row: Row) -> tuple[Mapping[str, object], ...]:
@@ -118,8 +137,7 @@ def _model(row: Row) -> dict[str, object]:
         "intermediate_size": whole(row, "ffn_inferred"),
         "sequence_length": whole(row, "seq_len_tokens"),
         "vocab_size": whole(row, "vocab_inferred"),
-        # "untied when pp>1" is tied here.
-        "tied_embeddings": row["embeddings_inferred"].startswith(("tied", "untied when pp>1")),
+        "tied_embeddings": row["embeddings_inferred"].startswith("tied") and whole(row, "pp") == 1,
     }
 
 
@@ -129,4 +147,6 @@ TABLE = Table(
     measured=_measured,
     scenario=_scenario,
     fallbacks=_fallbacks,
+    refusal=_refusal,
+    part=_part,
 )
