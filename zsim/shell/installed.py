@@ -142,6 +142,23 @@ def kernel_profile(name: str) -> KernelProfile:
     return known[name].constants
 
 
+def fitted_for(cluster: Cluster) -> tuple[str, ...]:
+    """Settings with which fitted constants that ship replace data sheets of `cluster`; few or none.
+
+    A profile is for a GPU whose name has all parts of its own: h100_hbm2e for H100-SXM5-96GB-HBM2e.
+    """
+    parts = cluster.gpu.name.lower().split("-")
+    found: list[str] = []
+    for field, given, names in (
+        ("compute", cluster.gpu.kernels, fitted_kernels()),
+        ("network", cluster.network, network_profiles()),
+    ):
+        fitting = [name for name in names if all(part in parts for part in name.split("_"))]
+        if given is None and fitting:
+            found.append(f"{field}.profile={max(fitting, key=len)}")
+    return tuple(found)
+
+
 def part_names(part: Part) -> tuple[str, ...]:
     """Names of every system, node, fabric or GPU that ships, sorted."""
     return tuple(sorted(_topologies(part)))

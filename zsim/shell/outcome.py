@@ -22,7 +22,8 @@ LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 class Outcome:
     """A run that has ended; with faults or neighbours, beside the step time without them.
 
-    `remedies` are what would make it fit; None where nobody looked for them.
+    `remedies` are what would make it fit; None where nobody looked for them. `fitted` are settings
+    that would take times from measurements instead of data sheets.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Outcome:
     wall_time_s: float
     healthy_step_time_s: float | None = None
     remedies: tuple[Remedy, ...] | None = None
+    fitted: tuple[str, ...] = ()
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -90,7 +92,7 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
     lines = [("fits", _fits(outcome))]
     lack = lack_of_run(outcome.job.schedule, trace)
     if lack is not None:
-        return [*lines, *_lacking(outcome, lack), ("trust", trace.trust)]
+        return [*lines, *_lacking(outcome, lack), *_trust(outcome)]
     if found.step_time_s:
         share = found.exposed_communication_s / found.step_time_s
         lines += [
@@ -112,7 +114,15 @@ def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.losses:
         first, last = outcome.losses[0], outcome.losses[-1]
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
-    lines.append(("trust", trace.trust))
+    return [*lines, *_trust(outcome)]
+
+
+def _trust(outcome: Outcome) -> list[tuple[str, str]]:
+    """How far to trust it, and what would be nearer to measurements."""
+    lines = [("trust", outcome.trace.trust)]
+    if outcome.fitted:
+        settings = " ".join(f"--set {each}" for each in outcome.fitted)
+        lines.append(("nearer", f"{settings}, from measurements"))
     return lines
 
 

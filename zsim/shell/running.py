@@ -16,6 +16,7 @@ from zsim.cluster import Cluster, Gpu, Link
 from zsim.fault import Jitter
 from zsim.remedy import Remedy
 from zsim.shell.answer import findings_object, print_findings, print_json
+from zsim.shell.installed import fitted_for
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.outcome import Outcome, outcome_object, print_outcome
 from zsim.shell.page import need_html
@@ -103,6 +104,7 @@ def run(request: Request) -> bool:
         wall_time_s=wall_time_s,
         healthy_step_time_s=summary(job, healthy).step_time_s if healthy is not None else None,
         remedies=_remedies(request, changes, trace),
+        fitted=fitted_for(job.cluster) if trace.backend == "sim" else (),
     )
     _tell(request, outcome)
     return outcome.summary.fits

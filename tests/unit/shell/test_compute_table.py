@@ -9,7 +9,7 @@ import pytest
 
 from zsim.cost.kernel_profile import parse
 from zsim.shell.cli import answer
-from zsim.shell.installed import fitted_kernels
+from zsim.shell.installed import fitted_for, fitted_kernels, topology
 
 
 def run(capsys: pytest.CaptureFixture[str], *settings: str) -> dict[str, object]:
@@ -94,3 +94,26 @@ def test_every_profile_names_the_runs_that_its_constants_of_training_rest_on() -
         assert evidence.gpu in {"a100", "h100", "h100_hbm2e"}, name
         assert evidence.fitted > 0
         assert evidence.judged > 0
+
+
+NEARER = {
+    "dgx_h100": ("compute.profile=h100", "network.profile=h100"),
+    "grand_teton_h100": ("compute.profile=h100_hbm2e", "network.profile=h100"),
+    "gb200_nvl72": ("network.profile=gb200",),  # nobody at hand timed its kernels
+}
+
+
+@pytest.mark.parametrize("node", NEARER)
+def test_constants_that_ship_for_a_gpu_are_named_where_data_sheets_are_taken(node: str) -> None:
+    assert fitted_for(topology(node, "single_switch", 1)) == NEARER[node]
+
+
+def test_a_run_on_data_sheets_says_what_is_nearer_to_measurements(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["run", "tiny", "--no-check", "--set", "network.profile=a100"]
+    assert answer(words) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last == ["nearer", "--set", "compute.profile=a100,", "from", "measurements"]
+    assert answer([*words, "--set", "compute.profile=a100"]) == 0
+    assert "nearer" not in capsys.readouterr().out
