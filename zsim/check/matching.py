@@ -2,9 +2,9 @@
 
 Proved for every communicator: its members issue equal sequences of collectives, in kind, elements,
 wire and accumulate dtype, reduction, root and grouping (`Together`), and where layouts say which
-tensor a view is, of the same part of the same tensor; the k-th send to a member meets the k-th
-receive from there, of equal size and dtype; ranks outside a group issue nothing on it. Sequences
-are compared list by list where they stand in branches.
+tensor a view is, of the same part of the same tensor, else of one name if both have it; the k-th
+send to a member meets the k-th receive from there, of equal size and dtype; ranks outside a group
+issue nothing on it. Sequences are compared list by list where they stand in branches.
 
 Assumed: all members take the same way through a branch. Not examined: in which order operations of
 different communicators come (progress).
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import product
 from typing import assert_never
 
@@ -233,22 +234,22 @@ def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
 def _compare(group: str, one: str, other: str, issues: dict[str, Issues]) -> Iterator[Finding]:
     """Differences between what two roles issue on a communicator that they share."""
     ours, theirs = issues[one].collectives, issues[other].collectives
+    finding = partial(Finding, invariant=INVARIANT, role=f"{one} and {other}")
     for block in _differences([each.key for each in ours], [each.key for each in theirs]):
         low, high, their_low, their_high = block
         mine, yours = ours[low:high], theirs[their_low:their_high]
-        yield Finding(
-            invariant=INVARIANT,
-            role=f"{one} and {other}",
+        yield finding(
             operation=(mine or yours)[0].operation,
             why=f"the roles share communicators of group {group} and issue different sequences",
             witness=tuple(_side_by_side(one, mine, other, yours)),
         )
+    shared = {each.operation for each in ours} & {each.operation for each in theirs}
     for our, their in _aligned(ours, theirs):
-        for identity, their_identity in zip(our.tensors, their.tensors, strict=True):
+        known = [pair for pair in zip(our.tensors, their.tensors, strict=True) if all(pair)]
+        names = {our.operation, their.operation}
+        for identity, their_identity in known:
             if identity and their_identity and identity != their_identity:
-                yield Finding(
-                    invariant=INVARIANT,
-                    role=f"{one} and {other}",
+                yield finding(
                     operation=our.operation,
                     why=f"the roles bring parts of different tensors, equal in size, to {group}",
                     witness=(
@@ -257,6 +258,12 @@ def _compare(group: str, one: str, other: str, issues: dict[str, Issues]) -> Ite
                     ),
                 )
                 break
+        if not known and len(names) > 1 and names & shared:
+            yield finding(
+                operation=our.operation,
+                why=f"the roles bring operations of different names to {group}, and both have one",
+                witness=tuple(_side_by_side(one, [our], other, [their])),
+            )
 
 
 def _tensor(identity: tuple[object, ...]) -> str:

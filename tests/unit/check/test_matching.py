@@ -36,6 +36,26 @@ def test_two_collectives_of_equal_size_swapped_are_different_tensors() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("others", "faults"), [("xy", 0), ("yx", 2), ("xz", 0), ("zx", 2)], ids=str
+)
+def test_swapped_collectives_that_no_layout_describes_are_told_by_name(
+    others: str, faults: int
+) -> None:
+    build = ScheduleBuilder.of("two", data=2)
+    build.group("data", "data")
+    for place, names in enumerate(("xy", others)):
+        role = build.role(f"role{place}", Span(axis="data", start=place, end=place + 1))
+        for name in names:
+            buffer = role.buffer(name, 1, persistent=True)
+            role.setup.allocate(buffer)
+            role.setup.fill(name, buffer.all, 0.0)
+            role.step.all_reduce(f"sum/{name}", "data", buffer.all)
+    found = matching(build.schedule())
+    assert len(found) == faults
+    assert all("operations of different names" in each.why for each in found)
+
+
 def test_two_different_collectives_swapped_are_one_finding() -> None:
     late = moved(hand(), "step/loss/reduce", before="step/layer1/backward")
     (found,) = matching(split(hand(), late))
