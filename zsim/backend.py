@@ -108,7 +108,7 @@ def load(name: str) -> type[Backend]:
     """
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
-        raise UnknownBackendError(f"no backend {name!r}; registered: {', '.join(names())}")
+        raise UnknownBackendError(f"backend: {name!r} must be one of {', '.join(names())}")
     if len(found) > 1:
         owners = ", ".join(entry.value for entry in found)
         raise BackendError(f"backend {name!r} is registered more than once: {owners}")

@@ -43,6 +43,8 @@ app.command("validate")(validate)
 class _Usage(Protocol):
     """typer's word for a wrong command line."""
 
+    ctx: typer.Context | None
+
     def format_message(self) -> str: ...
 
 
@@ -51,15 +53,17 @@ USAGE = cast("type[Exception]", typer.BadParameter.__base__)
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Run the command line `arguments`; the exit code."""
+    """Run the command line `arguments`, of which none ask for help; the exit code."""
     try:
-        found = app(args=list(arguments), prog_name="zsim", standalone_mode=False)
+        found = app(args=list(arguments) or ["--help"], prog_name="zsim", standalone_mode=False)
         print(end="", flush=True)
     except MistakeError as mistake:
         return _refuse(str(mistake), Code.MISTAKE)
     except USAGE as error:
-        message = cast("_Usage", error).format_message()
-        return _refuse(message, Code.MISTAKE)
+        usage = cast("_Usage", error)
+        command = "zsim" if usage.ctx is None else usage.ctx.command_path
+        message = usage.format_message().rstrip(".")
+        return _refuse(f"{message} (see {command} --help)", Code.MISTAKE)
     except (KeyboardInterrupt, typer.Abort):
         found = Code.INTERRUPTED
     except (BrokenPipeError, SystemExit):  # the reader has seen enough; typer ends on it

@@ -82,7 +82,7 @@ def test_a_name_that_no_file_can_have_is_refused(ask: Ask) -> None:
 
 def test_an_unknown_backend_is_refused_with_those_registered(ask: Ask, scenario: Path) -> None:
     line = refused(ask("run", scenario, "--backend", "abacus"))
-    assert line == "no backend 'abacus'; registered: null, sim, torch"
+    assert line == "backend: 'abacus' must be one of null, sim, torch"
 
 
 def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
@@ -93,9 +93,8 @@ def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "Missing command."),
-        (("fly",), "No such command 'fly'."),
-        (("run",), "Missing argument"),
+        (("fly",), "No such command 'fly' (see zsim --help)"),
+        (("run",), "Missing argument 'SCENARIO|FILE.json' (see zsim run --help)"),
         (("run", "tiny", "--sed", "3"), "No such option: --sed"),
         (("run", "tiny", "--seed", "x"), "Invalid value for '--seed': 'x' must be a whole number"),
         (("run", "tiny", "--seed", "-1"), "Invalid value for '--seed': '-1' must be"),
@@ -111,6 +110,13 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     words: tuple[str, ...], why: str, ask: Ask
 ) -> None:
     assert refused(ask(*words)).startswith(why)
+
+
+def test_without_a_command_there_is_help_with_every_summary_in_a_line(ask: Ask) -> None:
+    code, out, error = ask()
+    assert (code, error) == (0, "")
+    assert "\nCommands:\n" in out
+    assert "..." not in out.partition("Commands:")[2]
 
 
 def test_a_plan_has_the_keys_that_other_tools_rely_on(ask: Ask, scenario: Path) -> None:

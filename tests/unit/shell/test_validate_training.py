@@ -142,7 +142,7 @@ def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["weather"], "zsim: 'weather' must be one of network, training, memory"),
+        (["weather"], "zsim: what: 'weather' must be one of network, training, memory"),
         (["training", "--picture", "x.gif"], "zsim: --picture: x.gif: must end in .svg or .png"),
         (["network", "--picture", "x.svg"], "zsim: --picture: x.svg: is for training and memory"),
     ],

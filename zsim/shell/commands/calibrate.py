@@ -16,7 +16,7 @@ def calibrate(
         Path, typer.Option(metavar="DIR", help="Folder that the profiles are written to.")
     ] = Path("profiles"),
 ) -> Code:
-    """Fit the constants of networks to published rows; writes profiles."""
+    """Fit constants of networks and kernels to published rows."""
     from zsim.shell.calibrate import calibrate as calibrate_from
 
     calibrate_from(source, to)

@@ -28,7 +28,7 @@ def check(
     ] = None,
     json: Json = False,
 ) -> Code:
-    """Prove a schedule: no deadlock, no race, lifetimes, memory, volume."""
+    """Prove a schedule: deadlocks, races, memory, values, volume."""
     from zsim.check import check as findings_of
     from zsim.check import refinement
     from zsim.shell.answer import explain_finding, findings_object, print_findings, print_json

@@ -4,7 +4,7 @@ from zsim.shell.option import Code, Json, Scenario, Settings
 
 
 def largest(scenario: Scenario, settings: Settings = None, json: Json = False) -> Code:
-    """The largest model that fits, by layers or by parameters, and what stops the next."""
+    """The largest model that fits, and what stops the next one."""
     from zsim.shell.largest import print_largest
     from zsim.shell.source import Changes
 

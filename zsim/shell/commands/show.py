@@ -12,7 +12,7 @@ def show(
         str, typer.Argument(help="A scenario, study, topology or part of one.", show_default=False)
     ],
 ) -> Code:
-    """Print what ships: a scenario, study, topology, node, fabric or GPU."""
+    """Print a scenario, study, topology, node, fabric or GPU."""
     from zsim.shell.source import shipped_text
 
     print(shipped_text(name), end="")

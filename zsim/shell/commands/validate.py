@@ -32,7 +32,7 @@ def validate(
             raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
         validate_paper(as_json=json, drawing=picture)
     elif what not in KINDS:
-        raise MistakeError(f"{what!r} must be one of {', '.join(KINDS)}")
+        raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
     elif data is None:
         raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
     elif what == NETWORK:
