@@ -111,8 +111,11 @@ def test_ten_thousand_runs_make_a_page_of_few_rows() -> None:
     assert "The best 1,000 runs can be chosen" in text
 
 
-def test_a_sweep_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_writes_its_page_and_its_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study, page = tmp_path / "study.toml", tmp_path / "page.html"
+    picture = tmp_path / "study.svg"
     study.write_text(
         'question = "Which <stage>?"\n[base]\nscenario = "tiny"\n'
         '[[axis]]\nname = "stage"\nfield = "zero.stage"\nvalues = [1, 2]\n'
@@ -120,11 +123,12 @@ def test_a_sweep_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "utf-8",
     )
     words = ["sweep", str(study), "--store", str(tmp_path / "s.sqlite"), "--workers", "1"]
-    assert answer([*words, "--report", str(page)]) == 0
+    assert answer([*words, "--report", str(page), "--picture", str(picture)]) == 0
     said = capsys.readouterr().out.splitlines()
     text = page.read_text("utf-8")
     assert "Which &lt;stage&gt;?" in text
     assert said[1][1:] in text
+    assert "Which &lt;stage&gt;?" in picture.read_text("utf-8")
 
 
 @settings(max_examples=40)
@@ -145,13 +149,13 @@ def test_a_picture_has_a_dot_for_every_run_shown_higher_the_longer_it_takes(
     assert min(dots) == pytest.approx(BOTTOM - (BOTTOM - max(dots)) * longest / shortest, abs=1)
 
 
-def test_a_sweep_draws_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "nics.svg"
-    words = ["sweep", "nics", "--workers", "1", "--store", str(tmp_path / "s.sqlite")]
-    assert answer([*words, "--picture", str(path)]) == 0
-    assert "How many InfiniBand NICs" in path.read_text("utf-8")
-    assert answer([*words, "--picture", "nics.jpg"]) == 2
+def test_a_picture_of_another_form_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "s.sqlite"
+    assert answer(["sweep", "nics", "--store", str(store), "--picture", "nics.jpg"]) == 2
     assert capsys.readouterr().err == "zsim: --picture: nics.jpg: must end in .svg or .png\n"
+    assert not store.exists()
 
 
 def test_tags_in_names_are_letters_in_figures() -> None:
