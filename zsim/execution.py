@@ -33,6 +33,8 @@ class Execution:
             et al. 2022, "FP8 formats for deep learning"); None is in the format of the rest.
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
+        holds_logits: who calls the model holds its logits, in the format of the loss, while
+            backward runs, as a training loop does that keeps them in a variable.
     """
 
     operations: bool = False
@@ -40,6 +42,7 @@ class Execution:
     compiled: bool = False
     float8: Float8 | None = None
     context: int = 1
+    holds_logits: bool = False
 
     def __post_init__(self) -> None:
         if self.context < 1:

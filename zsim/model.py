@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from zsim.architecture import Architecture
+from zsim.course import Turn
 from zsim.dtype import DType
 from zsim.kernel import Kernel
 
@@ -74,6 +75,9 @@ class Segment:
             backward.
         forward, backward: kernels of each direction.
         again: kernels of forward where a checkpoint is run again; empty if all of them.
+        forward_course, backward_course: memory of single tensors that each direction takes and
+            gives back, in order; empty if it is not known. Buffers are, by number, the workspace,
+            what is saved, then gradients of each parameter and of each input.
     """
 
     inputs: tuple[str, ...]
@@ -88,6 +92,8 @@ class Segment:
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     again: tuple[Kernel, ...] = ()
+    forward_course: tuple[Turn, ...] = ()
+    backward_course: tuple[Turn, ...] = ()
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
         """Those of forward, or where a checkpoint is run `again`."""

@@ -196,6 +196,7 @@ class TrainTable(Table):
     precision: Precision = Precision.FP32
     compile: Flag = False
     float8: Float8 | None = None
+    holds_logits: Flag = False
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: NotNegative | None = None
     beta1: Fraction | None = None

@@ -8,6 +8,7 @@ right is for `zsim.check` to prove.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from zsim.course import Course
 from zsim.dtype import DType
 from zsim.layout import Layout
 from zsim.mesh import Box, Coordinates, Group, Mesh
@@ -79,7 +80,8 @@ class Buffer:
     buffer is made by autograd (outputs, saved tensors, gradients): `Allocate` books it, the backend
     binds it when the operation that writes it returns, and drops it at `Free`. With `layout` the
     buffer holds that flat tensor, or with `shard` only the segment that the rank owns along that
-    axis. One that `has_room` may be larger than the tensor, which then stands at its start.
+    axis. One that `has_room` may be larger than the tensor, which then stands at its start. With a
+    `course` it is the workspace of a segment whose tensors are known one by one.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Buffer:
     produced: bool = False
     layout: str | None = None
     shard: str | None = None
+    course: Course | None = None
 
     def __post_init__(self) -> None:
         if self.elements < 0:
@@ -150,6 +153,12 @@ class Program:
         by_name = {buffer.name: buffer for buffer in self.buffers}
         if len(by_name) != len(self.buffers):
             raise ScheduleError(f"program {self.role}: two buffers have one name")
+        for buffer in self.buffers:
+            for name in buffer.course.buffers if buffer.course is not None else ():
+                if name and (name not in by_name or by_name[name].pool != buffer.pool):
+                    raise ScheduleError(
+                        f"buffer {buffer.name}: course: {name} must be a buffer of its pool"
+                    )
         by_id: dict[str, Operation] = {}
         for part in (self.setup, self.step):
             for operation in walk(part):

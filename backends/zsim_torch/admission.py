@@ -86,6 +86,8 @@ def _execution(asked: Execution) -> str | None:
         return "train.compile: true is simulated only"
     if asked.float8 is not None:
         return f"train.float8: {asked.float8} is simulated only"
+    if asked.holds_logits:
+        return "train.holds_logits: true is simulated only"
     if asked.context > 1:
         return f"parallel.context: {asked.context} must be 1, no module shares a sequence"
     return None

@@ -3,7 +3,6 @@
 from zsim.allocator.book import Returns, WorstCase, book
 from zsim.allocator.peak import Peak, peak, peak_bytes, pools, witness
 from zsim.allocator.reserved import (
-    Deferred,
     capacity_bytes,
     communicators,
     deferred_frees,
@@ -12,6 +11,7 @@ from zsim.allocator.reserved import (
     reservations,
     reserve,
 )
+from zsim.allocator.service import Deferred
 
 __all__ = [
     "Deferred",

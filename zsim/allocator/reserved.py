@@ -1,12 +1,10 @@
 """What a pool takes from its device: the book of a rank, served as the pool's discipline says.
 
-A buffer is one request on its home stream, where the book has it. A block whose free is deferred
-waits for its uses from the free on until the book gives it back, or until memory runs out: then the
-allocator waits for all uses before it gives up, as in PyTorch.
+Requests are those of `zsim.allocator.service`. A block whose free is deferred waits for its uses
+from the free on until the book gives it back, or until memory runs out: then the allocator waits
+for all uses before it gives up, as in PyTorch.
 """
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import assert_never
@@ -14,14 +12,12 @@ from typing import assert_never
 from zsim.allocator.caching import UNLIMITED, CachingAllocator
 from zsim.allocator.expandable import ExpandableAllocator
 from zsim.allocator.peak import witness
+from zsim.allocator.service import Deferred, Service
 from zsim.cluster import Cluster
 from zsim.issue import NO_OVERFLOW, issued
 from zsim.operation import Allocate, Communication, Free, FreeMode, Together
 from zsim.schedule import Discipline, Place, Pool, Program, Schedule, Scope
 from zsim.trace import BookEntry, Reservation, Shortage
-
-Deferred = tuple[tuple[int, str], ...]
-"""Frees that are deferred: how many lines the book had when the host issued it, and the buffer."""
 
 
 def reservations(
@@ -96,58 +92,19 @@ def reserve(
         case _:
             assert_never(pool.discipline)
     own = [entry for entry in entries if entry.pool == pool.name]
-    course = tuple(_served(allocator, program, entries, pool=pool.name, deferred=deferred))
+    service = Service(allocator, program, pool.name)
+    course = tuple(service.course(entries, deferred))
     shortage: Shortage | None = None
     if len(course) < len(own):
         refused = own[len(course)]
         shortage = Shortage(
             operation=refused.operation,
-            needed_bytes=allocator.reserved_bytes + allocator.growth_bytes(refused.change_bytes),
+            needed_bytes=allocator.reserved_bytes + allocator.growth_bytes(service.refused_bytes),
             alive=witness(own[: len(course) + 1], pool.name, UNLIMITED).alive,
         )
     return Reservation(
         pool=pool.name, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
     )
-
-
-def _served(
-    allocator: CachingAllocator,
-    program: Program,
-    entries: tuple[BookEntry, ...],
-    *,
-    pool: str,
-    deferred: Deferred,
-) -> Iterator[int]:
-    """Pass the book of a pool on to an allocator: what is reserved after each line it can serve."""
-    buffers = program.by_name
-    alive: dict[str, list[str]] = {}
-    waiting: dict[str, list[str]] = {}
-    frees = deque(
-        (line, name)
-        for line, name in deferred
-        if buffers[name].pool == pool and buffers[name].size_bytes
-    )
-    for number, entry in enumerate(entries):
-        while frees and frees[0][0] <= number:
-            _, name = frees.popleft()
-            block = alive[name].pop(0)
-            allocator.use(block, block)  # a stream of its own: it is over when the book says so
-            allocator.free(block)
-            waiting.setdefault(name, []).append(block)
-        if entry.pool != pool:
-            continue
-        name, size = entry.buffer, entry.change_bytes
-        if size > 0:
-            again = alive.setdefault(name, [])
-            block = f"{name}#{number}" if again or name in waiting else name
-            again.append(block)
-            if not allocator.allocate(block, size, buffers[name].home):
-                return
-        elif size < 0 and waiting.get(name):
-            allocator.finish(waiting[name].pop(0))
-        elif size < 0:
-            allocator.free(alive[name].pop(0))
-        yield allocator.reserved_bytes
 
 
 def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:

@@ -13,9 +13,9 @@ from zsim.transformer.operator import (
     Tensor,
     joined,
     parameters_of,
-    segment,
     tensor_of,
 )
+from zsim.transformer.segment import segment
 from zsim.transformer.size import Size
 
 SCRIPTED = (8, 9)

@@ -1,10 +1,13 @@
 """The units before and after the blocks: the embedding, and the head with the loss."""
 
+from dataclasses import replace
+
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind, streaming
 from zsim.model import BATCH, Parameter, Unit, Value
 from zsim.transformer.linear import linear, normalize
-from zsim.transformer.operator import Operator, Stretch, Tensor, joined, segment, tensor_of
+from zsim.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
+from zsim.transformer.segment import segment
 from zsim.transformer.size import Size
 
 TOKENS = "embedding.token.weight"
@@ -81,14 +84,17 @@ def head(size: Size, source: Value) -> Unit:
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
     logits = size.rows("head/logits", size.vocabulary)
     last = tensor_of(statistics if size.cut else loss)
-    operators = (
-        linear(size, size.whole(normed), logits, weight, kept=size.kept(normed)),
-        _cross_entropy(size, logits, last),
-    )
+    operators = [linear(size, size.whole(normed), logits, weight, kept=size.kept(normed))]
+    if size.dtype is not size.wide:
+        # Kernels that do it are those of the cross entropy.
+        operators.append(
+            Operator(reads=(logits,), makes=replace(logits, name="head/wide", dtype=size.wide))
+        )
+    operators.append(_cross_entropy(size, operators[-1].makes, last))
     scores = Stretch(
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
-        operators=operators,
+        operators=tuple(operators),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
@@ -171,9 +177,9 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
 def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
     """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
 
-    While it runs it holds logits in the wide format instead of their own; and backward holds two
-    gradients in it before there is one in their own. In place, the gradient takes the place of the
-    softmax (Megatron-LM, `vocab_parallel_cross_entropy`).
+    Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
+    the wide format. In place, the gradient takes the place of the softmax (Megatron-LM,
+    `vocab_parallel_cross_entropy`). Logits that a caller holds are there as if they were saved.
     """
     own = (size.tokens, size.vocabulary)
     kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=size.wide)
@@ -188,13 +194,11 @@ def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
             KernelKind.CROSS_ENTROPY, own, size.wide, streams=streams, backward=backward
         )
 
-    wider = kept.size_bytes - logits.size_bytes
     return Operator(
         reads=(logits,),
         makes=target,
-        forward_scratch=wider,
-        backward_scratch=0 if size.in_place_loss else kept.size_bytes + wider,
-        saves=(kept, targets, last),
+        backward_scratch=0 if size.in_place_loss else kept.size_bytes,
+        saves=(kept, targets, last, *((logits,) if size.shape.execution.holds_logits else ())),
         forward=(kernel(3),),
         backward=(kernel(2, backward=True),),
     )

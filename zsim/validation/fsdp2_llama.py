@@ -7,6 +7,12 @@ configuration of Qwen3 32B). Attention is PyTorch's own, FlashAttention-2 since 
 96 GB are those with HBM2e and a limit of 500 W, which is the default of such hosts and may be
 raised to 700 W (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). The exchange of keys and
 values of context parallel runs is not simulated.
+
+Memory depends on when a run was made. Until pull request 391 (12 June 2024, "del logits to save
+3.9G memory") the loop held the logits, which the model returned in fp32, while backward ran. Later
+its script (`run_llama_train.sh`, `run_train.sh`) set `expandable_segments:True`: it did before
+train.py moved into a package, and logs of March 2025 show it (issue 929). When it began to is not
+known; runs of December 2024 are taken to have it.
 """
 
 from collections.abc import Mapping
@@ -40,6 +46,9 @@ CHECKPOINTING = {
 UNSTATED = ("", "not stated")
 
 FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 rowwise": "rowwise"}
+
+FIRST_HALF_OF_2024 = ("83c879f18763", "40f8fd007957")
+"""Commits whose messages publish runs of before that pull request: of March and of 5 June 2024."""
 
 RESHARD = {"always": True, "default": True, "": True, "never": False}
 """By the first word. The last block is not resharded by default, which is not told apart."""
@@ -78,11 +87,17 @@ def _scenario(row: Row) -> Mapping[str, object]:
         train["float8"] = FLOAT8[row["precision"]]
     elif not row["precision"].startswith("bf16"):
         raise NotModelledError(f"precision {row['precision']!r} is not modelled")
+    early = row["source"].endswith(FIRST_HALF_OF_2024)
+    train["holds_logits"] = early
     default = "full" if row["model"].startswith("Qwen3 32B") else "operations"
     return {
         "title": row["model"],
         "model": _model(row),
-        "cluster": {"node": node, "fabric": "single_switch"},
+        "cluster": {
+            "node": node,
+            "fabric": "single_switch",
+            "allocator": "caching" if early else "expandable",
+        },
         "parallel": {
             "tensor": whole(row, "tp"),
             "data": whole(row, "dp_shard") * context,

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from zsim.dtype import DType
 from zsim.model import Model, Segment, Value
 from zsim.operation import (
     Action,
@@ -27,6 +26,7 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoint import Checkpoints, Loose
 from zsim.zero.draft import COMPUTE, POOL, TENSOR, Draft
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit
+from zsim.zero.room import room, room_of
 from zsim.zero.sequence import Tokens
 from zsim.zero.state import LOSS_SCALE
 
@@ -145,9 +145,9 @@ class Passes:
             draft.allocate(self._made(instance))
         if saves and segment.saved_bytes:
             draft.allocate(self._saved(visit, part))
-        room = self._workspace(visit, part)
-        if room:
-            draft.allocate(room)
+        operands = self._operands_of(visit, part, saves=saves)
+        if own := room_of(operands):
+            draft.allocate(own)
         name = draft.add(
             Compute(
                 id=draft.path(f"{part.action}{part.segment}"),
@@ -157,11 +157,11 @@ class Passes:
                 unit=self.model.units[visit.unit].name,
                 segment=part.segment,
                 micro_batch=self.micro_batch,
-                operands=self._operands_of(visit, part, saves=saves),
+                operands=operands,
                 kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
             )
         )
-        for each in (*whole, room) if room else whole:
+        for each in (*whole, own) if own else whole:
             draft.free(each)
         if segment.reduces_output:
             for instance in part.makes:
@@ -177,9 +177,8 @@ class Passes:
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
         for name in made:
             draft.allocate(name)
-        room = self._workspace(visit, part)
-        if room:
-            draft.allocate(room)
+        if own := room_of(operands):
+            draft.allocate(own)
         done = draft.add(
             Compute(
                 id=draft.path(f"backward{part.segment}"),
@@ -193,7 +192,7 @@ class Passes:
                 kernels=segment.backward,
             )
         )
-        for each in (*whole, room) if room else whole:
+        for each in (*whole, own) if own else whole:
             draft.free(each)
         if segment.saved_bytes:
             draft.free(self._saved(visit, part))
@@ -259,8 +258,8 @@ class Passes:
                 )
                 for instance in part.makes
             ]
-        if room := self._workspace(visit, part):
-            operands.append(Operand(role=Role.WORKSPACE, view=self.draft.all(room)))
+        if own := self._workspace(visit, part, operands):
+            operands.append(Operand(role=Role.WORKSPACE, view=self.draft.all(own)))
         self._operands[key] = tuple(operands)
         return self._operands[key]
 
@@ -320,21 +319,11 @@ class Passes:
             produced=instance.value not in self.tokens.scattered,
         )
 
-    def _workspace(self, visit: UnitVisit, part: SegmentVisit) -> str:
+    def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
         """The buffer of what a segment holds only while it runs; no name if it is nothing."""
-        segment, way = self._segment(visit, part), "forward"
-        size_bytes = segment.forward_workspace_bytes
-        if part.action is Action.BACKWARD:
-            size_bytes, way = segment.backward_workspace_bytes, "backward"
-        if not size_bytes:
-            return ""
-        return self.draft.buffer(
-            f"{self.model.units[visit.unit].name}/workspace{part.segment}/{way}",
-            size_bytes,
-            DType.INT8,
-            Kind.WORKSPACE,
-            produced=True,
-        )
+        keeps = self._segment(visit, part).saved_bytes
+        saved = self._saved(visit, part) if keeps else ""
+        return room(self.draft, self.model, visit, part, saved=saved, operands=operands)
 
     def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
         segment = self._segment(visit, part)

@@ -1,0 +1,43 @@
+"""What a segment holds while it runs: memory of single tensors, taken and given back in order.
+
+A schedule has one buffer for all that a segment saves, one for its workspace, one for the gradients
+of its parameters. An allocator sees tensors, one by one: a course says when.
+"""
+
+from dataclasses import dataclass
+
+OWN = 0
+"""The buffer that has the course: the segment's workspace."""
+
+Turn = tuple[int, int, int]
+"""Of which buffer, which of its tensors, and bytes: taken, or with a minus given back.
+
+Buffers are counted from 1, `OWN` aside. Of 0 bytes a tensor is given back unless its buffer is
+alive: what a checkpointed forward does not keep.
+"""
+
+
+class CourseError(ValueError):
+    """A course that cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What is taken and given back once the buffer that has the course is allocated.
+
+    Attributes:
+        buffers: by number, from 1 on, the buffers whose tensors take turns; "" is none, and its
+            turns are void.
+    """
+
+    buffers: tuple[str, ...]
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        numbers = [turn[0] for turn in self.turns]
+        if numbers and not 0 <= min(numbers) <= max(numbers) <= len(self.buffers):
+            raise CourseError(f"course: a turn must be of one of {len(self.buffers)} buffers, or 0")
+
+    def name(self, number: int, own: str) -> str:
+        """The buffer with this number in the course of the buffer `own`."""
+        return own if number == OWN else self.buffers[number - 1]
