@@ -11,7 +11,7 @@ from zsim.check.form import STARTS, Forms
 from zsim.check.ledger import Ledger
 from zsim.check.origin import told
 from zsim.check.placed import ANY, MIXED, NOTHING, OWN, REPLICATE, SHARD, UNTOLD, Rule, Source
-from zsim.layout import Layout
+from zsim.layout import Layout, Piece
 from zsim.operation import Copy, View
 from zsim.schedule import Buffer
 
@@ -28,6 +28,10 @@ class _Way:
     slot: View | None
 
 
+_Spot = tuple[int, Piece, int]
+"""The number of a piece in ascending order, the piece, and where the next one begins."""
+
+
 class ByParameter:
     """Takes one copy at a time; remembers what goes where between two buffers."""
 
@@ -36,6 +40,7 @@ class ByParameter:
         self.forms = forms
         self.needs = needs
         self.ways: dict[tuple[str, str], list[_Way]] = {}
+        self._spots: dict[str, dict[str, list[_Spot]]] = {}
 
     def copy(self, copy: Copy) -> None:
         """Take the placements along, and note what cannot be copied so."""
@@ -85,8 +90,10 @@ class ByParameter:
     def _whole(self, source: Buffer, target: Buffer, ways: list[_Way]) -> _Way | None:
         """All parameters as one, where both hold the same."""
         into, out_of = self._layout(target), self._layout(source)
+        if len(ways) != len(into.pieces) or len(ways) != len(out_of.pieces):
+            return None
         slots = {way.slot for way in ways}
-        if len(ways) != len(into.pieces) or len(ways) != len(out_of.pieces) or len(slots) > 1:
+        if len(slots) > 1:
             return None
         return _Way("", 0, out_of.elements, 0, into.elements, slots.pop() if slots else None)
 
@@ -103,12 +110,12 @@ class ByParameter:
             why = f"{source.name} is cut along {source.shard}, {target.name} along {target.shard}"
             self.ledger.note(name, "copies parts of parameters into other parts", (why,))
         pieces = {piece.parameter: piece for piece in out_of.pieces}
-        ordered = sorted(into.pieces, key=STARTS)
-        ends = [piece.start for piece in ordered[1:]] + [into.elements]
+        spots = self._spots_of(into)
+        shared = [spot for parameter in pieces for spot in spots.get(parameter, ())]
         found: list[_Way] = []
-        for index, (piece, end) in enumerate(zip(ordered, ends, strict=True)):
-            taken = pieces.get(piece.parameter)
-            if taken is None or not taken.size:
+        for index, piece, end in sorted(shared, key=_number):
+            taken = pieces[piece.parameter]
+            if not taken.size:
                 continue
             if source.shard is not None and (into.axis == source.shard or target.shard is not None):
                 mine = self.forms.own_part(out_of, taken)
@@ -121,8 +128,23 @@ class ByParameter:
                 slot = View(buffer=target.name, start=start, size=size, axis=source.shard)
             low = piece.start if index else 0
             found.append(_Way(piece.parameter, taken.start, taken.end, low, end, slot))
-        if not found and pieces.keys().isdisjoint(piece.parameter for piece in into.pieces):
+        if not shared:
             why = f"{source.name} and {target.name} have no parameter in common"
             self.ledger.note(name, why, (f"{source.layout} and {target.layout}",))
         self.ways[key] = found
         return found
+
+    def _spots_of(self, layout: Layout) -> dict[str, list[_Spot]]:
+        """Where the parameters of a layout are in it."""
+        if layout.name not in self._spots:
+            ordered = sorted(layout.pieces, key=STARTS)
+            ends = [piece.start for piece in ordered[1:]] + [layout.elements]
+            spots: dict[str, list[_Spot]] = {}
+            for index, (piece, end) in enumerate(zip(ordered, ends, strict=True)):
+                spots.setdefault(piece.parameter, []).append((index, piece, end))
+            self._spots[layout.name] = spots
+        return self._spots[layout.name]
+
+
+def _number(spot: _Spot) -> int:
+    return spot[0]

@@ -23,6 +23,7 @@ holds of every schedule that exists.
 Cost: one look at each piece and each persistent buffer.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 
@@ -77,11 +78,14 @@ def _inspect(layout: Layout) -> Iterator[Finding]:
             )
         if piece.end > end:
             end, before = piece.end, piece.parameter
-    for start in (layout.blocks or ())[1:]:
-        for piece in layout.pieces:
-            if piece.start < start < piece.end:
-                why = f"{piece.parameter} lies in two blocks"
-                yield _finding("", layout.name, why, f"a block begins at {start}")
+    begins = (layout.blocks or ())[1:]
+    cut: list[tuple[int, int, str]] = []
+    for number, piece in enumerate(layout.pieces if begins else ()):
+        inside = range(bisect_right(begins, piece.start), bisect_left(begins, piece.end))
+        cut += [(block, number, piece.parameter) for block in inside]
+    for block, _, parameter in sorted(cut):
+        why = f"{parameter} lies in two blocks"
+        yield _finding("", layout.name, why, f"a block begins at {begins[block]}")
     if layout.cuts and (layout.cuts[0], layout.cuts[-1]) != (0, layout.elements):
         first, last = layout.cuts[0], layout.cuts[-1]
         why = f"its cuts go from {first} to {last}, not from 0 to {layout.elements}"

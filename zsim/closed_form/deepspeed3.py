@@ -4,6 +4,9 @@ How often a parameter is gathered in a micro-batch follows from what is freed: a
 recorded order, unit by unit, forward and then backward.
 """
 
+from bisect import bisect_right
+from itertools import accumulate
+
 from zsim.model import Model, Parameter
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import WireBytes
@@ -56,6 +59,10 @@ def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
         for visit, parameters in enumerate(units)
         for parameter in sorted(parameters, key=lambda each: order[each.name])
     ]
+    visits: dict[str, list[int]] = {}
+    for visit, parameter in uses:
+        visits.setdefault(parameter.name, []).append(visit)
+    begins = list(accumulate((sum(each.elements for each in unit) for unit in units), initial=0))
     found = {each.name: 0 for each in model.parameters if each.elements > small}
     whole: dict[str, int] = {}
     seen = {each.name: -1 for each in model.parameters}
@@ -82,19 +89,11 @@ def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
             seen[parameter.name] = at
             room -= gather(parameter)
             place += 1
-        soon = _soon(units[visit + 1 :], options.stage3_max_reuse_distance)
+        near = begins[visit + 1] + options.stage3_max_reuse_distance
         for parameter in parameters:
-            if parameter.name not in soon and seen[parameter.name] <= visit + 1:
+            later = visits[parameter.name]
+            following = bisect_right(later, visit)
+            soon = following < len(later) and begins[later[following]] < near
+            if not soon and seen[parameter.name] <= visit + 1:
                 whole.pop(parameter.name, None)
-    return found
-
-
-def _soon(units: list[tuple[Parameter, ...]], distance: int) -> set[str]:
-    """Parameters of the units that begin within so many elements."""
-    found: set[str] = set()
-    for parameters in units:
-        if distance <= 0:
-            break
-        found |= {parameter.name for parameter in parameters}
-        distance -= sum(parameter.elements for parameter in parameters)
     return found
