@@ -368,11 +368,13 @@ def by_hand(flow: Flow) -> tuple[dict[str, torch.Tensor], Trained]:
     return trained.full_parameters(), trained
 
 
-def all_by_hand(
-    flows: list[Flow],
-) -> list[tuple[dict[str, torch.Tensor], dict[str, float], list[tuple[str, int]]]]:
-    """Flow after flow: parameters, what was observed, and the book of this rank."""
-    found: list[tuple[dict[str, torch.Tensor], dict[str, float], list[tuple[str, int]]]] = []
+OfRank = list[tuple[dict[str, torch.Tensor], dict[str, float], list[tuple[str, int]]]]
+"""Flow after flow: parameters, what was observed, and the book of a rank."""
+
+
+def all_by_hand(flows: list[Flow]) -> OfRank:
+    """What this rank has after each flow."""
+    found: OfRank = []
     for flow in flows:
         parameters, trained = by_hand(flow)
         book = [(entry.buffer, entry.change_bytes) for entry in trained.trace.ranks[0].book]

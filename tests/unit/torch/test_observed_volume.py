@@ -1,4 +1,5 @@
 from collections import defaultdict
+from functools import cache
 
 import pytest
 from tiny_training import Case, Result, all_by_schedule
@@ -48,11 +49,16 @@ def seen(result: Result, steps: int) -> set[WireBytes]:
     return found
 
 
+@cache
+def trained(ranks: int) -> tuple[list[Result], ...]:
+    """What each rank has after all cases: two tests look at it."""
+    with RankPool(ranks) as pool:
+        return pool.run(all_by_schedule, cases(ranks))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(ranks: int) -> None:
-    with RankPool(ranks) as pool:
-        by_rank = pool.run(all_by_schedule, cases(ranks))
-    for found in by_rank:
+    for found in trained(ranks):
         for case, result in zip(cases(ranks), found, strict=True):
             promised = case.schedule().contract.wire_bytes
             assert promised is not None
@@ -61,9 +67,7 @@ def test_what_is_handed_to_torch_is_the_closed_form_to_the_byte(ranks: int) -> N
 
 @pytest.mark.parametrize("ranks", [2])
 def test_the_trace_lists_what_the_observer_saw(ranks: int) -> None:
-    with RankPool(ranks) as pool:
-        found = pool.run(all_by_schedule, cases(ranks))[0]
-    for result in found:
+    for result in trained(ranks)[0]:
         total: defaultdict[str, int] = defaultdict(int)
         for transfer in result.trace.ranks[0].transfers:
             what = "scalar_wire" if transfer.scalar else "wire"

@@ -2,12 +2,13 @@
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_by_hand import ByHand, all_by_hand
+from sharded_by_hand import ByHand, OfRank, all_by_hand
 from sharded_net import Flow, by_plain_loop
 from torch import nn
 
@@ -58,14 +59,19 @@ CLUSTER = zsim_topologies.load("dgx_a100_infiniband")
 GRIDS = [(2, 1, None), (3, 1, None), (2, 2, None), (4, 1, 2), (1, 2, None)]
 
 
+@cache
+def trained(data: int, replicate: int, inner: int | None) -> tuple[OfRank, ...]:
+    """What each rank has after all flows: two tests look at it."""
+    with RankPool(data * replicate) as pool:
+        return pool.run(all_by_hand, flows(data, replicate, inner))
+
+
 @pytest.mark.parametrize(("data", "replicate", "inner"), GRIDS)
 def test_a_flow_of_gathers_in_place_trains_as_one_process_does(
     data: int, replicate: int, inner: int | None
 ) -> None:
-    cases = flows(data, replicate, inner)
-    with RankPool(data * replicate) as pool:
-        by_rank = pool.run(all_by_hand, cases)
-    for index, flow in enumerate(cases):
+    by_rank = trained(data, replicate, inner)
+    for index, flow in enumerate(flows(data, replicate, inner)):
         wanted = by_plain_loop(flow)
         for found in by_rank:
             parameters = found[index][0]
@@ -99,10 +105,8 @@ def expected_volume(flow: Flow) -> dict[str, float]:
 def test_memory_and_volume_are_those_of_the_schedule(
     data: int, replicate: int, inner: int | None
 ) -> None:
-    cases = flows(data, replicate, inner)
-    with RankPool(data * replicate) as pool:
-        by_rank = pool.run(all_by_hand, cases)
-    for index, flow in enumerate(cases):
+    by_rank = trained(data, replicate, inner)
+    for index, flow in enumerate(flows(data, replicate, inner)):
         (program,) = ByHand(flow).write().programs
         wanted = book(program, flow.steps)
         for found in by_rank:
