@@ -6,7 +6,7 @@ issued before is set aside in `forward`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import assert_never, cast
+from typing import Any, assert_never, cast
 
 from zsim.access import COMPUTE_ACCESS, accesses
 from zsim.operation import (
@@ -156,7 +156,7 @@ class Numbered:
         items: list[int] = []
         histories, memory = self.history, self.memory
         number = self._next
-        for operation in operations:
+        for operation in cast("Sequence[Any]", operations):  # to be told one by one costs as much
             items.append(number)
             if type(operation) is Allocate:  # three times as fast as isinstance, where it is not
                 history = histories.get(operation.buffer) or self._of(operation.buffer)
@@ -171,15 +171,21 @@ class Numbered:
                 if operation.uses:
                     self._free(number, operation)
             elif type(operation) in ACTIONS:
-                action = cast("HostAction", operation)
-                self.edges[number] = self._act(number, action)
-                if type(action) is Branch:
+                self.edges[number] = self._act(number, operation)
+                if type(operation) is Branch:
                     self._next = number + 1
-                    sides = self._number(action.then), self._number(action.otherwise)
+                    sides = self._number(operation.then), self._number(operation.otherwise)
                     self.sides[number] = sides
                     number = self._next - 1
             else:
-                self._run(number, cast("StreamOperation", operation))
+                stream = self._run(number, operation)
+                if type(operation) is Compute:
+                    self._compute(number, stream, operation)
+                else:
+                    if type(operation) not in MOVES:
+                        self.group[number] = operation.group
+                        self.communications.append(number)
+                    self._move(number, stream, operation)
             number += 1
         self._next = number
         return items
@@ -208,8 +214,8 @@ class Numbered:
             case _:
                 assert_never(operation)
 
-    def _run(self, number: int, operation: StreamOperation) -> None:
-        """Note where an operation of a stream stands, and what it waits for and touches."""
+    def _run(self, number: int, operation: StreamOperation) -> int:
+        """Note where an operation of a stream stands, and what it waits for: the stream."""
         stream = self.stream[number] = self._by_stream[operation.stream]
         entries = self.entries[stream]
         entries.append(number)
@@ -217,18 +223,15 @@ class Numbered:
         if operation.after:
             self.edges[number] = self._edges(number, operation.after)
         self.index[operation.id] = number
-        if type(operation) is Compute:
-            self.computes.append(number)
-            if operation.action is Action.UPDATE:
-                self.updates.append(number)
-            for buffer, code in self._computes(number, operation):
-                history = self.history.get(buffer) or self._of(buffer)
-                history.numbers.append(number)
-                history.codes.append(code)
-                if stream != history.home:
-                    history.away = True
-        else:
-            self._move(number, stream, cast("Movement", operation))
+        return stream
+
+    def _compute(self, number: int, stream: int, operation: Compute) -> None:
+        """Note what a segment does to its buffers."""
+        self.computes.append(number)
+        if operation.action is Action.UPDATE:
+            self.updates.append(number)
+        for buffer, code in self._computes(number, operation):
+            self._touch(number, stream, buffer, code)
 
     def _touch(self, number: int, stream: int, buffer: str, code: int) -> None:
         """Note what an operation does to a buffer."""
@@ -312,9 +315,6 @@ class Numbered:
 
     def _move(self, number: int, stream: int, operation: Movement) -> None:
         """What a copy, a fill or a communication does to its buffers."""
-        if type(operation) not in MOVES:
-            self.group[number] = cast("Communication | Together", operation).group
-            self.communications.append(number)
         match operation:
             case Copy() | AllGather() | ReduceScatter() | AllReduce() | Broadcast():
                 source, target = operation.source.buffer, operation.target.buffer

@@ -42,6 +42,7 @@ class Tensors:
         self.ledger = ledger
         self._agree: set[tuple[object, ...]] = set()
         self._seen: dict[tuple[int, int, tuple[str, ...]], tuple[View, View]] = {}
+        self._together: set[tuple[object, ...]] = set()
         self._windowed: set[tuple[Key, int]] = set()
         self._carried: dict[tuple[Key, Key, Where | None, How], Carried] = {}
         self._known: dict[tuple[int, int, Where | None, How], tuple[View, View, Carried]] = {}
@@ -142,6 +143,10 @@ class Tensors:
         where = self.ledger.contents.where(code)
         if where is None or not one.size:
             return
+        into = self.forms.program.by_name[other.buffer]
+        held = (_key(one), where, into.layout, into.shard, _key(other)[1:])
+        if held in self._together:
+            return
         mine, yours = self.form_of(one, where), self.form_of(other, None)
         if mine and yours and not self.forms.same(mine, yours):
             why = f"{one.buffer} and {other.buffer} hold different tensors"
@@ -150,6 +155,8 @@ class Tensors:
                 f"{other.buffer} has {yours[1]} of {yours[0]}",
             )
             self.ledger.note(operation, why, (*lines, *self.ledger.history(one)))
+        else:
+            self._together.add(held)  # both moments and the master of a parameter are alike
 
     def alike(self, operation: str, view: View, axes: tuple[str, ...]) -> None:
         """A finding if ranks along `axes` have different parts of a tensor in `view`."""
