@@ -95,8 +95,8 @@ def stages(model: Model, count: int) -> tuple[Stage, ...]:
     found = places(model, count)
     if found[-1] != count - 1:
         raise ModelError(
-            f"pipeline: {count} stages are more than the {found[-1] + 1} that the model's "
-            f"{len(model.units)} blocks fill"
+            f"parallel.pipeline: {count} stages are more than the {found[-1] + 1} that the "
+            f"{len(model.units)} blocks of the model fill"
         )
     _need_apart(model, found)
     made: list[Stage] = []
@@ -124,8 +124,8 @@ def _stage_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> 
             for name in segment.inputs:
                 if name not in known:
                     raise ModelError(
-                        f"pipeline: {unit.name} reads {name}, which the stage before it does not "
-                        "hand on"
+                        f"parallel.pipeline: {unit.name} reads {name}, which the stage before it "
+                        "does not hand on"
                     )
             known |= {value.name for value in segment.outputs}
     return replace(model, units=units, given=(given,) if given else ())
@@ -143,6 +143,6 @@ def _need_apart(model: Model, found: list[int]) -> None:
             other = owner.setdefault(parameter.name, stage)
             if other != stage:
                 raise ModelError(
-                    f"tied_embeddings: {parameter.name} would be on stages {other} and {stage} of "
-                    "the pipeline, and must be false"
+                    f"model.tied_embeddings: {parameter.name} would be on stages {other} and "
+                    f"{stage} of the pipeline, and must be false"
                 )

@@ -45,6 +45,7 @@ class Plan:
 
     Attributes:
         role: whose plan it is: the role that holds most.
+        roles: how many there are.
         ranks: world size.
         mesh: axes and their sizes.
         parameters: trained elements of the whole model.
@@ -57,6 +58,7 @@ class Plan:
     """
 
     role: str
+    roles: int
     ranks: int
     mesh: tuple[tuple[str, int], ...]
     parameters: int
@@ -76,6 +78,7 @@ def plan(schedule: Schedule, model: Model) -> Plan:
     host = next((pool.name for pool in schedule.pools if pool.place is Place.HOST), None)
     return Plan(
         role=program.role,
+        roles=len(schedule.programs),
         ranks=schedule.mesh.size,
         mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
         parameters=model.parameter_count,

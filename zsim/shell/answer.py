@@ -72,18 +72,21 @@ def _by_group(volumes: Iterable[WireBytes], *, scalar: bool) -> dict[str, dict[s
 def print_plan(title: str, plan: Plan) -> None:
     """`zsim plan`: what is held at the peak, and what is sent in a step."""
     mesh = " x ".join(f"{size} {axis}" for axis, size in plan.mesh)
+    whose, who = "each GPU", "every rank"
+    if plan.roles > 1:  # stages of a pipeline
+        whose, who = f"each GPU of {plan.role}, which holds most", f"every rank of {plan.role}"
     print(title)
     print_lines(
         [
             ("ranks", f"{plan.ranks}: {mesh}"),
             ("parameters", f"{plan.parameters:,}"),
-            ("model state", f"{format_bytes(plan.model_state_bytes)} on each GPU"),
+            ("model state", f"{format_bytes(plan.model_state_bytes)} on {whose}"),
             (
                 "peak memory",
                 f"{format_bytes(plan.peak.bytes)} on each GPU, at {plan.peak.operation}",
             ),
             *_host(plan),
-            ("operations", f"{plan.operations:,} in a step, on every rank"),
+            ("operations", f"{plan.operations:,} in a step, on {who}"),
         ]
     )
     memory = _table("held at the peak", "bytes", "")

@@ -88,7 +88,7 @@ def print_fit(found: Fit) -> None:
     refused = found.refused / found.without if found.without else 1.0
     wrong = len(found.wrong) / found.results if found.results else 0.0
     if found.not_begun:
-        print(f"{found.file}: {found.not_begun} rows without a result the trainer begins not")
+        print(f"{found.file}: the trainer begins no run of {found.not_begun} rows without a result")
     print(
         f"{found.file}: of {found.without} rows without a result that no successful row dominates "
         f"{found.refused} ({refused:.1%}) are predicted above the limit or within {NEAR:.0%} of "

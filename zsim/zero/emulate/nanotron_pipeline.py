@@ -26,7 +26,7 @@ from zsim.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.draft import COMPUTE, PIPELINE, Draft
 from zsim.zero.emulate.nanotron import STREAMS, Step, filled, holding, worst_case
-from zsim.zero.flow import SegmentVisit, UnitVisit, visits
+from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit, visits
 from zsim.zero.frame import Part, framed_parts, need_fitting
 from zsim.zero.passes import Held, Passes
 from zsim.zero.state import BucketState, write_setup
@@ -138,10 +138,11 @@ class _StageStep(Step):
         )
         once = visits(own, self.strategy)
         sent = None if stage.sent is None else own.loss
-        if sent is not None:  # it goes when it has been sent
+        if sent is not None:  # what forward made of it goes when it has been sent
+            made = Instance(sent.name, Made.FORWARD)
             for visit in once:
                 for part in visit.segments:
-                    part.ends = tuple(each for each in part.ends if each.value != sent.name)
+                    part.ends = tuple(each for each in part.ends if each != made)
         given = own.given[0] if own.given else None
         return _Slot(passes=passes, visits=once, given=given, sent=sent)
 
