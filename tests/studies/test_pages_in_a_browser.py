@@ -109,7 +109,11 @@ def test_the_page_of_a_study(opened: Opened, tmp_path: Path) -> None:
 
 
 def test_two_runs_that_differ_by_less_than_the_error_say_so(opened: Opened, tmp_path: Path) -> None:
-    for error, words in ((0.9, "it says nothing"), (1e-6, "more than the error"), (None, "nobody")):
+    for error, words in (
+        (0.9, "it says nothing"),
+        (1e-6, "more than the error"),
+        (None, "no measurement"),
+    ):
         path = tmp_path / f"{error}.html"
         path.write_text(render(study_page(drawn_study((5,), 3, full=0, error=error))), "utf-8")
         driver = opened(path)
