@@ -1,4 +1,4 @@
-"""Kernels that share a GPU with a collective: they take longer while it is there."""
+"""Kernels that share a GPU, with each other or with a collective: they take longer meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class Beside:
     """The kernels and collectives of one rank, from change to change.
 
     A collective is there from when the rank reached it, for it waits for its peers on the GPU.
+    Kernels of several streams get equal parts: each would fill the GPU alone, so both take as long
+    together as one after the other.
     """
 
     def __init__(self, agenda: Agenda, slowdown: Fraction) -> None:
@@ -53,7 +55,8 @@ class Beside:
         self._arm()
 
     def _factor(self) -> Fraction:
-        return self._slowdown if self._collectives else Fraction(1)
+        sharing = max(1, len(self._kernels))
+        return sharing * (self._slowdown if self._collectives else Fraction(1))
 
     def _advance(self) -> None:
         now = self.now_ps()

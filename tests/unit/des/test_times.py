@@ -142,6 +142,19 @@ def test_kernels_take_longer_while_a_collective_is_on_the_gpu() -> None:
     }
 
 
+def test_kernels_of_two_streams_share_the_gpu() -> None:
+    build = ScheduleBuilder.of("shared", data=1)
+    other = build.stream("other")
+    y, z = build.buffer("y", 1000), build.buffer("z", 100)
+    build.step.allocate(y, z)
+    build.step.fill("long", y.all, 0.0)
+    build.step.fill("short", z.all, 0.0, stream=other)
+    slow = replace(CLUSTER.gpu, slowdown_beside_collective=Fraction(3, 2))
+    # 4,000 ps and 400 ps of work: half of each picosecond is the short one's until it ends.
+    found = times(run(build.schedule(), replace(CLUSTER, gpu=slow)))
+    assert found == {"long": (0, 4400), "short": (0, 800)}
+
+
 def freed(mode: FreeMode) -> dict[str, tuple[int, int]]:
     """A buffer of the compute stream, used by a collective, is freed before more compute."""
     build = ScheduleBuilder.of("reuse", data=4)
