@@ -7,7 +7,7 @@ of its parameters. An allocator sees tensors, one by one: a course says when.
 from dataclasses import dataclass
 
 OWN = 0
-"""The buffer that has the course: the segment's workspace."""
+"""The segment's workspace, which the buffer that has the course stands for."""
 
 Turn = tuple[int, int, int]
 """Of which buffer, which of its tensors, and bytes: taken, or with a minus given back.

@@ -81,7 +81,7 @@ class Buffer:
     binds it when the operation that writes it returns, and drops it at `Free`. With `layout` the
     buffer holds that flat tensor, or with `shard` only the segment that the rank owns along that
     axis. One that `has_room` may be larger than the tensor, which then stands at its start. With a
-    `course` it is the workspace of a segment whose tensors are known one by one.
+    `course` it is the last one that is allocated before a segment runs whose tensors are known.
     """
 
     name: str

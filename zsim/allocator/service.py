@@ -1,8 +1,8 @@
 """A book passed on to an allocator, tensor by tensor where a course says which there are.
 
-A buffer is one request, served where the book has it. That of a workspace with a course is the
-tensors of the segment that runs then: they come and go as they do there, and those of the other
-buffers of the course with them, instead of where the book has these.
+A buffer is one request, served where the book has it. One with a course is allocated when a
+segment runs, whose tensors come and go as they do there, and those of the other buffers of the
+course with them, instead of where the book has these.
 """
 
 from collections import deque
@@ -66,10 +66,11 @@ class Service:
         """Allocate a buffer, or run its course; whether there was memory."""
         group: list[str] = []
         self._alive.setdefault(buffer.name, deque()).append(group)
-        if buffer.course is not None:
-            return self._run(buffer.name, buffer.course, buffer.home)
-        size = self._rest.get(buffer.name, size)
-        return not size or self._allocate(group, buffer.name, size, buffer.home)
+        course = buffer.course
+        size = self._rest.get(buffer.name, 0 if course is not None else size)
+        if size and not self._allocate(group, buffer.name, size, buffer.home):
+            return False
+        return course is None or self._run(buffer.name, course, buffer.home)
 
     def _allocate(self, group: list[str], name: str, size: int, stream: str) -> bool:
         self._count += 1

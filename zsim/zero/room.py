@@ -25,16 +25,20 @@ def room(
     """The buffer of a segment in the direction of its visit; no name if it is nothing.
 
     `saved` is the buffer of what it saves, where it saves something. Visits that save to different
-    buffers, those of micro-batches that are on their way at once, have different ones.
+    buffers, those of micro-batches that are on their way at once, have different ones. Where there
+    is none, the last buffer that is allocated before the segment runs has its course.
     """
     unit = model.units[visit.unit]
     segment, backward = unit.segments[part.segment], part.action is Action.BACKWARD
     size_bytes = segment.backward_workspace_bytes if backward else segment.forward_workspace_bytes
-    if not size_bytes:
-        return ""
     turns = segment.backward_course if backward else segment.forward_course
     buffers = (saved, *(_slopes(model, segment, operands) if backward else ()))
     course = Course(buffers=buffers, turns=turns) if turns else None
+    if not size_bytes:
+        last = saved if not backward else buffers[-1] if segment.inputs else ""
+        if last and draft.buffers[last].produced:
+            draft.buffers[last] = replace(draft.buffers[last], course=course)
+        return ""
     name = f"{unit.name}/workspace{part.segment}/{'backward' if backward else 'forward'}"
     for number in count():
         own = f"{name}/{number}" if number else name

@@ -8,10 +8,14 @@ from fully_sharded import sharded
 from live_storages import LiveStorages
 from torch import nn
 
+from zsim.allocator import book
+from zsim.allocator.caching import CachingAllocator
+from zsim.allocator.service import Service
 from zsim.architecture import GPT
 from zsim.rule import Adam
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.strategy import Strategy
+from zsim.transformer import transformer as described_transformer
 from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.ranks import RankPool
@@ -82,10 +86,22 @@ def emulated(run: Run) -> int:
     return peak
 
 
-def test_the_book_is_what_lives_in_fully_shard() -> None:
+def by_tensors(run: Run) -> int:
+    """Peak of what an allocator is asked for, tensor by tensor."""
+    model = described_transformer(SHAPE, micro_batch_size=run.sequences)
+    strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(), emulate=run.options)
+    (program,) = schedule(model, strategy).programs
+    allocator = CachingAllocator()
+    entries = book(program, STEPS)
+    lines = list(Service(allocator, program, "device").course(entries))
+    assert len(lines) == len(entries)
+    return allocator.figures()["requested_bytes.all.peak"]
+
+
+def test_the_book_and_its_tensors_are_what_lives_in_fully_shard() -> None:
     """With more tokens backward of a block frees what it saved while it makes gradients.
 
-    The book has all of both: its operations are as long as a segment.
+    The book has all of both: its operations are as long as a segment. Tensors do not.
     """
     bounds = {
         Run(1, FSDP2(reshard_after_forward=True)): 0.02,
@@ -98,4 +114,5 @@ def test_the_book_is_what_lives_in_fully_shard() -> None:
         found = {run: min(pool.run(measured, run)) for run in bounds}
     for run, lives in found.items():
         assert emulated(run) == pytest.approx(lives, rel=bounds[run]), run
+        assert by_tensors(run) == pytest.approx(lives, rel=0.005), run
     assert len(set(found.values())) == len(found)
