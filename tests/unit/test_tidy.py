@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE_FOLDERS = ("zsim", "backends", "topologies", "scenarios")
+TEST_FOLDERS = ("tests", "benchmarks", "examples")
 NAMELESS = {"util", "utils", "helpers", "common", "misc", "manager", "base"}
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 400
@@ -145,6 +146,17 @@ def test_the_checkout_is_tidy() -> None:
     sources = sources_of_the_checkout()
     assert {package_of(path) for path in sources} >= {"zsim", "zsim_null", "zsim_des", "zsim_torch"}
     assert "\n".join(findings(sources)) == ""
+
+
+def test_no_test_is_in_a_long_file() -> None:
+    paths = [path for each in TEST_FOLDERS for path in (ROOT / each).rglob("*.py")]
+    assert paths
+    found = [
+        line
+        for path in paths
+        for line in long_files(PurePosixPath(path.relative_to(ROOT)), path.read_text("utf-8"))
+    ]
+    assert "\n".join(found) == ""
 
 
 def function_of(line_count: int) -> str:
