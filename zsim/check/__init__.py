@@ -21,8 +21,8 @@ from zsim.check import (
     volume,
 )
 from zsim.check.finding import Finding
-from zsim.check.garbage import uncollected
 from zsim.check.subject import Subject
+from zsim.garbage import uncollected
 from zsim.model import Model
 from zsim.schedule import Schedule
 

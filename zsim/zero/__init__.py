@@ -5,6 +5,7 @@ has the orders of other runtimes. Nothing here knows a clock, a cluster or a num
 the sizes of the axes.
 """
 
+from zsim.garbage import uncollected
 from zsim.model import Model, ModelError
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1
@@ -36,6 +37,12 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     if strategy.emulate is not None and not model.parameters:
         raise ModelError("parameters: none; only zsim's own stages take such a model")
+    with uncollected():
+        return _made(model, strategy)
+
+
+def _made(model: Model, strategy: Strategy) -> Schedule:
+    """The schedule of zsim's own stages, or of the runtime that is emulated."""
     match strategy.emulate:
         case None:
             return own.schedule(model, strategy)

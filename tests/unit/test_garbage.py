@@ -1,11 +1,11 @@
-"""The collector of cycles waits while a proof is made, and then is as it was."""
+"""The collector of cycles waits while a schedule is made or proved, and then is as it was."""
 
 import gc
 from contextlib import suppress
 
 import pytest
 
-from zsim.check.garbage import uncollected
+from zsim.garbage import uncollected
 
 
 @pytest.mark.parametrize("was_on", [True, False])

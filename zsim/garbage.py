@@ -1,0 +1,26 @@
+"""No garbage collection while a schedule is made or proved.
+
+Both make many small values that last until the end, and next to no cycles: the collector would go
+through all of them, and through schedule and model, again and again, and find nothing. Of a proof
+of 1,000 layers that is a fifth of the time, of making and proving 1,000 micro-batches a tenth.
+"""
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Generator[None]:
+    """The collector of cycles waits, and goes on afterwards if it was on before.
+
+    It is one for the process: other threads wait for it too, and of two at a time the first that
+    ends lets it go on.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
