@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 from exact_training import STEPS, cluster, trained
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from zsim.architecture import Llama
 from zsim.backend import Job
@@ -13,7 +15,7 @@ from zsim.check import check
 from zsim.model import Model, ModelError
 from zsim.operation import Action, Allocate, Compute, Free, Operation, Receive, Send
 from zsim.pipeline import in_blocks, places
-from zsim.plan import wire_bytes
+from zsim.plan import plan, wire_bytes
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.schedule import Kind, Program, Schedule
@@ -74,6 +76,34 @@ def test_stages_train_what_one_process_does_and_are_proved(
     assert check(made, model) == ()
     result = trained(made, model, train(model, strategy, STEPS))
     assert result.is_right, result
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.DataObject) -> None:
+    strategy = Strategy(
+        stage=data.draw(st.sampled_from([0, 1])),
+        data=data.draw(st.integers(1, 2)),
+        tensor=data.draw(st.integers(1, 2)),
+        pipeline=data.draw(st.integers(2, 5)),
+        gradient_accumulation_steps=data.draw(st.integers(1, 5)),
+        precision=data.draw(st.sampled_from(Precision)),
+        clip_norm=data.draw(st.sampled_from([None, 1.0])),
+        checkpointing=data.draw(st.sampled_from(Checkpointing)),
+        emulate=data.draw(st.sampled_from([Nanotron(), CUT, KEPT])),
+    )
+    model = model_of(strategy, replace(SHAPE, layers=data.draw(st.integers(4, 5))))
+    made = schedule(model, strategy)
+    assert check(made, model) == ()
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
+
+
+def test_a_plan_is_that_of_the_stage_that_holds_most() -> None:
+    strategy = strategy_of(2, 2)
+    model = model_of(strategy)
+    found = plan(schedule(model, strategy), model)
+    assert (found.role, found.roles, found.mesh[0]) == ("stage0", 2, ("pipeline", 2))
 
 
 def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
