@@ -12,7 +12,7 @@ run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
 
 test: lint  ## everything that has to pass, a file at a time on each of two cores
-	@.venv/bin/pytest --numprocesses 2 --dist loadfile
+	@.venv/bin/pytest --numprocesses 2 --dist loadfile --hypothesis-profile ci
 
 test-long: .venv/installed  ## thirty mutants of every operator, on every stage and runtime: the table of what is found
 	@.venv/bin/pytest -m long -rP
