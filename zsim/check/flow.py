@@ -13,7 +13,7 @@ from zsim.check.content import Content, What
 from zsim.check.exchange import Exchange
 from zsim.check.finding import Finding
 from zsim.check.form import Forms
-from zsim.check.ledger import Ledger
+from zsim.check.ledger import VALUE, Ledger
 from zsim.check.optimizer import Optimizer
 from zsim.check.placed import (
     ANY,
@@ -30,7 +30,7 @@ from zsim.check.placed import (
 from zsim.check.routine import Made, Routine, Routines
 from zsim.check.segment import Segments
 from zsim.check.signature import Signatures
-from zsim.check.subject import NumberedProgram, Subject
+from zsim.check.subject import STEP, NumberedProgram, Subject
 from zsim.check.tensor import Tensors
 from zsim.check.where import Where
 from zsim.numbered import Numbered
@@ -64,6 +64,11 @@ TRAINED = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
 STATES_MAX = 16
 """Different contents of persistent buffers from which a step is gone through."""
 
+UNFOLLOWED = (
+    f"each of {STATES_MAX} steps leaves other values behind than the steps before it, and more "
+    "are not gone through"
+)
+
 
 def findings(subject: Subject) -> list[Finding]:
     """Every value that is not what its reader needs; a second look tells where it comes from."""
@@ -87,12 +92,16 @@ def _through(subject: Subject, exchange: Exchange, *, tells: bool) -> list[Findi
         walk = _Walk(subject, each, exchange, tells=tells)
         begun: set[tuple[object, ...]] = set()
         waiting = walk.part(each.setup, walk.beginning())
-        while waiting and len(begun) < STATES_MAX:
+        while waiting:
             values = waiting.pop()
             state = values.state(each.program.persistent, walk.counted)
-            if state not in begun:
-                begun.add(state)
-                waiting += walk.part(each.step, values)
+            if state in begun:
+                continue
+            if len(begun) == STATES_MAX:
+                walk.ledger.note(STEP, UNFOLLOWED, (), VALUE)
+                break
+            begun.add(state)
+            waiting += walk.part(each.step, values)
         found += walk.ledger.found.values()
     return found
 

@@ -19,7 +19,8 @@ branches:
   the order that it makes, where layouts say which they are, or what was written there before.
 
 The step starts from what setup leaves; if it leaves other placements behind than it found, it is
-gone through once more from those.
+gone through once more from those, up to sixteen times; values that still change then are a finding
+of `value`.
 
 Assumed: ranks along the data axes of the contract see different data, ranks along other axes hold
 slices or copies of parameters as their layouts say, and what a segment writes is Partial where its

@@ -7,6 +7,7 @@ import pytest
 from mutation import changed, edited, moved, twice, without
 
 from zsim.architecture import GPT
+from zsim.builder import ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.gpt import gpt
 from zsim.model import Model
@@ -216,3 +217,23 @@ def test_it_is_found_on_one_rank_and_without_the_model_too(
     made, _ = job(stage=2, data=1, precision=Precision.BF16, clip_norm=1.0)
     assert check(made) == ()
     assert value(spoil(made), None)
+
+
+def handed_on(count: int) -> tuple[Finding, ...]:
+    """Each step hands what so many buffers hold to the one before: values go on for that long."""
+    build = ScheduleBuilder.of("handed on", data=2)
+    held = [build.buffer(f"held{place}", 2, persistent=True) for place in range(count)]
+    build.setup.allocate(*held)
+    for place, each in enumerate(held):
+        build.setup.fill(f"begin{place}", each.all, 0.0)
+    for place in range(count - 1):
+        build.step.copy(f"hand_on{place}", held[place + 1].all, held[place].all)
+    build.step.fill("new", held[-1].all, 1.0)
+    return check(build.schedule())
+
+
+def test_a_step_that_is_not_gone_through_to_the_end_is_no_proof() -> None:
+    assert not handed_on(4)
+    (finding,) = handed_on(40)
+    assert (finding.invariant, finding.operation) == ("value", "step")
+    assert "16 steps" in finding.why
