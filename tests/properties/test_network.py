@@ -102,7 +102,7 @@ def predicted(
 
 
 @given(st.integers(1, 3), st.integers(2, 4), st.data())
-@settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_collectives_end_when_chunks_that_take_turns_would(
     first: int, second: int, data: st.DataObject
 ) -> None:

@@ -31,8 +31,9 @@ class Case:
         return [str(folder / word) if word in names else word for word in self.words]
 
 
-LETTERS = ("", "x", "\x00", "\u202e", "\ud800", "x" * 100_000, "1 GB", "nan", "../..", "/dev/full")
-LETTERS += ("1e99999999 GB", "1e99999999", "1/3")
+WORDS = ("", "x", "\x00", "\u202e", "\ud800", "x" * 100_000, "nan", "../..", "/dev/full")
+QUANTITIES = ("1 GB", "1e99999999 GB", "1e99999999", "1/3")
+LETTERS = WORDS + QUANTITIES
 NUMBERS = (0, -1, 100, 10**5, 2**31, 2**53 + 1, 2**60, 2**63, 10**30, -(10**30), 0.5, 1e18, 1e60)
 UNDEFINED = (-0.0, 1e-320, 1e308, float("inf"), float("-inf"), float("nan"))
 
