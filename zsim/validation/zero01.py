@@ -9,7 +9,9 @@ nanotron).
 Which way a row is was inferred from peaks at tensor 16 and 32, where the ways differ by a factor of
 two: rows of the smallest model are all-reduces, those of the others reduce-scatters that keep what
 they gather. That is one bit for each model, of sweeps that judge as of those that fit. A run that
-does not fit so was made in the next way that needs less.
+does not fit so was made in the next way that needs less. Rows with a pipeline whose tensor ranks
+span nodes have the trainer's default, which gathers again: so say those of 3B and 80B, which may be
+fitted.
 """
 
 from collections.abc import Mapping
@@ -47,6 +49,9 @@ STEPS = 1
 """Steps of a pipeline that are simulated, which takes long: the host waits at the end of each, so
 that the first takes as long as others, and as much memory where there is enough."""
 
+A_NODE = 8
+"""GPUs of a node."""
+
 SMALLEST = "1B"
 """The model whose rows are all-reduces."""
 
@@ -69,6 +74,8 @@ def _ways(row: Row) -> tuple[dict[str, object], ...]:
     """Options of nanotron, the first way first; with one rank all are the same."""
     if whole(row, "tp") == 1:
         return (ALL_REDUCE,)
+    if whole(row, "pp") > 1 and whole(row, "tp") > A_NODE:
+        return (AGAIN,)
     return (ALL_REDUCE, KEPT, AGAIN) if row["model_size"] == SMALLEST else (KEPT, AGAIN)
 
 
