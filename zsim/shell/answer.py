@@ -1,6 +1,7 @@
 """What commands print: one JSON object, or a few lines with the answer first."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -22,22 +23,24 @@ def print_json(found: object) -> None:
 
 NAME_WIDTH = 23
 LINE_WIDTH = 100
+NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=[A-Za-z])")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Names and what they are, in two columns."""
+    """Names and what they are, in two columns; a number and its unit stay on one line."""
     indent = " " * (NAME_WIDTH + 1)
     for name, text in lines:
         first = f"{name:<{NAME_WIDTH}} "
         print(
             fill(
-                text,
+                NUMBER_AND_UNIT.sub(NO_BREAK, text),
                 LINE_WIDTH,
                 initial_indent=first,
                 subsequent_indent=indent,
                 break_long_words=False,
                 break_on_hyphens=False,
-            )
+            ).replace(NO_BREAK, " ")
         )
 
 
