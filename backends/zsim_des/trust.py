@@ -28,6 +28,8 @@ WORDS = {
     "ranks": "{:,} GPUs",
     "parameters": "{:,} parameters",
 }
+AXES = {"tensor": "tensor degree {:,}", "pipeline": "{:,} stages of a pipeline"}
+"""Axes that runs which constants of training are fitted to do not have: they are all FSDP."""
 
 
 def trust(job: Job) -> str:
@@ -92,4 +94,5 @@ def _outside(job: Job, evidence: Evidence) -> list[str]:
         span: Span = getattr(evidence, name)
         if name in asked and asked[name] not in span:
             found.append(WORDS[name].format(asked[name]))
-    return found
+    axes = ((axis.size, AXES.get(axis.name)) for axis in job.schedule.mesh.axes)
+    return found + [words.format(size) for size, words in axes if words and size > 1]

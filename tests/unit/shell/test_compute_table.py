@@ -33,6 +33,22 @@ def test_fitted_constants_change_times_and_what_is_to_be_trusted(
     assert "rates" in str(plain["trust"])
 
 
+def test_axes_that_no_fitted_run_had_are_outside_what_is_to_be_trusted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trust: dict[tuple[str, ...], str] = {}
+    for axes in ((), ("tensor=2",), ("tensor=2", "pipeline=4")):
+        cut = [word for axis in axes for word in ("--set", f"parallel.{axis}")]
+        emulated = ["--set", "zero.emulate=nanotron", "--set", "zero.stage=1"]
+        assert answer(["run", "llama2_7b", *emulated, *cut, "--no-check", "--json"]) == 0
+        trust[axes] = json.loads(capsys.readouterr().out)["trust"]
+    assert "inside the range fitted" in trust[()]
+    assert "outside the range fitted: tensor degree 2;" in trust["tensor=2",]
+    both = trust["tensor=2", "pipeline=4"]
+    assert "tensor degree 2" in both
+    assert "4 stages of a pipeline" in both
+
+
 def test_constants_that_do_not_ship_are_refused_with_those_that_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
