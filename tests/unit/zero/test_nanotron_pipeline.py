@@ -61,6 +61,15 @@ def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
         (replace(strategy_of(2, 3, CUT), data=2, tensor=2), SHAPE),
         # More stages than matrices: the cast has one of its own, and the loss, without parameters.
         (replace(strategy_of(6, 6), data=2), replace(SHAPE, layers=2, vocab_size=160)),
+        # The last stage has nothing to update, and no norm to wait for.
+        (
+            replace(strategy_of(6, 2), clip_norm=None),
+            replace(SHAPE, layers=2, vocab_size=160),
+        ),
+        (
+            replace(strategy_of(6, 2), stage=0, clip_norm=None, precision=Precision.FP16),
+            replace(SHAPE, layers=2, vocab_size=160),
+        ),
         (replace(strategy_of(3, 2, KEPT), stage=0, tensor=2, precision=Precision.FP16), SHAPE),
         (
             replace(strategy_of(4, 2), precision=Precision.FP32, checkpointing=Checkpointing.FULL),

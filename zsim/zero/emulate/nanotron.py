@@ -22,6 +22,7 @@ from zsim.operation import (
     Copy,
     Fill,
     Reduction,
+    StreamOperation,
     Together,
     View,
 )
@@ -376,4 +377,14 @@ class Step:
         after = tuple(dict.fromkeys(self._written))
         Ending(draft, strategy, trained, measured_after=after, updated=updated).write()
         # Every step is logged, and the loss read for that (`iteration_step_info_interval` is 1).
-        draft.host_wait(last or f"{draft.prefix}/norm/reduce")
+        if not last and strategy.clip_norm is not None:  # a stage without parameters
+            last = f"{draft.prefix}/norm/reduce"
+        draft.host_wait(last or self.made())
+
+    def made(self) -> str:
+        """The last operation of the compute stream so far."""
+        return next(
+            each.id
+            for each in reversed(self.draft.operations)
+            if isinstance(each, StreamOperation) and each.stream == COMPUTE
+        )

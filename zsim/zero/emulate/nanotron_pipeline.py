@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from zsim.mesh import Span
 from zsim.model import Model, Segment, Unit, Value
-from zsim.operation import Receive, Send, StreamOperation
+from zsim.operation import Receive, Send
 from zsim.pipeline import Stage, stages
 from zsim.runtime.nanotron import Nanotron
 from zsim.schedule import Kind, Schedule
@@ -224,7 +224,7 @@ class _StageStep(Step):
     def _send(self, buffer: str, value: Value, offset: int) -> None:
         """Send `buffer`, of the form of `value`, once it is there, and give its memory back."""
         draft = self.draft
-        draft.host_wait(self._made(), f"send/{buffer}/wait")
+        draft.host_wait(self.made(), f"send/{buffer}/wait")
         draft.add(
             Send(
                 id=draft.path(f"send/{buffer}"),
@@ -236,14 +236,6 @@ class _StageStep(Step):
             )
         )
         draft.free(buffer)
-
-    def _made(self) -> str:
-        """The last operation of the compute stream."""
-        return next(
-            each.id
-            for each in reversed(self.draft.operations)
-            if isinstance(each, StreamOperation) and each.stream == COMPUTE
-        )
 
     def _receive(self, buffer: str, value: Value, offset: int) -> None:
         """Take memory for `buffer`, of the form of `value`, and what is sent into it."""
