@@ -8,6 +8,7 @@ heads as queries). Norm, logits, their cast and the loss are blocks of their own
 may be left with the loss alone, and is sent logits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.model import BATCH, Model, ModelError, Segment, Unit, Value
@@ -75,7 +76,20 @@ def cost(model: Model, index: int) -> int:
 
 def places(model: Model, count: int) -> list[int]:
     """The stage of each unit."""
+    return _dealt([cost(model, index) for index in range(len(model.units))], count)
+
+
+def fewest_layers(model: Model, layers: int, count: int) -> int:
+    """The fewest layers, of the `layers` of `model` behind its first unit, that fill the stages."""
     costs = [cost(model, index) for index in range(len(model.units))]
+    return next(
+        few
+        for few in range(1, layers + 1)
+        if _dealt(costs[: 1 + few] + costs[1 + layers :], count)[-1] == count - 1
+    )
+
+
+def _dealt(costs: Sequence[int], count: int) -> list[int]:
     total, so_far, stage = sum(costs), 0, 0
     found: list[int] = []
     for each in costs:

@@ -8,6 +8,7 @@ from zsim.backend import Job
 from zsim.footprint import Footprint, depends_on_time, states_alone
 from zsim.largest import Largest, Tried, largest
 from zsim.moment import moment
+from zsim.pipeline import fewest_layers
 from zsim.shell.answer import print_json, print_lines
 from zsim.shell.lack import alive_text, lack_object
 from zsim.shell.memory import footprint_of
@@ -76,11 +77,12 @@ def answer_of(name: str, scenario: "Scenario", *, ranks: int | None = None) -> A
         job = jobs.of({})
         assert job.model.architecture is not None  # a model that is not parameters alone has one
         simulated = depends_on_time(job.schedule)
+        layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
         found = largest(
             lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
-            start=min(job.model.architecture.layers, most),
-            smallest=1,
+            start=min(layers, most),
+            smallest=fewest_layers(job.model, layers, scenario.parallel.pipeline),
             most=most,
             digits=SIMULATED_DIGITS if simulated else None,
         )

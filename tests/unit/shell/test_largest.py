@@ -72,6 +72,21 @@ def test_a_model_of_which_nothing_fits_is_a_no(capsys: pytest.CaptureFixture[str
     assert "not even the smallest fits" in capsys.readouterr().out
 
 
+def test_no_model_is_tried_that_leaves_a_stage_of_the_pipeline_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = ['cluster.gpu_memory="1 kB"', "zero.stage=1", "zero.emulate=nanotron"]
+    changes += ["parallel.pipeline=7", "zero.bucket_elements=500_000_000"]
+    settings = [word for change in changes for word in ("--set", change)]
+    assert answer(["largest", "tiny_llama", *settings]) == 1
+    out = capsys.readouterr().out
+    few = int(out.split("the next size")[1].split()[0])
+    assert 1 < few <= 3
+    less = ["run", "tiny_llama", *settings, "--set", f"model.layers={few - 1}"]
+    assert answer(less) == 2
+    assert "7 stages are more than the" in capsys.readouterr().err
+
+
 def test_a_schedule_has_no_largest_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
