@@ -72,6 +72,12 @@ def runs_of(folder: Path) -> dict[str, list[Published]]:
     return found
 
 
+def not_read(folder: Path) -> list[str]:
+    """Tables in `folder` whose form is not known, to any command."""
+    known = {*TABLES, *measured.READERS, *kernel_rows.READERS, *LINK_TABLES}
+    return sorted(path.name for path in folder.glob("*.csv") if path.stem not in known)
+
+
 def _found(folder: Path, names: Collection[str]) -> list[Path]:
     """Files in `folder` that are called so; at least one."""
     if not folder.is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from zsim.calibration.validate import Errors
 from zsim.shell.answer import print_json
 from zsim.shell.errors import errors_cells, errors_object
-from zsim.shell.measured import published_runs
+from zsim.shell.measured import not_read, published_runs
 from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.prediction import forecasts
@@ -43,11 +43,13 @@ def validate_training(
         files = {each.file: verdict_object(each) for each in verdicts}
         for name, fit in fits.items():
             files[name]["fit"] = fit_object(fit)
-        print_json({"files": files})
+        print_json({"files": files, "not_read": not_read(folder)})
     else:
         print_verdicts(verdicts)
         for fit in fits.values():
             print_fit(fit)
+        if unread := not_read(folder):
+            print(f"not read, of a form that is not known: {', '.join(unread)}")
     if picture is not None:
         drawn = [each for each in verdicts if each.comparisons]
         if not drawn:
