@@ -37,6 +37,30 @@ class Course:
         numbers = [turn[0] for turn in self.turns]
         if numbers and not 0 <= min(numbers) <= max(numbers) <= len(self.buffers):
             raise CourseError(f"course: a turn must be of one of {len(self.buffers)} buffers, or 0")
+        self._need_balance()
+
+    def _need_balance(self) -> None:
+        """Return if tensors are taken once at a time, and given back as large as they were taken.
+
+        Those of other buffers may be given back that an earlier course took, own ones may not.
+
+        Raises:
+            CourseError: one is not.
+        """
+        held: dict[tuple[int, int], int] = {}
+        for number, tensor, size in self.turns:
+            key = (number, tensor)
+            if size > 0:
+                if key in held:
+                    raise CourseError(f"course: tensor {tensor} of buffer {number} is taken twice")
+                held[key] = size
+            elif size < 0:
+                taken = held.pop(key, 0 if number == OWN else -size)
+                if taken != -size:
+                    raise CourseError(
+                        f"course: tensor {tensor} of buffer {number} gives back {-size} bytes "
+                        f"where {taken} were taken"
+                    )
 
     def name(self, number: int, own: str) -> str:
         """The buffer with this number in the course of the buffer `own`."""

@@ -137,5 +137,11 @@ def test_what_is_beside_the_tensors_of_a_course_is_a_request_where_the_book_has_
 def test_a_course_that_cannot_be_is_refused() -> None:
     with pytest.raises(CourseError, match="a turn must be of one of 1 buffers, or 0"):
         Course(buffers=("s",), turns=((2, 0, 1),))
+    with pytest.raises(CourseError, match="tensor 3 of buffer 0 gives back 2 bytes where 1 were"):
+        Course(buffers=(), turns=((0, 3, 1), (0, 3, -2)))
+    with pytest.raises(CourseError, match="tensor 3 of buffer 0 gives back 2 bytes where 0 were"):
+        Course(buffers=(), turns=((0, 3, -2),))
+    with pytest.raises(CourseError, match="tensor 0 of buffer 1 is taken twice"):
+        Course(buffers=("s",), turns=((1, 0, 5), (1, 0, 5)))
     with pytest.raises(ScheduleError, match="buffer f: course: s must be a buffer of its pool"):
         served("fF", buffer("f", 1, Course(buffers=("s",), turns=())))
