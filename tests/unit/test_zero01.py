@@ -106,8 +106,9 @@ def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() ->
     small = run_of(model_size="1B")
     assert [mode(way) for way in small.ways] == [("all_reduce", True), kept, again]
     assert len(run_of(tp="1", dp="8", grad_accum="2").ways) == 1
-    across = run_of(pp="2", tp="16")
+    across, within = run_of(pp="2", tp="16"), run_of(pp="2", model_size="1B")
     assert [mode(way) for way in across.ways] == [again]
+    assert [mode(way) for way in within.ways] == [kept, again]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def print_json(found: object) -> None:
 
 NAME_WIDTH = 23
 LINE_WIDTH = 100
-NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=[A-Za-z])")
+NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[kMGTPEmunp]?(?:B|s)|[kMGTPE]?FLOP/s|tokens/s)\b)")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 

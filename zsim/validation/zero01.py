@@ -9,9 +9,9 @@ nanotron).
 Which way a row is was inferred from peaks at tensor 16 and 32, where the ways differ by a factor of
 two: rows of the smallest model are all-reduces, those of the others reduce-scatters that keep what
 they gather. That is one bit for each model, of sweeps that judge as of those that fit. A run that
-does not fit so was made in the next way that needs less. Rows with a pipeline whose tensor ranks
-span nodes have the trainer's default, which gathers again: so say those of 3B and 80B, which may be
-fitted.
+does not fit so was made in the next way that needs less. With a pipeline none is all-reduces, and
+those whose tensor ranks span nodes have the trainer's default, which gathers again: so say rows of
+3B and 80B, which may be fitted.
 """
 
 from collections.abc import Mapping
@@ -74,8 +74,8 @@ def _ways(row: Row) -> tuple[dict[str, object], ...]:
     """Options of nanotron, the first way first; with one rank all are the same."""
     if whole(row, "tp") == 1:
         return (ALL_REDUCE,)
-    if whole(row, "pp") > 1 and whole(row, "tp") > A_NODE:
-        return (AGAIN,)
+    if whole(row, "pp") > 1:
+        return (AGAIN,) if whole(row, "tp") > A_NODE else (KEPT, AGAIN)
     return (ALL_REDUCE, KEPT, AGAIN) if row["model_size"] == SMALLEST else (KEPT, AGAIN)
 
 
