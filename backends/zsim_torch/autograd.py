@@ -10,15 +10,22 @@ At backward the handle is bound to the buffer that holds the parameter then. So 
 for forward can be freed, and the one gathered for backward is another.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple, Never
+from unittest.mock import patch
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
 from torch.func import functional_call
+from torch.utils.checkpoint import CheckpointFunction
 
+from zsim_torch.absent import AbsentParameterError, LeftMemory
 from zsim_torch.unit import TorchUnit
+
+RECOMPUTE_INSTEAD: Final = "let the schedule recompute the unit (checkpointing full)"
 
 
 class UnitRunError(RuntimeError):
@@ -37,6 +44,10 @@ class _Enter(torch.autograd.Function):
     def backward(ctx: object, *gradients: torch.Tensor) -> tuple[None, None]:
         """Never reached: gradients are taken at this node's edge."""
         return None, None
+
+
+_ENTERED: Final = f"{_Enter.__name__}Backward"
+"""How autograd calls the node of an entered tensor."""
 
 
 def _enter(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,11 +87,14 @@ class _Saving:
         self.unit = unit.name
         self.views: Sequence[torch.Tensor] | None = None
         self.windows: dict[int, list[tuple[int, int, int]]] = {}
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for index, view in enumerate(views):
             if view.numel():
                 start = int(view.storage_offset())
-                pointer = view.untyped_storage().data_ptr()
+                storage = view.untyped_storage()
+                pointer = storage.data_ptr()
                 self.windows.setdefault(pointer, []).append((start, start + view.numel(), index))
+                self._storages[pointer] = weakref.ref(storage)
 
     def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
         """A handle for a part of a parameter, anything else as it is."""
@@ -110,6 +124,16 @@ class _Saving:
         view = self.views[packed.parameter]
         offset = view.storage_offset() + packed.offset
         return view.as_strided(packed.size, packed.stride, offset)
+
+    def watch(self, views: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
+        """Refuse reads of memory that held the parameters in forward, while they are in `views`.
+
+        Such memory lives on where somebody kept it or the schedule has not freed it yet. Both are
+        rare: most backwards run without the mode, which makes calls of torch in Python slower.
+        """
+        there = {pointer for pointer, storage in self._storages.items() if storage() is not None}
+        there -= {view.untyped_storage().data_ptr() for view in views}
+        return LeftMemory(there) if there else nullcontext()
 
 
 class _Output(NamedTuple):
@@ -151,12 +175,64 @@ def call(
     return _outputs(unit, functional_call(unit.module, named, tuple(inputs)))
 
 
+@contextmanager
+def _forward_of(unit: TorchUnit) -> Generator[None]:
+    """Refuse inside what a forward of `unit` must not do.
+
+    It must not read parameters that the schedule does not give it, and not run a checkpoint of
+    torch that calls a backward inside the backward of the unit. Autograd refuses the latter too,
+    but not where no input of the checkpoint has a gradient: its parameters would have none either.
+
+    Raises:
+        UnitRunError: it does.
+    """
+
+    def refuse(*_: object) -> Never:
+        raise UnitRunError(
+            f"unit {unit.name}: torch.utils.checkpoint runs part of it again at backward; "
+            f"{RECOMPUTE_INSTEAD}"
+        )
+
+    try:
+        with patch.object(CheckpointFunction, "forward", refuse):
+            yield
+    except AbsentParameterError as error:
+        raise UnitRunError(
+            f"unit {unit.name}: its forward reads {error.what}, which is not given to it: "
+            "another unit's, or one that a function kept?"
+        ) from error
+
+
+@contextmanager
+def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[None]:
+    """Bind the parameters of a unit to `views`, and refuse all other reads of them.
+
+    Raises:
+        UnitRunError: there is one.
+    """
+    assert record.saving is not None
+    record.saving.views = views
+    try:
+        with record.saving.watch(views):
+            yield
+    except AbsentParameterError as error:
+        raise UnitRunError(
+            f"unit {record.unit.name}: its backward reads {error.what}, which is elsewhere by then "
+            f"(torch.utils.checkpoint, or a function or hook that kept it?); {RECOMPUTE_INSTEAD}, "
+            "and save tensors with ctx.save_for_backward"
+        ) from error
+    finally:
+        record.saving.views = None
+
+
 def evaluate(
     unit: TorchUnit, views: Sequence[torch.Tensor], inputs: Sequence[object]
 ) -> list[torch.Tensor]:
     """Outputs of `unit`, without a graph."""
-    with torch.no_grad():
-        return [output.detach() for output in call(unit, views, inputs)]
+    with torch.enable_grad():
+        entered = [_enter(view) for view in views]  # so that one that is kept is known again
+    with torch.no_grad(), _forward_of(unit):
+        return [output.detach() for output in call(unit, entered, inputs)]
 
 
 def forward(
@@ -182,12 +258,36 @@ def forward(
             record.inputs.append(get_gradient_edge(entered_input))
         record.parameters = [get_gradient_edge(parameter) for parameter in entered]
         record.saving = _Saving(unit, views)
-        with saved_tensors_hooks(record.saving.pack, record.saving.unpack):
+        hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
+        with _forward_of(unit), hooks:
             outputs = call(unit, entered, given)
     for output in outputs:
         edge = get_gradient_edge(output) if output.requires_grad else None
         record.outputs.append(_Output(edge, output.shape, output.dtype))
+    _need_own_inputs(record)
     return [output.detach() for output in outputs], record
+
+
+def _need_own_inputs(record: Record) -> None:
+    """Return if the outputs depend on what entered this forward alone.
+
+    Raises:
+        UnitRunError: they depend on what entered another one, whose gradient would be lost.
+    """
+    own = {edge.node for edge in (*record.parameters, *record.inputs)}
+    seen: set[Node] = set()
+    waiting = [output.edge.node for output in record.outputs if output.edge is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in own:
+            continue
+        if node.name() == _ENTERED:
+            raise UnitRunError(
+                f"unit {record.unit.name}: its forward reads what another forward was given or "
+                "made, past its inputs (a module or function that kept it?): the gradient is lost"
+            )
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions if before is not None]
 
 
 def backward(
@@ -207,11 +307,7 @@ def backward(
     wanted = [*record.parameters, *record.inputs]
     if not edges or not wanted:
         return [None] * len(record.parameters), [None] * len(record.inputs)
-    assert record.saving is not None
-    record.saving.views = views
-    try:
+    with _backward_of(record, views):
         found = torch.autograd.grad(edges, wanted, seeds, allow_unused=True)
-    finally:
-        record.saving.views = None
     count = len(record.parameters)
     return list(found[:count]), list(found[count:])

@@ -2,13 +2,12 @@
 
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
-from torch import nn
 
 from zsim.mesh import Coordinates
 from zsim.operation import View
@@ -278,35 +277,3 @@ def _settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
     deadline = time.perf_counter() + _SETTLE_S
     while storage() is not None and time.perf_counter() < deadline:
         time.sleep(0)
-
-
-def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters of `module` by name, taken out of it: their shapes stay, their memory goes."""
-    taken: dict[str, torch.Tensor] = {}
-    for name, parameter in module.named_parameters():
-        taken[name] = parameter.data
-        parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
-    return taken
-
-
-@contextmanager
-def emptied(module: nn.Module, *, keep: bool) -> Generator[dict[str, torch.Tensor]]:
-    """`module` has no parameters inside; they are in what is given.
-
-    After an error in there, and with `keep`, it has them again; until then host memory holds them.
-    """
-    taken = empty_module(module)
-    kept = {name: each if each.is_meta else each.cpu() for name, each in taken.items() if keep}
-    try:
-        yield taken
-    except BaseException:
-        if keep:
-            refill_module(module, kept)
-        raise
-
-
-def refill_module(module: nn.Module, values: dict[str, torch.Tensor]) -> None:
-    """Parameters of `module` are `values`, in the format that they had; not on device "meta"."""
-    for name, parameter in module.named_parameters():
-        if not parameter.is_meta:
-            parameter.data = values[name].to(dtype=parameter.dtype, device=parameter.device)

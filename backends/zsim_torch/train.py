@@ -14,12 +14,13 @@ from zsim.operation import Action, Compute, Role, walk
 from zsim.schedule import Program, Schedule
 from zsim.trace import BookEntry, RankTrace, Trace
 from zsim_torch import blocking_host, refusal
+from zsim_torch.absent import emptied, refill_module
 from zsim_torch.agreement import agree
 from zsim_torch.collectives import Communicators
 from zsim_torch.compute import Computer, Initial, Work
 from zsim_torch.cuda_streams import CudaStreams
 from zsim_torch.executor import Executor, Machine, sighting_of
-from zsim_torch.memory import Memory, MemorySetting, emptied, refill_module
+from zsim_torch.memory import Memory, MemorySetting
 from zsim_torch.observer import Observer
 from zsim_torch.parameters import collect
 from zsim_torch.poison import Poison, Sighting
@@ -124,14 +125,12 @@ def train(
             trace=replace(trace, observed=bench.figures(executor)),
             scalars=dict(executor.scalars),
             sighting=sighting_of(executor, losses.means()) if chosen.poison else None,
-            _collect=lambda: {
-                name: whole.view(shapes.get(name, whole.shape))
-                for name, whole in collect(executor.machine).items()
-            },
+            _collect=lambda: _whole(executor.machine, shapes),
         )
-        if chosen.write_back:
-            refill_module(module, trained.full_parameters())
+        whole = trained.full_parameters() if chosen.write_back else {}
         bench.close()
+    if chosen.write_back:
+        refill_module(module, whole)
     return trained
 
 
@@ -283,6 +282,13 @@ class _Bench:
 
 def _unwatched() -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def _whole(machine: Machine, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """Return every parameter by name, in its shape if it has one."""
+    return {
+        name: each.view(shapes.get(name, each.shape)) for name, each in collect(machine).items()
+    }
 
 
 def state_peak(program: Program, book: Iterable[BookEntry]) -> int:

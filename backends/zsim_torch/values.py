@@ -35,6 +35,7 @@ from zsim.rearrangement import Rearrangement, held, rearrangement
 from zsim.schedule import Schedule
 from zsim.values import Seat
 from zsim_torch import autograd, optimizer
+from zsim_torch.absent import Absence
 from zsim_torch.feed import place_of_data
 from zsim_torch.memory import spoil
 from zsim_torch.torch_dtype import TORCH_DTYPE
@@ -56,6 +57,7 @@ class TorchValues:
     ) -> None:
         self._schedule = schedule
         self._feed = feed
+        self._absence = Absence(module)
         self._units = {unit.name: unit for unit in resolve(module, units)}
         self._initial = {
             name: value.detach().flatten().clone() for name, value in module.named_parameters()
@@ -165,9 +167,11 @@ class TorchValues:
             case Action.INITIALIZE:
                 return [self._initial_of(operand.view, seat) for operand in compute.operands]
             case Action.FORWARD | Action.RECOMPUTE:
-                made = self._forward(compute, of, seat)
+                with self._absence:
+                    made = self._forward(compute, of, seat)
             case Action.BACKWARD:
-                made = self._backward(compute, of, seat)
+                with self._absence:
+                    made = self._backward(compute, of, seat)
             case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
                 made = _optimized(compute, of, scalars)
             case _:

@@ -1,0 +1,162 @@
+"""Parameters of a module while a schedule has them: the module holds none, and reads are refused.
+
+A unit runs on parameters that the schedule gives it. Whatever reads the module's own meanwhile (a
+forward that `torch.utils.checkpoint` runs again at backward, a hook, a function that kept a
+parameter) would compute with something else, so it is told. Behind a parameter stand values that
+are not numbers, for what reads it past Python.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from types import new_class
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+
+class AbsentParameterError(RuntimeError):
+    """A parameter was read while a schedule has it; `what` was read."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: it is read while a schedule has it; read it after training")
+        self.what = what
+
+
+_GETTERS = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_meta", "is_cuda")
+READS_NOTHING: Final = frozenset(
+    [
+        *(getattr(torch.Tensor, name).__get__ for name in _GETTERS),
+        torch.Tensor.size,
+        torch.Tensor.dim,
+        torch.Tensor.numel,
+        torch.Tensor.is_floating_point,
+        torch.Tensor.__repr__,
+    ]
+)
+"""Functions that may be called with an absent parameter: sizes and formats are as they were."""
+
+
+class _Absent:
+    """What the class of a parameter has before its own bases while it is absent."""
+
+    parameter_name: str
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call `func` if it reads no element; every function of torch comes here.
+
+        Raises:
+            AbsentParameterError: it may read one.
+        """
+        if func not in READS_NOTHING:
+            raise AbsentParameterError(f"parameter {cls.parameter_name}")
+        # Torch documents it under this name alone (docs: "Extending PyTorch").
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            return func(*args, **(kwargs or {}))
+
+
+class Absence:
+    """Refuses reads of the parameters of `module` inside `with`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._classes = [
+            (parameter, type(parameter), _absent(name, type(parameter)))
+            for name, parameter in module.named_parameters()
+        ]
+
+    def __enter__(self) -> None:
+        # Torch's lazy parameters change their class so, too.
+        for parameter, _, absent in self._classes:
+            parameter.__class__ = absent
+
+    def __exit__(self, *error: object) -> None:
+        for parameter, own, _ in self._classes:
+            parameter.__class__ = own
+
+
+def _absent(name: str, own: type[nn.Parameter]) -> type[nn.Parameter]:
+    made = new_class(
+        f"Absent{own.__name__}",
+        (_Absent, own),
+        exec_body=lambda body: body.update(parameter_name=name),
+    )
+    return cast("type[nn.Parameter]", made)
+
+
+class LeftMemory(TorchFunctionMode):
+    """Refuses reads of storages, given by where they start, that have held parameters."""
+
+    def __init__(self, pointers: Iterable[int]) -> None:
+        super().__init__()
+        self._pointers = frozenset(pointers)
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401  (a function of torch, which names no type for it)
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call `func` if none of its tensors is in such a storage, or it reads no element.
+
+        Raises:
+            AbsentParameterError: one is.
+        """
+        if func not in READS_NOTHING and any(
+            isinstance(each, torch.Tensor) and _start(each) in self._pointers
+            for each in tree_leaves((args, kwargs))
+        ):
+            raise AbsentParameterError("memory that held a parameter")
+        return func(*args, **(kwargs or {}))
+
+
+def _start(tensor: torch.Tensor) -> int | None:
+    """Where the storage of `tensor` starts, None if it has none."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
+def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Take the parameters of `module` out of it, and return them by name.
+
+    Their shapes stay; behind them stands what is not a number.
+    """
+    taken: dict[str, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        taken[name] = parameter.data
+        parameter.data = parameter.data.new_full((), float("nan")).expand(parameter.shape)
+    return taken
+
+
+@contextmanager
+def emptied(module: nn.Module, *, keep: bool) -> Generator[dict[str, torch.Tensor]]:
+    """`module` has no parameters inside; they are in what is given.
+
+    After an error in there, and with `keep`, it has them again; until then host memory holds them.
+    """
+    taken = empty_module(module)
+    kept = {name: each if each.is_meta else each.cpu() for name, each in taken.items() if keep}
+    try:
+        with Absence(module):
+            yield taken
+    except BaseException:
+        if keep:
+            refill_module(module, kept)
+        raise
+
+
+def refill_module(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Parameters of `module` are `values`, in the format that they had; not on device "meta"."""
+    for name, parameter in module.named_parameters():
+        if not parameter.is_meta:
+            parameter.data = values[name].to(dtype=parameter.dtype, device=parameter.device)
