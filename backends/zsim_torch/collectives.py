@@ -21,6 +21,7 @@ from zsim.operation import (
     Reduction,
     Send,
 )
+from zsim_torch.process_group import backends
 
 Work = distributed.Work
 
@@ -74,9 +75,11 @@ class Communicators:
     Without a default process group there is one rank, and a collective is a copy.
     """
 
-    def __init__(self, mesh: Mesh, groups: tuple[Group, ...], rank: int) -> None:
+    def __init__(
+        self, mesh: Mesh, groups: tuple[Group, ...], rank: int, device: torch.device
+    ) -> None:
         self.distributed = distributed.is_initialized()
-        self.asynchronous = self.distributed and distributed.get_backend() == "gloo"
+        self.asynchronous = self.distributed and backends().get(device.type) == "gloo"
         self._members: dict[str, Member] = {}
         self._made: list[distributed.ProcessGroup] = []
         own = mesh.coordinates(rank)

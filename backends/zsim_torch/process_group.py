@@ -6,7 +6,7 @@ and there only as an experiment). Whoever asks for "cuda" with too few devices i
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -84,6 +84,57 @@ def device_of(choice: DeviceChoice, placement: Placement) -> torch.device:
             f"machine has {count}; use fewer ranks or device cpu"
         )
     return torch.device("cpu")
+
+
+def backends() -> dict[str, str]:
+    """Return the backend of the default process group for each kind of device.
+
+    Its name does not say: a group that was made without one has several.
+    """
+    return dict(pair.split(":", 1) for pair in distributed.get_backend_config().split(","))
+
+
+def rank_device(
+    asked: torch.device | None,
+    held: Iterable[torch.device],
+    available: Mapping[str, str] | None,
+    *,
+    current: torch.device | None,
+) -> torch.device:
+    """Return where a rank computes: as `asked`, where its module is, or where its group leads.
+
+    `held` are the devices of its module's parameters, `available` the backends of its process group
+    for each kind of device, None without a group. `current` is its CUDA device, if it has one.
+
+    Raises:
+        DeviceError: parameters are on several GPUs, or the process group does not serve the device.
+    """
+    gpus = sorted({device for device in held if device.type not in ("cpu", "meta")}, key=str)
+    if asked is not None:
+        device = asked
+    elif len(gpus) > 1:
+        raise DeviceError(
+            f"device: parameters are on {' and '.join(map(str, gpus))}, a rank has one device"
+        )
+    elif gpus:
+        (device,) = gpus
+    else:
+        leads = current is not None and (available or {}).get("cuda") == "nccl"
+        device = current if leads and current is not None else torch.device("cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"device: {device.type} must be cpu or cuda")
+    backend = None if available is None else available.get(device.type)
+    if available is not None and backend is None:
+        raise DeviceError(
+            f"device: the process group has no backend for {device.type}; "
+            f"call init_process_group({'nccl' if device.type == 'cuda' else 'gloo'!r})"
+        )
+    if device.type == "cuda" and backend not in (None, "nccl"):
+        raise DeviceError(
+            f"device: cuda needs NCCL, the process group has {backend} for it; "
+            "call init_process_group('nccl'), or train on the CPU"
+        )
+    return device
 
 
 def join(

@@ -1,7 +1,7 @@
 """Train a module by a schedule, as one rank of it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,17 +16,14 @@ from zsim.trace import BookEntry, RankTrace, Trace
 from zsim_torch import blocking_host, refusal
 from zsim_torch.absent import emptied, refill_module
 from zsim_torch.agreement import agree
-from zsim_torch.collectives import Communicators
-from zsim_torch.compute import Computer, Initial, Work
-from zsim_torch.cuda_streams import CudaStreams
+from zsim_torch.bench import Bench
+from zsim_torch.compute import Initial
 from zsim_torch.executor import Executor, Machine, sighting_of
-from zsim_torch.memory import Memory, MemorySetting
 from zsim_torch.observer import Observer
 from zsim_torch.parameters import collect
 from zsim_torch.poison import Poison, Sighting
-from zsim_torch.streams import CpuStreams, Streams
+from zsim_torch.process_group import DeviceError, backends, rank_device
 from zsim_torch.unit import TorchUnit, UnitChoice, resolve
-from zsim_torch.visit import Forecast
 from zsim_torch.whereabouts import note
 
 
@@ -35,7 +32,8 @@ class Option:
     """Settings of a run on one rank.
 
     Attributes:
-        device: where the rank computes; by default its current CUDA device with NCCL, else the CPU.
+        device: where the rank computes; by default where the module is if that is a GPU, or the
+            current GPU if the process group has NCCL for it, else the CPU.
         initial: the initial value of a parameter, by name; by default what the module holds.
         observe: watch live storages and collectives; each operator takes a little longer.
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
@@ -97,7 +95,7 @@ def train(
         DivergedError: two ranks issued different operations as one collective.
     """
     chosen = option or Option()
-    rank, device = _place(schedule, chosen)
+    rank, device = _place(schedule, module, chosen)
     resolved = resolve(module, units)
     program = schedule.program_of(rank)
     if any(parameter.is_meta for parameter in module.parameters()) and chosen.initial is None:
@@ -107,7 +105,7 @@ def train(
     with emptied(module, keep=chosen.write_back) as taken:
         observer = Observer() if chosen.observe else None
         losses = _Losses()
-        bench = _Bench(schedule, program, rank=rank, device=device, observer=observer)
+        bench = Bench(schedule, program, rank=rank, device=device, observer=observer)
         executor = bench.executor(
             resolved,
             initial=chosen.initial or taken.__getitem__,
@@ -122,7 +120,7 @@ def train(
         )
         trained = Trained(
             losses=_mean_over_ranks(losses.means(), device),
-            trace=replace(trace, observed=bench.figures(executor)),
+            trace=replace(trace, observed=_figures(bench, executor)),
             scalars=dict(executor.scalars),
             sighting=sighting_of(executor, losses.means()) if chosen.poison else None,
             _collect=lambda: _whole(executor.machine, shapes),
@@ -149,17 +147,27 @@ def refuse(
         raise RefusedError(reason)
 
 
-def _place(schedule: Schedule, option: Option) -> tuple[int, torch.device]:
-    """This rank's number and device."""
-    rank, ranks, nccl = 0, 1, False
-    if distributed.is_initialized():
-        rank, ranks = distributed.get_rank(), distributed.get_world_size()
-        nccl = distributed.get_backend() == "nccl"
+def _place(schedule: Schedule, module: nn.Module, option: Option) -> tuple[int, torch.device]:
+    """Return this rank's number and device.
+
+    Raises:
+        RefusedError: the process group is not the one of the schedule, or not for the device.
+    """
+    joined = distributed.is_initialized()
+    rank = distributed.get_rank() if joined else 0
+    ranks = distributed.get_world_size() if joined else 1
     if ranks != schedule.mesh.size:
         raise RefusedError(f"ranks: the schedule is for {schedule.mesh.size}, here are {ranks}")
-    if option.device is not None:
-        return rank, option.device
-    return rank, torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    current = (
+        torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    )
+    held = {parameter.device for parameter in module.parameters()}
+    try:
+        return rank, rank_device(
+            option.device, held, backends() if joined else None, current=current
+        )
+    except DeviceError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _feed(batches: Iterable[object], device: torch.device) -> Callable[[], object]:
@@ -202,93 +210,22 @@ class _Losses:
         )
 
 
-class _Bench:
-    """Memory, streams and communicators of a rank, and what watches them."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        program: Program,
-        *,
-        rank: int,
-        device: torch.device,
-        observer: Observer | None,
-    ) -> None:
-        self.schedule = schedule
-        self.program = program
-        self.device = device
-        self.observer = observer
-        self.coordinates = schedule.mesh.coordinates(rank)
-        self.communicators = Communicators(schedule.mesh, schedule.groups, rank)
-        self.streams: Streams = CpuStreams()
-        if device.type == "cuda":
-            self.streams = CudaStreams(device, schedule.streams)
-
-    def executor(
-        self,
-        units: Sequence[TorchUnit],
-        *,
-        initial: Initial,
-        next_batch: Callable[[], object],
-        on_loss: Callable[[torch.Tensor], None],
-        poison: Poison,
-    ) -> Executor:
-        """An executor at the start of setup."""
-        setting = MemorySetting(
-            device=self.device,
-            making=self.observer.executor if self.observer else _unwatched,
-            on_home=self.streams.on,
-            poison=poison.generator is not None,
-        )
-        memory = Memory(self.schedule, self.program, self.coordinates, setting)
-        work = Work(
-            schedule=self.schedule,
-            coordinates=self.coordinates,
-            memory=memory,
-            units={unit.name: unit for unit in units},
-            last_unit=units[-1].name,
-            forecast=Forecast.of(self.program),
-            initial=initial,
-            next_batch=next_batch,
-            on_loss=on_loss,
-        )
-        machine = Machine(
-            schedule=self.schedule,
-            program=self.program,
-            coordinates=self.coordinates,
-            memory=memory,
-            streams=self.streams,
-            communicators=self.communicators,
-            computer=Computer(work),
-            poison=poison,
-        )
-        scalars = {scalar.name: scalar.initial for scalar in self.schedule.scalars}
-        return Executor(machine, scalars)
-
-    def figures(self, executor: Executor) -> tuple[tuple[str, float], ...]:
-        """What was observed, and beside it what the book says of the same storages."""
-        if self.observer is None:
-            return ()
-        return (
-            *self.observer.figures(),
-            ("booked_bytes_peak/state", state_peak(self.program, executor.book)),
-            ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
-        )
-
-    def close(self) -> None:
-        """Nothing is left but the executor's memory."""
-        self.communicators.close()
-
-
-def _unwatched() -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def _whole(machine: Machine, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
     """Return every parameter by name, in its shape if it has one."""
     return {
         name: each.view(shapes.get(name, each.shape)) for name, each in collect(machine).items()
     }
+
+
+def _figures(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ...]:
+    """Return what was observed, and beside it what the book says of the same storages."""
+    if bench.observer is None:
+        return ()
+    return (
+        *bench.observer.figures(),
+        ("booked_bytes_peak/state", state_peak(bench.program, executor.book)),
+        ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
+    )
 
 
 def state_peak(program: Program, book: Iterable[BookEntry]) -> int:

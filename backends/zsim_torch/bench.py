@@ -1,0 +1,90 @@
+"""Memory, streams and communicators of a rank."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from zsim.schedule import Program, Schedule
+from zsim_torch.collectives import Communicators
+from zsim_torch.compute import Computer, Initial, Work
+from zsim_torch.cuda_streams import CudaStreams
+from zsim_torch.executor import Executor, Machine
+from zsim_torch.memory import Memory, MemorySetting
+from zsim_torch.observer import Observer
+from zsim_torch.poison import Poison
+from zsim_torch.streams import CpuStreams, Streams
+from zsim_torch.unit import TorchUnit
+from zsim_torch.visit import Forecast
+
+
+class Bench:
+    """Memory, streams and communicators of a rank, and what watches them."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        program: Program,
+        *,
+        rank: int,
+        device: torch.device,
+        observer: Observer | None,
+    ) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.device = device
+        self.observer = observer
+        self.coordinates = schedule.mesh.coordinates(rank)
+        self.communicators = Communicators(schedule.mesh, schedule.groups, rank, device)
+        self.streams: Streams = CpuStreams()
+        if device.type == "cuda":
+            self.streams = CudaStreams(device, schedule.streams)
+
+    def executor(
+        self,
+        units: Sequence[TorchUnit],
+        *,
+        initial: Initial,
+        next_batch: Callable[[], object],
+        on_loss: Callable[[torch.Tensor], None],
+        poison: Poison,
+    ) -> Executor:
+        """An executor at the start of setup."""
+        setting = MemorySetting(
+            device=self.device,
+            making=self.observer.executor if self.observer else _unwatched,
+            on_home=self.streams.on,
+            poison=poison.generator is not None,
+        )
+        memory = Memory(self.schedule, self.program, self.coordinates, setting)
+        work = Work(
+            schedule=self.schedule,
+            coordinates=self.coordinates,
+            memory=memory,
+            units={unit.name: unit for unit in units},
+            last_unit=units[-1].name,
+            forecast=Forecast.of(self.program),
+            initial=initial,
+            next_batch=next_batch,
+            on_loss=on_loss,
+        )
+        machine = Machine(
+            schedule=self.schedule,
+            program=self.program,
+            coordinates=self.coordinates,
+            memory=memory,
+            streams=self.streams,
+            communicators=self.communicators,
+            computer=Computer(work),
+            poison=poison,
+        )
+        scalars = {scalar.name: scalar.initial for scalar in self.schedule.scalars}
+        return Executor(machine, scalars)
+
+    def close(self) -> None:
+        """Nothing is left but the executor's memory."""
+        self.communicators.close()
+
+
+def _unwatched() -> AbstractContextManager[None]:
+    return nullcontext()
