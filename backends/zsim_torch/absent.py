@@ -138,6 +138,14 @@ def empty_module(module: nn.Module) -> dict[str, torch.Tensor]:
     return taken
 
 
+def is_emptied(parameter: nn.Parameter) -> bool:
+    """Return whether `parameter` was taken out of its module, and nothing has come in its place."""
+    if parameter.is_meta or not parameter.numel():
+        return False
+    alone = parameter.untyped_storage().nbytes() == parameter.element_size()
+    return alone and bool(parameter.detach().flatten()[:1].isnan())
+
+
 @contextmanager
 def emptied(module: nn.Module, *, keep: bool) -> Generator[dict[str, torch.Tensor]]:
     """`module` has no parameters inside; they are in what is given.

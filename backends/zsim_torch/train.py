@@ -14,7 +14,7 @@ from zsim.operation import Action, Compute, Role, walk
 from zsim.schedule import Program, Schedule
 from zsim.trace import BookEntry, RankTrace, Trace
 from zsim_torch import blocking_host, refusal
-from zsim_torch.absent import emptied, refill_module
+from zsim_torch.absent import emptied, is_emptied, refill_module
 from zsim_torch.agreement import agree
 from zsim_torch.bench import Bench
 from zsim_torch.compute import Initial
@@ -23,6 +23,7 @@ from zsim_torch.observer import Observer
 from zsim_torch.parameters import collect
 from zsim_torch.poison import Poison, Sighting
 from zsim_torch.process_group import DeviceError, backends, rank_device
+from zsim_torch.state import leave_state, lost_state
 from zsim_torch.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.whereabouts import note
 
@@ -39,6 +40,8 @@ class Option:
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
         write_back: the module ends with the trained parameters; else it keeps none. If the run
             raises, it has those that it came with, which stay in host memory meanwhile.
+        restart: moments and loss scale may begin anew although an earlier run has trained the
+            module; they are not kept between two calls of `train`.
     """
 
     device: torch.device | None = None
@@ -46,6 +49,7 @@ class Option:
     observe: bool = True
     poison: bool = False
     write_back: bool = True
+    restart: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +94,8 @@ def train(
     for each LOAD. `seed` seeds the delays of poison mode.
 
     Raises:
-        RefusedError: the schedule or the units cannot be run; nothing was started.
+        RefusedError: the schedule or the units cannot be run, or an earlier run of the module had
+            optimizer state that this one would begin anew; nothing was started.
         UnitError: the units do not make up the module.
         DivergedError: two ranks issued different operations as one collective.
     """
@@ -98,9 +103,8 @@ def train(
     rank, device = _place(schedule, module, chosen)
     resolved = resolve(module, units)
     program = schedule.program_of(rank)
-    if any(parameter.is_meta for parameter in module.parameters()) and chosen.initial is None:
-        raise RefusedError("module: its parameters have no values, and `initial` is not given")
     refuse(schedule, program, resolved, blocking=device.type == "cpu")
+    _refuse_module(module, program, chosen)
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     with emptied(module, keep=chosen.write_back) as taken:
         observer = Observer() if chosen.observe else None
@@ -129,6 +133,7 @@ def train(
         bench.close()
     if chosen.write_back:
         refill_module(module, whole)
+    leave_state(module, program)
     return trained
 
 
@@ -145,6 +150,28 @@ def refuse(
         reason = blocking_host.refusal(schedule)
     if reason is not None:
         raise RefusedError(reason)
+
+
+def _refuse_module(module: nn.Module, program: Program, option: Option) -> None:
+    """Return if `module` has what a run of `program` begins with.
+
+    Raises:
+        RefusedError: its parameters have no values, or an earlier run left state that is gone.
+    """
+    if option.initial is None:
+        if any(parameter.is_meta for parameter in module.parameters()):
+            raise RefusedError("module: its parameters have no values, and `initial` is not given")
+        if any(is_emptied(parameter) for parameter in module.parameters()):
+            raise RefusedError(
+                "module: an earlier run with write_back=False left it no parameters, and `initial` "
+                "is not given"
+            )
+    lost = () if option.restart else lost_state(module, program, given=option.initial is not None)
+    if lost:
+        raise RefusedError(
+            f"module: an earlier run trained it, and its {' and '.join(lost)} would begin anew; "
+            "train once with more steps, or say Option(restart=True)"
+        )
 
 
 def _place(schedule: Schedule, module: nn.Module, option: Option) -> tuple[int, torch.device]:
