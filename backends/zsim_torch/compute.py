@@ -14,6 +14,7 @@ from zsim_torch import autograd, optimizer
 from zsim_torch.autograd import Record, UnitRunError
 from zsim_torch.memory import Memory, Part
 from zsim_torch.randomness import RandomState
+from zsim_torch.torch_dtype import entering
 from zsim_torch.unit import TorchUnit
 from zsim_torch.visit import Forecast, Visit, parameter_order, views_of, visit_of
 
@@ -73,7 +74,8 @@ class Computer:
                     self._initialize(view)
             case Action.LOAD:
                 for view in views_of(compute, Role.OUTPUT):
-                    self.work.memory.bind_batch(view.buffer, self.work.next_batch())
+                    batch = entering(self.work.next_batch(), self.work.forecast.parameters)
+                    self.work.memory.bind_batch(view.buffer, batch)
             case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
                 self._optimize(compute, scalars)
             case _:

@@ -14,7 +14,7 @@ from zsim.kernel import Kernel, KernelKind
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy import Precision
 from zsim_torch.autograd import call
-from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE
+from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 from zsim_torch.unit import TorchUnit, UnitChoice, UnitError, resolve
 
 BACKWARD_FLOPS = 2
@@ -43,8 +43,9 @@ def describe(
 
     `reads` names for a unit what it is called with: earlier units, for what they return, and
     "batch". By default the first reads the batch, each other one what the one before returned, and
-    the last the batch as well where there are several. The module is not changed, save what its own
-    forward changes; nothing is trained.
+    the last the batch as well where there are several. Under mixed precision tensors of floats in
+    the batch are cast to its format, as they are in training. The module is not changed, save what
+    its own forward changes; nothing is trained.
 
     Raises:
         UnitError: the units do not make up the module, one returns something else than a tensor, or
@@ -52,6 +53,7 @@ def describe(
     """
     resolved = resolve(module, units)
     size = size or BatchSize()
+    batch = entering(batch, precision.compute)
     dtype = TORCH_DTYPE[precision.compute]
     parameters = {
         key: parameter.detach().to(dtype).requires_grad_()

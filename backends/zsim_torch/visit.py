@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zsim.dtype import DType
 from zsim.operation import Action, Compute, Role, View, walk
 from zsim.rearrangement import held
 from zsim.schedule import Buffer, Program, Schedule
@@ -21,11 +22,15 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the program does later with each visit."""
+    """What the program does later with each visit.
+
+    `parameters` is the format that units have their parameters in, None without any.
+    """
 
     recomputed: frozenset[Visit]
     input_gradients: Mapping[Visit, int]
     batches: frozenset[str]
+    parameters: DType | None
 
     @classmethod
     def of(cls, program: Program) -> "Forecast":
@@ -33,10 +38,14 @@ class Forecast:
         recomputed: set[Visit] = set()
         gradients: dict[Visit, int] = {}
         batches: set[str] = set()
+        formats: list[DType] = []
         for operation in walk(program.step):
             if not isinstance(operation, Compute):
                 continue
             match operation.action:
+                case Action.FORWARD:
+                    views = views_of(operation, Role.PARAMETER)
+                    formats += [program.by_name[view.buffer].dtype for view in views]
                 case Action.RECOMPUTE:
                     recomputed.add(visit_of(operation))
                 case Action.BACKWARD:
@@ -46,7 +55,9 @@ class Forecast:
                     batches.update(view.buffer for view in views_of(operation, Role.OUTPUT))
                 case _:
                     pass
-        return cls(frozenset(recomputed), gradients, frozenset(batches))
+        return cls(
+            frozenset(recomputed), gradients, frozenset(batches), formats[0] if formats else None
+        )
 
 
 def visit_of(compute: Compute) -> Visit:
