@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from zsim_torch.absent import AbsentParameterError, LeftMemory
 from zsim_torch.unit import TorchUnit
 
-RECOMPUTE_INSTEAD: Final = "let the schedule recompute the unit (checkpointing full)"
+RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
 
 
 class UnitRunError(RuntimeError):
@@ -218,8 +218,8 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
     except AbsentParameterError as error:
         raise UnitRunError(
             f"unit {record.unit.name}: its backward reads {error.what}, which is elsewhere by then "
-            f"(torch.utils.checkpoint, or a function or hook that kept it?); {RECOMPUTE_INSTEAD}, "
-            "and save tensors with ctx.save_for_backward"
+            f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
+            "ctx.save_for_backward"
         ) from error
     finally:
         record.saving.views = None

@@ -24,6 +24,8 @@ from zsim_des.values import Carrier, carry
 from zsim_torch.absent import AbsentParameterError
 from zsim_torch.autograd import UnitRunError
 from zsim_torch.describe import describe
+from zsim_torch.failure import RankFailedError
+from zsim_torch.ranks import run_ranks
 from zsim_torch.train import Option, train
 from zsim_torch.values import TorchValues
 
@@ -142,6 +144,23 @@ def given_to_a_checkpoint(unit: Linear, value: torch.Tensor) -> torch.Tensor:
         lambda left, right: (left @ right.T).tanh(), value, unit.linear.weight, use_reentrant=False
     )
     return made + unit.linear.bias
+
+
+def train_checkpointed(strategy: Strategy) -> None:
+    how = partial(checkpointed, reentrant=False)
+    trained(net(second=lambda: Linear(how)), strategy)
+
+
+def test_real_ranks_end_with_one_line_that_names_the_unit() -> None:
+    with pytest.raises(RankFailedError) as caught:
+        run_ranks(train_checkpointed, replace(STRATEGY, data=2), ranks=2)
+    line, _, details = str(caught.value).partition(" (details: ")
+    assert line == (
+        f"rank {caught.value.rank}: UnitRunError: unit second: its backward reads parameter "
+        "second.linear.weight, which is elsewhere by then (torch.utils.checkpoint? a hook?); let "
+        "the schedule recompute (checkpointing full), save tensors with ctx.save_for_backward"
+    )
+    assert details.endswith(".txt)")
 
 
 class ClosedOver(torch.autograd.Function):
