@@ -23,6 +23,7 @@ from typing import assert_never
 
 from zsim.check.cell import Communicators, cells, communicators, outside
 from zsim.check.finding import Finding
+from zsim.check.grouping import mixed
 from zsim.check.subject import Subject
 from zsim.operation import (
     AllGather,
@@ -91,7 +92,7 @@ def examine(subject: Subject) -> list[Finding]:
         }
     if not busy:
         return []
-    found: dict[Finding, None] = {}
+    found = dict.fromkeys(mixed(subject, INVARIANT))
     among = cells(schedule)
     programs = {each.program.role: each.program for each in subject.programs}
     for group in schedule.groups:

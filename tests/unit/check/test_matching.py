@@ -75,6 +75,46 @@ def test_two_independent_differences_are_both_reported() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_operations_of_several_kinds_issued_as_one_are_found(*, mixed: bool) -> None:
+    build = ScheduleBuilder.of("mixed", data=2)
+    build.group("data", "data")
+    whole, part = (
+        build.buffer("whole", 8, persistent=True),
+        build.buffer("part", 4, persistent=True),
+    )
+    build.setup.allocate(whole, part)
+    build.setup.fill("whole", whole.all, 0.0)
+    build.step.reduce_scatter("scatter", "data", whole.all, part.all)
+    if mixed:
+        build.step.all_gather("gather", "data", part.all, whole.all)
+    else:
+        build.step.reduce_scatter("again", "data", whole.all, part.all)
+    build.step.together("both", 2)
+    found = [each for each in matching(build.schedule()) if "of one kind" in each.why]
+    assert [each.operation for each in found] == (["step/both"] if mixed else [])
+    if mixed:
+        assert found[0].witness == (
+            "step/scatter: reduce_scatter",
+            "step/gather: all_gather",
+        )
+
+
+def test_sends_and_receives_issued_as_one_are_of_one_kind() -> None:
+    build = ScheduleBuilder.of("ring", data=2)
+    build.group("data", "data")
+    mine, theirs = (
+        build.buffer("mine", 8, persistent=True),
+        build.buffer("theirs", 8, persistent=True),
+    )
+    build.setup.allocate(mine, theirs)
+    build.setup.fill("mine", mine.all, 0.0)
+    build.step.send("send", "data", mine.all, offset=1)
+    build.step.receive("receive", "data", theirs.all, offset=-1)
+    build.step.together("both", 2)
+    assert matching(build.schedule()) == []
+
+
 def reducing(role: RoleBuilder, **fields: object) -> None:
     x = role.buffer("x", 8, persistent=True)
     role.setup.allocate(x)
