@@ -134,10 +134,10 @@ def test_a_trace_without_times_is_refused(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(TimelineError, match="backend null has no clock"):
         timeline(job.schedule, job.model, still)
     assert timeline(job.schedule, job.model, trace)
-    assert answer(["run", "tiny", "--backend", "null", "--timeline", "never.svg"]) == 2
-    err = capsys.readouterr().err
-    assert err == (
-        "zsim: --timeline: never.svg: backend null has no clock: there is no time to draw\n"
+    assert answer(["run", "tiny", "--backend", "null", "--timeline", "never.svg"]) == 4
+    assert capsys.readouterr().err == (
+        "zsim: done, but never.svg could not be written: "
+        "backend null has no clock: there is no time to draw\n"
     )
 
 

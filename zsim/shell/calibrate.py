@@ -9,8 +9,8 @@ from zsim.collective.profiles import Profiles, text
 from zsim.cost import kernel_profile
 from zsim.shell.calibrate_training import FITTED, with_training
 from zsim.shell.measured import all_tables, runs_of, timed_links
-from zsim.shell.mistake import file_fault
-from zsim.shell.written import write
+from zsim.shell.mistake import file_fault, mistakes
+from zsim.shell.written import UnwrittenError, write
 
 KERNELS = "kernels"
 """Folder of the files that speak of kernels, inside the one that was asked for."""
@@ -32,7 +32,8 @@ def calibrate(source: Path, target: Path) -> None:
     links = timed_links(source)
     for profiles in calibrated(networks, links=links, report=_report) if networks else ():
         path = target / f"{profiles.gpu}.toml"
-        write(path, text(profiles))
+        with mistakes(UnwrittenError):
+            write(path, text(profiles))
         print(f"{path}: {_errors(profiles)}")
     runs = [
         run
@@ -44,7 +45,8 @@ def calibrate(source: Path, target: Path) -> None:
     alone = kernel_fit.calibrated(kernels, report=_report)
     for fitted in with_training(alone, runs, report=_report):
         path = target / KERNELS / f"{fitted.gpu}.toml"
-        write(path, kernel_profile.text(fitted))
+        with mistakes(UnwrittenError):
+            write(path, kernel_profile.text(fitted))
         print(f"{path}: {_kernel_errors(fitted)}")
 
 

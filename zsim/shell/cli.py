@@ -20,6 +20,7 @@ from zsim.shell.commands.topology import topology
 from zsim.shell.commands.validate import validate
 from zsim.shell.mistake import MistakeError, one_line
 from zsim.shell.option import Code
+from zsim.shell.written import UnwrittenError
 
 app = typer.Typer(
     help="One ZeRO schedule, simulated on a cluster or run on real ranks.",
@@ -59,6 +60,8 @@ def answer(arguments: Sequence[str]) -> int:
         print(end="", flush=True)
     except MistakeError as mistake:
         return _refuse(str(mistake), Code.MISTAKE)
+    except UnwrittenError as failure:
+        return _refuse(f"done, but {failure}", Code.UNWRITTEN)
     except USAGE as error:
         usage = cast("_Usage", error)
         command = "zsim" if usage.ctx is None else usage.ctx.command_path

@@ -1,7 +1,7 @@
 """What the commands of `zsim` share: exit codes, and options that several of them have.
 
 Exit codes: 0 done; 1 the answer is no (findings, does not fit); 2 the caller's mistake; 3 the run
-itself failed; 130 interrupted.
+itself failed; 4 done and answered, but a file could not be written; 130 interrupted.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ class Code(IntEnum):
     NO = 1
     MISTAKE = 2
     FAILED = 3
+    UNWRITTEN = 4
     INTERRUPTED = 130
 
 

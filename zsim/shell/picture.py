@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from zsim.shell.mistake import MistakeError, file_fault
+from zsim.shell.mistake import MistakeError
 from zsim.shell.written import need_folder, write
 
 
@@ -33,16 +33,13 @@ def write_picture(option: str, path: Path, svg: str) -> None:
     """Put the picture in the file at `path`, given with `option`, in the format it ends with.
 
     Raises:
-        MistakeError: it cannot be written, or PNG cannot be made here.
+        UnwrittenError: it cannot be written.
+        MistakeError: PNG cannot be made here.
     """
     if path.suffix == ".svg":
         write(path, svg)
-        return
-    drawn = _cairo(option, path).svg2png(bytestring=svg.encode(), scale=2.0)
-    try:
-        path.write_bytes(drawn)
-    except OSError as error:
-        raise file_fault(str(path), error) from None
+    else:
+        write(path, _cairo(option, path).svg2png(bytestring=svg.encode(), scale=2.0))
 
 
 def _cairo(option: str, path: Path) -> _Cairo:

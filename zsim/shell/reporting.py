@@ -12,7 +12,7 @@ def write_report(path: Path, outcome: Outcome) -> None:
     """Put the page of `outcome` in the file at `path`.
 
     Raises:
-        MistakeError: it cannot be written.
+        UnwrittenError: it cannot be written.
     """
     page = run_page(
         outcome.job,

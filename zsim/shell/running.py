@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -25,6 +25,7 @@ from zsim.shell.remedy import remedies_of
 from zsim.shell.reporting import write_report
 from zsim.shell.source import Changes, Source, read
 from zsim.shell.traced import need_trace, write_trace
+from zsim.shell.written import Output, answer_before, unwritten
 from zsim.summary import summary
 from zsim.timeline import TimelineError, timeline
 from zsim.trace import Trace
@@ -60,6 +61,7 @@ def run(request: Request) -> bool:
     Raises:
         MistakeError: it cannot be run as asked.
         RunFailedError: it began and could not end.
+        UnwrittenError: a file cannot be written; the answer is printed.
     """
     _need_forms(request)
     changes = request.changes
@@ -95,7 +97,6 @@ def run(request: Request) -> bool:
     wall_time_s = perf_counter() - started
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return True
-    _write_files(request, job, trace)
     outcome = Outcome(
         title=source.title,
         job=job,
@@ -106,7 +107,11 @@ def run(request: Request) -> bool:
         remedies=_remedies(request, changes, trace),
         fitted=fitted_for(job.cluster) if trace.backend == "sim" else (),
     )
-    _tell(request, outcome)
+    with answer_before(*_outputs(request, outcome)):
+        if request.as_json:
+            print_json(outcome_object(outcome))
+        else:
+            print_outcome(outcome)
     return outcome.summary.fits
 
 
@@ -133,24 +138,23 @@ def _need_forms(request: Request) -> None:
         need_html("--report", request.report)
 
 
-def _tell(request: Request, outcome: Outcome) -> None:
-    """The answer: printed, and as a page where that is asked for."""
-    if request.report is not None:
-        write_report(request.report, outcome)
-    if request.as_json:
-        print_json(outcome_object(outcome))
-    else:
-        print_outcome(outcome)
+def _outputs(request: Request, outcome: Outcome) -> Iterator[Output]:
+    """Yield the files that are asked for: what happened as JSON, as a picture, as a page."""
+    trace, picture, report = request.trace, request.timeline, request.report
+    if trace is not None:
+        yield lambda: write_trace(trace, outcome.job, outcome.trace)
+    if picture is not None:
+        yield lambda: _draw(picture, outcome)
+    if report is not None:
+        yield lambda: write_report(report, outcome)
 
 
-def _write_files(request: Request, job: Job, trace: Trace) -> None:
-    """What happened, as JSON and as a picture, where that is asked for."""
-    if request.trace is not None:
-        write_trace(request.trace, job, trace)
-    if request.timeline is not None:
-        with mistakes(TimelineError, prefix=f"--timeline: {request.timeline}: "):
-            picture = timeline(job.schedule, job.model, trace)
-        write_picture("--timeline", request.timeline, picture)
+def _draw(path: Path, outcome: Outcome) -> None:
+    try:
+        drawn = timeline(outcome.job.schedule, outcome.job.model, outcome.trace)
+    except TimelineError as error:
+        raise unwritten(path, str(error)) from None
+    write_picture("--timeline", path, drawn)
 
 
 def _settings(request: Request, source: Source) -> tuple[dict[str, object], dict[str, object]]:

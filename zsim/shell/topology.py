@@ -9,6 +9,7 @@ from zsim.shell.answer import print_json, print_lines
 from zsim.shell.installed import part_names, topology
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.picture import need_format, write_picture
+from zsim.shell.written import answer_before
 from zsim.topology import Part, TopologyError
 from zsim.topology.cut import Cut, cuts, narrowest
 from zsim.topology.description import LinkClass, link_classes
@@ -35,19 +36,25 @@ def describe(request: Request) -> None:
     """Print what the cluster is, and draw it if asked.
 
     Raises:
-        MistakeError: there is no such cluster, or the picture cannot be written.
+        MistakeError: there is no such cluster, or it cannot be drawn so.
+        UnwrittenError: the picture cannot be written.
     """
     if request.drawing is not None:
         need_format("--draw", request.drawing)
     cluster = _cluster(request)
     found = cuts(cluster)
-    if request.drawing is not None:
-        write_picture("--draw", request.drawing, draw(cluster, narrowest(found) if found else None))
-    if request.as_json:
-        print_json(topology_object(cluster, found))
-    else:
-        print(cluster.name)
-        print_lines(_lines(cluster, found))
+
+    def picture() -> None:
+        if request.drawing is not None:
+            drawn = draw(cluster, narrowest(found) if found else None)
+            write_picture("--draw", request.drawing, drawn)
+
+    with answer_before(picture):
+        if request.as_json:
+            print_json(topology_object(cluster, found))
+        else:
+            print(cluster.name)
+            print_lines(_lines(cluster, found))
 
 
 def _cluster(request: Request) -> Cluster:

@@ -37,7 +37,7 @@ def write_trace(where: str, job: Job, trace: Trace) -> None:
     In a folder every rank of the trace has a file of its own, as PyTorch's profiler writes them.
 
     Raises:
-        MistakeError: it cannot be written.
+        UnwrittenError: it cannot be written.
     """
     path = Path(where)
     if is_folder(where):

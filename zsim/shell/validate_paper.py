@@ -15,6 +15,7 @@ from zsim.shell.largest import answer_of
 from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.source import resolved
+from zsim.shell.written import answer_before
 from zsim.summary import summary
 from zsim.validation.paper import Paper, Predicted, Quantity, Run, Verdict, parse, shown, verdict
 from zsim.validation.paper_picture import picture
@@ -27,21 +28,24 @@ def validate_paper(*, as_json: bool, drawing: Path | None) -> None:
     """Print how well every figure that ships is predicted.
 
     Raises:
-        MistakeError: the picture cannot be written.
+        MistakeError: no picture can be made.
+        UnwrittenError: the picture cannot be written.
     """
     if drawing is not None:
         need_format("--picture", drawing)
     papers = [parse(text) for text in published_papers().values()]
     verdicts = {paper.publication: verdicts_of(paper) for paper in papers}
     every = list(chain.from_iterable(verdicts.values()))
-    if as_json:
-        print_json({"files": {each.figure.name: verdict_object(each) for each in every}})
-    else:
-        for publication, found in verdicts.items():
-            print(publication)
-            _print(found)
-    if drawing is not None:
-        write_picture("--picture", drawing, picture(every))
+    outputs = (
+        [] if drawing is None else [lambda: write_picture("--picture", drawing, picture(every))]
+    )
+    with answer_before(*outputs):
+        if as_json:
+            print_json({"files": {each.figure.name: verdict_object(each) for each in every}})
+        else:
+            for publication, found in verdicts.items():
+                print(publication)
+                _print(found)
 
 
 def verdicts_of(paper: Paper) -> list[Verdict]:

@@ -11,6 +11,7 @@ from zsim.shell.measured import not_read, published_runs
 from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.prediction import forecasts
+from zsim.shell.written import answer_before, unwritten
 from zsim.units import format_bytes, format_seconds
 from zsim.validation.fit import ABOVE, NEAR, Fit
 from zsim.validation.fit import fit as fit_of
@@ -25,7 +26,8 @@ def validate_training(
     """Print how well `quantity` is predicted of the runs in `folder`.
 
     Raises:
-        MistakeError: there is nothing to read, or to draw, or the picture cannot be written.
+        MistakeError: there is nothing to read, or no picture can be made.
+        UnwrittenError: the picture cannot be written, or there is nothing to draw.
     """
     if picture is not None:
         need_format("--picture", picture)
@@ -39,22 +41,26 @@ def validate_training(
             fits[name] = fit
     if not verdicts:
         raise MistakeError(f"{folder}: no row has a {quantity}")
-    if as_json:
-        files = {each.file: verdict_object(each) for each in verdicts}
-        for name, fit in fits.items():
-            files[name]["fit"] = fit_object(fit)
-        print_json({"files": files, "not_read": not_read(folder)})
-    else:
-        print_verdicts(verdicts)
-        for fit in fits.values():
-            print_fit(fit)
-        if unread := not_read(folder):
-            print(f"not read, of a form that is not known: {', '.join(unread)}")
-    if picture is not None:
-        drawn = [each for each in verdicts if each.comparisons]
-        if not drawn:
-            raise MistakeError(f"--picture: {picture}: no row is modelled")
-        write_picture("--picture", picture, scatter(drawn, f"{quantity}: predicted, published"))
+
+    def draw() -> None:
+        if picture is not None:
+            drawn = [each for each in verdicts if each.comparisons]
+            if not drawn:
+                raise unwritten(picture, "no row is modelled")
+            write_picture("--picture", picture, scatter(drawn, f"{quantity}: predicted, published"))
+
+    with answer_before(draw):
+        if as_json:
+            files = {each.file: verdict_object(each) for each in verdicts}
+            for name, fit in fits.items():
+                files[name]["fit"] = fit_object(fit)
+            print_json({"files": files, "not_read": not_read(folder)})
+        else:
+            print_verdicts(verdicts)
+            for fit in fits.values():
+                print_fit(fit)
+            if unread := not_read(folder):
+                print(f"not read, of a form that is not known: {', '.join(unread)}")
 
 
 def judged(

@@ -104,7 +104,10 @@ def test_a_backend_that_reads_no_data_says_so(ask: Ask, scenario: Path) -> None:
         (("run", "tiny", "--steps", "1e3"), "Invalid value for '--steps': '1e3' must be"),
         (("show", "abacus"), "name: 'abacus' must be one of "),
         (("check", "tiny", "--explain", "1"), "--explain: 1 must be at most 0"),
-        (("plan", "tiny", "--schedule", "/no/such/folder/x.json"), "/no/such/folder/x.json: no "),
+        (
+            ("plan", "tiny", "--schedule", "/no/such/folder/x.json"),
+            "--schedule: /no/such/folder/x.json: /no/such/folder is no folder",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(

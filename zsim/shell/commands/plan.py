@@ -22,17 +22,19 @@ def plan(
     from zsim.plan import plan as plan_of
     from zsim.shell.answer import plan_object, print_json, print_plan
     from zsim.shell.source import Changes, read
-    from zsim.shell.written import write
+    from zsim.shell.written import answer_before, need_folder, write
 
+    if schedule is not None:
+        need_folder("--schedule", schedule)
     source = read(scenario, Changes(settings=tuple(settings or ())))
     document = source.document
     if document.model is None:
         raise MistakeError(f"{scenario}: model: missing; a plan needs it")
     found = plan_of(document.schedule, document.model)
-    if schedule is not None:
-        write(schedule, encode(document))
-    if json:
-        print_json(plan_object(found))
-    else:
-        print_plan(source.title, found)
+    outputs = [] if schedule is None else [lambda: write(schedule, encode(document))]
+    with answer_before(*outputs):
+        if json:
+            print_json(plan_object(found))
+        else:
+            print_plan(source.title, found)
     return Code.DONE

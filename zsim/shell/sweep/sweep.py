@@ -1,7 +1,7 @@
 """`zsim sweep`: what is left of a study is run and kept; then it says what came out."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from zsim.shell.sweep.store import Store, opened
 from zsim.shell.sweep.table import csv_text
 from zsim.shell.sweep.work import keys_of, left_of, work_off
 from zsim.shell.sweep.worker import Batch, Done, simulated
-from zsim.shell.written import need_folder, write
+from zsim.shell.written import Output, answer_before, need_folder, write
 from zsim.study.file import StudyError
 from zsim.study.outcome import Outcome
 from zsim.study.result import StudyResult, result_of
@@ -54,6 +54,7 @@ def sweep(request: Request) -> bool:
         MistakeError: the study, the store or the scheduler cannot be used.
         RunFailedError: a worker died; what was done is kept.
         KeyboardInterrupt: likewise.
+        UnwrittenError: a file cannot be written; the answer is printed.
     """
     if request.report is not None:
         need_html("--report", request.report)
@@ -67,17 +68,23 @@ def sweep(request: Request) -> bool:
         return _forecast(request, study, path)
     with opened(path) as store:
         result = _result(request, study, store, path)
-    if request.csv is not None:
-        write(request.csv, csv_text(result))
-    if request.report is not None:
-        write(request.report, render(study_page(result)))
-    if request.picture is not None:
-        write_picture("--picture", request.picture, chart(result))
-    if request.as_json:
-        print_json(result_object(result))
-    else:
-        print_result(result, path)
+    with answer_before(*_outputs(request, result)):
+        if request.as_json:
+            print_json(result_object(result))
+        else:
+            print_result(result, path)
     return bool(result.ranking.accepted)
+
+
+def _outputs(request: Request, result: StudyResult) -> Iterator[Output]:
+    """Yield the files that are asked for."""
+    csv, report, drawing = request.csv, request.report, request.picture
+    if csv is not None:
+        yield lambda: write(csv, csv_text(result))
+    if report is not None:
+        yield lambda: write(report, render(study_page(result)))
+    if drawing is not None:
+        yield lambda: write_picture("--picture", drawing, chart(result))
 
 
 def _forecast(request: Request, study: Study, path: Path) -> bool:
