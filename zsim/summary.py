@@ -46,7 +46,8 @@ class Summary:
         peak_allocated_bytes: largest book of a rank in device memory.
         memory_by_kind: what was booked then, by kind.
         peak_reserved_bytes: the most that a rank reserves of device memory: with PyTorch's caching
-            allocator, what is rounded up, split off or kept for another stream counts too.
+            allocator, what is rounded up, split off or kept for another stream counts too. Where
+            the rank runs out of memory, only what it had reserved until then.
         usable_bytes: what that rank may reserve: memory of its GPU less what CUDA and NCCL take.
         exposed_communication_s: time in which some communication runs or waits for its peers and
             no Compute runs; of the rank with the most.
@@ -55,6 +56,7 @@ class Summary:
             at it; of the rank with the most.
         fits: whether every rank has the memory that it reserves.
         peak_host_bytes: the most that the ranks of a node hold of its host's memory.
+        reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
     """
 
     step_time_s: float
@@ -73,6 +75,12 @@ class Summary:
     host_bound_s: float
     fits: bool
     peak_host_bytes: int = 0
+    reserved_is_known: bool = True
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Return the most that a rank reserves; None where that is not known."""
+        return self.peak_reserved_bytes if self.reserved_is_known else None
 
     @property
     def bound_by(self) -> str:
@@ -112,6 +120,7 @@ class Room:
     usable_bytes: int
     full_at: str | None
     peak_host_bytes: int = 0
+    reserved_is_known: bool = True
 
 
 def summary(job: Job, trace: Trace) -> Summary:
@@ -146,6 +155,7 @@ def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
         host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
         fits=taken.full_at is None,
         peak_host_bytes=taken.peak_host_bytes,
+        reserved_is_known=taken.reserved_is_known,
     )
 
 
@@ -170,7 +180,8 @@ def work(job: Job, trace: Trace) -> Work:
 
 def room(job: Job, trace: Trace) -> Room:
     """The memory of the rank that takes most."""
-    largest, reserved = _largest(job, trace), _largest_reserved(job, trace)
+    largest, reservations_made = _largest(job, trace), _reserved(job, trace)
+    reserved = max(reservations_made, key=lambda each: each.peak_bytes)
     full = trace.out_of_memory
     return Room(
         peak_allocated_bytes=largest.bytes,
@@ -179,6 +190,7 @@ def room(job: Job, trace: Trace) -> Room:
         usable_bytes=reserved.capacity_bytes or 0,
         full_at=None if full is None else full.operation,
         peak_host_bytes=_on_node(job, trace),
+        reserved_is_known=all(each.shortage is None for each in reservations_made),
     )
 
 
@@ -269,18 +281,17 @@ def _on_node(job: Job, trace: Trace) -> int:
     return each * min(job.cluster.gpus_per_node, job.schedule.mesh.size)
 
 
-def _largest_reserved(job: Job, trace: Trace) -> Reservation:
-    """The reservation of device memory that is largest, of any rank."""
+def _reserved(job: Job, trace: Trace) -> list[Reservation]:
+    """Return the reservations of device memory of all ranks."""
     device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
     books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their book
-    found = [
+    return [
         each
         for rank in books.values()
         for each in rank.reservations
         or reservations(job.schedule, _program(job, rank), rank.book, job.cluster)
         if each.pool in device
     ]
-    return max(found, key=lambda each: each.peak_bytes)
 
 
 def step_of(job: Job, trace: Trace) -> LastStep:

@@ -1,5 +1,6 @@
 """Device memory over a step: what is alive by kind, what is reserved, and the peak explained."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -7,7 +8,7 @@ from zsim.allocator import Peak, peak, reservations
 from zsim.backend import Job
 from zsim.report.page import LEGEND, Figure, Json, Section, Table, number, words
 from zsim.schedule import Kind, Place
-from zsim.trace import BookEntry, RankTrace, Trace
+from zsim.trace import BookEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes
 
 COLOURS = {
@@ -32,11 +33,14 @@ LARGEST = 12
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """After a line of the book: which operation, bytes alive by kind, bytes reserved."""
+    """After a line of the book: which operation, bytes alive by kind, bytes reserved.
+
+    Nothing is known of what is reserved after memory ran out.
+    """
 
     operation: str
     alive: tuple[int, ...]
-    reserved: int
+    reserved: int | None
 
 
 def memory(job: Job, trace: Trace) -> Section:
@@ -57,7 +61,7 @@ def memory(job: Job, trace: Trace) -> Section:
     capacity = reserved.capacity_bytes
     return Section(
         title="Memory",
-        sentences=(_sentence(found, rank, reserved.peak_bytes, capacity),),
+        sentences=(_sentence(found, rank, reserved),),
         figure=_figure(_shown(lines), capacity),
         table=_table(found),
     )
@@ -71,7 +75,7 @@ def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> l
     for at, entry in enumerate(entries):
         alive[kinds.index(entry.kind)] += entry.change_bytes
         if entry.step == step:
-            total = reserved[min(at, len(reserved) - 1)] if reserved else 0
+            total = reserved[at] if at < len(reserved) else None
             found.append(_Line(entry.operation, tuple(alive), total))
     return found
 
@@ -88,7 +92,7 @@ def _shown(lines: list[_Line]) -> list[_Line]:
 def _figure(lines: list[_Line], capacity: int | None) -> Figure:
     where = list(range(len(lines)))
     names = [line.operation for line in lines]
-    top = max((max(line.reserved, sum(line.alive)) for line in lines), default=0)
+    top = max((max(line.reserved or 0, sum(line.alive)) for line in lines), default=0)
     unit, size = next((each for each in UNITS if top >= each[1]), UNITS[-1])
     traces: list[Json] = []
     for at, kind in enumerate(Kind):
@@ -108,7 +112,7 @@ def _figure(lines: list[_Line], capacity: int | None) -> Figure:
                     "hovertemplate": f"{kind} %{{y:.3f}} {unit}<br>%{{customdata}}<extra></extra>",
                 }
             )
-    reserved = [line.reserved / size for line in lines]
+    reserved = [None if line.reserved is None else line.reserved / size for line in lines]
     if any(reserved):
         traces.append(_level("reserved", unit, where, reserved) | {"line": DOTTED})
     if capacity is not None and lines:
@@ -130,7 +134,9 @@ def _figure(lines: list[_Line], capacity: int | None) -> Figure:
     )
 
 
-def _level(name: str, unit: str, where: list[int], values: list[float]) -> dict[str, object]:
+def _level(
+    name: str, unit: str, where: list[int], values: Sequence[float | None]
+) -> dict[str, object]:
     return {
         "type": "scatter",
         "mode": "lines",
@@ -168,15 +174,23 @@ def phase_of(operation: str) -> str:
     return f"{parts[0] if parts else operation} {micro}".strip()
 
 
-def _sentence(found: Peak, rank: RankTrace, reserved: int, capacity: int | None) -> str:
+def _sentence(found: Peak, rank: RankTrace, reserved: Reservation) -> str:
     kinds = sorted(found.by_kind, key=lambda each: -each[1])
     most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds[:3] if size)
+    capacity = reserved.capacity_bytes
     limit = f", of {format_bytes(capacity)} that may be" if capacity is not None else ""
     return (
         f"At the peak, in {phase_of(found.operation)} of step {found.step + 1} on rank "
         f"{rank.rank}, {format_bytes(found.bytes)} are alive: {most}. "
-        f"{format_bytes(reserved)} are reserved at most{limit}."
+        f"{_reserved(reserved)}{limit}."
     )
+
+
+def _reserved(found: Reservation) -> str:
+    size = format_bytes(found.peak_bytes)
+    if found.shortage is None:
+        return f"{size} are reserved at most"
+    return f"Until memory ran out, {size} were reserved"
 
 
 def _table(found: Peak) -> Table:

@@ -41,11 +41,12 @@ class Pairs:
 
     Attributes:
         figures: names of the numbers that each run has; the first is judged by the error.
-        runs: name, numbers, and relative error of the first number if somebody judged it.
+        runs: name, numbers (None where one is not known), and relative error of the first number
+            if somebody judged it.
     """
 
     figures: tuple[str, ...]
-    runs: tuple[tuple[str, tuple[float, ...], float | None], ...]
+    runs: tuple[tuple[str, tuple[float | None, ...], float | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,11 @@ def run_page(
 
 
 def _answer(found: Summary) -> str:
-    memory_used = format_bytes(found.peak_reserved_bytes)
-    text = f"It {'fits' if found.fits else 'does not fit'}: {memory_used} are reserved at most"
+    if found.reserved_bytes is not None:
+        memory_used = f"{format_bytes(found.reserved_bytes)} are reserved at most"
+    else:
+        memory_used = f"{format_bytes(found.peak_allocated_bytes)} are alive at the peak"
+    text = f"It {'fits' if found.fits else 'does not fit'}: {memory_used}"
     if found.usable_bytes:
         text += f", of {format_bytes(found.usable_bytes)}"
     if found.step_time_s:

@@ -86,7 +86,8 @@ def _figures(row: Row, *, priced: bool) -> Iterator[Cell]:
     yield number(f"{format_seconds(found.step_time_s)}{band}", found.step_time_s)
     yield number(f"{exposed:.1%}", exposed)
     yield number(f"{found.mfu:.1%}" if found.mfu else "", found.mfu)
-    yield number(format_bytes(found.peak_reserved_bytes), found.peak_reserved_bytes)
+    reserved = found.reserved_bytes
+    yield number("" if reserved is None else format_bytes(reserved), reserved or 0)
     yield number(f"{found.tokens_per_s:,.0f}", found.tokens_per_s)
     if priced:
         cost = row.cost_per_million_tokens
@@ -324,13 +325,13 @@ def _pairs(result: StudyResult, rows: Sequence[Row]) -> Section:
     )
 
 
-def _numbers(row: Row) -> tuple[float, ...]:
+def _numbers(row: Row) -> tuple[float | None, ...]:
     found = row.outcome.summary
     assert found is not None
     return (
         found.step_time_s,
         found.exposed_communication_s,
-        found.peak_reserved_bytes / 1e9,
+        None if found.reserved_bytes is None else found.reserved_bytes / 1e9,
         found.mfu * 100,
         found.tokens_per_s,
         row.gpus,

@@ -142,11 +142,12 @@ def _largest_object(by: str, found: Largest) -> dict[str, object]:
 
 def _size_object(by: str, tried: Tried) -> dict[str, object]:
     taken = tried.footprint
+    short = taken.lack is not None and taken.reserved_bytes < taken.lack.needed_bytes
     return {
         by: tried.size,
         "parameters": tried.parameters,
         "peak_allocated_bytes": taken.allocated_bytes,
-        "peak_reserved_bytes": taken.reserved_bytes,
+        "peak_reserved_bytes": None if short else taken.reserved_bytes,
         "usable_memory_bytes": taken.usable_bytes,
     }
 

@@ -7,6 +7,7 @@ from zsim.backend import Job
 from zsim.footprint import Lack, lack_of_run
 from zsim.moment import moment
 from zsim.remedy import Remedy
+from zsim.schedule import Place
 from zsim.shell.answer import print_lines
 from zsim.shell.lack import alive_text, lack_object
 from zsim.shell.remedy import remedy_lines, remedy_objects
@@ -66,7 +67,7 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
         "exposed_communication_s_by_axis": dict(found.exposed_by_group),
         "host_bound_s": found.host_bound_s,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "peak_reserved_bytes": found.reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
         "peak_node_host_bytes": found.peak_host_bytes,
         "usable_memory_bytes": found.usable_bytes,
@@ -161,11 +162,21 @@ def _fits(outcome: Outcome) -> str:
     where = f"{format_bytes(found.peak_allocated_bytes)} at the peak"
     if outcome.trace.backend != "sim":
         return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
-    reserved = f"{format_bytes(found.peak_reserved_bytes)} reserved"
+    reserved = f"{_reserved(outcome)} reserved"
     usable = f"{job.cluster.gpu.name} leaves {format_bytes(found.usable_bytes)}"
     if found.fits and found.peak_allocated_bytes > found.usable_bytes > 0:
         where = f"the host would run ahead to {format_bytes(found.peak_allocated_bytes)} and waits"
     return f"{'yes' if found.fits else 'no'}: {where}, {reserved}, {usable}"
+
+
+def _reserved(outcome: Outcome) -> str:
+    """What is reserved at most; a lower bound where memory ran out before the peak."""
+    found, full = outcome.summary, outcome.trace.out_of_memory
+    if found.reserved_bytes is not None:
+        return format_bytes(found.reserved_bytes)
+    pools = {pool.name: pool.place for pool in outcome.job.schedule.pools}
+    refused = full.needed_bytes if full and pools[full.pool] is Place.DEVICE else 0
+    return f"at least {format_bytes(max(found.peak_allocated_bytes, refused))}"
 
 
 def _exposed(found: Summary, share: float) -> str:

@@ -135,7 +135,11 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
         lambda summary: f"{summary.exposed_communication_s / summary.step_time_s:.1%}"
     )
     found["MFU"] = _of(lambda summary: f"{summary.mfu:.1%}" if summary.mfu else "")
-    found["reserved"] = _of(lambda summary: format_bytes(summary.peak_reserved_bytes))
+    found["reserved"] = _of(
+        lambda summary: (
+            "" if summary.reserved_bytes is None else format_bytes(summary.reserved_bytes)
+        )
+    )
     tokens = {
         round(summary.tokens_per_s * summary.step_time_s)
         for summary in (row.outcome.summary for row in result.rows)

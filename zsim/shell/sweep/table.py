@@ -34,8 +34,10 @@ def columns(result: StudyResult, row: Row) -> dict[str, object]:
         "micro_batch_size": row.micro_batch_size or None,
         "gradient_accumulation_steps": row.accumulation_steps or None,
     }
+    summary = outcome.summary
     for name in FIGURES:
-        found[name] = None if outcome.summary is None else getattr(outcome.summary, name)
+        found[name] = None if summary is None else getattr(summary, name)
+    found["peak_reserved_bytes"] = None if summary is None else summary.reserved_bytes
     found["cost_per_million_tokens"] = row.cost_per_million_tokens
     found["error"] = outcome.error
     return found
