@@ -27,6 +27,11 @@ NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[kMGTPEmunp]?(?:B|s)|[kMGTPE]?FL
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
+def print_title(title: str) -> None:
+    """Print the title of an answer, on more lines where settings make it long."""
+    print(title if len(title) <= LINE_WIDTH else fill(title, LINE_WIDTH, subsequent_indent="  "))
+
+
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
     """Names and what they are, in two columns; a number and its unit stay on one line."""
     indent = " " * (NAME_WIDTH + 1)
@@ -44,9 +49,10 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
         )
 
 
-def plan_object(plan: Plan) -> dict[str, object]:
+def plan_object(title: str, plan: Plan) -> dict[str, object]:
     """`zsim plan --json`."""
     return {
+        "title": title,
         "ranks": plan.ranks,
         "mesh": dict(plan.mesh),
         "parameters": plan.parameters,
@@ -78,7 +84,7 @@ def print_plan(title: str, plan: Plan) -> None:
     whose, who = "each GPU", "every rank"
     if plan.roles > 1:  # stages of a pipeline
         whose, who = f"each GPU of {plan.role}, which holds most", f"every rank of {plan.role}"
-    print(title)
+    print_title(title)
     print_lines(
         [
             ("ranks", f"{plan.ranks}: {mesh}"),

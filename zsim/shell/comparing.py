@@ -63,7 +63,8 @@ def _side(name: str, settings: tuple[str, ...], but: tuple[str, ...]) -> Side:
     trace = _trace(name)
     if trace is None:
         source = read(name, Changes(settings=(*settings, *but)))
-        return Side(name=f"{name} with {', '.join(but)}" if but else name, trace=_simulated(source))
+        changed = ", ".join((*settings, *but))
+        return Side(name=f"{name} with {changed}" if changed else name, trace=_simulated(source))
     for option, given in (("--set", settings), ("--but", but)):
         if given:
             raise MistakeError(f"{option}: {name} is a trace; settings are for scenarios")

@@ -9,7 +9,7 @@ from zsim.footprint import Footprint, depends_on_time, states_alone
 from zsim.largest import Largest, Tried, largest
 from zsim.moment import moment
 from zsim.pipeline import fewest_layers
-from zsim.shell.answer import print_json, print_lines
+from zsim.shell.answer import print_json, print_lines, print_title
 from zsim.shell.lack import alive_text, lack_object
 from zsim.shell.memory import footprint_of
 from zsim.shell.mistake import MistakeError
@@ -54,7 +54,7 @@ def print_largest(name: str, changes: Changes, *, as_json: bool) -> bool:
     if as_json:
         print_json(_object(answer))
     else:
-        print(answer.title)
+        print_title(answer.title)
         print_lines(_lines(answer))
     return answer.found.fits is not None
 
@@ -124,7 +124,7 @@ class _Jobs:
 
 def _object(answer: Answer) -> dict[str, object]:
     main = answer.found if answer.states is None else answer.states
-    found = {"by": answer.by, **_largest_object(answer.by, main)}
+    found = {"title": answer.title, "by": answer.by, **_largest_object(answer.by, main)}
     if answer.states is not None:
         found["with_buffers"] = _largest_object(answer.by, answer.found)
     return found

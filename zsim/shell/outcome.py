@@ -8,7 +8,7 @@ from zsim.footprint import Lack, lack_of_run
 from zsim.moment import moment
 from zsim.remedy import Remedy
 from zsim.schedule import Place
-from zsim.shell.answer import print_lines
+from zsim.shell.answer import print_lines, print_title
 from zsim.shell.lack import alive_text, lack_object
 from zsim.shell.remedy import remedy_lines, remedy_objects
 from zsim.summary import Summary
@@ -48,6 +48,7 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
     found, trace = outcome.summary, outcome.trace
     lack = lack_of_run(outcome.job.schedule, trace)
     return {
+        "title": outcome.title,
         "backend": trace.backend,
         "fits": found.fits,
         "out_of_memory": None if lack is None else lack_object(lack),
@@ -83,7 +84,7 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
 
 def print_outcome(outcome: Outcome) -> None:
     """`zsim run`: the answer first, at most 15 lines."""
-    print(outcome.title)
+    print_title(outcome.title)
     print_lines(outcome_lines(outcome))
 
 

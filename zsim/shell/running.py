@@ -15,7 +15,7 @@ from zsim.check import check
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.fault import Jitter
 from zsim.remedy import Remedy
-from zsim.shell.answer import findings_object, print_findings, print_json
+from zsim.shell.answer import findings_object, print_findings, print_json, print_title
 from zsim.shell.installed import fitted_for
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.outcome import Outcome, outcome_object, print_outcome
@@ -92,7 +92,8 @@ def run(request: Request) -> bool:
         if request.as_json:
             print_json({"cut": str(cut)})
         else:
-            print(f"{source.title}\ncut off: {cut}")
+            print_title(source.title)
+            print(f"cut off: {cut}")
         return False
     wall_time_s = perf_counter() - started
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks

@@ -175,12 +175,15 @@ def _schedule(name: str, text: str, changes: Changes) -> Source:
 
 def _scenario(name: str, text: str, changes: Changes) -> "Scenario":
     from zsim.scenario import ScenarioError, parse
+    from zsim.shell.title import title_of
 
     settings = list(changes.settings)
     if changes.steps is not None:
         settings.append(f"train.steps={changes.steps}")
     with mistakes(ScenarioError, prefix=f"{name}: "):
-        return parse(text, settings)
+        found = parse(text, settings)
+    title = title_of(found.title, text, settings, changes.ranks)
+    return found.model_copy(update={"title": title})
 
 
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":

@@ -34,8 +34,8 @@ def test_a_host_that_runs_ahead_of_memory_is_said_to_wait(
 def test_a_run_that_does_not_fit_reserves_at_least_what_is_alive_at_its_peak(
     ask: Ask, allocator: str
 ) -> None:
-    large = ("run", "llama2_7b", "--set", "cluster.gpu_memory=5 GB")
-    large = (*large, "--no-check", "--set", f"cluster.allocator={allocator}")
+    settings = ("--set=cluster.gpu_memory=5 GB", f"--set=cluster.allocator={allocator}")
+    large = ("run", "llama2_7b", "--no-check", *settings)
     code, out, _ = ask(*large)
     assert code == 1
     line = " ".join(out.partition("out of memory at")[0].split())

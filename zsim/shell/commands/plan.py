@@ -34,7 +34,7 @@ def plan(
     outputs = [] if schedule is None else [lambda: write(schedule, encode(document))]
     with answer_before(*outputs):
         if json:
-            print_json(plan_object(found))
+            print_json(plan_object(source.title, found))
         else:
             print_plan(source.title, found)
     return Code.DONE

@@ -1,0 +1,61 @@
+"""The title of a run says what the command line changed in its scenario."""
+
+import json
+from pathlib import Path
+
+import pytest
+from asked import Ask
+
+TINY = "Tiny: a GPT of 3 layers, to try on a laptop"
+NODES = ("--set", "cluster.nodes=64")
+LLAMA = "Llama 2 7B: ZeRO stage 3 on 32 H100, with cluster.nodes = 64"
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ((), TINY),
+        (("--set", "model.layers=5"), f"{TINY}, with model.layers = 5"),
+        (
+            ("--set", "zero.stage=2", "--set", "train.precision=bf16"),
+            f"{TINY}, with zero.stage = 2, train.precision = bf16",
+        ),
+        (("--set", "zero.stage=1", "--set", "zero.stage=2"), f"{TINY}, with zero.stage = 2"),
+        (("--set", ' zero . stage = "2"'), ""),
+        (("--set", "model.layers=3"), TINY),  # as it is in the file
+        (("--set", "title=Mine"), "Mine"),
+        (("--set", "title=Mine", "--set", "zero.stage=2"), "Mine, with zero.stage = 2"),
+    ],
+)
+def test_a_title_names_every_key_that_is_changed(
+    ask: Ask, words: tuple[str, ...], title: str
+) -> None:
+    code, out, _ = ask("plan", "tiny", *words)
+    assert out.partition("\n")[0] == title
+    assert code == (0 if title else 2)
+
+
+@pytest.mark.parametrize("command", ["run --no-check", "plan", "largest"])
+def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str) -> None:
+    name, *options = command.split()
+    _, out, _ = ask(name, "llama2_7b", *options, *NODES)
+    assert out.startswith(f"{LLAMA}\n")
+    assert json.loads(ask(name, "llama2_7b", *options, *NODES, "--json")[1])["title"] == LLAMA
+
+
+def test_the_page_of_a_run_has_the_title_of_what_ran(ask: Ask, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert ask("run", "tiny", "--set", "zero.stage=2", "--report", page)[0] == 0
+    assert f"<title>{TINY}, with zero.stage = 2</title>" in page.read_text("utf-8")
+
+
+def test_ranks_and_steps_of_the_command_line_are_in_the_title(ask: Ask) -> None:
+    _, out, _ = ask("run", "tiny", "--ranks", "8", "--steps", "3")
+    assert out.startswith(f"{TINY}, with train.steps = 3, ranks = 8\n")
+
+
+def test_runs_that_are_compared_are_called_by_what_both_were_set_to(ask: Ask) -> None:
+    words = ("compare", "tiny", "--set", "train.steps=2", "--but", "zero.stage=2")
+    first, second, *_ = ask(*words)[1].splitlines()
+    assert first == "A: tiny with train.steps=2 (sim)"
+    assert second == "B: tiny with train.steps=2, zero.stage=2 (sim)"
