@@ -106,9 +106,14 @@ class SimBackend:
             step_end_ps=done.step_ends_ps(job.steps),
             links=_link_use(done.network, done.links, job.steps - 1),
             out_of_memory=_out_of_memory(traces),
-            trust=trust(job),
-            error=error(job),
+            trust=trust(job, self._aside),
+            error=error(job, self._aside),
         )
+
+    @property
+    def _aside(self) -> list[str]:
+        """What else is simulated that no judged run is known to have had."""
+        return ["faults"] * bool(self.faults) + ["other jobs"] * bool(self.neighbours)
 
     def step_ends_ps(
         self, job: Job, *, seed: int = 0, faults: Sequence[Fault] = ()
@@ -161,8 +166,8 @@ class SimBackend:
             begin_ps=begin_ps,
             end_ps=ends_ps[-1],
             ranks=tuple(ranks),
-            trust=trust(job),
-            error=error(job),
+            trust=trust(job, self._aside),
+            error=error(job, self._aside),
         )
 
     def _simulate(self, job: Job, seed: int, faults: Sequence[Fault] = ()) -> "_Done":

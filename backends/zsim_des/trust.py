@@ -1,6 +1,9 @@
 """How far a simulation can be trusted, in a sentence: what its times rest on, who judged them."""
 
+from collections.abc import Sequence
+
 from zsim.backend import Job
+from zsim.circumstance import circumstance, unlike
 from zsim.cost.in_training import SPANS, Evidence, Span
 from zsim.cost.kernel_profile import KernelProfile
 
@@ -28,12 +31,10 @@ WORDS = {
     "ranks": "{:,} GPUs",
     "parameters": "{:,} parameters",
 }
-AXES = {"tensor": "tensor degree {:,}", "pipeline": "{:,} stages of a pipeline"}
-"""Axes that runs which constants of training are fitted to do not have: they are all FSDP."""
 
 
-def trust(job: Job) -> str:
-    """The sentence for the simulation of `job`."""
+def trust(job: Job, aside: Sequence[str] = ()) -> str:
+    """Return the sentence for the simulation of `job`, with `aside` beside it."""
     cluster = job.cluster
     kernels = cluster.gpu.kernels
     if kernels is None:
@@ -45,10 +46,10 @@ def trust(job: Job) -> str:
     evidence = kernels.training.evidence
     if evidence is None or not evidence.judged:
         return KERNELS.format(wires=wires)
-    return _judged(job, kernels, evidence, wires)
+    return _judged(_outside(job, evidence, aside), kernels, evidence, wires)
 
 
-def error(job: Job) -> float | None:
+def error(job: Job, aside: Sequence[str] = ()) -> float | None:
     """The relative error that nine of ten held-out runs like `job` stayed below; None if unknown.
 
     Unknown where no run of this kind of GPU was judged, or the job is outside what was fitted.
@@ -57,17 +58,17 @@ def error(job: Job) -> float | None:
     evidence = None if kernels is None else kernels.training.evidence
     if kernels is None or evidence is None or not evidence.judged:
         return None
-    known = kernels.gpu == evidence.gpu and not _outside(job, evidence)
+    known = kernels.gpu == evidence.gpu and not _outside(job, evidence, aside)
     return evidence.p90 if known else None
 
 
-def _judged(job: Job, kernels: KernelProfile, evidence: Evidence, wires: str) -> str:
+def _judged(outside: list[str], kernels: KernelProfile, evidence: Evidence, wires: str) -> str:
     found = JUDGED.format(
         judged=evidence.judged,
         gpu=evidence.gpu,
         median=evidence.median,
         p90=evidence.p90,
-        range=_range(job, evidence),
+        range=_range(outside),
         wires=wires,
     )
     if kernels.gpu != evidence.gpu:
@@ -75,24 +76,24 @@ def _judged(job: Job, kernels: KernelProfile, evidence: Evidence, wires: str) ->
     return found
 
 
-def _range(job: Job, evidence: Evidence) -> str:
-    """Whether the run is like those that were fitted, and if not in what."""
-    outside = _outside(job, evidence)
+def _range(outside: list[str]) -> str:
+    """Whether the run is like those that were fitted and judged, and if not in what."""
     if not outside:
         return "this run is inside the range fitted"
     return f"this run is outside the range fitted: {', '.join(outside)}"
 
 
-def _outside(job: Job, evidence: Evidence) -> list[str]:
-    """In what the run is not like those that were fitted."""
+def _outside(job: Job, evidence: Evidence, aside: Sequence[str]) -> list[str]:
+    """In what the run is not like those that were fitted and judged."""
     shape = job.model.architecture
     asked = {"ranks": job.schedule.mesh.size, "parameters": job.model.parameter_count}
     if shape is not None:
         asked["sequence_length"] = shape.sequence_length
-    found: list[str] = []
+    found = [*unlike(circumstance(job), evidence.under), *aside]
+    if shape is None:
+        found.append("a model whose shape is not known")
     for name in SPANS:
         span: Span = getattr(evidence, name)
         if name in asked and asked[name] not in span:
             found.append(WORDS[name].format(asked[name]))
-    axes = ((axis.size, AXES.get(axis.name)) for axis in job.schedule.mesh.axes)
-    return found + [words.format(size) for size, words in axes if words and size > 1]
+    return found

@@ -17,6 +17,7 @@ from zsim.cost.in_training import (
     Evidence,
     InTraining,
     InTrainingError,
+    Judged,
     Span,
 )
 from zsim.cost.kernel_profile import NAMES, KernelProfile
@@ -33,6 +34,16 @@ EVIDENCE = Evidence(
     sequence_length=SPAN,
     ranks=SPAN,
     parameters=SPAN,
+    under=Judged(
+        runtimes=("FSDP1", "FSDP2"),
+        precisions=("bf16", "bf16 with rowwise float8"),
+        tensor=SPAN,
+        pipeline=SPAN,
+        context=SPAN,
+        replicate=SPAN,
+        nics_per_node=SPAN,
+        oversubscription=SPAN,
+    ),
 )
 TRUTH = InTraining(
     product=0.75,

@@ -8,6 +8,7 @@ that were not fitted and writes down how far off it was.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from fractions import Fraction
 
 from zsim.kernel import Kernel, KernelKind
 
@@ -23,9 +24,33 @@ class Span:
     least: int
     most: int
 
-    def __contains__(self, value: int) -> bool:
+    def __contains__(self, value: int | Fraction) -> bool:
         """Whether `value` lies between them."""
         return self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Under what the judged runs were made; of a run under something else nothing was judged.
+
+    Attributes:
+        runtimes: whose order of operations they had.
+        precisions: formats of forward and backward, with float8 where there was some.
+        tensor, pipeline, context, replicate: ranks of these axes.
+        nics_per_node, oversubscription: of the clusters that they were on.
+    """
+
+    runtimes: tuple[str, ...]
+    precisions: tuple[str, ...]
+    tensor: Span
+    pipeline: Span
+    context: Span
+    replicate: Span
+    nics_per_node: Span
+    oversubscription: Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +63,7 @@ class Evidence:
         judged: runs of sweeps that were not.
         median, p90: absolute error of step times of those, as fractions.
         sequence_length, ranks, parameters: of the runs that were fitted.
+        under: what the judged runs were made under.
     """
 
     gpu: str
@@ -48,6 +74,7 @@ class Evidence:
     sequence_length: Span
     ranks: Span
     parameters: Span
+    under: Judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +147,9 @@ MATRIX: tuple[str, ...] = ("product", "attention_forward", "attention_backward",
 
 SHARES: tuple[str, ...] = (*MATRIX, "memory")
 SPANS: tuple[str, ...] = ("sequence_length", "ranks", "parameters")
+DEGREES: tuple[str, ...] = ("tensor", "pipeline", "context", "replicate")
+JUDGED_WORDS: tuple[str, ...] = ("runtimes", "precisions")
+JUDGED_SPANS: tuple[str, ...] = (*DEGREES, "nics_per_node", "oversubscription")
 CONSTANTS: tuple[str, ...] = (*SHARES, "beside_collective")
 
 ALONE = InTraining()
@@ -135,10 +165,16 @@ def text(training: InTraining) -> list[str]:
     lines += ["", "[training.evidence]", f'gpu = "{evidence.gpu}"']
     lines += [f"fitted = {evidence.fitted}", f"judged = {evidence.judged}"]
     lines += [f"median = {evidence.median:.4f}", f"p90 = {evidence.p90:.4f}"]
-    for name in SPANS:
-        span: Span = getattr(evidence, name)
-        lines.append(f"{name} = [{span.least}, {span.most}]")
-    return lines
+    lines += [_span_line(name, getattr(evidence, name)) for name in SPANS]
+    lines += ["", "[training.evidence.under]"]
+    for name in JUDGED_WORDS:
+        words = ", ".join(f'"{word}"' for word in getattr(evidence.under, name))
+        lines.append(f"{name} = [{words}]")
+    return lines + [_span_line(name, getattr(evidence.under, name)) for name in JUDGED_SPANS]
+
+
+def _span_line(name: str, span: Span) -> str:
+    return f"{name} = [{span.least}, {span.most}]"
 
 
 def parse(table: Mapping[str, object]) -> InTraining:
@@ -163,9 +199,34 @@ def parse(table: Mapping[str, object]) -> InTraining:
         sequence_length=spans["sequence_length"],
         ranks=spans["ranks"],
         parameters=spans["parameters"],
+        under=_judged(found["under"]),
     )
     constants = {name: _number(name, table[name]) for name in CONSTANTS}
     return InTraining(**constants, evidence=evidence)
+
+
+def _judged(found: object) -> Judged:
+    if not isinstance(found, dict):
+        raise InTrainingError("under: must be a table")
+    _keys(found, {field.name for field in fields(Judged)}, "under")
+    words = {name: _words(name, found[name]) for name in JUDGED_WORDS}
+    spans = {name: _span(name, found[name]) for name in JUDGED_SPANS}
+    return Judged(
+        runtimes=words["runtimes"],
+        precisions=words["precisions"],
+        tensor=spans["tensor"],
+        pipeline=spans["pipeline"],
+        context=spans["context"],
+        replicate=spans["replicate"],
+        nics_per_node=spans["nics_per_node"],
+        oversubscription=spans["oversubscription"],
+    )
+
+
+def _words(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise InTrainingError(f"{name}: must be a list of words")
+    return tuple(value)
 
 
 def _keys(table: Mapping[str, object], known: set[str], what: str) -> None:

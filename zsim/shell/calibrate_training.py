@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from zsim.backend import Job, load
 from zsim.calibration.training_fit import Observed, alone_s, fitted
 from zsim.calibration.validate import errors_of
+from zsim.circumstance import Circumstance, circumstance, judged_under
 from zsim.cost.in_training import Evidence, InTraining, Span
 from zsim.cost.kernel_profile import FittedKernels, KernelProfile
 from zsim.cost.kernel_time import peaks_of
@@ -45,12 +46,13 @@ most, with the same matrix units where there is one."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Simulated:
-    """A run as it was simulated: its step, what was observed, what is trained on how many ranks."""
+    """A run as it was simulated: its step, what was observed, what was trained on what."""
 
     step_time_s: float
     observed: Observed
     ranks: int
     parameters: int
+    circumstance: Circumstance
 
 
 class _Timer(Protocol):
@@ -112,6 +114,7 @@ def _trained(
             sequence_length=_span([run.sequence_length for run in for_fit]),
             ranks=_span([one.ranks for one in seen]),
             parameters=_span([one.parameters for one in seen]),
+            under=judged_under([one.circumstance for one in judged or seen]),
         ),
     )
 
@@ -189,4 +192,5 @@ def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile
         ),
         ranks=job.schedule.mesh.size,
         parameters=job.model.parameter_count,
+        circumstance=circumstance(job),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from zsim.cost.kernel_profile import parse
 from zsim.shell.cli import answer
-from zsim.shell.installed import fitted_for, fitted_kernels, topology
+from zsim.shell.installed import fitted_for, fitted_kernels, scenarios, topology
 
 
 def run(capsys: pytest.CaptureFixture[str], *settings: str) -> dict[str, object]:
@@ -29,24 +29,103 @@ def test_fitted_constants_change_times_and_what_is_to_be_trusted(
     assert fitted["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
     # 512 GPUs and 175 billion parameters are beyond what anybody published in such a table.
     assert "held-out runs of training on h100" in str(fitted["trust"])
-    assert "outside the range fitted: 512 GPUs" in str(fitted["trust"])
+    assert "outside the range fitted: runtime zsim's own, 512 GPUs" in str(fitted["trust"])
     assert "rates" in str(plain["trust"])
 
 
-def test_axes_that_no_fitted_run_had_are_outside_what_is_to_be_trusted(
+FSDP = ("zero.emulate=fsdp1",)
+NANOTRON = ("zero.emulate=nanotron", "zero.stage=1")
+FLOAT8 = (*FSDP, "train.float8=rowwise", "train.compile=true")
+FAULT = (*FSDP, "fault=[{kind='gpu', rank=1, factor=2}]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "outside"),
+    [
+        (FSDP, ""),
+        ((*FSDP, "cluster.nodes=1", "cluster.nics_per_node=1"), ""),  # no NIC is used
+        ((), "runtime zsim's own"),
+        (("zero.emulate=fsdp2",), "runtime FSDP2"),
+        (NANOTRON, "runtime Nanotron"),
+        ((*NANOTRON, "parallel.tensor=2"), "runtime Nanotron, tensor degree 2"),
+        (
+            (*NANOTRON, "parallel.tensor=2", "parallel.pipeline=4"),
+            "runtime Nanotron, tensor degree 2, 4 stages of a pipeline",
+        ),
+        ((*FSDP, "parallel.replicate=2"), "2 replicas of the shards"),
+        ((*FSDP, "parallel.context=2"), "context degree 2"),
+        ((*FSDP, "train.precision=fp16"), "precision fp16"),
+        (FLOAT8, "precision bf16 with rowwise float8"),
+        ((*FSDP, "cluster.nics_per_node=4"), "4 NICs per node where rows had 8"),
+        (FAULT, "faults"),
+        ((*FSDP, "cluster.nodes=64"), "512 GPUs"),
+    ],
+)
+def test_a_run_unlike_those_that_were_judged_says_in_what(
+    capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], outside: str
+) -> None:
+    words = [word for each in settings for word in ("--set", each)]
+    assert answer(["run", "llama2_7b", *words, "--no-check", "--json"]) == 0
+    trust = json.loads(capsys.readouterr().out)["trust"]
+    where = f"outside the range fitted: {outside};" if outside else "inside the range fitted;"
+    assert f"this run is {where}" in trust
+
+
+def on(node: str, fabric: str) -> str:
+    """The text of llama2_7b on other nodes and another fabric."""
+    cluster = f'node = "{node}"\nfabric = "{fabric}"'
+    return scenarios()["llama2_7b"].replace('topology = "dgx_h100_infiniband"', cluster)
+
+
+def test_a_fabric_unlike_those_that_were_judged_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, links = tmp_path / "run.toml", tmp_path / "links.csv"
+    columns = "source,target,bandwidth_per_direction,latency\n"
+    edges = "".join(f"node{node},leaf{node % 2},400 GB/s,1 us\n" for node in range(4))
+    links.write_text(f"{columns}{edges}leaf0,leaf1,400 GB/s,1 us\n", "utf-8")
+    slow = ("zero.emulate=deepspeed", "cluster.nics_per_node=1", "cluster.oversubscription=64")
+    for fabric, settings, outside in (
+        (
+            "fat_tree_2",
+            slow,
+            "runtime DeepSpeed, 1 NIC per node where rows had 8, oversubscription 64",
+        ),
+        (str(links), FSDP, "a fabric of listed links"),
+    ):
+        path.write_text(on("dgx_h100", fabric), "utf-8")
+        words = [word for each in settings for word in ("--set", each)]
+        assert answer(["run", str(path), *words, "--no-check", "--json"]) == 0
+        trust = json.loads(capsys.readouterr().out)["trust"]
+        assert f"this run is outside the range fitted: {outside};" in trust
+
+
+@pytest.mark.parametrize("settings", [("parallel.tensor=2",), FLOAT8[1:]])
+def test_a_kind_of_gpu_whose_judged_rows_had_more_trusts_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(on("grand_teton_h100", "single_switch"), "utf-8")
+    like = (
+        "cluster.nodes=1",
+        "model.layers=40",
+        "zero.emulate=fsdp2",
+        "compute.profile=h100_hbm2e",
+    )
+    words = [word for each in (*like, *settings) for word in ("--set", each)]
+    assert answer(["run", str(path), *words, "--no-check", "--json"]) == 0
+    assert "this run is inside the range fitted;" in json.loads(capsys.readouterr().out)["trust"]
+
+
+def test_steps_of_a_run_unlike_those_that_were_judged_have_no_known_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trust: dict[tuple[str, ...], str] = {}
-    for axes in ((), ("tensor=2",), ("tensor=2", "pipeline=4")):
-        cut = [word for axis in axes for word in ("--set", f"parallel.{axis}")]
-        emulated = ["--set", "zero.emulate=nanotron", "--set", "zero.stage=1"]
-        assert answer(["run", "llama2_7b", *emulated, *cut, "--no-check", "--json"]) == 0
-        trust[axes] = json.loads(capsys.readouterr().out)["trust"]
-    assert "inside the range fitted" in trust[()]
-    assert "outside the range fitted: tensor degree 2;" in trust["tensor=2",]
-    both = trust["tensor=2", "pipeline=4"]
-    assert "tensor degree 2" in both
-    assert "4 stages of a pipeline" in both
+    words = ["compare", "llama2_7b", "--but", "zero.prefetch_units=0"]
+    assert answer(words) == 0
+    assert "No measurement has judged predictions like these" in capsys.readouterr().out
+    words = ["compare", "llama2_7b", "--set", "zero.emulate=fsdp1", "--but", "model.layers=31"]
+    assert answer(words) == 0
+    assert "than the error of the prediction, 5.9%" in capsys.readouterr().out
 
 
 def test_constants_that_do_not_ship_are_refused_with_those_that_do(
