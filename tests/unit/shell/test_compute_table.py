@@ -29,7 +29,8 @@ def test_fitted_constants_change_times_and_what_is_to_be_trusted(
     assert fitted["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
     # 512 GPUs and 175 billion parameters are beyond what anybody published in such a table.
     assert "held-out runs of training on h100" in str(fitted["trust"])
-    assert "outside the range fitted: runtime zsim's own, 512 GPUs" in str(fitted["trust"])
+    assert "outside the range fitted: runtime zsim's own" in str(fitted["trust"])
+    assert "512 GPUs, 175,221,817,344 parameters;" in str(fitted["trust"])
     assert "rates" in str(plain["trust"])
 
 
@@ -69,6 +70,17 @@ def test_a_run_unlike_those_that_were_judged_says_in_what(
     trust = json.loads(capsys.readouterr().out)["trust"]
     where = f"outside the range fitted: {outside};" if outside else "inside the range fitted;"
     assert f"this run is {where}" in trust
+
+
+def test_a_run_on_published_link_speeds_is_unlike_those_that_were_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(scenarios()["llama2_7b"].replace('[network]\nprofile = "h100"', ""), "utf-8")
+    words = ["run", str(path), "--set", "zero.emulate=fsdp1", "--no-check", "--json"]
+    assert answer(words) == 0
+    trust = json.loads(capsys.readouterr().out)["trust"]
+    assert "outside the range fitted: collectives without fitted constants; link speeds" in trust
 
 
 def on(node: str, fabric: str) -> str:
