@@ -83,6 +83,27 @@ class Sheet:
             f'stroke="{colour}" stroke-width="{width}"{dash}/>'
         )
 
+    def arc(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        rise: float,
+        *,
+        colour: str = FAINT,
+        width: float = 1.2,
+        title: str = "",
+    ) -> None:
+        """A line that rises over both ends, straight if by 0; `title` is shown where it is hovered.
+
+        A quadratic curve rises half as high as its control point.
+        """
+        middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2 - 2 * rise
+        self._drawn.append(
+            f'<path d="M {start[0]:.1f} {start[1]:.1f} Q {middle[0]:.1f} {middle[1]:.1f} '
+            f'{end[0]:.1f} {end[1]:.1f}" fill="none" stroke="{colour}" '
+            f'stroke-width="{width:.1f}"><title>{escape(title)}</title></path>'
+        )
+
     def dot(self, x: float, y: float, *, colour: str, hollow: bool = False) -> None:
         """A small circle around x, y, or with `hollow` its edge alone."""
         fill = "none" if hollow else colour

@@ -5,14 +5,12 @@ each level stand its links: how many, and how fast one is in each direction.
 """
 
 from dataclasses import dataclass, field
-from statistics import fmean
-
-import networkx as nx
 
 from zsim.cluster import Cluster, FabricKind
 from zsim.sheet import ALARM, FAINT, Box, Sheet
 from zsim.topology.cut import Cut
-from zsim.topology.description import edges_in_use, link_classes, rails, top_name
+from zsim.topology.description import link_classes, rails, top_name
+from zsim.topology.irregular_drawing import draw_irregular, layout
 from zsim.topology.load import Loads, between, hue, key
 from zsim.topology.node_drawing import draw_node
 from zsim.topology.note import (
@@ -37,8 +35,8 @@ SHOWN = {0: 6, 1: 4, 2: 2}
 def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
     """The SVG of `cluster`, with its narrowest `cut` in red, or links coloured by `loads`."""
     levels = len(cluster.fabric.tiers) + 2
-    explicit = cluster.fabric.kind is FabricKind.EXPLICIT
-    below = TOP + (460 if explicit else levels * LEVEL) + 30
+    irregular = layout(cluster) if cluster.fabric.kind is FabricKind.EXPLICIT else None
+    below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
     sheet = Sheet(WIDTH, below + 390)
     sheet.words(LEFT, 42, cluster.name, size=22, bold=True)
     sheet.words(LEFT, 68, _counts(cluster), size=14, colour=FAINT)
@@ -46,7 +44,10 @@ def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
         text = f"narrowest cut: {cut.where}, {rate(cut.bytes_per_s)} each way"
         text += f", {rate(int(cut.bytes_per_s_per_gpu))} for each GPU"
         sheet.words(LEFT, 92, text, size=14, colour=ALARM, bold=True)
-    first = _irregular(sheet, cluster) if explicit else _fabric(sheet, cluster, cut, loads)
+    if irregular is None:
+        first = _fabric(sheet, cluster, cut, loads)
+    else:
+        first = draw_irregular(sheet, cluster, irregular, loads)
     frame = Box(LEFT - 10, below, RIGHT - LEFT + 20, 340)
     for x, end in ((first.x, frame.x), (first.x + first.width, frame.x + frame.width)):
         sheet.line((x, first.bottom), (end, frame.y), dashed=True, width=0.8)
@@ -228,57 +229,3 @@ def _domains(sheet: Sheet, cluster: Cluster, boxes: list[tuple[_Group, Box]]) ->
         right = max(box.x + box.width for box in members)
         bar = Box(left, members[0].bottom + 8, right - left, 22)
         sheet.box(bar, f"NVSwitch domain {number:,}", SWITCH)
-
-
-def _irregular(sheet: Sheet, cluster: Cluster) -> Box:
-    """The graph of an explicit fabric, switches by how far they are from nodes; the first node."""
-    graph: nx.Graph[str] = nx.Graph()
-    edges = edges_in_use(cluster)
-    for edge in edges:
-        graph.add_edge(edge.source, edge.target)
-    nodes = [f"node{node}" for node in range(cluster.nodes)]
-    boxes = _layers(graph, nodes)
-    fastest = max(edge.link.bytes_per_s for edge in edges)
-    for edge in edges:
-        low, high = sorted((boxes[edge.source], boxes[edge.target]), key=lambda box: -box.y)
-        thick = 1 + 3 * edge.link.bytes_per_s / fastest
-        if low.y == high.y:
-            sheet.line((low.middle, low.y + 13), (high.middle, high.y + 13), width=thick)
-        else:
-            sheet.line((low.middle, low.y), (high.middle, high.bottom), width=thick)
-    for name, box in boxes.items():
-        sheet.box(box, name, NODE if name in nodes else SWITCH)
-    switched = [each for each in link_classes(cluster) if each.target == "switch"]
-    for row, each in enumerate(switched):
-        note(sheet, TOP + 20 + 44 * row, each)
-    return boxes["node0"]
-
-
-def _layers(graph: "nx.Graph[str]", nodes: list[str]) -> dict[str, Box]:
-    """Boxes in rows: nodes at the bottom, above them what is one link away, and so on.
-
-    In a row each stands by the mean place of those below it that it is joined to.
-    """
-    far: dict[str, int] = {}
-    for distance, names in enumerate(nx.bfs_layers(graph, nodes)):
-        far |= dict.fromkeys(names, distance)
-    depth = max(far.values())
-    step = 410 / max(depth, 1)
-    near = {node: min(graph[node]) for node in nodes}
-    order = sorted(nodes, key=lambda node: (near[node], int(node.removeprefix("node"))))
-    places: dict[str, float] = {}
-    boxes: dict[str, Box] = {}
-    for layer in range(depth + 1):
-        if layer:
-            means = {
-                name: fmean(places[each] for each in graph[name] if far[each] < layer)
-                for name in graph
-                if far[name] == layer
-            }
-            order = sorted(means, key=lambda name: (means[name], name))
-        pitch = (RIGHT - LEFT) / len(order)
-        width = min(90.0, pitch * 0.85)
-        for at, name in enumerate(order):
-            places[name] = LEFT + (at + 0.5) * pitch
-            boxes[name] = Box(places[name] - width / 2, TOP + (depth - layer) * step, width, 28)
-    return boxes
