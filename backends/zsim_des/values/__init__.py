@@ -2,20 +2,26 @@
 
 from zsim.values import Seat, Values
 from zsim_des.values.carrier import Carrier
+from zsim_des.values.marks import unseen
 from zsim_des.values.modular import Modular
 from zsim_des.values.plain import Trained, train
+from zsim_des.values.planted import Planted, plantable
+from zsim_des.values.run import carry
 from zsim_des.values.running import Fault
-from zsim_des.values.trained import Result, carry, train_by_schedule
+from zsim_des.values.trained import Result, train_by_schedule
 
 __all__ = [
     "Carrier",
     "Fault",
     "Modular",
+    "Planted",
     "Result",
     "Seat",
     "Trained",
     "Values",
     "carry",
+    "plantable",
     "train",
     "train_by_schedule",
+    "unseen",
 ]

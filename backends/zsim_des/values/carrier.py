@@ -222,7 +222,9 @@ class Carrier(Generic[A]):
 
     def _branch(self, rank: int, step: int, name: str, window: Window[A]) -> Iterable[Fault]:
         """A host goes the way that a number says; this one was told which way to go."""
-        if self._values.is_zero(window.now) is (step in self._overflow_steps):
+        if self._values.is_spoiled(window.now):
+            yield Fault(rank, step, name, window.buffer, "reads what nobody wrote")
+        elif self._values.is_zero(window.now) is (step in self._overflow_steps):
             yield Fault(rank, step, name, window.buffer, "sends the host the other way")
 
 

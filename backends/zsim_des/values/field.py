@@ -1,12 +1,15 @@
-"""Exact arithmetic: whole numbers modulo a prime, in float64, so that "not a number" is poison.
+"""Exact arithmetic: whole numbers modulo a prime, in float64, with two marks that are no numbers.
 
 Below 2**26 a product of two numbers, plus a third, is exact in float64 (53 bits); products are
-reduced one by one, since a third factor would overflow. What touches a NaN is NaN.
+reduced one by one, since a third factor would overflow. NaN is what nobody wrote: what touches it
+is NaN. Infinity is a number that did not fit its format: what is made of it, even times zero, is
+infinity, unless a NaN is in it too.
 """
 
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
+from math import inf, isfinite, isinf, isnan
 from zlib import crc32
 
 import numpy as np
@@ -16,6 +19,9 @@ Numbers = NDArray[np.float64]
 
 PRIME = 67_108_859
 """The largest prime below 2**26; a test divides it by all smaller primes."""
+
+NOT_FINITE = inf
+"""The mark of a number that did not fit its format."""
 
 
 @lru_cache(maxsize=4096)
@@ -36,24 +42,40 @@ def inverse(value: int) -> int:
 
 def reduced(numbers: Numbers) -> Numbers:
     """`numbers` modulo the prime."""
+    large = np.isinf(numbers)
+    if large.any():
+        return np.where(large, NOT_FINITE, np.remainder(np.where(large, 0, numbers), PRIME))
     return np.remainder(numbers, PRIME)
 
 
 def product(one: Numbers, other: Numbers | float) -> Numbers:
     """Element by element."""
+    large = np.isinf(one) | np.isinf(other)
+    if large.any():
+        undefined = np.isnan(one) | np.isnan(other)
+        finite = np.where(large, 0, one) * np.where(large, 0, other)
+        found = np.where(large, NOT_FINITE, np.remainder(finite, PRIME))
+        return np.where(undefined, np.nan, found)
     return np.remainder(one * other, PRIME)
 
 
 def dot(one: Numbers, other: Numbers) -> float:
     """Sum of the products: exact up to 2**27 of them."""
-    return float(np.remainder(np.remainder(one * other, PRIME).sum(), PRIME))
+    return modulo(float(product(one, other).sum()))
+
+
+def modulo(value: float) -> float:
+    """A single number modulo the prime."""
+    return value % PRIME if isfinite(value) else value
 
 
 def times(*factors: float) -> float:
     """Product of single numbers."""
     found = 1.0
     for factor in factors:
-        found = found * factor % PRIME
+        either = isinf(found) or isinf(factor)
+        known = not (isnan(found) or isnan(factor))
+        found = NOT_FINITE if either and known else modulo(found * factor)
     return found
 
 

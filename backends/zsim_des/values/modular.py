@@ -1,6 +1,6 @@
 """Values of exact arithmetic: a model, its optimizer and collectives, modulo a prime, on numpy."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 import numpy as np
@@ -31,6 +31,7 @@ from zsim.schedule import Buffer, Schedule
 from zsim.values import Seat
 from zsim_des.values import stand_in
 from zsim_des.values.field import (
+    NOT_FINITE,
     PRIME,
     Numbers,
     dot,
@@ -39,15 +40,29 @@ from zsim_des.values.field import (
     product,
     reduced,
 )
+from zsim_des.values.planted import Planted
 from zsim_des.values.truth import data, initial, is_counted, part_of, replica_of
+
+BACKWARD_MAKES = (Role.INPUT_GRADIENT, Role.GRADIENT, Role.WORKSPACE)
+"""Operands that a backward writes."""
 
 
 class Modular:
-    """Implements `Values`. In `overflow_steps` the first replica's gradients are not finite."""
+    """Implements `Values`. Gradients are not finite where `planted` says.
 
-    def __init__(self, schedule: Schedule, overflow_steps: frozenset[int] = NO_OVERFLOW) -> None:
+    In those of `overflow_steps` in which it says nothing, they are in the first micro-batch of the
+    first replica.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        overflow_steps: frozenset[int] = NO_OVERFLOW,
+        planted: Sequence[Planted] = (),
+    ) -> None:
         self.schedule = schedule
-        self._overflow_steps = overflow_steps
+        self._planted = tuple(planted)
+        self._overflow_steps = overflow_steps - {each.step for each in planted}
         self._elements = {each.name: each.elements for each in schedule.contract.parameters}
         self._counted: dict[tuple[View, int], Numbers] = {}
         self._fragments: dict[tuple[str, int], tuple[Fragment, ...]] = {}
@@ -131,37 +146,17 @@ class Modular:
             moved = product(source, share)
             return reduced(target + moved) if copy.accumulate else moved
         by_name = seat.program.by_name
-        return self._moved(
-            (source, self.fragments(by_name[copy.source.buffer], seat)),
-            (target, self.fragments(by_name[copy.target.buffer], seat)),
-            share=share,
-            adds=copy.accumulate,
-        )
-
-    def _moved(
-        self,
-        source: tuple[Numbers, Sequence[Fragment]],
-        target: tuple[Numbers, Sequence[Fragment]],
-        *,
-        share: int,
-        adds: bool,
-    ) -> Numbers:
-        """The target once everything that both hold of a parameter went over."""
-        found = np.zeros(len(target[0]))
-        for there in target[1]:
-            window = slice(there.position, there.position + there.size)
-            found[window] = target[0][window]
-            for here in source[1]:
-                low = max(here.offset, there.offset)
-                high = min(here.offset + here.size, there.offset + there.size)
-                if here.parameter != there.parameter or low >= high:
-                    continue
-                at = there.position + low - there.offset
-                first = here.position + low - here.offset
-                moved = product(source[0][first : first + high - low], share)
-                if adds:
-                    moved = reduced(moved + target[0][at : at + high - low])
-                found[at : at + high - low] = moved
+        here = self.fragments(by_name[copy.source.buffer], seat)
+        there = self.fragments(by_name[copy.target.buffer], seat)
+        found = np.zeros(len(target))
+        for each in there:
+            window = slice(each.position, each.position + each.size)
+            found[window] = target[window]
+        for first, at, size in shared(here, there):
+            moved = product(source[first : first + size], share)
+            if copy.accumulate:
+                moved = reduced(moved + target[at : at + size])
+            found[at : at + size] = moved
         return found
 
     def _computed(
@@ -184,18 +179,13 @@ class Modular:
             case Action.FORWARD | Action.RECOMPUTE:
                 return _forward(compute, of)
             case Action.BACKWARD:
-                made = _backward(compute, of)
-                first = replica_of(self.schedule, seat.coordinates) == 0
-                if step in self._overflow_steps and compute.micro_batch == 0 and first:
-                    return [np.full(len(each), np.nan) for each in made]
-                return made
+                return self._overflown(compute, _backward(compute, of), seat, step)
             case Action.UPDATE:
                 return _update(compute, of, scale)
             case Action.NORM:
                 return [self._squares(compute, of(Role.GRADIENT), seat)]
             case Action.FINITE:
-                bad = any(bool(np.isnan(each).any()) for each in of(Role.GRADIENT))
-                return [np.array([float(bad)])]
+                return [np.array([_is_bad(of(Role.GRADIENT))])]
             case Action.UNSCALE:
                 below = inverse(number(scale))
                 return [product(each, below) for each in of(Role.GRADIENT)]
@@ -215,6 +205,24 @@ class Modular:
                 ]
             case _:
                 assert_never(compute.action)
+
+    def _overflown(
+        self, compute: Compute, made: Sequence[Numbers], seat: Seat, step: int
+    ) -> Sequence[Numbers]:
+        """What a backward made, with what is planted in it."""
+        first = replica_of(self.schedule, seat.coordinates) == 0
+        if step in self._overflow_steps and compute.micro_batch == 0 and first:
+            return [np.where(np.isnan(each), each, NOT_FINITE) for each in made]
+        for planted in self._planted:
+            if planted.meets(seat.rank, step, compute):
+                roles = [each.role for each in compute.operands if each.role in BACKWARD_MAKES]
+                pairs = zip(roles, made, strict=True)
+                gradients = [each for role, each in pairs if role is Role.GRADIENT]
+                some = slice(None) if planted.gradient is None else planted.gradient
+                chosen = gradients[some] if isinstance(some, slice) else gradients[some : some + 1]
+                for each in chosen:
+                    each[slice(None) if planted.element is None else planted.element] = NOT_FINITE
+        return made
 
     def _squares(self, compute: Compute, gradients: Sequence[Numbers], seat: Seat) -> Numbers:
         """The sum of squares, each logical element counted once."""
@@ -270,6 +278,26 @@ class Modular:
     ) -> Sequence[Numbers]:
         """What each member gets: see `Values.meet`."""
         return [_received(member, place, sources) for place, member in enumerate(members)]
+
+
+def shared(
+    source: Sequence[Fragment], target: Sequence[Fragment]
+) -> Iterator[tuple[int, int, int]]:
+    """Where what both hold of a parameter lies in the source and in the target, and its size."""
+    for there in target:
+        for here in source:
+            low = max(here.offset, there.offset)
+            high = min(here.offset + here.size, there.offset + there.size)
+            if here.parameter == there.parameter and low < high:
+                first = here.position + low - here.offset
+                yield first, there.position + low - there.offset, high - low
+
+
+def _is_bad(gradients: Sequence[Numbers]) -> float:
+    """1 where one is not finite, else 0; undefined where one is."""
+    if any(bool(np.isnan(each).any()) for each in gradients):
+        return float("nan")
+    return float(any(bool(np.isinf(each).any()) for each in gradients))
 
 
 def _received(member: Communication, place: int, sources: Sequence[Numbers]) -> Numbers:

@@ -12,12 +12,15 @@ import numpy as np
 from zsim.issue import NO_OVERFLOW
 from zsim.model import BATCH, Model, Parameter, Segment, Unit
 from zsim.rule import SGD, Adam, ClipNorm
-from zsim.strategy import Strategy
+from zsim.strategy import Precision, Strategy
+from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
 from zsim_des.values.truth import Part, data, initial
 
 TENSOR = "tensor"
+LARGEST_SCALE = 2.0**53
+"""Beyond it a host does not count: whole numbers have gaps."""
 
 Tensors = list[dict[str, Numbers]]
 """By rank of the tensor axis, tensors by name."""
@@ -25,11 +28,14 @@ Tensors = list[dict[str, Numbers]]
 
 @dataclass(slots=True)
 class Trained:
-    """Parameters on each rank of the tensor axis, and the optimizer's moments of them."""
+    """Parameters on each rank of the tensor axis, and the optimizer's moments of them.
+
+    `scalars` are what the host of every rank has counted, by name.
+    """
 
     parameters: Tensors
     moments: list[dict[str, list[Numbers]]]
-    steps: int = 0
+    scalars: dict[str, float]
     losses: list[float] = field(default_factory=list[float])
 
 
@@ -37,14 +43,37 @@ def train(
     model: Model, strategy: Strategy, steps: int, overflow_steps: frozenset[int] = NO_OVERFLOW
 ) -> Trained:
     """The state after `steps` steps; those in `overflow_steps` change nothing."""
-    state = _begin(model)
+    state = _begin(model, strategy)
     for step in range(steps):
         gradients = _mean_gradients(model, strategy, state, step)
-        if step in overflow_steps:
-            continue
-        state.steps += 1
-        _update(model, strategy, state, gradients)
+        count(strategy, state.scalars, overflows=step in overflow_steps)
+        if step not in overflow_steps:
+            _update(model, strategy, state, gradients)
     return state
+
+
+def scalars(strategy: Strategy) -> dict[str, float]:
+    """What hosts know before the first step."""
+    found = {STEP: 0.0}
+    if strategy.precision is Precision.FP16:
+        found |= {LOSS_SCALE: strategy.loss_scale.initial, GOOD_STEPS: 0.0, SKIPPED_STEPS: 0.0}
+    return found
+
+
+def count(strategy: Strategy, known: dict[str, float], *, overflows: bool) -> None:
+    """Count a step, as Micikevicius et al. 2018, section 3.2, have it with a loss scale."""
+    rule = strategy.loss_scale
+    known[STEP] += not overflows
+    if LOSS_SCALE not in known:
+        return
+    if overflows:
+        known[LOSS_SCALE] = max(known[LOSS_SCALE] * rule.backoff, rule.minimum)
+        known[GOOD_STEPS] = 0.0
+        known[SKIPPED_STEPS] += 1
+        return
+    known[GOOD_STEPS] += 1
+    if known[GOOD_STEPS] % rule.interval == 0:
+        known[LOSS_SCALE] = min(known[LOSS_SCALE] * rule.growth, LARGEST_SCALE)
 
 
 def part_of(model: Model, parameter: Parameter, place: int) -> Part:
@@ -53,7 +82,7 @@ def part_of(model: Model, parameter: Parameter, place: int) -> Part:
     return () if shared else ((TENSOR, place),)
 
 
-def _begin(model: Model) -> Trained:
+def _begin(model: Model, strategy: Strategy) -> Trained:
     parameters: Tensors = [
         {
             each.name: initial(each.name, each.elements, part_of(model, each, place))
@@ -65,7 +94,7 @@ def _begin(model: Model) -> Trained:
         {name: [np.zeros(len(value)), np.zeros(len(value))] for name, value in own.items()}
         for own in parameters
     ]
-    return Trained(parameters, moments)
+    return Trained(parameters, moments, scalars(strategy))
 
 
 def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int) -> Tensors:
@@ -232,7 +261,7 @@ def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors
             match strategy.optimizer:
                 case Adam() as adam:
                     trained[name], *moments[name] = stand_in.adam(
-                        adam, used, trained[name], moments[name], step=state.steps
+                        adam, used, trained[name], moments[name], step=state.scalars[STEP]
                     )
                 case SGD() as sgd:
                     trained[name] = stand_in.sgd(sgd, used, trained[name])

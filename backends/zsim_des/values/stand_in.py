@@ -19,6 +19,7 @@ from zsim_des.values.field import (
     dot,
     inverse,
     joined,
+    modulo,
     number,
     product,
     reduced,
@@ -119,22 +120,22 @@ def adam(
     """
     first, second = moments
     keeps = number(rule.beta1), number(rule.beta2)
-    first = reduced(product(first, keeps[0]) + gradient * ((1 - keeps[0]) % PRIME))
+    first = reduced(product(first, keeps[0]) + product(gradient, (1 - keeps[0]) % PRIME))
     squares = product(gradient, gradient)
-    second = reduced(product(second, keeps[1]) + squares * ((1 - keeps[1]) % PRIME))
+    second = reduced(product(second, keeps[1]) + product(squares, (1 - keeps[1]) % PRIME))
     shift = times(number(step), number(rule.epsilon)) + 11
     change = product(product(first, reduced(second + shift)), number(-rule.learning_rate))
     decay = number(1 - rule.learning_rate * rule.weight_decay)
-    return [reduced(trained * decay + change), first, second]
+    return [reduced(product(trained, decay) + change), first, second]
 
 
 def sgd(rule: SGD, gradient: Numbers, trained: Numbers) -> Numbers:
     """New values of what is trained."""
-    return reduced(trained + gradient * number(-rule.learning_rate))
+    return reduced(trained + product(gradient, number(-rule.learning_rate)))
 
 
 def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:
     """The gradient times a factor that depends on `squares`, taken of gradients times `scale`."""
     below = inverse(number(scale))
-    factor = times(squares, below, below) + number(rule.maximum)
-    return product(gradient, factor % PRIME)
+    constant = number(rule.maximum) + times(5.0, number(rule.epsilon))
+    return product(gradient, modulo(times(squares, below, below) + constant))

@@ -1,0 +1,136 @@
+"""What a run left on its ranks and hosts, held against plain data parallelism."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.access import accesses
+from zsim.issue import taken
+from zsim.mesh import Coordinates
+from zsim.operation import Action, Compute, Copy, Operand, Role, View
+from zsim.schedule import Kind, Program, Schedule
+from zsim.values import Seat
+from zsim_des.values.carrier import Carrier
+from zsim_des.values.field import Numbers
+from zsim_des.values.modular import Modular
+from zsim_des.values.plain import TENSOR, Trained
+
+Mask = NDArray[np.bool_]
+
+
+def differences(carrier: Carrier[Numbers], values: Modular, expected: Trained) -> Iterator[str]:
+    """What is not as expected when a run is over.
+
+    Compared are what is updated with its moments, what the next step reads of parameters and
+    masters before it writes them, and the scalars of every host. What nobody updates is named too.
+    """
+    found = _Comparison(carrier, values, expected)
+    for seat in carrier.seats:
+        yield from found.updated(seat)
+        yield from found.read_next(seat)
+    yield from found.left_out()
+    for seat, scalars in zip(carrier.seats, carrier.scalars, strict=True):
+        for name, value in scalars.items():
+            wanted = expected.scalars.get(name, carrier.scalars[0][name])
+            if value != wanted:
+                yield f"rank {seat.rank}: scalar {name} is {value}, not {wanted}"
+
+
+class _Comparison:
+    """Memory at the end of a run, and what should be there."""
+
+    def __init__(self, carrier: Carrier[Numbers], values: Modular, expected: Trained) -> None:
+        self._carrier = carrier
+        self._values = values
+        self._expected = expected
+        self._missing = [
+            {name: np.ones(len(value), bool) for name, value in own.items()}
+            for own in expected.parameters
+        ]
+
+    def left_out(self) -> Iterator[str]:
+        """Parameters of which some element was not seen among what is updated."""
+        for place, own in enumerate(self._missing):
+            yield from (f"nobody updates all of {name}, {place}" for name in own if own[name].any())
+
+    def updated(self, seat: Seat) -> Iterator[str]:
+        """What the rank updates, and the moments of it."""
+        place = seat.coordinates.get(TENSOR, 0)
+        for update in _updates(seat.program):
+            (trained,) = (each for each in update.operands if each.role in TRAINED)
+            moments = [each for each in update.operands if each.role is Role.MOMENT]
+            memory = self._held(seat, trained.view)
+            kept = [self._held(seat, each.view) for each in moments]
+            if memory is None or any(each is None for each in kept):
+                yield f"rank {seat.rank}: {update.id} has no memory"
+                continue
+            for name, here, there in self._pieces(seat, trained):
+                self._missing[place][name][there] = False
+                if not np.array_equal(memory[here], self._expected.parameters[place][name][there]):
+                    yield f"rank {seat.rank}: {name} in {trained.view.buffer}"
+                for number, each in enumerate(kept):
+                    wanted = self._expected.moments[place][name][number][there]
+                    if each is not None and not np.array_equal(each[here], wanted):
+                        yield f"rank {seat.rank}: {name} in {moments[number].view.buffer}"
+
+    def read_next(self, seat: Seat) -> Iterator[str]:
+        """Parameters and masters that the next step would read."""
+        place = seat.coordinates.get(TENSOR, 0)
+        for name, read in _read_next(self._values.schedule, seat.program, seat.coordinates).items():
+            block = self._carrier.memory[seat.rank].blocks.get(name)
+            for each in self._values.fragments(seat.program.by_name[name], seat):
+                if block is None or each.parameter not in self._expected.parameters[place]:
+                    continue
+                here = slice(each.position, each.position + each.size)
+                there = slice(each.offset, each.offset + each.size)
+                wanted = self._expected.parameters[place][each.parameter][there]
+                if ((block.memory[here] != wanted) & read[here]).any():
+                    yield f"rank {seat.rank}: {each.parameter} in {name}, which is read next"
+
+    def _held(self, seat: Seat, view: View) -> Numbers | None:
+        block = self._carrier.memory[seat.rank].blocks.get(view.buffer)
+        start, size = self._values.schedule.extent(view, seat.coordinates)
+        return None if block is None else block.memory[start : start + size]
+
+    def _pieces(self, seat: Seat, operand: Operand) -> Iterator[tuple[str, slice, slice]]:
+        """Parameters in an operand: where in it, and which part of the parameter that is."""
+        start, size = self._values.schedule.extent(operand.view, seat.coordinates)
+        for each in self._values.fragments(seat.program.by_name[operand.view.buffer], seat):
+            low, high = max(start, each.position), min(start + size, each.position + each.size)
+            if low < high:
+                shift = each.offset - each.position
+                yield (
+                    each.parameter,
+                    slice(low - start, high - start),
+                    slice(low + shift, high + shift),
+                )
+
+
+TRAINED = (Role.MASTER, Role.PARAMETER)
+
+
+def _updates(program: Program) -> Iterator[Compute]:
+    for operation in program.by_id.values():
+        if isinstance(operation, Compute) and operation.action is Action.UPDATE:
+            yield operation
+
+
+def _read_next(schedule: Schedule, program: Program, at: Coordinates) -> dict[str, Mask]:
+    """Elements of persistent parameters and masters that a step reads before it writes them."""
+    kinds = (Kind.PARAMETER, Kind.MASTER)
+    kept = [program.by_name[name] for name in program.persistent]
+    read = {each.name: np.zeros(each.elements, bool) for each in kept if each.kind in kinds}
+    written = {name: np.zeros(len(each), bool) for name, each in read.items()}
+    for operation in taken(program.step, overflows=False):
+        touched = [each for each in accesses(operation) if each.view.buffer in read]
+        adds = isinstance(operation, Copy) and operation.by_parameter
+        for access in sorted(touched, key=lambda each: each.writes):
+            name = access.view.buffer
+            start, size = schedule.extent(access.view, at)
+            part = slice(start, start + size)
+            if access.reads:
+                read[name][part] |= ~written[name][part]
+            if access.writes and not adds:
+                written[name][part] = True
+    return read

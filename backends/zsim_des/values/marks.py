@@ -1,0 +1,197 @@
+"""Which gradients that are not finite reach what: for all places where one could come up, at once.
+
+A number is the set of the places that it would not be finite for, as bits; nothing else is known of
+it. A flag that a branch reads has to have all of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.access import accesses
+from zsim.backend import Job
+from zsim.dtype import DType
+from zsim.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Receive,
+    ReduceScatter,
+    Role,
+    Send,
+)
+from zsim.values import Seat
+from zsim_des.values.carrier import Carrier
+from zsim_des.values.modular import Modular, shared
+from zsim_des.values.planted import Planted
+from zsim_des.values.run import carry
+
+Marks = NDArray[np.uint8]
+"""Elements by bytes of places."""
+
+
+class MarkValues:
+    """Implements `Values`; `unseen` holds the places that some branch did not see."""
+
+    def __init__(self, job: Job, places: Sequence[Planted]) -> None:
+        self._modular = Modular(job.schedule)
+        self._places = places
+        self._bytes = (len(places) + 7) // 8
+        self._all = np.packbits(np.ones(len(places), np.uint8), bitorder="little")
+        self._made: dict[tuple[int, int, str, int], list[tuple[int, Planted]]] = {}
+        for number, place in enumerate(places):
+            for rank in place.ranks:
+                key = (rank, place.micro_batch, place.unit, place.segment)
+                self._made.setdefault(key, []).append((number, place))
+        self.missed = np.zeros(self._bytes, np.uint8)
+
+    @property
+    def unseen(self) -> list[Planted]:
+        """Places that a branch did not see."""
+        bits = np.unpackbits(self.missed, bitorder="little")
+        return [place for place, bit in zip(self._places, bits, strict=False) if bit]
+
+    def memory(self, elements: int, dtype: DType) -> Marks:
+        """New memory, without marks."""
+        del dtype
+        return np.zeros((elements, self._bytes), np.uint8)
+
+    def window(self, memory: Marks, start: int, size: int) -> Marks:
+        """Elements `start` on of `memory`."""
+        return memory[start : start + size]
+
+    def spoil(self, window: Marks) -> None:
+        """Whether memory is read in time is for other values to say."""
+
+    def is_spoiled(self, window: Marks) -> bool:
+        """Not known, so never."""
+        del window
+        return False
+
+    def taken(self, window: Marks) -> Marks:
+        """A copy."""
+        return window.copy()
+
+    def same(self, one: Marks, other: Marks) -> bool:
+        """Not known, so always."""
+        del one, other
+        return True
+
+    def store(self, window: Marks, value: Marks) -> None:
+        """`window` becomes `value`."""
+        window[:] = value
+
+    def is_zero(self, window: Marks) -> bool:
+        """Note what a branch does not see."""
+        self.missed |= self._all & ~window[0]
+        return True
+
+    def apply(
+        self,
+        operation: Compute | Fill | Copy,
+        views: Sequence[Marks],
+        *,
+        seat: Seat,
+        step: int,
+        scalars: Mapping[str, float],
+    ) -> Sequence[Marks | None]:
+        """What `operation` writes: see `Values.apply`."""
+        del scalars
+        match operation:
+            case Fill():
+                return [np.zeros_like(views[0])]
+            case Copy():
+                return [None, self._copied(operation, views, seat)]
+            case Compute():
+                return self._computed(operation, views, seat, step)
+            case _:
+                assert_never(operation)
+
+    def _copied(self, copy: Copy, views: Sequence[Marks], seat: Seat) -> Marks:
+        source, target = views
+        if not copy.by_parameter:
+            return source | target if copy.accumulate else source
+        found, by_name = target.copy(), seat.program.by_name
+        here = self._modular.fragments(by_name[copy.source.buffer], seat)
+        there = self._modular.fragments(by_name[copy.target.buffer], seat)
+        for first, at, size in shared(here, there):
+            moved = source[first : first + size]
+            found[at : at + size] = moved | target[at : at + size] if copy.accumulate else moved
+        return found
+
+    def _computed(
+        self, compute: Compute, views: Sequence[Marks], seat: Seat, step: int
+    ) -> Sequence[Marks | None]:
+        pairs = list(zip(accesses(compute), views, strict=True))
+        if compute.action in (Action.UPDATE, Action.UNSCALE, Action.CLIP):
+            return [view if access.writes else None for access, view in pairs]
+        everything = self._union(view for access, view in pairs if access.reads)
+        found: list[Marks | None] = [
+            np.tile(everything, (len(view), 1)) if access.writes else None for access, view in pairs
+        ]
+        if compute.action is Action.BACKWARD and step == 0:
+            roles = [each.role for each in compute.operands]
+            gradients = [each for role, each in zip(roles, found, strict=True) if role is GRADIENT]
+            self._mark(compute, gradients, seat.rank)
+        return found
+
+    def _union(self, views: Iterable[Marks]) -> Marks:
+        found = np.zeros(self._bytes, np.uint8)
+        for view in views:
+            found |= np.bitwise_or.reduce(view, axis=0)
+        return found
+
+    def _mark(self, compute: Compute, gradients: Sequence[Marks | None], rank: int) -> None:
+        key = (rank, compute.micro_batch, compute.unit, compute.segment)
+        for number, place in self._made.get(key, ()):
+            assert place.gradient is not None
+            assert place.element is not None
+            if place.gradient < len(gradients):
+                gradient = gradients[place.gradient]
+                if gradient is not None and place.element < len(gradient):
+                    gradient[place.element, number // 8] |= 1 << number % 8
+
+    def meet(self, members: Sequence[Communication], sources: Sequence[Marks]) -> Sequence[Marks]:
+        """What each member of a communicator gets: see `Values.meet`."""
+        return [_received(member, place, sources) for place, member in enumerate(members)]
+
+
+GRADIENT = Role.GRADIENT
+
+
+def _received(member: Communication, place: int, sources: Sequence[Marks]) -> Marks:
+    match member:
+        case AllGather():
+            return np.concatenate(sources)
+        case ReduceScatter():
+            size = len(sources[0]) // len(sources)
+            parts = [source[place * size : (place + 1) * size] for source in sources]
+            return np.asarray(np.bitwise_or.reduce(parts, axis=0))
+        case AllReduce():
+            return np.asarray(np.bitwise_or.reduce(list(sources), axis=0))
+        case Broadcast(root=root):
+            return sources[root]
+        case Send() | Receive():
+            return sources[0]
+        case _:
+            assert_never(member)
+
+
+def unseen(job: Job, places: Sequence[Planted]) -> list[Planted]:
+    """Places of `places` in the first step that a branch does not see.
+
+    Raises:
+        RefusedError: the schedule cannot be simulated at all.
+        RunFailedError: it began and could not end.
+    """
+    values = MarkValues(job, places)
+    carry(replace(job, steps=1), Carrier(job.schedule, values))
+    return values.unseen

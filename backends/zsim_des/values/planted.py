@@ -1,0 +1,85 @@
+"""Where a gradient that is not finite can come up: in every place of a schedule on its own.
+
+A place is a parameter's gradient, or one element of it, of one micro-batch, on one rank. Ranks of
+the tensor axis that make the same gradient make it together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.model import Model
+from zsim.operation import Action, Compute, Role, walk
+from zsim.schedule import Schedule
+from zsim_des.values.plain import TENSOR
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """In `step`, on every one of `ranks`, backward makes a gradient that is not finite.
+
+    `gradient` is its place among the gradients of the segment, `element` its place in it; None is
+    all of them.
+    """
+
+    step: int
+    ranks: frozenset[int]
+    micro_batch: int
+    unit: str
+    segment: int
+    gradient: int | None = None
+    element: int | None = None
+
+    def meets(self, rank: int, step: int, compute: Compute) -> bool:
+        """Whether it comes up in what `compute` makes on `rank` in `step`."""
+        return (
+            step == self.step
+            and rank in self.ranks
+            and compute.action is Action.BACKWARD
+            and (compute.micro_batch, compute.unit, compute.segment)
+            == (self.micro_batch, self.unit, self.segment)
+        )
+
+
+def plantable(schedule: Schedule, model: Model, step: int = 0) -> Iterator[Planted]:
+    """Every element of every gradient that a backward of `schedule` makes, each on its own."""
+    cut = any(value.tensor_sharded for value in model.values.values())
+    whole = frozenset(each.name for each in model.parameters if not each.tensor_sharded)
+    for ranks in _alike(schedule):
+        for operation in walk(schedule.program_of(min(ranks)).step):
+            if not isinstance(operation, Compute) or operation.action is not Action.BACKWARD:
+                continue
+            names = _parameters(model, operation)
+            for number, size in enumerate(_gradients(operation)):
+                same = number < len(names) and names[number] in whole and not cut
+                for element in range(size):
+                    for own in [ranks] if same else [frozenset({rank}) for rank in sorted(ranks)]:
+                        yield Planted(
+                            step,
+                            own,
+                            operation.micro_batch,
+                            operation.unit,
+                            operation.segment,
+                            number,
+                            element,
+                        )
+
+
+def _alike(schedule: Schedule) -> Iterator[frozenset[int]]:
+    """Ranks that differ along the tensor axis alone."""
+    found: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank in range(schedule.mesh.size):
+        at = schedule.mesh.coordinates(rank)
+        others = tuple(each for each in at.items() if each[0] != TENSOR)
+        found.setdefault(others, []).append(rank)
+    yield from map(frozenset, found.values())
+
+
+def _parameters(model: Model, backward: Compute) -> tuple[str, ...]:
+    for unit in model.units:
+        if unit.name == backward.unit and backward.segment < len(unit.segments):
+            return unit.segments[backward.segment].parameters
+    return ()
+
+
+def _gradients(backward: Compute) -> list[int]:
+    return [each.view.size for each in backward.operands if each.role is Role.GRADIENT]
