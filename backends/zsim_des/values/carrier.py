@@ -84,7 +84,7 @@ class Carrier(Generic[A]):
             case Free():
                 self._free(rank, step, operation, host_ps)
             case SetScalar():
-                _set_scalar(operation, self.scalars[rank])
+                set_scalar(operation, self.scalars[rank])
             case Branch():
                 (window,) = self._windows(rank, step, operation)
                 self._add(host_ps, partial(self._branch, rank, step, operation.id, window))
@@ -228,7 +228,8 @@ class Carrier(Generic[A]):
             yield Fault(rank, step, name, window.buffer, "sends the host the other way")
 
 
-def _set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
+def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
+    """What a host does to its numbers."""
     if change.counter is not None and scalars[change.counter] % change.every != 0:
         return
     value = scalars[change.scalar] * change.multiply + change.add

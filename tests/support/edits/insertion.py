@@ -64,7 +64,7 @@ def repeat(schedule: Schedule, rng: np.random.Generator) -> Edit:
     """What computes, copies or communicates is done twice in a row."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, (each for each in of_step(program) if isinstance(each, TWICE)))
-    made = again(operation, f"{operation.id}/again")
+    made: Any = again(operation, f"{operation.id}/again")
     if not isinstance(made, SetScalar) and rng.random() < 0.5:
         made = replace(made, after=(operation.id,))
     return Edit(
@@ -149,8 +149,11 @@ def swap_operands(schedule: Schedule, rng: np.random.Generator) -> Edit:
     else:
         assert isinstance(one, Copy)
         assert isinstance(other, Copy)
-        source = {"source": other.source} if rng.random() < 0.5 else {"target": other.target}
-        made = replace(one, **source)
+        made = (
+            replace(one, source=other.source)
+            if rng.random() < 0.5
+            else replace(one, target=other.target)
+        )
     text = f"{one.id} with something of {other.id}"
     return Edit(text, with_program(schedule, replaced(program, made.id, made)))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -67,9 +67,9 @@ def _pieces(schedule: Schedule, layout: Layout, rng: np.random.Generator) -> tup
     match int(rng.integers(5)):
         case 0:
             other = int(rng.integers(len(pieces)))
-            names = piece.parameter, pieces[other].parameter
-            pieces[number] = replace(piece, parameter=names[1])
-            pieces[other] = replace(pieces[other], parameter=names[0])
+            swapped = piece.parameter, pieces[other].parameter
+            pieces[number] = replace(piece, parameter=swapped[1])
+            pieces[other] = replace(pieces[other], parameter=swapped[0])
         case 1:
             pieces[number] = replace(piece, start=piece.start + int(one_of(rng, (-1, 1, 2))))
         case 2:
@@ -140,7 +140,7 @@ def resized(
             made = put(made, path, cut(view, times.get(str(path[-1]), 1)))
     if made == operation:
         raise ValueError("the same")
-    return made  # type: ignore[return-value]
+    return cast("Operation", made)
 
 
 def coverage(schedule: Schedule, rng: np.random.Generator) -> Edit:
@@ -152,7 +152,7 @@ def coverage(schedule: Schedule, rng: np.random.Generator) -> Edit:
         made = resized(schedule, operation, cut)
     else:
         path, view = one_of(rng, views_of(operation))
-        made = put(operation, path, cut(view, 1))  # type: ignore[assignment]
+        made = cast("Operation", put(operation, path, cut(view, 1)))
     return Edit(f"{made}", with_program(schedule, replaced(program, operation.id, made)))
 
 

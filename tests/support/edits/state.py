@@ -99,15 +99,27 @@ def rules(schedule: Schedule, rng: np.random.Generator) -> Edit:
     return Edit(f"{field} {value} -> {new} in {', '.join(sorted(chosen))}", made)
 
 
+def one_of_kind(rule: Rule | None) -> Adam:
+    """The rule, if it is Adam.
+
+    Raises:
+        ValueError: it is not.
+    """
+    match rule:
+        case Adam():
+            return rule
+        case _:
+            raise ValueError(f"{rule} is not Adam")
+
+
 def other_kind(update: Compute) -> Compute:
     """An update by SGD in place of one by Adam.
 
     Raises:
         ValueError: it is not by Adam.
     """
-    if not isinstance(update.rule, Adam):
-        raise ValueError(f"{update.id} is not by Adam")
-    rule: Rule = SGD(learning_rate=update.rule.learning_rate)
+    adam = one_of_kind(update.rule)
+    rule: Rule = SGD(learning_rate=adam.learning_rate)
     operands = tuple(each for each in update.operands if each.role is not Role.MOMENT)
     return replace(update, rule=rule, operands=operands)
 
@@ -136,7 +148,7 @@ def scalars(schedule: Schedule, rng: np.random.Generator) -> Edit:
     match int(rng.integers(3)):
         case 0:
             scalar = one_of(rng, schedule.scalars)
-            initial = one_of(rng, others(scalar.initial, [], rng))
+            initial: Any = one_of(rng, others(scalar.initial, [], rng))
             new = replace(scalar, initial=initial)
             found = tuple(new if each is scalar else each for each in schedule.scalars)
             return Edit(f"{new}", replace(schedule, scalars=found))
@@ -157,7 +169,7 @@ def _sets(program: Program) -> list[SetScalar]:
 
 
 def _set_elsewhere(schedule: Schedule, rng: np.random.Generator) -> Edit:
-    """A host sets a number twice, not at all, or at another place, on the other side of a branch."""
+    """A host sets a number twice, not at all, or elsewhere, on the other side of a branch."""
     program = one_of(rng, schedule.programs)
     operation = one_of(rng, _sets(program))
     name = operation.id
