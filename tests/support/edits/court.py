@@ -21,7 +21,7 @@ from edits.widths import Formats, formats_of, poorer_than
 from zsim.backend import Job, RefusedError, RunFailedError
 from zsim.issue import NO_OVERFLOW, taken
 from zsim.model import Model
-from zsim.operation import SetScalar
+from zsim.operation import Compute, Fill, SetScalar
 from zsim.schedule import Program, Schedule
 from zsim.strategy import Precision, Strategy
 from zsim_des.values import Planted, Trained, plantable, train, train_by_schedule, unseen
@@ -43,6 +43,7 @@ class Kind(StrEnum):
     COUNT = "counts otherwise"
     FORMAT = "poorer format"
     RACING = "wrong under a timing"
+    UNREAD = "counts otherwise what nothing reads"
     HARMLESS = "harmless as far as seen"
 
 
@@ -56,7 +57,7 @@ class Verdict:
     @property
     def is_wrong(self) -> bool:
         """Whether something was seen that no right schedule does."""
-        return self.kind is not Kind.HARMLESS
+        return self.kind not in (Kind.HARMLESS, Kind.UNREAD)
 
 
 class Court:
@@ -69,14 +70,17 @@ class Court:
         self.scales = strategy.precision is Precision.FP16 and bool(model.parameter_count)
         self._places = list(plantable(schedule, model)) if self.scales else []
         self._expected: dict[frozenset[int], Trained] = {}
+        self._read = read_scalars(schedule)
         self._formats: Formats | None = None
 
     def judge(self, made: Schedule, rng: np.random.Generator) -> Verdict:
         """What `made`, an edit of the schedule, is."""
+        found = Verdict(Kind.HARMLESS)
         for verdict in self._verdicts(made, rng):
-            if verdict is not None:
+            if verdict is not None and verdict.is_wrong:
                 return verdict
-        return Verdict(Kind.HARMLESS)
+            found = verdict or found
+        return found
 
     def _verdicts(self, made: Schedule, rng: np.random.Generator) -> Iterator[Verdict | None]:
         yield self.run(made)
@@ -99,8 +103,8 @@ class Court:
                     yield self.run(made, timing, overflow_steps=overflow_steps, kind=Kind.RACING)
         for _ in range(TIMINGS):
             chosen = [PALETTES[int(each)] for each in rng.integers(len(PALETTES), size=3)]
-            timing = DrawnTiming(int(rng.integers(2**32)), *chosen)
-            yield self.run(made, timing, overflow_steps=some, kind=Kind.RACING)
+            drawn = DrawnTiming(int(rng.integers(2**32)), *chosen)
+            yield self.run(made, drawn, overflow_steps=some, kind=Kind.RACING)
 
     def run(
         self,
@@ -130,15 +134,20 @@ class Court:
             return Verdict(kind or Kind.WRONG, f"{type(error).__name__}: {error}")
         if result.failure:
             return Verdict(kind or Kind.STUCK, result.failure)
-        if not result.is_right:
-            why = str((*result.faults, *result.differences)[0])
-            return Verdict(kind or (Kind.OVERFLOW if steps else Kind.WRONG), why)
-        return None
+        unread = [each for each in result.differences if self._is_unread(each)]
+        wrong = [*map(str, result.faults), *result.differences]
+        wrong = [each for each in wrong if each not in unread]
+        if wrong:
+            return Verdict(kind or (Kind.OVERFLOW if steps else Kind.WRONG), wrong[0])
+        return Verdict(Kind.UNREAD, unread[0]) if unread else None
+
+    def _is_unread(self, difference: str) -> bool:
+        """Whether a difference is of a number of the host that nothing reads."""
+        _, _, text = difference.partition(": scalar ")
+        return bool(text) and text.split(" ")[0] not in self._read
 
     def _job(self, made: Schedule) -> Job:
-        return Job(
-            schedule=made, model=self.model, cluster=cluster(made.mesh.size), steps=STEPS
-        )
+        return Job(schedule=made, model=self.model, cluster=cluster(made.mesh.size), steps=STEPS)
 
     def _unseen(self, made: Schedule) -> Verdict | None:
         missed = unseen(self._job(made), self._places)
@@ -166,11 +175,26 @@ class Court:
             count(self.strategy, wanted, overflows=overflow)
         for program in made.programs:
             known = counted(made, program, overflows)
-            for name, value in wanted.items():
+            for name, value in sorted(wanted.items(), key=lambda each: each[0] not in self._read):
                 if known.get(name) != value:
                     why = f"{program.role}: {name} is {known.get(name)}, not {value}"
-                    return Verdict(Kind.COUNT, why)
+                    return Verdict(Kind.COUNT if name in self._read else Kind.UNREAD, why)
         return None
+
+
+def read_scalars(schedule: Schedule) -> set[str]:
+    """Numbers of the host that something reads: a kernel, or what counts by them."""
+    found: set[str] = set()
+    for program in schedule.programs:
+        for operation in program.by_id.values():
+            match operation:
+                case Compute(scalars=names):
+                    found |= set(names)
+                case Fill(scalar=str(name)) | SetScalar(counter=str(name)):
+                    found.add(name)
+                case _:
+                    pass
+    return found
 
 
 def counted(schedule: Schedule, program: Program, overflows: list[bool]) -> dict[str, float]:
@@ -181,9 +205,7 @@ def counted(schedule: Schedule, program: Program, overflows: list[bool]) -> dict
             set_scalar(change, known)
     changes = {
         overflow: [
-            each
-            for each in taken(program.step, overflows=overflow)
-            if isinstance(each, SetScalar)
+            each for each in taken(program.step, overflows=overflow) if isinstance(each, SetScalar)
         ]
         for overflow in (False, True)
     }

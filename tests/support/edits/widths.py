@@ -1,4 +1,4 @@
-"""In which formats numbers are added up and kept: no exact number shows it, so it is followed apart.
+"""In which formats numbers are added up and kept: no exact number shows it.
 
 What is decided: for every element of every parameter, by rank, the poorest format that its gradient
 goes through between backward and update: where it is kept before and after ranks are added up,
@@ -179,7 +179,7 @@ class Formats:
                         self.wrong.append(f"{compute.id}: {operand.role} in {dtype}")
                 case Action.CLIP, Role.INPUT:
                     self._note((f"{seat.rank}", "clip"), view)
-                case (Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD), Role.PARAMETER:
+                case ((Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD), Role.PARAMETER):
                     if _is_poor(view, self._precision.compute) or poorer(
                         dtype, self._precision.compute
                     ):
@@ -268,7 +268,7 @@ def formats_of(job: Job, precision: Precision) -> Formats:
 
 
 def poorer_than(found: Formats, expected: Formats) -> str:
-    """Where `found` went through a poorer format than `expected`, or is wrong anyway; or nothing."""
+    """Where `found` went through a poorer format than `expected`, if it did."""
     for text in found.wrong:
         return text
     for key, limits in found.found.items():

@@ -1,0 +1,65 @@
+"""Edits of right schedules: the court passes what is right, and sees what it was made to see."""
+
+import numpy as np
+import pytest
+from edits import OPERATORS, drawn
+from edits.columns import Case, cases, strategies
+from edits.court import Kind
+from edits.table import AIMED, aimed_cells, drawn_cells, lines
+
+COLUMNS = list(strategies())
+FEW = ("stage 2", "stage 3", "deepspeed 3", "megatron overlapped", "pipelines")
+HARMLESS = {
+    "padding or accumulator not zeroed": "padding that a collective carries and nobody reads",
+    "good steps counted on overflow": "they are forgotten at once",
+    "skipped steps are not counted": "nothing reads them",
+    "flag a sum": "a sum of flags is zero where all are",
+    "reduction is not waited for": "something else waits",
+}
+"""Kinds of edits of which none has to be wrong, and why."""
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_the_court_passes_what_is_right(column: str) -> None:
+    rng = np.random.default_rng(0)
+    for case in cases(column):
+        verdict = case.court.judge(case.schedule, rng)
+        assert verdict.kind is Kind.HARMLESS, verdict
+
+
+@pytest.fixture(scope="module")
+def some() -> list[Case]:
+    return [case for column in FEW for case in cases(column)]
+
+
+@pytest.mark.parametrize("name", AIMED)
+def test_the_court_sees_every_named_kind_of_fault(name: str, some: list[Case]) -> None:
+    """In the first schedules that can express it, in one of the first places."""
+    rng = np.random.default_rng(0)
+    found = [(case, edit) for case in some for edit in list(AIMED[name](case.schedule))[:2]]
+    assert found
+    seen = any(case.court.judge(edit.schedule, rng).is_wrong for case, edit in found[:12])
+    assert seen or name in HARMLESS
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_makes_schedules_that_differ(name: str, some: list[Case]) -> None:
+    made = [drawn(OPERATORS[name], case.schedule, np.random.default_rng(1)) for case in some]
+    again = [drawn(OPERATORS[name], case.schedule, np.random.default_rng(1)) for case in some]
+    assert made == again
+    assert sum(each is not None for each in made) > len(made) // 3
+    for case, edit in zip(some, made, strict=True):
+        assert edit is None or edit.schedule != case.schedule
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_how_many_edits_are_wrong_and_refused(column: str) -> None:
+    among = list(cases(column))
+    cells = [
+        *drawn_cells(column, among, OPERATORS, count=30, seed=0),
+        *aimed_cells(column, among, AIMED, sites=5, seed=0),
+    ]
+    print(f"\n{column}", *lines(cells), sep="\n")  # noqa: T201 (the table is what this run is for)
+    assert sum(each.effective for each in cells) > sum(each.drawn for each in cells) // 2

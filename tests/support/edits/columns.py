@@ -1,0 +1,130 @@
+"""Right schedules that edits are made of: zsim's own stages, every runtime, pipelines."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from emulated_strategies import EMULATED
+from emulated_strategies import strategy as emulating
+
+from edits.court import Court
+from zsim.architecture import GPT, Llama
+from zsim.gpt import gpt
+from zsim.model import Model
+from zsim.pipeline import in_blocks
+from zsim.rule import SGD, Adam
+from zsim.runtime.nanotron import Nanotron, TensorMode
+from zsim.schedule import Schedule
+from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.transformer import transformer
+from zsim.zero import schedule
+
+SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
+DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
+ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+SCALE = LossScale(interval=2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A right schedule, and who judges its edits."""
+
+    label: str
+    model: Model
+    schedule: Schedule
+    court: Court
+
+
+def of_stage(stage: int) -> list[Strategy]:
+    """A ZeRO stage of zsim's own with several knobs."""
+    base = Strategy(
+        stage=stage, data=2, gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE
+    )
+    full = replace(base, checkpointing=Checkpointing.FULL, bucket_elements=40)
+    return [
+        replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40),
+        replace(base, tensor=2, precision=Precision.FP16, clip_norm=1.0, bucket_elements=25),
+        replace(full, tensor=2, optimizer=SGD(), partition_checkpoints=True, clip_norm=1.0),
+        replace(
+            base,
+            data=3,
+            precision=Precision.BF16,
+            reduce_once=True,
+            bucket_elements=70,
+            prefetch_units=0,
+            keep_after_forward=Keep.EVERYTHING,
+            host_ahead_units=2,
+        ),
+        replace(base, replicate=2, clip_norm=1.0, bucket_elements=30, reductions_in_flight=0),
+        replace(full, precision=Precision.BF16, offload_checkpoints=True, contiguous=stage > 1),
+    ]
+
+
+def of_runtimes() -> dict[str, list[Strategy]]:
+    """Every runtime that is emulated, with every option."""
+    found: dict[str, list[Strategy]] = {}
+    for name, named in EMULATED.items():
+        made = [
+            emulating(
+                named,
+                data=2,
+                micro_batches=2,
+                precision=Precision.FP16,
+                clip_norm=1.0,
+                optimizer=ADAM,
+            ),
+            emulating(named, data=2, replicate=2, micro_batches=2, optimizer=ADAM),
+            emulating(named, data=4, micro_batches=2, precision=Precision.BF16, clip_norm=1.0),
+        ]
+        kept = [replace(each, loss_scale=SCALE) for each in made if each is not None]
+        found[name] = kept[:2]
+    return found
+
+
+def of_pipelines() -> list[Strategy]:
+    """Stages of a pipeline, alone, with a data axis, with a tensor axis that cuts tokens."""
+    cut = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
+    base = Strategy(
+        stage=1,
+        pipeline=2,
+        gradient_accumulation_steps=2,
+        optimizer=ADAM,
+        loss_scale=SCALE,
+        clip_norm=1.0,
+        emulate=Nanotron(),
+    )
+    return [
+        replace(base, data=2, precision=Precision.BF16),
+        replace(base, data=2, tensor=2, emulate=cut),
+        replace(base, stage=0, precision=Precision.FP16),
+        replace(base, pipeline=1, tensor=2, data=2, emulate=cut, precision=Precision.BF16),
+    ]
+
+
+def strategies() -> dict[str, list[Strategy]]:
+    """What edits are made of, by column of the table."""
+    found = {f"stage {stage}": of_stage(stage) for stage in range(4)}
+    return {**found, **of_runtimes(), "pipelines": of_pipelines()}
+
+
+def model_of(strategy: Strategy) -> Model:
+    """A small model that a strategy can train."""
+    if not isinstance(strategy.emulate, Nanotron):
+        return gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    made = transformer(
+        DEEP if strategy.pipeline > 1 or strategy.cuts_tokens else replace(DEEP, layers=1),
+        micro_batch_size=1,
+        tensor=strategy.tensor,
+        precision=strategy.precision,
+        sequence=strategy.cuts_tokens,
+        keeps_whole=strategy.keeps_whole,
+        in_place_loss=strategy.in_place_loss,
+    )
+    return in_blocks(made) if strategy.pipeline > 1 else made
+
+
+def cases(column: str) -> Iterator[Case]:
+    """The schedules of one column."""
+    for strategy in strategies()[column]:
+        model = model_of(strategy)
+        made = schedule(model, strategy)
+        yield Case(column, model, made, Court(made, model, strategy))
