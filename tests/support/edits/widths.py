@@ -5,10 +5,11 @@ goes through between backward and update: where it is kept before and after rank
 where ranks are, and where micro-batches are; the same for the number that a clip reads. An edited
 schedule is wrong if one of them has fewer bits of mantissa or of exponent than in the schedule
 that `zsim.zero` makes of the same strategy, which follows what it says of formats (`precision`,
-`reduce_dtype`, `communication_data_type`, `grad_reduce_in_fp32`). Beside that, what is updated and
-its moments must have the optimizer's format, and what forward and backward read of parameters must
-have come through the compute format or a richer one. A richer format is never wrong here, though
-it costs memory; nor does this judge activations.
+`reduce_dtype`, `communication_data_type`, `grad_reduce_in_fp32`). Where that adds up nothing, an
+edited one may add in the poorest format that numbers go through there anyway. Beside that, what is
+updated and its moments must have the optimizer's format, and what forward and backward read of
+parameters must have come through the compute format or a richer one. A richer format is never
+wrong here, though it costs memory; nor does this judge activations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -267,6 +268,12 @@ def formats_of(job: Job, precision: Precision) -> Formats:
     return values
 
 
+def _allowed(wanted: Limits) -> Limits:
+    """What limits may be: where there were none, the least that there were of any kind."""
+    least = np.tile(wanted.reshape(len(wanted), -1, 2).min(axis=1), (1, wanted.shape[1] // 2))
+    return np.where(wanted == NO_LIMIT, least, wanted)
+
+
 def poorer_than(found: Formats, expected: Formats) -> str:
     """Where `found` went through a poorer format than `expected`, if it did."""
     for text in found.wrong:
@@ -276,7 +283,7 @@ def poorer_than(found: Formats, expected: Formats) -> str:
         if wanted is None:
             continue
         size = min(len(limits), len(wanted))
-        less = (limits[:size] < wanted[:size]).any(axis=0)
+        less = (limits[:size] < _allowed(wanted[:size])).any(axis=0)
         for column in np.flatnonzero(less).tolist():
             kind = NAMES[column - column % 2]
             return f"rank {key[0]}: gradient of {key[1]} is {kind} in a poorer format"
