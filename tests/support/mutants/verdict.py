@@ -4,17 +4,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 
-from exact_training import STEPS, trained
+from exact_training import STEPS, cluster, trained
 
 from mutants.mutant import Mutant
 from mutants.races import Graph, Name, Race
 from zsim.allocator import book, peak_bytes, pools
-from zsim.backend import RefusedError
+from zsim.backend import Job, RefusedError
 from zsim.issue import NO_OVERFLOW
 from zsim.model import Model
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
-from zsim_des.values import train
+from zsim_des.values import plantable, train, unseen
 from zsim_des.watch import Durations
 
 LONG_PS = 10**6
@@ -99,6 +99,7 @@ class Court:
         self.overflow_steps = NO_OVERFLOW
         if strategy.precision is Precision.FP16 and model.parameter_count:
             self.overflow_steps = frozenset({0})
+        self._places = list(plantable(schedule, model)) if self.overflow_steps else []
         self._expected = train(model, strategy, STEPS, self.overflow_steps)
         self._peaks = self._peaks_of(schedule)
 
@@ -111,7 +112,7 @@ class Court:
         return replace(self._judge(made), schedule=made)
 
     def _judge(self, made: Schedule) -> Verdict:
-        wrong = self.run(made)
+        wrong = self.run(made) or self._unseen(made)
         if wrong is not None:
             return wrong
         for pool, size in self._peaks_of(made).items():
@@ -140,6 +141,14 @@ class Court:
         if not result.is_right:
             return Verdict(Kind.WRONG, str((*result.faults, *result.differences)[:1]))
         return None
+
+    def _unseen(self, made: Schedule) -> Verdict | None:
+        """A gradient that is not finite and does not reach what a branch reads, if there is one."""
+        if not self.overflow_steps:
+            return None
+        job = Job(schedule=made, model=self.model, cluster=cluster(made.mesh.size))
+        missed = unseen(job, self._places)
+        return Verdict(Kind.WRONG, f"{missed[0]} is not seen") if missed else None
 
     def _peaks_of(self, schedule: Schedule) -> dict[str, int]:
         """The largest book of any role, by pool."""
