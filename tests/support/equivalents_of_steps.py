@@ -122,7 +122,7 @@ def measured_undivided(schedule: Schedule) -> Iterator[Edit]:
         return
     plain, divisor = found
     (norm,) = norms
-    views = [each.view for each in of_role(norm, Role.GRADIENT)]
+    names = dict.fromkeys(each.view.buffer for each in of_role(norm, Role.GRADIENT))
     (total,) = numbers_reduced(plain, Action.NORM)
     updates = computes(plain, Action.UPDATE)
 
@@ -131,7 +131,8 @@ def measured_undivided(schedule: Schedule) -> Iterator[Edit]:
             return program
         squared = divided(f"{total.id}/divide", norm.stream, total.target, divisor**2)
         program = added(program, replace(squared, after=(total.id,)), after=total.id)
-        for number, view in reversed(list(enumerate(views))):
+        for number, name in reversed(list(enumerate(names))):
+            view = View(buffer=name, size=program.by_name[name].elements)
             own = divided(f"{norm.id}/divide{number}", norm.stream, view, divisor)
             program = added(program, own, after=norm.id)
         return program

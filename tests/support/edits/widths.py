@@ -155,7 +155,9 @@ class Formats:
 
         def moved(new: Limits, old: Limits) -> Limits:
             if copy.accumulate:
-                new = lowered(np.minimum(new, old), MICRO_BATCHES, dtype)
+                added = lowered(np.minimum(new, old), MICRO_BATCHES, dtype)
+                nothing = (old == NO_LIMIT).all(axis=1)[:, None]  # zeros: the sum is exact
+                new = np.where(nothing, new, added)
             return kept(new, dtype)
 
         if not copy.by_parameter:
