@@ -1,0 +1,263 @@
+"""Which elements of which views correspond: what every operation says, before anything is cut."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import assert_never
+
+from zsim.access import accesses
+from zsim.check.execution.grid import Cell, Grid
+from zsim.check.execution.pieces import Key
+from zsim.check.execution.tensors import Tensors
+from zsim.model import Model, Segment
+from zsim.operation import (
+    Action,
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Role,
+    Send,
+    SetScalar,
+    Together,
+    View,
+    walk,
+)
+
+
+TENSOR = "tensor"
+"""The axis that the segments of a model are split over: `Model.tensor` is its size."""
+
+
+class Links:
+    """Cuts the spaces of a schedule where its views begin and end, and links them."""
+
+    def __init__(self, tensors: Tensors, model: Model) -> None:
+        self.tensors = tensors
+        self.grid: Grid = tensors.grid
+        self.model = model
+        self._segments = {unit.name: unit.segments for unit in model.units}
+        self._parameters = {each.name: each.elements for each in model.parameters}
+        self._done: set[tuple[object, ...]] = set()
+        for value in model.values.values():
+            self.tensors.spaces.space(("value", value.name), value.elements)
+            if value.tensor_sharded:
+                whole = value.elements * model.tensor
+                self.tensors.spaces.space(("whole", value.name), whole)
+                tensors.split(("whole", value.name), 0, value.elements, (TENSOR,))
+                for rank in self.grid.tracked[TENSOR].coordinates:
+                    self.tensors.spaces.link(
+                        (("value", value.name), 0),
+                        (("whole", value.name), rank * value.elements),
+                        value.elements,
+                        own=True,
+                    )
+        for name, elements in self._parameters.items():
+            self.tensors.spaces.space(("parameter", name), elements)
+
+    def add(self) -> None:
+        """Go through all programs."""
+        for cell in self.grid.cells:
+            for part in (cell.program.setup, cell.program.step):
+                for operation in walk(part):
+                    self._add(cell, operation)
+        for operations in self._meetings():
+            self._across(operations)
+
+    def _add(self, cell: Cell, operation: Operation) -> None:
+        match operation:
+            case Compute():
+                for access in accesses(operation):
+                    self.tensors.cut(cell, access.view)
+                self._compute(cell, operation)
+            case Copy(source=source, target=target):
+                self.tensors.cut(cell, source)
+                self.tensors.cut(cell, target)
+                if not operation.by_parameter:
+                    self._link(cell, source, target)
+            case Fill(target=view) | Branch(value=view):
+                self.tensors.cut(cell, view)
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                self._communication(cell, operation)
+            case Together(members=members):
+                for member in members:
+                    self._communication(cell, member)
+            case Allocate() | Free() | HostWait() | SetScalar():
+                pass
+            case _:
+                assert_never(operation)
+
+    def _link(self, cell: Cell, one: View, other: View) -> None:
+        key = (cell.index, one, other)
+        if key not in self._done and one.size == other.size:
+            self._done.add(key)
+            self.tensors.link(cell, one, other)
+
+    def _communication(self, cell: Cell, member: Communication) -> None:
+        match member:
+            case AllGather(source=source, target=target):
+                self._parts(cell, member.group, source, target)
+            case ReduceScatter(source=source, target=target):
+                self._parts(cell, member.group, target, source)
+            case AllReduce(source=source, target=target) | Broadcast(source=source, target=target):
+                self.tensors.cut(cell, source)
+                self.tensors.cut(cell, target)
+                self._link(cell, source, target)
+            case Send(source=view) | Receive(target=view):
+                self.tensors.cut(cell, view)
+            case _:
+                assert_never(member)
+
+    def _parts(self, cell: Cell, name: str, part: View, whole: View) -> None:
+        """Link the part of each member with its place in the whole."""
+        key = (cell.index, name, part, whole)
+        if key in self._done:
+            return
+        self._done.add(key)
+        tensors, group = self.tensors, self.tensors.schedule.group_by_name[name]
+        program = cell.program
+        here = tensors.key(program, program.by_name[part.buffer])
+        there = tensors.key(program, program.by_name[whole.buffer])
+        more = frozenset(group.axes) | tensors.varies(program, whole)
+        own = not frozenset(group.axes) <= tensors.varies(program, part)
+        axes = tuple(axis.name for axis in tensors.mesh.axes if axis.name in group.axes)
+        is_whole = group.size(tensors.mesh) == prod(tensors.mesh.axis_size(axis) for axis in axes)
+        for at, start, size in tensors.places(cell, part, more):
+            low = tensors.place(program, whole, at)[0]
+            member = group.index(tensors.mesh, at)
+            tensors.spaces.cut(here, start, start + size)
+            tensors.spaces.link((here, start), (there, low + member * part.size), size, own=own)
+            if is_whole:
+                tensors.split(there, low, part.size, axes)
+
+    def _compute(self, cell: Cell, compute: Compute) -> None:
+        match compute.action:
+            case Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD:
+                segments = self._segments.get(compute.unit, ())
+                if compute.segment < len(segments):
+                    self._segment(cell, compute, segments[compute.segment])
+            case Action.UPDATE:
+                views = [each.view for each in compute.operands]
+                for view in views[1:]:
+                    self._link(cell, views[0], view)
+            case Action.LOAD:
+                for each in compute.operands:
+                    self._tensor(cell, each.view, ("value", self.model.batch.name))
+            case Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE | Action.INITIALIZE:
+                pass
+            case _:
+                assert_never(compute.action)
+
+    def _segment(self, cell: Cell, compute: Compute, segment: Segment) -> None:
+        values = self.model.values
+        wanted = [name for name in segment.inputs if values[name].requires_gradient]
+        outputs = [value.name for value in segment.outputs]
+        gathers, reduces = segment.reduces_input_gradient, segment.reduces_output
+        names: dict[Role, list[Key]] = {
+            Role.INPUT: [self._value(name, whole=gathers) for name in segment.inputs],
+            Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],
+            Role.OUTPUT_GRADIENT: [self._value(name, whole=reduces) for name in outputs],
+            Role.INPUT_GRADIENT: [self._value(name, whole=gathers) for name in wanted],
+            Role.PARAMETER: [("parameter", name) for name in segment.parameters],
+            Role.GRADIENT: [("parameter", name) for name in segment.parameters],
+        }
+        seen: dict[Role, int] = defaultdict(int)
+        for operand in compute.operands:
+            place = seen[operand.role]
+            seen[operand.role] += 1
+            keys = names.get(operand.role, [])
+            if place < len(keys):
+                self._tensor(cell, operand.view, keys[place])
+
+    def _value(self, name: str, *, whole: bool) -> Key:
+        return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)
+
+    def _tensor(self, cell: Cell, view: View, key: Key) -> None:
+        """Link a view with the tensor that it should be, if it is as large."""
+        done = (cell.program.role, view, key)
+        if done in self._done:
+            return
+        self._done.add(done)
+        if self.tensors.spaces.by_key[key].size == view.size and view.layout is None:
+            self.tensors.link_to(cell, view, key)
+
+    def _meetings(self) -> Iterator[Sequence[tuple[Cell, Communication]]]:
+        """Yield what cells of different programs issue together, in the order of the group."""
+        queues: dict[tuple[object, ...], dict[int, list[tuple[Cell, Communication]]]] = {}
+        by_name = self.tensors.schedule.group_by_name
+        programs = {cell.index: cell for cell in self.grid.cells}
+        if len(programs) == 1:
+            return
+        for cell in self.grid.cells:
+            for part in (cell.program.setup, cell.program.step):
+                for operation in walk(part):
+                    members = operation.members if isinstance(operation, Together) else (operation,)
+                    for member in members:
+                        if not isinstance(member, Communication):
+                            continue
+                        group = by_name[member.group]
+                        row = tuple(each.index for each in self.grid.row(cell, group))
+                        way = self._way(cell, member)
+                        queues.setdefault((group.name, row, way), {}).setdefault(
+                            cell.index, []
+                        ).append((cell, member))
+        for by_cell in queues.values():
+            if len(by_cell) > 1:
+                yield from zip(*by_cell.values(), strict=False)
+
+    def _way(self, cell: Cell, member: Communication) -> tuple[int, int] | None:
+        """Return who sends and who gets a message; nothing of a collective."""
+        if not isinstance(member, Send | Receive):
+            return None
+        group = self.tensors.schedule.group_by_name[member.group]
+        at = self.grid.at(cell, (0,) * len(cell.shape))
+        own = group.index(self.tensors.mesh, at)
+        peer = (own + member.offset) % group.size(self.tensors.mesh)
+        return (own, peer) if isinstance(member, Send) else (peer, own)
+
+    def _across(self, together: Sequence[tuple[Cell, Communication]]) -> None:
+        """Link what is combined place by place, or is the same, between programs."""
+        (first, one), *others = together
+        for cell, other in others:
+            for mine, theirs in (
+                (_whole(one), _whole(other)),
+                *(
+                    [(one.target, other.target)]
+                    if isinstance(one, AllReduce | Broadcast)
+                    and isinstance(other, AllReduce | Broadcast)
+                    else []
+                ),
+            ):
+                if mine.size != theirs.size:
+                    continue
+                tensors = self.tensors
+                here = tensors.key(first.program, first.program.by_name[mine.buffer])
+                there = tensors.key(cell.program, cell.program.by_name[theirs.buffer])
+                at = self.grid.at(first, (0,) * len(first.shape))
+                low = tensors.place(first.program, mine, at)[0]
+                at = self.grid.at(cell, (0,) * len(cell.shape))
+                high = tensors.place(cell.program, theirs, at)[0]
+                tensors.spaces.link((here, low), (there, high), mine.size)
+
+
+def _whole(member: Communication) -> View:
+    """Return the view of a member that is as that of the others."""
+    match member:
+        case AllGather(target=view) | Receive(target=view):
+            return view
+        case ReduceScatter(source=view) | AllReduce(source=view) | Send(source=view):
+            return view
+        case Broadcast(source=view):
+            return view
+        case _:
+            assert_never(member)

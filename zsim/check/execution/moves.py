@@ -1,0 +1,155 @@
+"""Fills and copies on exact numbers."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.check.execution.datum import Datum, chosen, like, trail_of, undefined_in
+from zsim.check.execution.grid import Cell
+from zsim.check.execution.meeting import UnfollowedError
+from zsim.check.execution.tensors import NOTHING, Tensors
+from zsim.operation import Copy, Fill
+from zsim.specification.field import Numbers, number, product, total
+
+Integers = NDArray[np.int64]
+
+
+class Moves:
+    """What moves elements on one rank."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._pieces: dict[tuple[int, str], Integers] = {}
+        self._maps: dict[tuple[int, str, str], tuple[Integers, NDArray[np.bool_]]] = {}
+        self._named: dict[str, tuple[dict[int, int], int]] = {}
+        self.numbers, self.names = self._number_pieces()
+        self.constants: list[Numbers] = []
+
+    def _number_pieces(self) -> tuple[dict[tuple[str, int], int], list[str]]:
+        """Number the pieces of all parameters, by parameter and where they start."""
+        numbers: dict[tuple[str, int], int] = {}
+        names: list[str] = []
+        for key, space in self.tensors.spaces.by_key.items():
+            if key[0] == "parameter":
+                for start in space.starts.tolist():
+                    numbers[key[1], start] = len(names)
+                    names.append(key[1])
+        return numbers, names
+
+    def first(self, parameter: str) -> int:
+        """Return the number of the first piece of a parameter."""
+        return self.numbers[parameter, 0]
+
+    def pieces(self, cell: Cell, name: str) -> Integers:
+        """Return which piece of which parameter each place of a buffer is, on every rank.
+
+        NOTHING is padding, or what has no layout.
+        """
+        key = (cell.index, name)
+        found = self._pieces.get(key)
+        if found is not None:
+            return found
+        held = self.tensors.held(cell, name)
+        layout = held.buffer.layout
+        whole = np.full(held.space.count + 1, NOTHING, np.int64)
+        if layout is not None:
+            whole[:-1] = self._of_layout(layout)
+        at = held.first[..., np.newaxis] + np.arange(held.width)
+        inside = np.arange(held.width) < held.counts[..., np.newaxis]
+        found = self._pieces[key] = np.where(inside, whole[np.where(inside, at, -1)], NOTHING)
+        return found
+
+    def _of_layout(self, name: str) -> Integers:
+        space = self.tensors.spaces.by_key["layout", name]
+        found = np.full(space.count, NOTHING, np.int64)
+        for parameter, offset, place, size in self.tensors.fragments(
+            self.tensors.schedule.layout_by_name[name]
+        ):
+            low, high = space.inside(place, place + size)
+            starts = (space.starts[low:high] - place + offset).tolist()
+            found[low:high] = [self.numbers[parameter, start] for start in starts]
+        return found
+
+    def filled(self, cell: Cell, fill: Fill, scalars: Mapping[str, float]) -> Datum:
+        """Return what a fill writes."""
+        value = Fraction(fill.value)
+        if fill.scalar is not None:
+            value *= Fraction(scalars[fill.scalar])
+        index = self.tensors.index(cell, fill.target)
+        one = number(value, len(cell.shape) + 2)
+        if not self.is_constant(one):
+            self.constants.append(one.reshape(2))
+        return Datum(np.broadcast_to(one, (2, *(1,) * len(cell.shape), index.count)))
+
+    def is_constant(self, value: Numbers) -> bool:
+        """Whether some fill has written this number."""
+        return any((value.reshape(2) == each).all() for each in self.constants)
+
+    def copied(self, cell: Cell, copy: Copy, source: Datum, target: Datum) -> Datum:
+        """Return what the target of a copy holds afterwards.
+
+        Raises:
+            UnfollowedError: both are cut differently.
+        """
+        if copy.by_parameter:
+            return self._by_parameter(cell, copy, source, target)
+        if source.count != target.count:
+            raise UnfollowedError(f"{copy.id}: source and target are cut differently")
+        moved = self._shared(source, copy.divisor)
+        if not copy.accumulate:
+            return moved
+        return like((moved, target), total(moved.values, target.values))
+
+    def _shared(self, source: Datum, divisor: int) -> Datum:
+        if divisor == 1:
+            return source
+        share = number(Fraction(1, divisor), source.values.ndim)
+        return Datum(product(source.values, share), source.undefined, source.trail, source.covered)
+
+    def _by_parameter(self, cell: Cell, copy: Copy, source: Datum, target: Datum) -> Datum:
+        """Return the target once what both hold of each parameter went over; padding is zero."""
+        take, held = self._map(cell, copy.source.buffer, copy.target.buffer)
+        moved = self._shared(source, copy.divisor)
+        there = take != NOTHING
+        values = chosen(moved.values, take)
+        undefined = None if moved.undefined is None else chosen(moved.undefined, take)
+        trail = None if moved.trail is None else moved.trail.moved(lambda a, _: chosen(a, take))
+        found = Datum(values, undefined, trail)  # type: ignore[arg-type]
+        if copy.accumulate:
+            found = like((found, target), total(found.values, target.values))
+        # What is in no piece becomes zero, and what the source does not hold stays.
+        keeps = held & ~there
+        values = np.where(there, found.values, np.where(held, target.values, np.uint64(0)))
+        marks = undefined_in(found)
+        if marks is not None:
+            marks = marks & there
+        if target.undefined is not None:
+            stays = target.undefined & keeps
+            marks = stays if marks is None else marks | stays
+        trail = found.trail
+        if target.trail is not None:
+            stays = target.trail.moved(lambda a, _: np.where(keeps, a, np.zeros_like(a)))
+            trail = trail_of(Datum(values, None, trail), Datum(values, None, stays))
+        return Datum(values, marks, trail)
+
+    def _map(self, cell: Cell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
+        """Return which place of the source each of the target is, and where it holds a parameter."""
+        key = (cell.index, source, target)
+        if key not in self._maps:
+            here, there = self.pieces(cell, source), self.pieces(cell, target)
+            shape = np.broadcast_shapes(here.shape[:-1], there.shape[:-1])
+            here = np.broadcast_to(here, (*shape, here.shape[-1]))
+            there = np.broadcast_to(there, (*shape, there.shape[-1]))
+            take = np.full(there.shape, NOTHING, np.int64)
+            for rank in np.ndindex(*shape):
+                order = np.argsort(here[rank], kind="stable")
+                ordered = here[rank][order]
+                at = np.searchsorted(ordered, there[rank])
+                at = np.minimum(at, len(ordered) - 1) if len(ordered) else at
+                if len(ordered):
+                    match = (ordered[at] == there[rank]) & (there[rank] != NOTHING)
+                    take[rank] = np.where(match, order[at], NOTHING)
+            self._maps[key] = take, there != NOTHING
+        return self._maps[key]

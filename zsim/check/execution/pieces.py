@@ -1,0 +1,188 @@
+"""Cuts every tensor where some view of some rank cuts it: what lies between two cuts is one number.
+
+Elements are counted in spaces: a layout is one (its shards are parts of it), each buffer without a
+layout, each parameter, and each value that flows between segments. A link says that elements of two
+spaces are the same ones, or are combined one by one: a cut of one is a cut of the other.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+Key = tuple[str, ...]
+"""The name of a space: its kind first."""
+
+
+class Space:
+    """Elements that are cut; `starts` and `sizes` of the pieces are known once it is closed."""
+
+    def __init__(self, key: Key, size: int) -> None:
+        self.key = key
+        self.size = size
+        self.cuts: set[int] = {0, size}
+        self.left_out: set[int] = set()
+        self.stands_for: dict[int, int] = {}
+        self.starts: Integers = np.zeros(0, np.int64)
+        self.sizes: Integers = np.zeros(0, np.int64)
+        self.weights: Integers = np.zeros(0, np.int64)
+
+    def close(self) -> None:
+        """Number the pieces that are not left out.
+
+        A piece that stands for those of several ranks has their number as its weight.
+        """
+        cuts = np.array(sorted(self.cuts), np.int64)
+        starts, sizes = cuts[:-1], np.diff(cuts)
+        if self.left_out:
+            kept = ~np.isin(starts, np.array(list(self.left_out), np.int64))
+            starts, sizes = starts[kept], sizes[kept]
+        self.starts, self.sizes = starts, sizes
+        self.weights = np.ones(len(starts), np.int64)
+        if self.stands_for:
+            known = self.stands_for
+            self.weights = np.array([known.get(start, 1) for start in starts.tolist()], np.int64)
+
+    @property
+    def count(self) -> int:
+        """Pieces."""
+        return len(self.starts)
+
+    def inside(self, low: int, high: int) -> tuple[int, int]:
+        """Return the numbers of the first piece in [low, high), and of the first one past it."""
+        first, end = np.searchsorted(self.starts, (low, high))
+        return int(first), int(end)
+
+
+class Spaces:
+    """All spaces of a schedule, and the links between them."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, Space] = {}
+        self._links: dict[Key, set[tuple[int, Key, int, int, bool]]] = defaultdict(set)
+        self._parts: dict[Key, set[tuple[int, int, tuple[tuple[int, int, int], ...]]]] = (
+            defaultdict(set)
+        )
+
+    def space(self, key: Key, size: int) -> Space:
+        """Return a space, which is made when it is asked for the first time."""
+        found = self.by_key.get(key)
+        if found is None:
+            found = self.by_key[key] = Space(key, size)
+        elif size > found.size:
+            found.cuts.add(size)
+            found.size = size
+        return found
+
+    def cut(self, key: Key, *places: int) -> None:
+        """Cut a space."""
+        self.by_key[key].cuts.update(places)
+
+    def link(
+        self, one: tuple[Key, int], other: tuple[Key, int], size: int, *, own: bool = False
+    ) -> None:
+        """Say that `size` elements from two places on correspond, and cut at both their ends.
+
+        With `own`, a rank keeps its part of one in the other: they are cut alike, no more.
+        """
+        if not size:
+            return
+        self.by_key[one[0]].cuts.update((one[1], one[1] + size))
+        self.by_key[other[0]].cuts.update((other[1], other[1] + size))
+        if one != other:
+            self._links[one[0]].add((one[1], other[0], other[1], size, own))
+            self._links[other[0]].add((other[1], one[0], one[1], size, own))
+
+    def split(self, key: Key, low: int, high: int, parts: tuple[tuple[int, int, int], ...]) -> None:
+        """Say that [low, high) falls into parts of ranks, of which only some are run.
+
+        Args:
+            key: of the space.
+            low: where the parts begin.
+            high: where they end.
+            parts: start and end of those that are run, ascending, and for how many ranks each
+                stands.
+        """
+        if (low, high, parts) in self._parts[key]:
+            return
+        self._parts[key].add((low, high, parts))
+        cuts = self.by_key[key].cuts
+        cuts |= {low, high}
+        for start, end, _ in parts:
+            cuts |= {start, end}
+
+    def _leave_out(self) -> None:
+        """Leave out what parts of ranks hold that are not run, and all that corresponds to it."""
+        out: dict[Key, set[int]] = {}
+        weights: dict[Key, dict[int, int]] = {}
+        for key, splits in self._parts.items():
+            space = self.by_key[key]
+            cuts = sorted(space.cuts)
+            for low, high, parts in splits:
+                ends = [(low, low, 1), *parts, (high, high, 1)]
+                for (_, start, _), (end, _, _) in pairwise(ends):
+                    places = cuts[bisect_left(cuts, start) : bisect_left(cuts, end)]
+                    space.left_out.update(places)
+                    out.setdefault(key, set()).update(places)
+                for start, end, ranks in parts:
+                    if ranks > 1:
+                        places = cuts[bisect_left(cuts, start) : bisect_left(cuts, end)]
+                        for place in places:
+                            known = space.stands_for.get(place, 1)
+                            space.stands_for[place] = max(known, ranks)
+                        weights.setdefault(key, {}).update(
+                            (place, space.stands_for[place]) for place in places
+                        )
+        while out or weights:
+            key = next(iter(out or weights))
+            gone, heavy = out.pop(key, set()), weights.pop(key, {})
+            ordered = sorted(gone | heavy.keys())
+            for start, other, there, size, own in self._links[key]:
+                if own:
+                    continue
+                target = self.by_key[other]
+                first = bisect_left(ordered, start)
+                for place in ordered[first : bisect_left(ordered, start + size)]:
+                    moved = place - start + there
+                    if place in gone and moved not in target.left_out:
+                        target.left_out.add(moved)
+                        out.setdefault(other, set()).add(moved)
+                    if place in heavy and target.stands_for.get(moved, 1) < heavy[place]:
+                        target.stands_for[moved] = heavy[place]
+                        weights.setdefault(other, {})[moved] = heavy[place]
+
+    def close(self) -> None:
+        """Carry every cut over all links until nothing new comes, and number the pieces."""
+        waiting: dict[Key, set[int]] = {
+            key: set(space.cuts) for key, space in self.by_key.items() if key in self._links
+        }
+        while waiting:
+            key, new = waiting.popitem()
+            ordered = sorted(new)
+            for start, other, there, size, _ in self._links[key]:
+                self._carry(ordered, start, (other, there), size, waiting)
+        self._leave_out()
+        for space in self.by_key.values():
+            space.close()
+
+    def _carry(
+        self,
+        cuts: Iterable[int],
+        start: int,
+        target: tuple[Key, int],
+        size: int,
+        waiting: dict[Key, set[int]],
+    ) -> None:
+        """Cut the target of a link where its source is newly cut."""
+        key, there = target
+        known = self.by_key[key].cuts
+        moved = {cut - start + there for cut in cuts if start < cut < start + size}
+        moved -= known
+        if moved:
+            known |= moved
+            waiting.setdefault(key, set()).update(moved)

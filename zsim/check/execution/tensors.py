@@ -1,0 +1,317 @@
+"""Where the elements of buffers and views lie in spaces, and which pieces each rank has of them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.check.execution.grid import Cell, Grid
+from zsim.check.execution.pieces import Key, Space, Spaces
+from zsim.layout import Layout
+from zsim.mesh import Coordinates
+from zsim.operation import View
+from zsim.schedule import Buffer, Program, Schedule
+
+Integers = NDArray[np.int64]
+
+NOTHING = -1
+"""The number of the piece where a rank has fewer than others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Which numbers of a buffer's array a view is: a slice, or numbers that differ by rank.
+
+    `take` has the shape of the ranks, then the places of the view; NOTHING where a rank has none.
+    """
+
+    low: int
+    high: int
+    take: Integers | None = None
+
+    @property
+    def count(self) -> int:
+        """Places of the view, the most that any rank has."""
+        return self.high - self.low if self.take is None else self.take.shape[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A buffer of a cell: its space, and which pieces of it each rank has.
+
+    `first` and `counts` are the number of the first piece and how many there are, in the shape of
+    the ranks; `width` is the length of the array that holds them.
+    """
+
+    buffer: Buffer
+    space: Space
+    sharded: bool
+    first: Integers
+    counts: Integers
+    width: int
+    indices: dict[View, Index] = field(default_factory=dict[View, Index])
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether some rank has fewer pieces than others."""
+        return self.counts.size > 1 and bool((self.counts != self.width).any())
+
+
+class Tensors:
+    """Buffers and views of all cells. Spaces are cut first, then closed, then indices are made."""
+
+    def __init__(self, schedule: Schedule, grid: Grid) -> None:
+        self.schedule = schedule
+        self.grid = grid
+        self.mesh = schedule.mesh
+        self.spaces = Spaces()
+        self.parameters = {each.name: each.elements for each in schedule.contract.parameters}
+        self._seen: set[tuple[str, View]] = set()
+        self._held: dict[tuple[int, str], Held] = {}
+        self._fragments: dict[str, dict[int, str]] = {}
+        self._folded = any(
+            len(along.coordinates) < schedule.mesh.axis_size(name)
+            for name, along in grid.tracked.items()
+        )
+        self._run: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for layout in schedule.layouts:
+            self._add_layout(layout)
+        for program in schedule.programs:
+            for buffer in program.buffers:
+                self.spaces.space(self.key(program, buffer), self._extent(buffer))
+
+    def _extent(self, buffer: Buffer) -> int:
+        if buffer.layout is None:
+            return buffer.elements
+        layout = self.schedule.layout_by_name[buffer.layout]
+        return layout.elements if buffer.shard else max(layout.elements, buffer.elements)
+
+    def key(self, program: Program, buffer: Buffer) -> Key:
+        """Return the space in which the elements of a buffer are counted."""
+        if buffer.layout is not None:
+            return ("layout", buffer.layout)
+        return ("buffer", program.role, buffer.name)
+
+    def _add_layout(self, layout: Layout) -> None:
+        key = ("layout", layout.name)
+        self.spaces.space(key, layout.elements)
+        if layout.axis is not None and self._folded:
+            axes = self.mesh.parts(layout.axis)
+            count = self.mesh.axis_size(layout.axis)
+            parts: list[tuple[int, int, int]] = []
+            for number, weight in self.run(axes):
+                start, size = layout.segment(number, count)
+                parts.append((start, start + size, weight))
+            self.spaces.split(key, 0, layout.elements, tuple(parts))
+        for parameter, offset, place, size in self.fragments(layout):
+            known = max(self.parameters.get(parameter, 0), offset + size)
+            self.parameters.setdefault(parameter, known)
+            self.spaces.space(("parameter", parameter), known)
+            self.spaces.link((key, place), (("parameter", parameter), offset), size)
+        if layout.axis is not None and layout.blocks is not None and self._folded:
+            self._split_parameters(layout)
+
+    def _split_parameters(self, layout: Layout) -> None:
+        """Leave out what ranks that are not run have of each parameter."""
+        assert layout.axis is not None
+        count = self.mesh.axis_size(layout.axis)
+        parts: dict[str, list[tuple[int, int, int]]] = {}
+        for number, weight in self.run(self.mesh.parts(layout.axis)):
+            for each in layout.fragments(count, number):
+                if each.size:
+                    own = parts.setdefault(each.parameter, [])
+                    own.append((each.offset, each.offset + each.size, weight))
+        for piece in layout.pieces:
+            key = ("parameter", piece.parameter)
+            own = tuple(sorted(parts.get(piece.parameter, ())))
+            self.spaces.space(key, piece.size)
+            self.spaces.split(key, 0, piece.size, own)
+
+    def run(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Return the numbers along single axes, the last fastest, that are run, with weights."""
+        if axes not in self._run:
+            found = [(0, 1)]
+            for axis in axes:
+                size, along = self.mesh.axis_size(axis), self.grid.tracked[axis]
+                pairs = list(zip(along.coordinates, along.weights, strict=True))
+                found = [(n * size + m, v * w) for n, v in found for m, w in pairs]
+            self._run[axes] = found
+        return self._run[axes]
+
+    def split(self, key: Key, start: int, size: int, axes: tuple[str, ...]) -> None:
+        """Say that parts of `size` from `start` on belong to ranks along `axes`, one each."""
+        if not self._folded or not size:
+            return
+        count = 1
+        for axis in axes:
+            count *= self.mesh.axis_size(axis)
+        parts = tuple(
+            (start + number * size, start + (number + 1) * size, weight)
+            for number, weight in self.run(axes)
+        )
+        self.spaces.split(key, start, start + count * size, parts)
+
+    def fragments(self, layout: Layout) -> Iterator[tuple[str, int, int, int]]:
+        """Yield what lies where in the whole: parameter, offset in it, place, size."""
+        if layout.axis is None or layout.blocks is None:
+            for piece in layout.pieces:
+                if piece.size:
+                    yield piece.parameter, 0, piece.start, piece.size
+            return
+        count = self.mesh.axis_size(layout.axis)
+        for number, _ in self.run(self.mesh.parts(layout.axis)):
+            first = layout.segment(number, count)[0]
+            for each in layout.fragments(count, number):
+                if each.size:
+                    yield each.parameter, each.offset, first + each.position, each.size
+
+    def segment(self, buffer: Buffer, at: Coordinates) -> tuple[int, int]:
+        """Return start and size, in its space, of what a rank has of a buffer."""
+        if buffer.shard is None or buffer.layout is None:
+            return 0, buffer.elements
+        layout = self.schedule.layout_by_name[buffer.layout]
+        assert layout.axis is not None
+        return layout.segment(at[buffer.shard], self.mesh.axis_size(layout.axis))
+
+    def place(self, program: Program, view: View, at: Coordinates) -> tuple[int, int]:
+        """Return start and size of a view of one rank in the space of its buffer."""
+        buffer = program.by_name[view.buffer]
+        start, size = self.schedule.extent(view, at)
+        return self.segment(buffer, at)[0] + start, size
+
+    def varies(self, program: Program, view: View) -> frozenset[str]:
+        """Return the single axes along which the place of a view depends on the rank."""
+        buffer = program.by_name[view.buffer]
+        names: set[str] = set()
+        if buffer.shard is not None:
+            names.update(self.mesh.parts(buffer.shard))
+        if view.axis is not None:
+            names.update(self.mesh.parts(view.axis))
+        if view.layout is not None:
+            axis = self.schedule.layout_by_name[view.layout].axis
+            assert axis is not None
+            names.update(self.mesh.parts(axis))
+        return frozenset(names)
+
+    def places(
+        self, cell: Cell, view: View, more: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[Coordinates, int, int]]:
+        """Yield where a view is on every rank on which it may be somewhere else."""
+        axes = self.varies(cell.program, view) | more
+        for position in self.grid.positions(cell, axes):
+            at = self.grid.at(cell, position)
+            yield at, *self.place(cell.program, view, at)
+
+    def cut(self, cell: Cell, view: View) -> None:
+        """Cut the space of a view where it begins and ends on some rank."""
+        key = (cell.program.role, view)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        space = self.key(cell.program, cell.program.by_name[view.buffer])
+        for _, start, size in self.places(cell, view):
+            self.spaces.cut(space, start, start + size)
+        if view.axis is not None:
+            self.split(space, view.start, view.size, self.mesh.parts(view.axis))
+
+    def link(self, cell: Cell, one: View, other: View) -> None:
+        """Say that the elements of two views of each rank correspond."""
+        program = cell.program
+        first = self.key(program, program.by_name[one.buffer])
+        second = self.key(program, program.by_name[other.buffer])
+        more = self.varies(program, other)
+        own = more != self.varies(program, one)
+        for at, start, size in self.places(cell, one, more):
+            there = self.place(program, other, at)[0]
+            self.spaces.link((first, start), (second, there), size, own=own)
+
+    def link_to(self, cell: Cell, view: View, key: Key) -> None:
+        """Say that the elements of a view of each rank are those of a space, from its start on."""
+        program = cell.program
+        space = self.key(program, program.by_name[view.buffer])
+        own = bool(self.varies(program, view))
+        for _, start, size in self.places(cell, view):
+            self.spaces.space(key, size)
+            self.spaces.link((space, start), (key, 0), size, own=own)
+
+    def close(self, cells: Iterable[Cell]) -> None:
+        """Cut where ranks' parts of buffers begin and end, and number all pieces."""
+        for cell in cells:
+            for buffer in cell.program.buffers:
+                key = self.key(cell.program, buffer)
+                if buffer.shard is None:
+                    self.spaces.cut(key, buffer.elements)
+                    continue
+                axes = frozenset(self.mesh.parts(buffer.shard))
+                for position in self.grid.positions(cell, axes):
+                    start, size = self.segment(buffer, self.grid.at(cell, position))
+                    self.spaces.cut(key, start, start + size)
+        self.spaces.close()
+
+    def held(self, cell: Cell, name: str) -> Held:
+        """Return what the ranks of a cell have of a buffer."""
+        found = self._held.get((cell.index, name))
+        if found is None:
+            found = self._held[cell.index, name] = self._hold(cell, cell.program.by_name[name])
+        return found
+
+    def _hold(self, cell: Cell, buffer: Buffer) -> Held:
+        space = self.spaces.by_key[self.key(cell.program, buffer)]
+        axes = frozenset() if buffer.shard is None else frozenset(self.mesh.parts(buffer.shard))
+        shape = self._shape(cell, axes)
+        first, counts = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for position in self.grid.positions(cell, axes):
+            start, size = self.segment(buffer, self.grid.at(cell, position))
+            low, high = space.inside(start, start + size)
+            first[position], counts[position] = low, high - low
+        return Held(buffer, space, buffer.shard is not None, first, counts, int(counts.max()))
+
+    def _shape(self, cell: Cell, axes: frozenset[str]) -> tuple[int, ...]:
+        return tuple(len(along.coordinates) if along.name in axes else 1 for along in cell.along)
+
+    def index(self, cell: Cell, view: View) -> Index:
+        """Return which numbers of the array of its buffer a view is."""
+        held = self.held(cell, view.buffer)
+        found = held.indices.get(view)
+        if found is None:
+            found = held.indices[view] = self._index(cell, held, view)
+        return found
+
+    def _index(self, cell: Cell, held: Held, view: View) -> Index:
+        buffer = held.buffer
+        if view.size == buffer.elements and view.axis is None and view.layout is None:
+            return Index(0, held.width)
+        axes = self.varies(cell.program, view)
+        ranges: dict[tuple[int, ...], tuple[int, int]] = {}
+        for position in self.grid.positions(cell, axes):
+            start, size = self.place(cell.program, view, self.grid.at(cell, position))
+            low, high = held.space.inside(start, start + size)
+            there = tuple(
+                min(place, size - 1) for place, size in zip(position, held.first.shape, strict=True)
+            )
+            first = int(held.first[there])
+            ranges[position] = (low - first, high - first) if high > low else (0, 0)
+        if len(set(ranges.values())) == 1:
+            return Index(*next(iter(ranges.values())))
+        width = max(high - low for low, high in ranges.values())
+        take = np.full((*self._shape(cell, axes), width), NOTHING, np.int64)
+        for position, (low, high) in ranges.items():
+            take[position][: high - low] = np.arange(low, high)
+        return Index(0, width, take)
+
+    def lengths(self, cell: Cell, view: View) -> Integers:
+        """Return how many pieces each rank has of a view, in the shape of the ranks."""
+        index, held = self.index(cell, view), self.held(cell, view.buffer)
+        if index.take is not None:
+            return (index.take != NOTHING).sum(axis=-1)
+        if held.is_ragged and (index.low, index.high) == (0, held.width):
+            return held.counts
+        return np.full((1,) * len(cell.shape), index.high - index.low, np.int64)
+
+    def filled(self, cell: Cell, view: View) -> NDArray[np.bool_]:
+        """Return where ranks that have fewer pieces of a view than others have any."""
+        index, held = self.index(cell, view), self.held(cell, view.buffer)
+        if index.take is not None:
+            return index.take != NOTHING
+        return np.arange(index.low, index.high) < held.counts[..., np.newaxis]

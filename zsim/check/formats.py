@@ -1,0 +1,142 @@
+"""Formats: numbers on the way from a gradient to an update are as wide as the strategy says.
+
+Exact numbers do not see rounding. Compared with `zsim.specification.formats` are what reductions
+over ranks with different data send and add in, what gradients are summed in over micro-batches,
+before and after their reduction, and what updates read and write. Nothing is said of a schedule
+whose contract names no strategy.
+"""
+
+from collections.abc import Iterator
+
+from zsim.check.finding import Finding
+from zsim.check.subject import Subject
+from zsim.dtype import DType
+from zsim.operation import (
+    Action,
+    AllReduce,
+    Compute,
+    Copy,
+    Operation,
+    ReduceScatter,
+    Reduction,
+    Role,
+    Together,
+    walk,
+)
+from zsim.schedule import Kind, Program, Schedule
+from zsim.specification.formats import Formats, formats
+
+INVARIANT = "formats"
+
+UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Find each operation that is narrower than the strategy says."""
+    strategy = subject.schedule.contract.strategy
+    if strategy is None:
+        return []
+    wanted = formats(strategy)
+    return [
+        finding
+        for program in subject.schedule.programs
+        for finding in _Narrow(subject.schedule, program, wanted).examine()
+    ]
+
+
+def _is_narrower(one: DType, other: DType) -> bool:
+    """Whether a format has fewer bits than another, or as many and others."""
+    return one.size_bytes < other.size_bytes or (
+        one.size_bytes == other.size_bytes and one is not other
+    )
+
+
+class _Narrow:
+    """One program."""
+
+    def __init__(self, schedule: Schedule, program: Program, wanted: Formats) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.wanted = wanted
+        self.gradients: set[str] = set()
+        self.reduced: set[str] = set()
+
+    def examine(self) -> Iterator[Finding]:
+        """Go through the step."""
+        for operation in walk(self.program.step):
+            members = operation.members if isinstance(operation, Together) else (operation,)
+            for member in members:
+                why = self._wrong(member)
+                if why:
+                    yield Finding(
+                        invariant=INVARIANT,
+                        role=self.program.role,
+                        operation=member.id,
+                        why=why,
+                    )
+
+    def _dtype(self, name: str) -> DType:
+        return self.program.by_name[name].dtype
+
+    def _wrong(self, operation: Operation) -> str:
+        match operation:
+            case Compute(action=Action.BACKWARD):
+                for each in operation.operands:
+                    if each.role is Role.GRADIENT:
+                        self.gradients.add(each.view.buffer)
+                        self.reduced.discard(each.view.buffer)
+            case Compute(action=Action.UPDATE):
+                return self._update(operation)
+            case AllReduce() | ReduceScatter():
+                return self._reduction(operation)
+            case Copy():
+                return self._copy(operation)
+            case _:
+                pass
+        return ""
+
+    def _update(self, update: Compute) -> str:
+        for each in update.operands:
+            dtype = self._dtype(each.view.buffer)
+            if each.role in UPDATED and _is_narrower(dtype, self.wanted.optimizer):
+                return f"updates with {each.role} in {dtype}, and not in {self.wanted.optimizer}"
+        return ""
+
+    def _reduction(self, operation: AllReduce | ReduceScatter) -> str:
+        source, target = operation.source.buffer, operation.target.buffer
+        if source not in self.gradients or operation.reduction is Reduction.MAX:
+            return ""
+        self.gradients.add(target)
+        group = self.schedule.group_by_name[operation.group]
+        if not set(group.axes) & set(self.schedule.contract.data_axes):
+            return ""
+        self.reduced.add(target)
+        wanted = self.wanted.reduction
+        for what, dtype in (
+            ("sends", operation.wire),
+            ("adds in", operation.accumulate),
+            ("reads", self._dtype(source)),
+            ("writes", self._dtype(target)),
+        ):
+            if _is_narrower(dtype, wanted):
+                return f"reduces gradients and {what} {dtype}, and not {wanted}"
+        return ""
+
+    def _copy(self, copy: Copy) -> str:
+        source, target = copy.source.buffer, copy.target.buffer
+        if source not in self.gradients:
+            self.gradients.discard(target)
+            return ""
+        self.gradients.add(target)
+        is_reduced = source in self.reduced
+        if is_reduced:
+            self.reduced.add(target)
+        elif not copy.accumulate:
+            self.reduced.discard(target)
+        wanted = self.wanted.reduced if is_reduced else self.wanted.whole
+        least = wanted if copy.accumulate else self.wanted.compute
+        dtype = self._dtype(target)
+        if _is_narrower(dtype, least) and self.program.by_name[target].kind is not Kind.SAVED:
+            verb = "sums" if copy.accumulate else "keeps"
+            return f"{verb} gradients in {dtype}, and not in {least}"
+        return ""

@@ -1,0 +1,345 @@
+"""One step of plain training: what every schedule of a model and an optimizer has to come to.
+
+Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
+their norm, the optimizer. Ranks of the tensor axis run beside each other, as the model says.
+
+Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
+of size 1 holds what is equal along that axis.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
+
+import numpy as np
+
+from zsim.model import Model, Segment, Unit
+from zsim.rule import SGD, Adam, ClipNorm
+from zsim.specification.field import Numbers, Random, number, product, summed, total
+from zsim.specification.kernel import clipping, digest, shaped, updated
+
+Pieces = Callable[[str], int]
+"""How many pieces a parameter or a value has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Into how many pieces tensors are cut, and along which axes ranks differ.
+
+    Attributes:
+        shape: coordinates along each axis of the mesh.
+        weights: for each axis, how many ranks a coordinate stands for.
+        data: dimensions along which ranks see different data, lanes counted.
+        tensor: the dimension of the tensor axis, lanes counted; None if there is none.
+        parameters: elements in each piece of a parameter.
+        values: pieces of a value on one rank, `whole` of what all ranks of the tensor axis have.
+        copied: parameters that ranks of the tensor axis hold copies of.
+    """
+
+    shape: tuple[int, ...]
+    weights: tuple[tuple[int, ...], ...]
+    data: tuple[int, ...]
+    tensor: int | None
+    parameters: Mapping[str, Sequence[int]]
+    values: Mapping[str, int]
+    whole: Mapping[str, int]
+    copied: frozenset[str]
+
+    @property
+    def dimensions(self) -> int:
+        """Of an array."""
+        return len(self.shape) + 2
+
+    def along(self, dimensions: Sequence[int]) -> tuple[int, ...]:
+        """Return a shape that is full along some dimensions, and 1 along the others."""
+        return tuple(
+            size if place + 1 in dimensions else 1 for place, size in enumerate(self.shape)
+        )
+
+    def summed(self, numbers: Numbers, dimensions: Sequence[int]) -> Numbers:
+        """Add up over all ranks along some dimensions, also where these are equal."""
+        for place in dimensions:
+            weights = self.weights[place - 1]
+            if numbers.shape[place] == 1:
+                numbers = product(numbers, number(sum(weights), numbers.ndim))
+                continue
+            if any(weight != 1 for weight in weights):
+                factor = np.array(weights, np.uint64).reshape(
+                    *(-1 if each == place else 1 for each in range(numbers.ndim))
+                )
+                numbers = product(numbers, factor)
+            numbers = summed(numbers, place, keepdims=True)
+        return numbers
+
+
+@dataclass(slots=True)
+class Application:
+    """A segment that runs on one micro-batch: what it reads, and what the function makes of it.
+
+    Attributes:
+        inputs, parameters, kept: what forward reads, and which inputs backward reads again.
+        outputs, saved: what forward makes.
+        towards: what the gradient of the outputs is multiplied with to make those of parameters
+            and then of inputs, one after the other; `ends` is where each of them ends.
+    """
+
+    inputs: list[Numbers]
+    parameters: list[Numbers]
+    outputs: list[Numbers]
+    saved: Numbers | None
+    kept: list[Numbers] = field(default_factory=list[Numbers])
+    towards: Numbers = field(default_factory=lambda: np.zeros((2, 0), np.uint64))
+    ends: list[int] = field(default_factory=list[int])
+
+    def parts(self, whole: Numbers) -> list[Numbers]:
+        """Return the gradients that stand one after the other in `whole`."""
+        return [whole[..., low:high] for low, high in zip([0, *self.ends], self.ends, strict=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What training carries from step to step: parameters, moments, and the number of updates."""
+
+    parameters: dict[str, Numbers]
+    moments: tuple[dict[str, Numbers], ...]
+    updates: float
+
+
+def spread(*operands: Numbers) -> tuple[int, ...]:
+    """Return the shape along the axes that all operands broadcast to."""
+    return np.broadcast_shapes(*(each.shape[1:-1] for each in operands))
+
+
+class PlainStep:
+    """The step from one state, and what every kernel in it read and made."""
+
+    def __init__(self, model: Model, cut: Cut, random: Random, *, micro_batches: int) -> None:
+        self.model = model
+        self.cut = cut
+        self.random = random
+        self.micro_batches = micro_batches
+        self.applications: dict[tuple[str, int, int], Application] = {}
+        self.batches = [
+            random.draw((*cut.along(cut.data), cut.values[model.batch.name]))
+            for _ in range(micro_batches)
+        ]
+        self._alike: dict[str, Numbers] = {}
+        self._parameters: dict[str, Numbers] = {}
+
+    def state(self, moments: int, updates: float) -> State:
+        """Draw any state that training can be in."""
+        drawn = [
+            {
+                name: self.random.draw((*self._held(name), len(sizes)))
+                for name, sizes in self.cut.parameters.items()
+            }
+            for _ in range(1 + moments)
+        ]
+        return State(parameters=drawn[0], moments=tuple(drawn[1:]), updates=updates)
+
+    def _held(self, parameter: str) -> tuple[int, ...]:
+        copied = self.cut.tensor is None or parameter in self.cut.copied
+        return self.cut.along(() if copied else (self.cut.tensor,))  # type: ignore[arg-type]
+
+    def gradients(self, parameters: dict[str, Numbers], divisor: int) -> dict[str, Numbers]:
+        """Run every micro-batch; the sum of all gradients over all replicas, divided."""
+        cut, found = self.cut, dict[str, Numbers]()
+        self._parameters = parameters
+        for micro_batch in range(self.micro_batches):
+            for name, gradient in self._micro_batch(micro_batch).items():
+                found[name] = total(found[name], gradient) if name in found else gradient
+        split = any(value.tensor_sharded for value in self.model.values.values())
+        for name, gradient in found.items():
+            over = list(cut.data)
+            if split and name in cut.copied and cut.tensor is not None:
+                over.append(cut.tensor)  # each rank has the gradient of its own tokens
+            whole = cut.summed(gradient, over)
+            share = number(1, whole.ndim) if divisor == 1 else _share(divisor, whole.ndim)
+            found[name] = product(whole, share)
+        return found
+
+    def clipped(self, gradients: dict[str, Numbers], clip: ClipNorm | None) -> dict[str, Numbers]:
+        """Return the gradients as the optimizer is given them."""
+        if clip is None:
+            return gradients
+        factor = clipping(self.random, clip, self._squares(gradients), 1.0)
+        return {name: product(each, factor) for name, each in gradients.items()}
+
+    def updated(self, state: State, gradients: dict[str, Numbers], optimizer: Adam | SGD) -> State:
+        """Return the state after the optimizer."""
+        parameters: dict[str, Numbers] = {}
+        moments: list[dict[str, Numbers]] = [{} for _ in state.moments]
+        step = state.updates + 1 if isinstance(optimizer, Adam) else None
+        for name, trained in state.parameters.items():
+            held = [each[name] for each in state.moments]
+            gradient = gradients.get(name, np.zeros_like(trained))
+            made = updated(self.random, optimizer, [gradient, trained, *held], step)
+            parameters[name] = made[0]
+            for moment, value in zip(moments, made[1:], strict=True):
+                moment[name] = value
+        return State(parameters=parameters, moments=tuple(moments), updates=state.updates + 1)
+
+    def _squares(self, gradients: dict[str, Numbers]) -> Numbers:
+        """Return the sum of squares of all elements, each counted once, shape (2, ..., 1)."""
+        cut = self.cut
+        found = np.zeros((2, *(1,) * (cut.dimensions - 1)), np.uint64)
+        for name, gradient in gradients.items():
+            sizes = np.array(cut.parameters[name], np.uint64)
+            squares = summed(product(product(gradient, gradient), sizes), -1, keepdims=True)
+            if cut.tensor is not None and name not in cut.copied:
+                squares = cut.summed(squares, (cut.tensor,))
+            elif cut.tensor is not None and squares.shape[cut.tensor] > 1:
+                squares = squares[(slice(None),) * cut.tensor + (slice(0, 1),)]
+            found = total(found, squares)
+        return found
+
+    def _micro_batch(self, micro_batch: int) -> dict[str, Numbers]:
+        """Forward through all units, and backward: the gradient of every parameter."""
+        values = {self.model.batch.name: self.batches[micro_batch]}
+        for unit in self.model.units:
+            for place, segment in enumerate(unit.segments):
+                self._forward(values, unit, place, segment, micro_batch)
+        one = np.ones((2, *(1,) * (self.cut.dimensions - 1)), np.uint64)
+        slopes = {self.model.loss.name: one}
+        gradients: dict[str, Numbers] = {}
+        for unit in reversed(self.model.units):
+            for place in reversed(range(len(unit.segments))):
+                self._backward(slopes, gradients, unit, place, micro_batch)
+        return gradients
+
+    def _is_cut(self, name: str) -> bool:
+        return self.model.values[name].tensor_sharded and self.cut.tensor is not None
+
+    def _together(self, numbers: Numbers) -> Numbers:
+        """Return what all ranks of the tensor axis have, one after the other."""
+        place = self.cut.tensor
+        assert place is not None
+        full = np.broadcast_to(
+            numbers,
+            (*numbers.shape[:place], self.cut.shape[place - 1], *numbers.shape[place + 1 :]),
+        )
+        moved = np.moveaxis(full, place, -2)
+        joined = moved.reshape(*moved.shape[:-2], -1)
+        return np.expand_dims(joined, place)
+
+    def _own(self, numbers: Numbers) -> Numbers:
+        """Return of what all ranks of the tensor axis have the own part of each."""
+        place = self.cut.tensor
+        assert place is not None
+        ranks = self.cut.shape[place - 1]
+        parts = numbers.reshape(*numbers.shape[:-1], ranks, -1)
+        return np.moveaxis(parts, -2, place).squeeze(place + 1)
+
+    def _sum(self, numbers: Numbers, name: str) -> Numbers:
+        """Add up over the tensor axis; of what is cut each rank keeps its own part."""
+        if self.cut.tensor is None:
+            return numbers
+        whole = self.cut.summed(numbers, (self.cut.tensor,))
+        return self._own(whole) if self._is_cut(name) else whole
+
+    def _read(self, values: Mapping[str, Numbers], segment: Segment) -> list[Numbers]:
+        whole = segment.reduces_input_gradient
+        return [
+            self._together(values[name]) if whole and self._is_cut(name) else values[name]
+            for name in segment.inputs
+        ]
+
+    def _pieces(self, name: str, *, whole: bool) -> int:
+        return self.cut.whole[name] if whole and self._is_cut(name) else self.cut.values[name]
+
+    def _forward(
+        self,
+        values: dict[str, Numbers],
+        unit: Unit,
+        place: int,
+        segment: Segment,
+        micro_batch: int,
+    ) -> None:
+        inputs = self._read(values, segment)
+        parameters = [self._parameters[name] for name in segment.parameters]
+        shape = spread(*inputs, *parameters)
+        outputs = [
+            self.random.draw((*shape, self._pieces(value.name, whole=segment.reduces_output)))
+            for value in segment.outputs
+        ]
+        saved = self.random.draw((*shape, 1)) if segment.saved_bytes else None
+        made = Application(inputs, parameters, outputs, saved)
+        self.applications[unit.name, place, micro_batch] = made
+        for value, output in zip(segment.outputs, outputs, strict=True):
+            reduced = self._sum(output, value.name) if segment.reduces_output else output
+            values[value.name] = reduced
+
+    def wanted(self, segment: Segment) -> list[str]:
+        """Return the inputs of a segment that have a gradient."""
+        values = self.model.values
+        return [name for name in segment.inputs if values[name].requires_gradient]
+
+    def _backward(
+        self,
+        slopes: dict[str, Numbers],
+        gradients: dict[str, Numbers],
+        unit: Unit,
+        place: int,
+        micro_batch: int,
+    ) -> None:
+        segment = unit.segments[place]
+        made = self.applications[unit.name, place, micro_batch]
+        name = f"{unit.name}/{place}"
+        made.kept = made.inputs if segment.saves_input else []
+        wanted = self.wanted(segment)
+        made.towards, made.ends = self._towards(name, made, segment, wanted)
+        slope = self.slope(
+            name,
+            [
+                self._together(slopes[value.name])
+                if segment.reduces_output and self._is_cut(value.name)
+                else slopes[value.name]
+                for value in segment.outputs
+                if value.name in slopes
+            ],
+        )
+        parts = made.parts(product(made.towards, slope))
+        for parameter, gradient in zip(segment.parameters, parts, strict=False):
+            known = gradients.get(parameter)
+            gradients[parameter] = gradient if known is None else total(known, gradient)
+        for value, towards in zip(wanted, parts[len(segment.parameters) :], strict=True):
+            gradient = towards
+            if segment.reduces_input_gradient:
+                gradient = self._sum(gradient, value)
+            known = slopes.get(value)
+            slopes[value] = gradient if known is None else total(known, gradient)
+
+    def slope(self, name: str, slopes: Sequence[Numbers]) -> Numbers:
+        """Return what the gradients of all outputs come to, linear in each, shape (2, ..., 1)."""
+        found = digest(self.random, f"{name}/slope0", slopes[0]) if slopes else None
+        for place, each in enumerate(slopes[1:], 1):
+            assert found is not None
+            found = total(found, digest(self.random, f"{name}/slope{place}", each))
+        if found is None:
+            return np.zeros((2, *(1,) * (self.cut.dimensions - 1)), np.uint64)
+        return found
+
+    def _towards(
+        self, name: str, made: Application, segment: Segment, wanted: Sequence[str]
+    ) -> tuple[Numbers, list[int]]:
+        counts = [len(self.cut.parameters[each]) for each in segment.parameters]
+        counts += [self._pieces(each, whole=segment.reduces_input_gradient) for each in wanted]
+        ends = list(accumulate(counts))
+        count = ends[-1] if ends else 0
+        saved = [] if made.saved is None else [made.saved]
+        read = [*made.kept, *saved, *made.parameters]
+        if made.kept or saved:
+            return self.random.draw((*spread(*read), count)), ends
+        # What does not read the micro-batch is the same function for all of them.
+        if name not in self._alike:
+            shape = spread(*read) if read else (1,) * len(self.cut.shape)
+            self._alike[name] = self.random.draw((*shape, count))
+        return self._alike[name], ends
+
+
+def _share(divisor: int, dimensions: int) -> Numbers:
+    return number(Fraction(1, divisor), dimensions)
+
+
+__all__ = ["Application", "Cut", "PlainStep", "State", "shaped", "spread"]
