@@ -2,7 +2,7 @@
 
 Exact numbers do not see rounding. Compared with `zsim.specification.formats` are what reductions
 over ranks with different data send and add in, what gradients are summed in over micro-batches,
-before and after their reduction, and what updates read and write. Nothing is said of a schedule
+before and after their reduction, what norms are added up in, and what updates read and write. Nothing is said of a schedule
 whose contract names no strategy.
 """
 
@@ -60,6 +60,7 @@ class _Narrow:
         self.wanted = wanted
         self.gradients: set[str] = set()
         self.reduced: set[str] = set()
+        self.norms: set[str] = set()
 
     def examine(self) -> Iterator[Finding]:
         """Go through the step."""
@@ -85,6 +86,13 @@ class _Narrow:
                     if each.role is Role.GRADIENT:
                         self.gradients.add(each.view.buffer)
                         self.reduced.discard(each.view.buffer)
+                        dtype = self._dtype(each.view.buffer)
+                        if _is_narrower(dtype, self.wanted.compute):
+                            return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
+            case Compute(action=Action.NORM):
+                self.norms |= {
+                    each.view.buffer for each in operation.operands if each.role is Role.OUTPUT
+                }
             case Compute(action=Action.UPDATE):
                 return self._update(operation)
             case AllReduce() | ReduceScatter():
@@ -104,6 +112,10 @@ class _Narrow:
 
     def _reduction(self, operation: AllReduce | ReduceScatter) -> str:
         source, target = operation.source.buffer, operation.target.buffer
+        if source in self.norms:
+            for dtype in (operation.wire, operation.accumulate, self._dtype(target)):
+                if _is_narrower(dtype, self.wanted.optimizer):
+                    return f"adds up a norm in {dtype}, and not in {self.wanted.optimizer}"
         if source not in self.gradients or operation.reduction is Reduction.MAX:
             return ""
         self.gradients.add(target)

@@ -167,7 +167,9 @@ class _Counted:
     def _states(self) -> Iterator[HostState]:
         updates = {p for name in self.uses.updates for p in self._points(name, STEPS)} or {STEPS}
         scales = {p for name in self.uses.scale for p in self._points(name, SCALE)} or {SCALE}
-        counts = {p for name in self.uses.counters for p in self._points(name, SINCE)} or {SINCE}
+        counts = {p for name in self.uses.counters for p in self._points(name, SINCE)} | {SINCE}
+        if self.law is not None:
+            counts |= {float(self.law.interval + each) for each in (-2, -1, 0)} - {-1.0}
         for updated, scale, since in product(sorted(updates), sorted(scales), sorted(counts)):
             yield HostState(updates=updated, scale=scale, since=since)
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from zsim.access import accesses
 from zsim.check.execution.grid import Along, sending_axes
 from zsim.layout import Layout
-from zsim.operation import Broadcast, Operation, Together, walk
+from zsim.operation import Allocate, Broadcast, Free, Operation, Together, walk
 from zsim.schedule import Schedule
 
 FULL = 8
@@ -86,6 +86,8 @@ class _Marks:
         for program in self.schedule.programs:
             for part in (program.setup, program.step):
                 for operation in walk(part):
+                    if isinstance(operation, Allocate | Free):
+                        continue
                     self._root(operation)
                     for access in accesses(operation):
                         view = access.view

@@ -65,6 +65,9 @@ class Grid:
             place = {along.name: along.coordinates[0] for along in box}
             role = next(role for role in schedule.roles if role.holds(schedule.mesh, place))
             self.cells.append(Cell(len(self.cells), programs[role.name], box))
+        self._ranks: dict[
+            tuple[int, frozenset[str]], list[tuple[tuple[int, ...], Coordinates]]
+        ] = {}
         self._rows: dict[tuple[int, str], tuple[Cell, ...]] = {}
 
     def _intervals(self, axis: str) -> list[Along]:
@@ -119,6 +122,14 @@ class Grid:
     def at(self, cell: Cell, position: tuple[int, ...]) -> Coordinates:
         """Return the coordinates of a rank, along joined axes too."""
         return self.mesh.completed(cell.coordinates(position))
+
+    def ranks(self, cell: Cell, axes: frozenset[str]) -> list[tuple[tuple[int, ...], Coordinates]]:
+        """Return positions of ranks that differ along `axes`, with their coordinates."""
+        key = (cell.index, axes)
+        if key not in self._ranks:
+            places = self.positions(cell, axes)
+            self._ranks[key] = [(place, self.at(cell, place)) for place in places]
+        return self._ranks[key]
 
 
 def sending_axes(schedule: Schedule) -> frozenset[str]:

@@ -84,7 +84,8 @@ class Kernels:
         self._own: dict[tuple[int, int], Words] = {}
         self._weights: dict[tuple[int, View], NDArray[np.uint64]] = {}
         self.required = np.zeros((self._words, len(moves.names)), np.uint64)
-        self._initials: dict[tuple[int, str], Numbers] = {}
+        self._contents: dict[tuple[int, str, str, int], tuple[Mapping[str, Numbers], Numbers]] = {}
+        self._takes: dict[tuple[int, str, str, int], tuple[list[str], Integers]] = {}
 
     def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
         """Forget the last run, and compare with `plain`, whose gradients are `means`, from now on."""
@@ -121,7 +122,7 @@ class Kernels:
             case Action.FINITE:
                 return self._finite(cell, compute, operands)
             case Action.UNSCALE:
-                share = number(1 / Fraction(scale or 1.0), operands[0].values.ndim)
+                share = number(1 / Fraction(scale or 1.0), len(cell.shape) + 2)
                 return [
                     like((each,), product(each.values, share))
                     if operand.role is Role.GRADIENT
@@ -593,40 +594,49 @@ class Kernels:
 
     def _initialize(self, cell: Cell, view: View) -> Datum:
         index = self.tensors.index(cell, view)
-        key = (cell.index, view.buffer)
-        if key not in self._initials:
-            self._initials[key] = self.content(cell, view.buffer, self.initial)
-        whole = self._initials[key]
         if cell.program.by_name[view.buffer].layout is None:
             return Datum(self.random.draw((*cell.shape, index.count)))
-        if index.take is None:
-            return Datum(whole[..., index.low : index.high])
-        return Datum(chosen(whole, index.take))  # type: ignore[arg-type]
+        return read(Datum(self.content(cell, view.buffer, self.initial)), index)
 
     def content(self, cell: Cell, name: str, state: Mapping[str, Numbers]) -> Numbers:
         """Return what a buffer holds that has a state of all its parameters; zero in the padding."""
-        pieces = self.moves.pieces(cell, name)
         buffer = cell.program.by_name[name]
-        dimensions = len(cell.shape)
         if buffer.layout is None:
-            return np.zeros((2, *(1,) * dimensions, pieces.shape[-1]), np.uint64)
-        layout = self.tensors.schedule.layout_by_name[buffer.layout]
-        names = [each for each in dict.fromkeys(p.parameter for p in layout.pieces if p.size)]
+            width = self.tensors.held(cell, name).width
+            return np.zeros((2, *(1,) * len(cell.shape), width), np.uint64)
+        held = self.tensors.held(cell, name)
+        key = (cell.index, buffer.layout, buffer.shard or "", held.width)
+        known = self._contents.get(key)
+        if known is not None and known[0] is state:
+            return known[1]
+        names, take = self._take(key, self.moves.pieces(cell, name), buffer.layout)
         parts = [self._within(cell, state[each]) for each in names]
-        lead = np.broadcast_shapes(*(part.shape[:-1] for part in parts), (2, *(1,) * dimensions))
-        where = np.full(len(self.moves.names) + 1, NOTHING, np.int64)
-        width = 0
-        for each, part in zip(names, parts, strict=True):
-            first = self.moves.first(each)
-            where[first : first + part.shape[-1]] = np.arange(width, width + part.shape[-1])
-            width += part.shape[-1]
-        flat = np.zeros((*lead, width), np.uint64)
+        lead = np.broadcast_shapes(*(part.shape[:-1] for part in parts), (2, *(1,) * len(cell.shape)))
+        flat = np.zeros((*lead, sum(part.shape[-1] for part in parts)), np.uint64)
         width = 0
         for part in parts:
             flat[..., width : width + part.shape[-1]] = part
             width += part.shape[-1]
-        take = np.where(pieces == NOTHING, NOTHING, where[pieces])
-        return chosen(flat, take)  # type: ignore[return-value]
+        found: Numbers = chosen(flat, take)  # type: ignore[assignment]
+        self._contents[key] = state, found
+        return found
+
+    def _take(
+        self, key: tuple[int, str, str, int], pieces: Integers, layout: str
+    ) -> tuple[list[str], Integers]:
+        """Return the parameters of a layout, and where each place is in them one after the other."""
+        if key not in self._takes:
+            where = np.full(len(self.moves.names) + 1, NOTHING, np.int64)
+            named = self.tensors.schedule.layout_by_name[layout].pieces
+            names = list(dict.fromkeys(piece.parameter for piece in named if piece.size))
+            width = 0
+            for each in names:
+                first = self.moves.first(each)
+                count = len(self.plain.cut.parameters[each])
+                where[first : first + count] = np.arange(width, width + count)
+                width += count
+            self._takes[key] = names, np.where(pieces == NOTHING, NOTHING, where[pieces])
+        return self._takes[key]
 
     def _load(
         self, cell: Cell, compute: Compute, operands: Sequence[Datum], *, in_setup: bool

@@ -171,9 +171,13 @@ class Machine:
         if new.count != index.count:
             raise UnfollowedError(f"{view.buffer} is not cut as what is written into it")
         buffers = self.memory[cell.index].buffers
+        width = self.tensors.held(cell, view.buffer).width
+        if index.take is None and index.low == 0 and index.high == width:
+            buffers[view.buffer] = new
+            return
         datum = buffers.get(view.buffer)
         if datum is None:
-            datum = nothing(len(cell.shape), self.tensors.held(cell, view.buffer).width)
+            datum = nothing(len(cell.shape), width)
         buffers[view.buffer] = written(datum, index, new)
 
     def _host(self, cell: Cell, operations: Iterable[Operation]) -> Host:
@@ -231,7 +235,10 @@ class Machine:
                 self.write(cell, operand.view, datum)
 
     def _copy(self, cell: Cell, copy: Copy) -> None:
-        source, target = self.read(cell, copy.source), self.read(cell, copy.target)
+        source = self.read(cell, copy.source)
+        target = None
+        if copy.accumulate or copy.by_parameter:
+            target = self.read(cell, copy.target)
         made = self.moves.copied(cell, copy, source, target)
         if copy.accumulate:
             self._need_written(cell, copy.id, copy.target, made)

@@ -111,25 +111,28 @@ class Row:
 
     def flat(self, array: NDArray[np.generic], lead: int) -> NDArray[np.generic]:
         """Return an array in which members stand in one dimension, last but one; 1 where they did."""
-        axes = [lead + each for each in self.dimensions]
         shape = list(array.shape)
-        for each, axis in zip(self.dimensions, axes, strict=True):
-            shape[axis] = self.shape[each]
-        full = np.broadcast_to(array, shape)
-        moved = np.moveaxis(full, axes, range(full.ndim - 1 - len(axes), full.ndim - 1))
-        rest = moved.shape[: full.ndim - 1 - len(axes)]
-        together = moved.reshape(*rest, self.members, full.shape[-1])
-        return np.expand_dims(together, axes)
+        for each in self.dimensions:
+            shape[lead + each] = self.shape[each]
+        if tuple(shape) != array.shape:
+            array = np.broadcast_to(array, shape)
+        axes = [lead + each for each in self.dimensions]
+        rest = [axis for axis in range(array.ndim - 1) if axis not in axes]
+        last = array.ndim - 1
+        for axis in axes:
+            shape[axis] = 1
+        return array.transpose(*rest, *axes, last).reshape(*shape[:-1], self.members, shape[-1])
 
     def unflat(self, array: NDArray[np.generic], lead: int) -> NDArray[np.generic]:
         """Undo `flat`."""
         axes = [lead + each for each in self.dimensions]
-        rest = array.squeeze(tuple(axes))
-        apart = rest.reshape(
-            *rest.shape[:-2], *(self.shape[each] for each in self.dimensions), rest.shape[-1]
+        rest = [axis for axis in range(array.ndim - 2) if axis not in axes]
+        sizes = [array.shape[axis] for axis in rest]
+        apart = array.reshape(
+            *sizes, *(self.shape[each] for each in self.dimensions), array.shape[-1]
         )
-        last = apart.ndim - 1
-        return np.moveaxis(apart, range(last - len(axes), last), axes)
+        order = sorted(range(len(rest) + len(axes)), key=[*rest, *axes].__getitem__)
+        return apart.transpose(*order, apart.ndim - 1)
 
 
 Bring = tuple[Cell, Collective, Datum]
@@ -268,10 +271,9 @@ class Meetings:
         values = datum.values
         if reduction is Reduction.MAX:
             first = values.max(axis=dimensions, keepdims=True)
-            differ = (values != first).any(axis=(0, *dimensions))
+            differ = (values != first).any(axis=(0, *dimensions), keepdims=True)[0]
             if differ.any():  # numbers of a field have no order
-                apart = np.broadcast_to(differ, first.shape[1:]) | (first[0] != first[0])
-                undefined = apart if undefined is None else undefined | apart
+                undefined = differ if undefined is None else undefined | differ
             return Datum(first, undefined, trail, covered)
         for place, axis in zip(row.dimensions, dimensions, strict=True):
             weights = row.weights[place]

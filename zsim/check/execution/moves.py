@@ -21,7 +21,7 @@ class Moves:
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
-        self._pieces: dict[tuple[int, str], Integers] = {}
+        self._pieces: dict[tuple[int, str, str, int], Integers] = {}
         self._maps: dict[tuple[int, str, str], tuple[Integers, NDArray[np.bool_]]] = {}
         self._named: dict[str, tuple[dict[int, int], int]] = {}
         self.numbers, self.names = self._number_pieces()
@@ -47,12 +47,12 @@ class Moves:
 
         NOTHING is padding, or what has no layout.
         """
-        key = (cell.index, name)
+        held = self.tensors.held(cell, name)
+        layout = held.buffer.layout
+        key = (cell.index, layout or "", held.buffer.shard or "", held.width)
         found = self._pieces.get(key)
         if found is not None:
             return found
-        held = self.tensors.held(cell, name)
-        layout = held.buffer.layout
         whole = np.full(held.space.count + 1, NOTHING, np.int64)
         if layout is not None:
             whole[:-1] = self._of_layout(layout)
@@ -87,19 +87,19 @@ class Moves:
         """Whether some fill has written this number."""
         return any((value.reshape(2) == each).all() for each in self.constants)
 
-    def copied(self, cell: Cell, copy: Copy, source: Datum, target: Datum) -> Datum:
-        """Return what the target of a copy holds afterwards.
+    def copied(self, cell: Cell, copy: Copy, source: Datum, target: Datum | None) -> Datum:
+        """Return what the target of a copy holds afterwards; `target` is what it held, if that counts.
 
         Raises:
             UnfollowedError: both are cut differently.
         """
+        moved = self._shared(source, copy.divisor)
+        if target is None:
+            return moved
         if copy.by_parameter:
-            return self._by_parameter(cell, copy, source, target)
+            return self._by_parameter(cell, copy, moved, target)
         if source.count != target.count:
             raise UnfollowedError(f"{copy.id}: source and target are cut differently")
-        moved = self._shared(source, copy.divisor)
-        if not copy.accumulate:
-            return moved
         return like((moved, target), total(moved.values, target.values))
 
     def _shared(self, source: Datum, divisor: int) -> Datum:
@@ -108,10 +108,9 @@ class Moves:
         share = number(Fraction(1, divisor), source.values.ndim)
         return Datum(product(source.values, share), source.undefined, source.trail, source.covered)
 
-    def _by_parameter(self, cell: Cell, copy: Copy, source: Datum, target: Datum) -> Datum:
+    def _by_parameter(self, cell: Cell, copy: Copy, moved: Datum, target: Datum) -> Datum:
         """Return the target once what both hold of each parameter went over; padding is zero."""
         take, held = self._map(cell, copy.source.buffer, copy.target.buffer)
-        moved = self._shared(source, copy.divisor)
         there = take != NOTHING
         values = chosen(moved.values, take)
         undefined = None if moved.undefined is None else chosen(moved.undefined, take)

@@ -140,13 +140,7 @@ class Proof:
         data = tuple(
             1 + place for place, name in enumerate(axes) if name in self.schedule.contract.data_axes
         )
-        copied = {
-            piece.parameter
-            for layout in self.schedule.layouts
-            for piece in layout.pieces
-            if TENSOR in piece.copies
-        }
-        copied |= {each.name for each in self.model.parameters if not each.tensor_sharded}
+        copied = {each.name for each in self.model.parameters if not each.tensor_sharded}
         tensor = 1 + axes.index(TENSOR) if TENSOR in axes else None
         if tensor is not None and len(self.grid.tracked[TENSOR].coordinates) == 1:
             tensor = None

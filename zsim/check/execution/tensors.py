@@ -1,7 +1,7 @@
 """Where the elements of buffers and views lie in spaces, and which pieces each rank has of them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ class Held:
     first: Integers
     counts: Integers
     width: int
-    indices: dict[View, Index] = field(default_factory=dict[View, Index])
 
     @property
     def is_ragged(self) -> bool:
@@ -69,7 +68,8 @@ class Tensors:
         self.parameters = {each.name: each.elements for each in schedule.contract.parameters}
         self._seen: set[tuple[str, View]] = set()
         self._held: dict[tuple[int, str], Held] = {}
-        self._fragments: dict[str, dict[int, str]] = {}
+        self._indices: dict[tuple[int, int], tuple[Index, View]] = {}
+        self._varies: dict[tuple[str | None, str | None, str | None], frozenset[str]] = {}
         self._folded = any(
             len(along.coordinates) < schedule.mesh.axis_size(name)
             for name, along in grid.tracked.items()
@@ -183,6 +183,13 @@ class Tensors:
     def varies(self, program: Program, view: View) -> frozenset[str]:
         """Return the single axes along which the place of a view depends on the rank."""
         buffer = program.by_name[view.buffer]
+        key = (buffer.shard, view.axis, view.layout)
+        found = self._varies.get(key)
+        if found is None:
+            found = self._varies[key] = self._along(buffer, view)
+        return found
+
+    def _along(self, buffer: Buffer, view: View) -> frozenset[str]:
         names: set[str] = set()
         if buffer.shard is not None:
             names.update(self.mesh.parts(buffer.shard))
@@ -199,8 +206,7 @@ class Tensors:
     ) -> Iterator[tuple[Coordinates, int, int]]:
         """Yield where a view is on every rank on which it may be somewhere else."""
         axes = self.varies(cell.program, view) | more
-        for position in self.grid.positions(cell, axes):
-            at = self.grid.at(cell, position)
+        for _, at in self.grid.ranks(cell, axes):
             yield at, *self.place(cell.program, view, at)
 
     def cut(self, cell: Cell, view: View) -> None:
@@ -244,8 +250,8 @@ class Tensors:
                     self.spaces.cut(key, buffer.elements)
                     continue
                 axes = frozenset(self.mesh.parts(buffer.shard))
-                for position in self.grid.positions(cell, axes):
-                    start, size = self.segment(buffer, self.grid.at(cell, position))
+                for _, at in self.grid.ranks(cell, axes):
+                    start, size = self.segment(buffer, at)
                     self.spaces.cut(key, start, start + size)
         self.spaces.close()
 
@@ -261,8 +267,8 @@ class Tensors:
         axes = frozenset() if buffer.shard is None else frozenset(self.mesh.parts(buffer.shard))
         shape = self._shape(cell, axes)
         first, counts = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for position in self.grid.positions(cell, axes):
-            start, size = self.segment(buffer, self.grid.at(cell, position))
+        for position, at in self.grid.ranks(cell, axes):
+            start, size = self.segment(buffer, at)
             low, high = space.inside(start, start + size)
             first[position], counts[position] = low, high - low
         return Held(buffer, space, buffer.shard is not None, first, counts, int(counts.max()))
@@ -272,11 +278,12 @@ class Tensors:
 
     def index(self, cell: Cell, view: View) -> Index:
         """Return which numbers of the array of its buffer a view is."""
-        held = self.held(cell, view.buffer)
-        found = held.indices.get(view)
+        key = (cell.index, id(view))  # to hash a view takes longer than to find its index
+        found = self._indices.get(key)
         if found is None:
-            found = held.indices[view] = self._index(cell, held, view)
-        return found
+            index = self._index(cell, self.held(cell, view.buffer), view)
+            found = self._indices[key] = (index, view)
+        return found[0]
 
     def _index(self, cell: Cell, held: Held, view: View) -> Index:
         buffer = held.buffer
@@ -284,8 +291,8 @@ class Tensors:
             return Index(0, held.width)
         axes = self.varies(cell.program, view)
         ranges: dict[tuple[int, ...], tuple[int, int]] = {}
-        for position in self.grid.positions(cell, axes):
-            start, size = self.place(cell.program, view, self.grid.at(cell, position))
+        for position, at in self.grid.ranks(cell, axes):
+            start, size = self.place(cell.program, view, at)
             low, high = held.space.inside(start, start + size)
             there = tuple(
                 min(place, size - 1) for place, size in zip(position, held.first.shape, strict=True)
