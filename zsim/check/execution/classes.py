@@ -1,9 +1,9 @@
 """Which ranks stand for others: those that no view, layout, role or root tells apart.
 
-Along an axis a coordinate stands for its neighbours if nothing begins or ends between them: no part
-of a tensor, no role, no group. Where something begins or ends inside a rank's own part, that rank
-is alone. The first three and the last are alone, too, so that neighbours and ends are told apart.
-Ranks that stand for others have data of their own; what a sum needs of the others is its weight.
+Along an axis a coordinate stands for its neighbours if nothing begins or ends between them: no role,
+no group and, unless their parts can be run as one (`unions`), no part of a tensor. A rank inside
+whose own part something begins or ends is then alone. The first, the next and the last rank are told
+apart. Ranks that stand for others have data of their own; a sum takes them as often as their weight.
 """
 
 from bisect import bisect_right
@@ -12,42 +12,53 @@ from itertools import pairwise
 
 from zsim.access import accesses
 from zsim.check.execution.grid import Along, sending_axes
+from zsim.check.execution.unions import Adopted, adopted
 from zsim.layout import Layout
 from zsim.operation import Allocate, Broadcast, Free, Operation, Together, walk
 from zsim.schedule import Schedule
 
-FULL = 8
+FULL = 4
 """Axes of so many ranks are run in full."""
 
 
-def tracked(schedule: Schedule) -> dict[str, Along]:
-    """Return the coordinates to run along each axis, with weights."""
+def tracked(schedule: Schedule) -> tuple[dict[str, Along], Adopted]:
+    """Return the coordinates to run along each axis, and the buffers that hold parts of tensors."""
     mesh = schedule.mesh
     large = {
         axis.name: axis.size
         for axis in mesh.axes
         if axis.size > FULL and axis.name not in sending_axes(schedule)
     }
+    cut = {
+        part
+        for layout in schedule.layouts
+        if layout.axis is not None
+        for part in mesh.parts(layout.axis)
+    }
+    unions = frozenset(large.keys() & cut)
+    parts = adopted(schedule, unions) if unions else {}
     marks = _Marks(schedule)
     if large:
-        marks.collect()
+        marks.collect(layouts=parts is None)
     found: dict[str, Along] = {}
     for axis in mesh.axes:
         if axis.name not in large:
             ranks = tuple(range(axis.size))
             found[axis.name] = Along(axis.name, ranks, (1,) * axis.size)
         else:
-            found[axis.name] = _classes(axis.name, axis.size, marks)
-    return found
+            as_one = parts is not None and axis.name in unions
+            found[axis.name] = _classes(axis.name, axis.size, marks, as_one=as_one)
+    return found, parts or {}
 
 
-def _classes(name: str, size: int, marks: "_Marks") -> Along:
-    alone = {0, 1, 2, size - 1} | {each for each in marks.alone[name] if 0 <= each < size}
+def _classes(name: str, size: int, marks: "_Marks", *, as_one: bool) -> Along:
+    alone = {0, size - 1} | {each for each in marks.alone[name] if 0 <= each < size}
     cuts = {0, size} | {each for each in marks.cuts[name] if 0 < each < size}
     for each in alone:
         cuts |= {each, each + 1}
     classes = [(low, high - low) for low, high in pairwise(sorted(cuts))]
-    return Along(name, tuple(low for low, _ in classes), tuple(count for _, count in classes))
+    coordinates, weights = zip(*classes, strict=True)
+    return Along(name, coordinates, weights, unions=as_one)
 
 
 class _Marks:
@@ -59,8 +70,8 @@ class _Marks:
         self.alone: dict[str, set[int]] = defaultdict(set)
         self.cuts: dict[str, set[int]] = defaultdict(set)
 
-    def collect(self) -> None:
-        """Go through roles, groups, layouts and views."""
+    def collect(self, *, layouts: bool) -> None:
+        """Go through roles, groups, roots and, if they count, layouts and views."""
         schedule = self.schedule
         boxes = [box for role in schedule.roles for box in role.boxes]
         boxes += [group.where for group in schedule.groups]
@@ -71,7 +82,7 @@ class _Marks:
         places = self._places()
         seen: set[tuple[object, ...]] = set()
         for layout in schedule.layouts:
-            if layout.axis is None:
+            if layout.axis is None or not layouts:
                 continue
             bounds = {place for piece in layout.pieces for place in (piece.start, piece.end)}
             bounds |= places[layout.name]

@@ -22,11 +22,15 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """Coordinates of one axis that a cell runs, and how many ranks each stands for."""
+    """Coordinates of one axis that a cell runs, and how many ranks each stands for.
+
+    With `unions`, what a coordinate holds of a tensor are the parts of all ranks it stands for.
+    """
 
     name: str
     coordinates: tuple[int, ...]
     weights: tuple[int, ...]
+    unions: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,11 @@ class Grid:
         self.mesh = schedule.mesh
         self.axes = tuple(axis.name for axis in schedule.mesh.axes)
         self.tracked = tracked
+        self.standing = {
+            name: dict(zip(along.coordinates, along.weights, strict=True))
+            for name, along in tracked.items()
+            if along.unions
+        }
         self.cells: list[Cell] = []
         programs = {program.role: program for program in schedule.programs}
         intervals = [self._intervals(name) for name in self.axes]
@@ -91,7 +100,7 @@ class Grid:
             ]
             if inside:
                 coordinates, weights = zip(*inside, strict=True)
-                found.append(Along(axis, coordinates, weights))
+                found.append(Along(axis, coordinates, weights, tracked.unions))
         return found
 
     def row(self, cell: Cell, group: Group) -> tuple[Cell, ...]:

@@ -82,7 +82,7 @@ class Kernels:
         self._words = -(-self._bits // 64)
         self._ranks = np.arange(int(np.prod(sizes, dtype=np.int64))).reshape(sizes)
         self._own: dict[tuple[int, int], Words] = {}
-        self._weights: dict[tuple[int, View], NDArray[np.uint64]] = {}
+        self._weights: dict[tuple[int, View], Numbers] = {}
         self.required = np.zeros((self._words, len(moves.names)), np.uint64)
         self._contents: dict[tuple[int, str, str, int], tuple[Mapping[str, Numbers], Numbers]] = {}
         self._takes: dict[tuple[int, str, str, int], tuple[list[str], Integers]] = {}
@@ -472,8 +472,11 @@ class Kernels:
                 found.append(next(moments) if operand.role is Role.MOMENT else made[0])
         return found
 
-    def weights(self, cell: Cell, view: View) -> NDArray[np.uint64]:
-        """Return how many elements each place of a view counts for in a norm, (ranks..., places)."""
+    def weights(self, cell: Cell, view: View) -> Numbers:
+        """Return how many elements each place of a view counts for in a norm, (2, ranks..., places).
+
+        Of a part that stands for those of several ranks, they are the mean of these.
+        """
         key = (cell.index, view)
         found = self._weights.get(key)
         if found is None:
@@ -488,22 +491,24 @@ class Kernels:
                 found = whole[..., index.low : index.high].astype(np.uint64)
             else:
                 found = chosen(whole, index.take).astype(np.uint64)
+            found = np.stack([found, found])
             share = self._stands_for(cell, view)
             if share is not None:
-                found = found // share
+                found = product(found, share)
             self._weights[key] = found
         return found
 
-    def _stands_for(self, cell: Cell, view: View) -> NDArray[np.uint64] | None:
-        """Return for how many ranks' own parts that of a rank stands, (ranks..., 1)."""
+    def _stands_for(self, cell: Cell, view: View) -> Numbers | None:
+        """Return the share of a rank in the parts it stands for, (2, ranks..., 1)."""
         axes = self.tensors.varies(cell.program, view)
         found = None
         for place, along in enumerate(cell.along):
             if along.name in axes and any(weight != 1 for weight in along.weights):
-                shape = [1] * (len(cell.shape) + 1)
-                shape[place] = -1
-                weights = np.array(along.weights, np.uint64).reshape(shape)
-                found = weights if found is None else found * weights
+                shape = [1] * (len(cell.shape) + 2)
+                shape[1 + place] = -1
+                shares = np.concatenate([number(Fraction(1, each), 2) for each in along.weights], 1)
+                share = shares.reshape(2, *shape[1:])
+                found = share if found is None else product(found, share)
         return found
 
     def _counted(self, cell: Cell, name: str) -> Integers:
@@ -667,11 +672,11 @@ def _paired(
     ]
 
 
-def _more(undefined: Marks | None, datum: Datum, weights: NDArray[np.uint64]) -> Marks | None:
+def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | None:
     """Return on which ranks something that counts is undefined."""
     if datum.undefined is None:
         return undefined
-    bad = (datum.undefined & (weights > 0)).any(axis=-1, keepdims=True)
+    bad = (datum.undefined & weights.any(axis=0)).any(axis=-1, keepdims=True)
     if not bad.any():
         return undefined
     return bad if undefined is None else undefined | bad

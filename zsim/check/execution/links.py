@@ -126,8 +126,8 @@ class Links:
         self._done.add(key)
         tensors, group = self.tensors, self.tensors.schedule.group_by_name[name]
         program = cell.program
-        here = tensors.key(program, program.by_name[part.buffer])
-        there = tensors.key(program, program.by_name[whole.buffer])
+        here = tensors.key(program, part.buffer)
+        there = tensors.key(program, whole.buffer)
         more = frozenset(group.axes) | tensors.varies(program, whole)
         own = not frozenset(group.axes) <= tensors.varies(program, part)
         axes = tuple(axis.name for axis in tensors.mesh.axes if axis.name in group.axes)
@@ -241,8 +241,8 @@ class Links:
                 if mine.size != theirs.size:
                     continue
                 tensors = self.tensors
-                here = tensors.key(first.program, first.program.by_name[mine.buffer])
-                there = tensors.key(cell.program, cell.program.by_name[theirs.buffer])
+                here = tensors.key(first.program, mine.buffer)
+                there = tensors.key(cell.program, theirs.buffer)
                 at = self.grid.at(first, (0,) * len(first.shape))
                 low = tensors.place(first.program, mine, at)[0]
                 at = self.grid.at(cell, (0,) * len(cell.shape))

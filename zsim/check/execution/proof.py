@@ -106,12 +106,12 @@ class Proof:
         self.training = training = training or Training(
             micro_batches=1, divisor=1, optimizer=SGD(), clip=None
         )
-        along = every(schedule) if unfolded else tracked(schedule)
+        along, parts = (every(schedule), {}) if unfolded else tracked(schedule)
         ranks = prod(len(each.coordinates) for each in along.values())
         if ranks > RANKS_MAX:
             raise TooManyRanksError(f"{ranks} ranks that no class stands for")
         self.grid = Grid(schedule, along)
-        self.tensors = Tensors(schedule, self.grid)
+        self.tensors = Tensors(schedule, self.grid, parts)
         Links(self.tensors, model).add()
         self.tensors.close(self.grid.cells)
         self.random = Random(SEED)

@@ -1,13 +1,14 @@
 """Where the elements of buffers and views lie in spaces, and which pieces each rank has of them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zsim.check.execution.grid import Cell, Grid
 from zsim.check.execution.pieces import Key, Space, Spaces
+from zsim.check.execution.unions import Adopted
 from zsim.layout import Layout
 from zsim.mesh import Coordinates
 from zsim.operation import View
@@ -60,8 +61,12 @@ class Held:
 class Tensors:
     """Buffers and views of all cells. Spaces are cut first, then closed, then indices are made."""
 
-    def __init__(self, schedule: Schedule, grid: Grid) -> None:
+    def __init__(self, schedule: Schedule, grid: Grid, adopted: Adopted | None = None) -> None:
         self.schedule = schedule
+        self._buffers: dict[tuple[str, str], Buffer] = {}
+        for (role, name), (layout, shard) in (adopted or {}).items():
+            (program,) = (each for each in schedule.programs if each.role == role)
+            self._buffers[role, name] = replace(program.by_name[name], layout=layout, shard=shard)
         self.grid = grid
         self.mesh = schedule.mesh
         self.spaces = Spaces()
@@ -79,7 +84,12 @@ class Tensors:
             self._add_layout(layout)
         for program in schedule.programs:
             for buffer in program.buffers:
-                self.spaces.space(self.key(program, buffer), self._extent(buffer))
+                own = self.buffer(program, buffer.name)
+                self.spaces.space(self.key(program, own.name), self._extent(own))
+
+    def buffer(self, program: Program, name: str) -> Buffer:
+        """Return a buffer, with the layout of which it holds a part where it has none."""
+        return self._buffers.get((program.role, name)) or program.by_name[name]
 
     def _extent(self, buffer: Buffer) -> int:
         if buffer.layout is None:
@@ -87,8 +97,9 @@ class Tensors:
         layout = self.schedule.layout_by_name[buffer.layout]
         return layout.elements if buffer.shard else max(layout.elements, buffer.elements)
 
-    def key(self, program: Program, buffer: Buffer) -> Key:
+    def key(self, program: Program, name: str) -> Key:
         """Return the space in which the elements of a buffer are counted."""
+        buffer = self.buffer(program, name)
         if buffer.layout is not None:
             return ("layout", buffer.layout)
         return ("buffer", program.role, buffer.name)
@@ -96,7 +107,11 @@ class Tensors:
     def _add_layout(self, layout: Layout) -> None:
         key = ("layout", layout.name)
         self.spaces.space(key, layout.elements)
-        if layout.axis is not None and self._folded:
+        if (
+            layout.axis is not None
+            and self._folded
+            and not any(axis in self.grid.standing for axis in self.mesh.parts(layout.axis))
+        ):
             axes = self.mesh.parts(layout.axis)
             count = self.mesh.axis_size(layout.axis)
             parts: list[tuple[int, int, int]] = []
@@ -141,7 +156,7 @@ class Tensors:
 
     def split(self, key: Key, start: int, size: int, axes: tuple[str, ...]) -> None:
         """Say that parts of `size` from `start` on belong to ranks along `axes`, one each."""
-        if not self._folded or not size:
+        if not self._folded or not size or any(axis in self.grid.standing for axis in axes):
             return
         count = 1
         for axis in axes:
@@ -170,19 +185,45 @@ class Tensors:
         """Return start and size, in its space, of what a rank has of a buffer."""
         if buffer.shard is None or buffer.layout is None:
             return 0, buffer.elements
-        layout = self.schedule.layout_by_name[buffer.layout]
+        return self._segment(self.schedule.layout_by_name[buffer.layout], buffer.shard, at)
+
+    def _segment(self, layout: Layout, axis: str, at: Coordinates) -> tuple[int, int]:
+        """Return start and size of a part, and of those of the ranks it stands for."""
         assert layout.axis is not None
-        return layout.segment(at[buffer.shard], self.mesh.axis_size(layout.axis))
+        count = self.mesh.axis_size(layout.axis)
+        start, size = layout.segment(at[axis], count)
+        ranks = self._as_one(axis, at)
+        if ranks > 1:
+            last = layout.segment(at[axis] + ranks - 1, count)
+            size = last[0] + last[1] - start
+        return start, size
+
+    def _as_one(self, axis: str, at: Coordinates) -> int:
+        """Return for how many ranks along an axis a rank holds the parts."""
+        return self.grid.standing[axis][at[axis]] if axis in self.grid.standing else 1
 
     def place(self, program: Program, view: View, at: Coordinates) -> tuple[int, int]:
         """Return start and size of a view of one rank in the space of its buffer."""
-        buffer = program.by_name[view.buffer]
-        start, size = self.schedule.extent(view, at)
-        return self.segment(buffer, at)[0] + start, size
+        buffer = self.buffer(program, view.buffer)
+        first = self.segment(buffer, at)
+        if view.layout is not None:
+            layout = self.schedule.layout_by_name[view.layout]
+            assert layout.axis is not None
+            segment = self._segment(layout, layout.axis, at)
+            start, size = layout.window(view.start, view.size, segment)
+            if view.origin is not None and size:
+                start += view.origin + segment[0] - view.start
+            return first[0] + start, size
+        if view.axis is not None:
+            ranks = self._as_one(view.axis, at)
+            return first[0] + view.start + at[view.axis] * view.size, view.size * ranks
+        if buffer.shard is not None and view.size == buffer.elements:
+            return first
+        return first[0] + view.start, view.size
 
     def varies(self, program: Program, view: View) -> frozenset[str]:
         """Return the single axes along which the place of a view depends on the rank."""
-        buffer = program.by_name[view.buffer]
+        buffer = self.buffer(program, view.buffer)
         key = (buffer.shard, view.axis, view.layout)
         found = self._varies.get(key)
         if found is None:
@@ -215,7 +256,7 @@ class Tensors:
         if key in self._seen:
             return
         self._seen.add(key)
-        space = self.key(cell.program, cell.program.by_name[view.buffer])
+        space = self.key(cell.program, view.buffer)
         for _, start, size in self.places(cell, view):
             self.spaces.cut(space, start, start + size)
         if view.axis is not None:
@@ -224,8 +265,8 @@ class Tensors:
     def link(self, cell: Cell, one: View, other: View) -> None:
         """Say that the elements of two views of each rank correspond."""
         program = cell.program
-        first = self.key(program, program.by_name[one.buffer])
-        second = self.key(program, program.by_name[other.buffer])
+        first = self.key(program, one.buffer)
+        second = self.key(program, other.buffer)
         more = self.varies(program, other)
         own = more != self.varies(program, one)
         for at, start, size in self.places(cell, one, more):
@@ -235,7 +276,7 @@ class Tensors:
     def link_to(self, cell: Cell, view: View, key: Key) -> None:
         """Say that the elements of a view of each rank are those of a space, from its start on."""
         program = cell.program
-        space = self.key(program, program.by_name[view.buffer])
+        space = self.key(program, view.buffer)
         own = bool(self.varies(program, view))
         for _, start, size in self.places(cell, view):
             self.spaces.space(key, size)
@@ -244,8 +285,9 @@ class Tensors:
     def close(self, cells: Iterable[Cell]) -> None:
         """Cut where ranks' parts of buffers begin and end, and number all pieces."""
         for cell in cells:
-            for buffer in cell.program.buffers:
-                key = self.key(cell.program, buffer)
+            for declared in cell.program.buffers:
+                buffer = self.buffer(cell.program, declared.name)
+                key = self.key(cell.program, buffer.name)
                 if buffer.shard is None:
                     self.spaces.cut(key, buffer.elements)
                     continue
@@ -259,11 +301,11 @@ class Tensors:
         """Return what the ranks of a cell have of a buffer."""
         found = self._held.get((cell.index, name))
         if found is None:
-            found = self._held[cell.index, name] = self._hold(cell, cell.program.by_name[name])
+            found = self._held[cell.index, name] = self._hold(cell, self.buffer(cell.program, name))
         return found
 
     def _hold(self, cell: Cell, buffer: Buffer) -> Held:
-        space = self.spaces.by_key[self.key(cell.program, buffer)]
+        space = self.spaces.by_key[self.key(cell.program, buffer.name)]
         axes = frozenset() if buffer.shard is None else frozenset(self.mesh.parts(buffer.shard))
         shape = self._shape(cell, axes)
         first, counts = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

@@ -1,0 +1,147 @@
+"""Whether the parts of neighbouring ranks can be run as one, and which buffers hold such parts.
+
+Where every operation takes a rank's own part of a tensor whole, or as a window on the tensor, the
+parts of neighbours are treated alike, element by element: then one rank can be run that holds the
+parts of all of them. A buffer without a layout holds a part, too, if a whole part is copied or
+scattered into it, or gathered from it: it is looked at as if it had the layout.
+"""
+
+from collections.abc import Iterator
+
+from zsim.access import accesses
+from zsim.operation import (
+    Action,
+    AllGather,
+    Compute,
+    Copy,
+    Operation,
+    ReduceScatter,
+    Together,
+    View,
+    walk,
+)
+from zsim.schedule import Program, Schedule
+
+Part = tuple[str, str]
+"""A layout, and the axis along which a rank has a part of it."""
+
+Adopted = dict[tuple[str, str], Part]
+"""By role and buffer without a layout, of what it holds a part."""
+
+
+def adopted(schedule: Schedule, axes: frozenset[str]) -> Adopted | None:
+    """Return which buffers hold parts along `axes`; nothing if these cannot be run as one."""
+    mesh = schedule.mesh
+    if any(axes & set(joined.axes) for joined in schedule.mesh.joined):
+        return None
+    for layout in schedule.layouts:
+        if layout.axis is not None and layout.blocks and axes & set(mesh.parts(layout.axis)):
+            return None
+    found: Adopted = {}
+    for program in schedule.programs:
+        parts = _Parts(schedule, program, axes).find()
+        if parts is None:
+            return None
+        found.update({(program.role, name): part for name, part in parts.items()})
+    return found
+
+
+def _operations(program: Program) -> Iterator[Operation]:
+    for part in (program.setup, program.step):
+        for operation in walk(part):
+            yield from operation.members if isinstance(operation, Together) else (operation,)
+
+
+class _Parts:
+    """The buffers of one program that hold parts."""
+
+    def __init__(self, schedule: Schedule, program: Program, axes: frozenset[str]) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.axes = axes
+        self.parts: dict[str, Part] = {
+            buffer.name: (buffer.layout, buffer.shard)
+            for buffer in program.buffers
+            if buffer.layout is not None and buffer.shard in axes
+        }
+        self.fits = True
+
+    def find(self) -> dict[str, Part] | None:
+        """Return the parts that buffers without a layout hold; nothing if some is cut."""
+        known = -1
+        while known != len(self.parts) and self.fits:
+            known = len(self.parts)
+            for operation in _operations(self.program):
+                self._look(operation)
+        if not self.fits:
+            return None
+        for operation in _operations(self.program):
+            for access in accesses(operation):
+                view = access.view
+                if view.buffer in self.parts and view.layout is None and not self._is_whole(view):
+                    return None
+        declared = self.program.by_name
+        return {name: part for name, part in self.parts.items() if declared[name].layout is None}
+
+    def _is_whole(self, view: View) -> bool:
+        buffer = self.program.by_name[view.buffer]
+        return view.axis is None and view.layout is None and view.size == buffer.elements
+
+    def _look(self, operation: Operation) -> None:
+        match operation:
+            case Copy(source=source, target=target, by_parameter=False):
+                self._same(source, target)
+            case Compute(action=Action.UPDATE, operands=operands):
+                for operand in operands[1:]:
+                    self._same(operands[0].view, operand.view)
+            case AllGather(source=part, target=whole, group=group):
+                self._gathered(part, whole, group)
+            case ReduceScatter(source=whole, target=part, group=group):
+                self._gathered(part, whole, group)
+            case _:
+                pass
+
+    def _same(self, one: View, other: View) -> None:
+        """Two views correspond: if one is a part, the other is it, too."""
+        for view, like in ((one, other), (other, one)):
+            part = self._part(like)
+            if part is not None:
+                self._adopt(view, part)
+
+    def _part(self, view: View) -> Part | None:
+        """Return what a view is a whole part of."""
+        if view.buffer in self.parts:
+            return self.parts[view.buffer] if self._is_whole(view) else None
+        layout = self.program.by_name[view.buffer].layout
+        if view.axis in self.axes and layout is not None and view.axis is not None:
+            named = self.schedule.layout_by_name[layout]
+            count = self.schedule.mesh.axis_size(view.axis)
+            if named.axis == view.axis and not named.cuts and view.size * count == named.elements:
+                return layout, view.axis
+        return None
+
+    def _gathered(self, part: View, whole: View, group: str) -> None:
+        layout = self.program.by_name[whole.buffer].layout
+        axes = self.schedule.group_by_name[group].axes
+        if layout is None or not self._is_whole(whole) or len(axes) != 1:
+            return
+        named = self.schedule.layout_by_name[layout]
+        if axes[0] in self.axes and named.axis == axes[0] and named.elements == whole.size:
+            self._adopt(part, (layout, axes[0]))
+
+    def _adopt(self, view: View, part: Part) -> None:
+        """Say that the buffer of a view holds a part."""
+        buffer = self.program.by_name[view.buffer]
+        if buffer.layout is not None or view.axis is not None or view.layout is not None:
+            return
+        known = self.parts.get(view.buffer)
+        if not self._is_whole(view) or (known is not None and known != part):
+            self.fits = self.fits and known == part
+            return
+        layout = self.schedule.layout_by_name[part[0]]
+        if layout.cuts is None and layout.axis == part[1]:
+            count = self.schedule.mesh.axis_size(part[1])
+            if buffer.elements * count == layout.elements:
+                self.parts[view.buffer] = part
+                return
+        self.fits = False
