@@ -20,6 +20,7 @@ from zsim.check import (
     volume,
 )
 from zsim.check.finding import Finding
+from zsim.check.says import says
 from zsim.check.subject import Subject
 from zsim.check.values import Shown
 from zsim.garbage import uncollected
@@ -56,10 +57,19 @@ FAMILIES = {**ORDER, **VALUES, **PROMISES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was looked at, what is wrong, and what was shown of values if nothing is."""
+    """What is wrong with a schedule, what is proved of it, and what nobody promised or showed.
+
+    Attributes:
+        findings: what is wrong, in order of families.
+        values: what was shown of values; None where the order of operations is refuted.
+        proved: families without findings, with what they hold for.
+        not_shown: what was not looked at, and why.
+    """
 
     findings: tuple[Finding, ...]
     values: Shown | None
+    proved: tuple[str, ...]
+    not_shown: tuple[str, ...]
 
 
 def prove(schedule: Schedule, model: Model | None = None) -> Proof:
@@ -75,7 +85,8 @@ def prove(schedule: Schedule, model: Model | None = None) -> Proof:
             found += formats.examine(subject)
         for examine in PROMISES.values():
             found += examine(subject)
-        return Proof(findings=tuple(found), values=shown)
+        proved, not_shown = says(schedule, shown, {finding.invariant for finding in found})
+        return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
 
 
 def check(schedule: Schedule, model: Model | None = None) -> tuple[Finding, ...]:

@@ -13,6 +13,7 @@ from zsim.check.subject import Subject
 from zsim.dtype import DType
 from zsim.operation import (
     Action,
+    AllGather,
     AllReduce,
     Compute,
     Copy,
@@ -27,6 +28,9 @@ from zsim.schedule import Kind, Program, Schedule
 from zsim.specification.formats import Formats, formats
 
 INVARIANT = "formats"
+
+STATES = (Kind.PARAMETER, Kind.COMMUNICATION, Kind.MASTER)
+"""Kinds of buffers through which parameters pass."""
 
 UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
 
@@ -49,6 +53,10 @@ def _is_narrower(one: DType, other: DType) -> bool:
     return one.size_bytes < other.size_bytes or (
         one.size_bytes == other.size_bytes and one is not other
     )
+
+
+def _width(dtype: DType) -> int:
+    return dtype.size_bytes
 
 
 class _Narrow:
@@ -81,6 +89,8 @@ class _Narrow:
 
     def _wrong(self, operation: Operation) -> str:
         match operation:
+            case Compute(action=Action.FORWARD | Action.RECOMPUTE):
+                return self._parameters(operation)
             case Compute(action=Action.BACKWARD):
                 for each in operation.operands:
                     if each.role is Role.GRADIENT:
@@ -89,6 +99,10 @@ class _Narrow:
                         dtype = self._dtype(each.view.buffer)
                         if _is_narrower(dtype, self.wanted.compute):
                             return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
+                return self._parameters(operation)
+            case AllGather(wire=dtype) if _is_narrower(dtype, self.wanted.compute):
+                if self.program.by_name[operation.target.buffer].kind in STATES:
+                    return f"gathers in {dtype}, and not in {self.wanted.compute}"
             case Compute(action=Action.NORM):
                 self.norms |= {
                     each.view.buffer for each in operation.operands if each.role is Role.OUTPUT
@@ -101,6 +115,13 @@ class _Narrow:
                 return self._copy(operation)
             case _:
                 pass
+        return ""
+
+    def _parameters(self, compute: Compute) -> str:
+        for each in compute.operands:
+            dtype = self._dtype(each.view.buffer)
+            if each.role is Role.PARAMETER and _is_narrower(dtype, self.wanted.compute):
+                return f"reads parameters in {dtype}, and not in {self.wanted.compute}"
         return ""
 
     def _update(self, update: Compute) -> str:
@@ -138,6 +159,9 @@ class _Narrow:
         source, target = copy.source.buffer, copy.target.buffer
         if source not in self.gradients:
             self.gradients.discard(target)
+            held, dtype = self.program.by_name[target].kind, self._dtype(target)
+            if held in STATES and _is_narrower(dtype, self.wanted.compute):
+                return f"keeps parameters in {dtype}, and not in {self.wanted.compute}"
             return ""
         self.gradients.add(target)
         is_reduced = source in self.reduced
@@ -146,7 +170,9 @@ class _Narrow:
         elif not copy.accumulate:
             self.reduced.discard(target)
         wanted = self.wanted.reduced if is_reduced else self.wanted.whole
-        least = wanted if copy.accumulate else self.wanted.compute
+        least = wanted
+        if not copy.accumulate:  # what is reduced in a narrower format may be cast to it before
+            least = min(self.wanted.compute, self.wanted.reduction, key=_width)
         dtype = self._dtype(target)
         if _is_narrower(dtype, least) and self.program.by_name[target].kind is not Kind.SAVED:
             verb = "sums" if copy.accumulate else "keeps"

@@ -106,6 +106,10 @@ class _Counted:
         self.judges = judges
         self.uses = Uses.of(program)
         self.changes = [each for each in walk(program.step) if isinstance(each, SetScalar)]
+        self.ways = {
+            overflows: [each for each in _taken(program.step, overflows=overflows) if _counts(each)]
+            for overflows in (False, True)
+        }
 
     def _finding(self, operation: str, why: str, *witness: str) -> Finding:
         return Finding(
@@ -178,14 +182,14 @@ class _Counted:
     ) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         """Yield scalars that a step from `state` leaves, or lets kernels read, otherwise."""
         uses = self.uses
-        scalars = {name: 1009.0 for name in self.initial}
+        scalars = dict.fromkeys(self.initial, 1009.0)
         scalars |= dict.fromkeys(uses.updates, state.updates)
         scalars |= dict.fromkeys(uses.counters, state.since)
         scalars |= dict.fromkeys(uses.scale, state.scale)
         last: dict[str, str] = {}
         wanted = state.after(self.law, overflows=overflows)
         what = "after an overflow" if overflows else "after an update"
-        for operation in _taken(self.program.step, overflows=overflows):
+        for operation in self.ways[overflows]:
             match operation:
                 case SetScalar():
                     set_scalar(operation, scalars)
@@ -228,3 +232,14 @@ def _taken(operations: Iterable[Operation], *, overflows: bool) -> Iterator[Oper
         if isinstance(operation, Branch):
             side = operation.then if overflows else operation.otherwise
             yield from _taken(side, overflows=overflows)
+
+
+def _counts(operation: Operation) -> bool:
+    """Whether an operation reads or changes a scalar."""
+    match operation:
+        case SetScalar() | Fill(scalar=str()):
+            return True
+        case Compute(scalars=names):
+            return bool(names)
+        case _:
+            return False

@@ -25,6 +25,9 @@ from zsim.schedule import Schedule
 
 INVARIANT = "values"
 
+WITNESSES_MAX = 5
+"""Lines of a witness: what else is wrong follows from the first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
@@ -159,28 +162,24 @@ def _unknown(schedule: Schedule, model: Model) -> str:
 
 
 def _findings(outcome: Outcome) -> list[Finding]:
-    """Return one finding for each cause: where a schedule leaves plain training first."""
-    found = [
-        Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
-        for (role, operation), why in outcome.troubles.items()
-    ]
+    """Return one finding for one cause: where a schedule leaves plain training first."""
+    if outcome.troubles:
+        ((role, operation), why), *others = outcome.troubles.items()
+        more = (f"then {where[1]} {what}" for where, what in others[:WITNESSES_MAX])
+        return [_finding(role, operation, why, *more)]
     if not outcome.differences:
-        return found
+        return []
     first = outcome.differences[0]
-    witness = tuple(
-        f"rank {each.rank}: {each.parameter or 'padding'} in {each.buffer or 'no buffer'}: {each.why}"
-        for each in outcome.differences[:5]
-    )
-    what = f"{first.parameter} in {first.buffer}" if first.buffer else first.parameter
-    if outcome.departures:
-        left = outcome.departures[0]
-        how = "what nobody wrote" if left.undefined else "something else than in plain training"
-        why = f"reads, as {left.operand} in {left.buffer}, {how}; then {what} is {first.why}"
-        role, operation = left.role, left.operation
-    else:
-        why = f"leaves {first.why} as {what}"
-        role, operation = first.role, first.writer or "step"
-    found.append(
-        Finding(invariant=INVARIANT, role=role, operation=operation, why=why, witness=witness)
-    )
-    return found
+    witness = [
+        f"rank {each.rank}: {each.buffer or 'no buffer'} holds {each.why}"
+        + (f", as {each.parameter}" if each.parameter else "")
+        for each in outcome.differences[:WITNESSES_MAX]
+    ]
+    if not outcome.departures:
+        if not first.buffer:
+            return [_finding("", "step", f"{first.parameter}: {first.why}")]
+        why = f"leaves {first.why} in {first.buffer}"
+        return [_finding(first.role, first.writer or "step", why, *witness)]
+    left = outcome.departures[0]
+    why = f"reads another {left.operand} in {left.buffer} than plain training does"
+    return [_finding(left.role, left.operation, why, *witness)]

@@ -28,7 +28,6 @@ from zsim.check.execution.datum import (
 from zsim.check.execution.grid import Cell
 from zsim.check.execution.moves import Moves
 from zsim.check.execution.tensors import NOTHING, Tensors
-
 from zsim.operation import Action, Compute, Role, View
 from zsim.rule import SGD, Adam, ClipNorm
 from zsim.specification import kernel
@@ -616,7 +615,9 @@ class Kernels:
             return known[1]
         names, take = self._take(key, self.moves.pieces(cell, name), buffer.layout)
         parts = [self._within(cell, state[each]) for each in names]
-        lead = np.broadcast_shapes(*(part.shape[:-1] for part in parts), (2, *(1,) * len(cell.shape)))
+        lead = np.broadcast_shapes(
+            *(part.shape[:-1] for part in parts), (2, *(1,) * len(cell.shape))
+        )
         flat = np.zeros((*lead, sum(part.shape[-1] for part in parts)), np.uint64)
         width = 0
         for part in parts:

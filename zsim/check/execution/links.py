@@ -34,7 +34,6 @@ from zsim.operation import (
     walk,
 )
 
-
 TENSOR = "tensor"
 """The axis that the segments of a model are split over: `Model.tensor` is its size."""
 

@@ -129,6 +129,10 @@ class Machine:
                 if each is not None and not isinstance(each[1], Receive)
             ]
             answers = self.meetings.meet(brings)
+            if self.meetings.unordered:
+                name = brings[0][1].source.buffer
+                why = f"takes the maximum of {name}, which is no verdict and differs between ranks"
+                self._trouble(cell, brings[0][1].id, why)
             for other, each, answer in zip(row, waits, answers, strict=True):
                 assert each is not None
                 self._resume(other.index, each[0], answer)
@@ -151,7 +155,9 @@ class Machine:
             there = self.tensors.filled(cell, view)
             if not (datum.undefined & there).any():
                 return
-        self._trouble(cell, operation, f"computes with {view.buffer}, of which nobody wrote a part")
+        self._trouble(
+            cell, operation, f"computes with {view.buffer}, of which nothing wrote a part"
+        )
 
     def read(self, cell: Cell, view: View) -> Datum:
         """Return what a view holds on all ranks of a cell."""

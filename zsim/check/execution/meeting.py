@@ -145,6 +145,8 @@ class Meetings:
     def __init__(self, grid: Grid, tensors: Tensors) -> None:
         self.grid = grid
         self.tensors = tensors
+        self.unordered = False
+        """Whether the last meeting took a maximum of numbers, which have no order in a field."""
         self._rows: dict[tuple[str, tuple[int, ...]], Row] = {}
         self._lengths: dict[tuple[Row, tuple[View, ...]], Integers] = {}
         self._takes: dict[tuple[Row, tuple[View, ...], tuple[View, ...]], Integers] = {}
@@ -164,6 +166,7 @@ class Meetings:
             UnfollowedError: pieces do not correspond.
         """
         operation = brings[0][1]
+        self.unordered = False
         row = self.row(tuple(cell for cell, _, _ in brings), operation.group)
         data = [datum for _, _, datum in brings]
         views = tuple(bring.source for _, bring, _ in brings)
@@ -272,8 +275,7 @@ class Meetings:
         if reduction is Reduction.MAX:
             first = values.max(axis=dimensions, keepdims=True)
             differ = (values != first).any(axis=(0, *dimensions), keepdims=True)[0]
-            if differ.any():  # numbers of a field have no order
-                undefined = differ if undefined is None else undefined | differ
+            self.unordered = self.unordered or bool(differ.any())
             return Datum(first, undefined, trail, covered)
         for place, axis in zip(row.dimensions, dimensions, strict=True):
             weights = row.weights[place]

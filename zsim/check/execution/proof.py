@@ -383,7 +383,7 @@ class Proof:
         own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
         at = tuple(min(a, b - 1) for a, b in zip(rank, cell.shape, strict=True))
         number_of = self.tensors.mesh.rank(cell.coordinates(at))
-        why = "another value than plain training"
+        why = "another value than after plain training"
         if datum is None:
             why = "no memory"
         elif datum.undefined is not None:
@@ -391,7 +391,7 @@ class Proof:
                 datum.undefined, np.broadcast_shapes(datum.undefined.shape, bad.shape)
             )
             if marks[(*rank, place)]:
-                why = "what nobody wrote"
+                why = "what nothing wrote"
         if self.machine.overflows:
             why += " after a step that overflowed"
         parameter = self.moves.names[own[place]] if own[place] != NOTHING else ""

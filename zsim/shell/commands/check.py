@@ -29,22 +29,22 @@ def check(
     json: Json = False,
 ) -> Code:
     """Prove a schedule: deadlocks, races, memory, values, volume."""
-    from zsim.check import check as findings_of
-    from zsim.check import refinement
-    from zsim.shell.answer import explain_finding, findings_object, print_findings, print_json
+    from zsim.check import prove, refinement
+    from zsim.shell.answer import explain_finding, print_json, print_proof, proof_object
     from zsim.shell.source import Changes, read
     from zsim.shell.traced import read_trace
 
     changes = Changes(settings=tuple(settings or ()), ranks=ranks)
     document = read(scenario, changes).document
     trace = None if against is None else read_trace(against)
-    findings = findings_of(document.schedule, document.model)
+    proof = prove(document.schedule, document.model)
+    findings = proof.findings
     if trace is not None:
         findings = (*findings, *refinement.examine(document.schedule, trace))
     if json:
-        print_json(findings_object(findings))
+        print_json(proof_object(proof, findings))
     elif explain is None:
-        print_findings(document.schedule, findings)
+        print_proof(document.schedule, proof, findings)
     elif explain <= len(findings):
         explain_finding(explain, findings[explain - 1])
     else:

@@ -1,0 +1,66 @@
+"""What a proof holds for, and what it does not, in words."""
+
+from collections.abc import Iterator, Set
+
+from zsim.check import formats, memory, scalars, values, volume
+from zsim.check.scalars import Uses
+from zsim.check.values import Shown
+from zsim.rule import SGD, Adam
+from zsim.schedule import Schedule
+from zsim.units import format_bytes
+
+
+def says(
+    schedule: Schedule, shown: Shown | None, broken: Set[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is proved, and what is not shown; `broken` families have findings."""
+    proved, not_shown = [], list(_unpromised(schedule))
+    if shown is None:
+        not_shown.insert(0, "values: the order of operations is refuted")
+    else:
+        proved.append("order")
+        if shown.not_shown:
+            not_shown.insert(0, f"values: {shown.not_shown}")
+        elif values.INVARIANT not in broken:
+            proved.append(f"values ({', '.join(_values(schedule, shown))})")
+            not_shown += [f"taken as given: {each}" for each in shown.assumed]
+        if scalars.INVARIANT not in broken and any(
+            Uses.of(each).updates or Uses.of(each).scale for each in schedule.programs
+        ):
+            proved.append("host scalars")
+        if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
+            proved.append("number formats")
+    peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
+    if peaks and memory.INVARIANT not in broken:
+        proved.append(f"memory {format_bytes(max(peaks))}")
+    if schedule.contract.wire_bytes is not None and volume.INVARIANT not in broken:
+        proved.append("volume")
+    return tuple(proved), tuple(not_shown)
+
+
+def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
+    ranks = f"{shown.ranks} rank{'s' if shown.ranks > 1 else ''}"
+    if shown.classes < shown.ranks:
+        ranks += f" by {shown.classes} classes"
+    yield ranks
+    roles = len(schedule.roles)
+    yield f"{roles} role{'s' if roles > 1 else ''}"
+    training = shown.training
+    if training is not None:
+        match training.optimizer:
+            case Adam(learning_rate=rate):
+                name = f"Adam {rate:g}"
+            case SGD(learning_rate=rate):
+                name = f"SGD {rate:g}"
+        yield name if training.assumed else f"{name} as the contract says"
+    yield f"error below 2^-{shown.error_bits}"
+
+
+def _unpromised(schedule: Schedule) -> Iterator[str]:
+    contract = schedule.contract
+    if contract.parameters and contract.strategy is None:
+        yield "number formats: the contract names no strategy"
+    if not contract.peak_bytes:
+        yield "memory: the contract promises no peak"
+    if contract.wire_bytes is None:
+        yield "volume: the contract promises none"
