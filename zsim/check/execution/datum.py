@@ -61,7 +61,7 @@ class Datum:
         return self.values.shape[-1]
 
 
-def nothing(dimensions: int, count: int) -> Datum:
+def unwritten(dimensions: int, count: int) -> Datum:
     """Return what nobody wrote."""
     shape = (*(1,) * dimensions, count)
     return Datum(np.zeros((2, *shape), np.uint64), np.ones(shape, bool))
@@ -102,7 +102,7 @@ def trail_of(*data: Datum) -> Trail | None:
     return found
 
 
-def chosen(array: NDArray[np.generic], take: Integers) -> NDArray[np.generic]:
+def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
     """Return numbers of the last dimension, on each rank others; zero where there is none."""
     lead = array.ndim - take.ndim
     index = take.reshape(*(1,) * lead, *take.shape)

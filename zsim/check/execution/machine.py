@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from zsim.access import COMPUTE_ACCESS
-from zsim.check.execution.datum import Datum, nothing, read, written
+from zsim.check.execution.datum import Datum, read, unwritten, written
 from zsim.check.execution.grid import Cell
 from zsim.check.execution.kernels import Kernels
 from zsim.check.execution.meeting import Collective, Meetings, UnfollowedError
@@ -164,7 +164,7 @@ class Machine:
         datum = self.memory[cell.index].buffers.get(view.buffer)
         index = self.tensors.index(cell, view)
         if datum is None:
-            return nothing(len(cell.shape), index.count)
+            return unwritten(len(cell.shape), index.count)
         return read(datum, index)
 
     def write(self, cell: Cell, view: View, new: Datum) -> None:
@@ -183,7 +183,7 @@ class Machine:
             return
         datum = buffers.get(view.buffer)
         if datum is None:
-            datum = nothing(len(cell.shape), width)
+            datum = unwritten(len(cell.shape), width)
         buffers[view.buffer] = written(datum, index, new)
 
     def _host(self, cell: Cell, operations: Iterable[Operation]) -> Host:
@@ -280,7 +280,7 @@ class Machine:
                 name = other.program.role
                 self._trouble(cell, branch.id, f"decides on another value than {name} does")
         if value.covered is not None:
-            left = self.kernels.uncovered(value.covered)
+            left = self.kernels.measures.uncovered(value.covered)
             if left:
                 self._trouble(cell, branch.id, f"an overflow of {left} does not reach it")
             return self.overflows

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class Row:
         """Members of each communicator."""
         return int(np.prod([sum(self.weights[each]) for each in self.dimensions], dtype=np.int64))
 
-    def joined(self, parts: Sequence[NDArray[np.generic]], lead: int) -> NDArray[np.generic]:
+    def joined(self, parts: Sequence[NDArray[Any]], lead: int) -> NDArray[Any]:
         """Return arrays of the cells as one of the row; `lead` dimensions stand before the ranks."""
         if len(parts) == 1:
             return parts[0]
@@ -96,7 +96,7 @@ class Row:
             found[where] = part
         return found
 
-    def part(self, place: int, array: NDArray[np.generic], lead: int) -> NDArray[np.generic]:
+    def part(self, place: int, array: NDArray[Any], lead: int) -> NDArray[Any]:
         """Return what cell number `place` has of an array of the row."""
         if len(self.cells) == 1:
             return array
@@ -109,7 +109,7 @@ class Row:
         )
         return array[(slice(None),) * lead + where]
 
-    def flat(self, array: NDArray[np.generic], lead: int) -> NDArray[np.generic]:
+    def flat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
         """Return an array in which members stand in one dimension, last but one; 1 where they did."""
         shape = list(array.shape)
         for each in self.dimensions:
@@ -123,7 +123,7 @@ class Row:
             shape[axis] = 1
         return array.transpose(*rest, *axes, last).reshape(*shape[:-1], self.members, shape[-1])
 
-    def unflat(self, array: NDArray[np.generic], lead: int) -> NDArray[np.generic]:
+    def unflat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
         """Undo `flat`."""
         axes = [lead + each for each in self.dimensions]
         rest = [axis for axis in range(array.ndim - 2) if axis not in axes]
@@ -351,10 +351,10 @@ def _share(ranks: int, dimensions: int) -> Numbers:
 
 
 def _each(
-    values: NDArray[np.generic],
+    values: NDArray[Any],
     undefined: Marks | None,
     trail: Trail | None,
-    change: Callable[[NDArray[np.generic], int], NDArray[np.generic]],
+    change: Callable[[NDArray[Any], int], NDArray[Any]],
 ) -> Datum:
     """Return a datum whose arrays are all changed alike; `change` is told how many lanes lead."""
     marks = None if undefined is None else change(undefined, 0)
@@ -362,23 +362,19 @@ def _each(
     return Datum(change(values, 1), marks, moved)  # type: ignore[arg-type]
 
 
-def _gathered(
-    row: Row, array: NDArray[np.generic], lead: int, take: Integers
-) -> NDArray[np.generic]:
+def _gathered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
     flat = row.flat(array, lead)
     whole = flat.reshape(*flat.shape[:-2], -1)
     return whole[..., take]
 
 
-def _scattered(
-    row: Row, array: NDArray[np.generic], lead: int, take: Integers
-) -> NDArray[np.generic]:
+def _scattered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
     parts = chosen(array, take.reshape(-1))
     apart = parts.reshape(*parts.shape[:-1], *take.shape)
     return row.unflat(apart, lead)
 
 
-def _sent(row: Row, array: NDArray[np.generic], lead: int, root: int) -> NDArray[np.generic]:
+def _sent(row: Row, array: NDArray[Any], lead: int, root: int) -> NDArray[Any]:
     return row.flat(array, lead)[..., root, :]
 
 

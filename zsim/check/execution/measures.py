@@ -1,0 +1,204 @@
+"""Norms and tests for overflow: what they measure of the gradients of a rank."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.check.execution.contents import Contents
+from zsim.check.execution.datum import Datum, Marks, Trail, Words, chosen
+from zsim.check.execution.grid import Cell
+from zsim.check.execution.moves import Moves
+from zsim.check.execution.tensors import NOTHING, Tensors
+from zsim.model import Segment
+from zsim.operation import Compute, Role, View
+from zsim.specification.field import Numbers, number, product, summed, total
+
+Integers = NDArray[np.int64]
+Makes = list[Datum | None]
+
+
+class Measures:
+    """Measures gradients, and follows each of them to the tests that it has to reach.
+
+    `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: those of
+    which a gradient was made.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        moves: Moves,
+        contents: Contents,
+        segments: Mapping[str, Sequence[Segment]],
+        micro_batches: int,
+    ) -> None:
+        self.tensors = tensors
+        self.moves = moves
+        self.contents = contents
+        self.segments = segments
+        self.micro_batches = micro_batches
+        grid = tensors.grid
+        sizes = [len(grid.tracked[name].coordinates) for name in grid.axes]
+        count = int(np.prod(sizes, dtype=np.int64))
+        self._words = -(-count * micro_batches // 64)
+        self._ranks = np.arange(count).reshape(sizes)
+        self._own: dict[tuple[int, int], Words] = {}
+        self._weights: dict[tuple[int, View], Numbers] = {}
+        self.required = np.zeros((self._words, len(moves.names)), np.uint64)
+
+    def mark(self, cell: Cell, compute: Compute, gradients: Sequence[Datum]) -> None:
+        """Say of new gradients whose they are."""
+        segments = self.segments.get(compute.unit, ())
+        if compute.segment >= len(segments) or compute.micro_batch >= self.micro_batches:
+            return
+        words = self._bit(cell, compute.micro_batch)
+        every = np.bitwise_or.reduce(words.reshape(self._words, -1), axis=1)
+        for parameter, datum in zip(segments[compute.segment].parameters, gradients, strict=False):
+            first = self.moves.first(parameter)
+            pieces = np.arange(first, first + datum.count)
+            shape = (*(1,) * len(cell.shape), datum.count)
+            datum.trail = Trail(
+                np.broadcast_to(words, (*words.shape[:-1], datum.count)), pieces.reshape(shape)
+            )
+            self.required[:, first : first + datum.count] |= every[:, np.newaxis]
+
+    def _bit(self, cell: Cell, micro_batch: int) -> Words:
+        """Return the bit of each rank of a cell and a micro-batch, shape (words, ranks..., 1)."""
+        key = (cell.index, micro_batch)
+        if key not in self._own:
+            ranks = self.contents.within(cell, self._ranks[np.newaxis, ..., np.newaxis])[0]  # type: ignore[arg-type]
+            bits = ranks * self.micro_batches + micro_batch
+            words = np.zeros((self._words, *bits.shape), np.uint64)
+            one = np.uint64(1) << (bits % 64).astype(np.uint64)
+            np.put_along_axis(words, (bits // 64)[np.newaxis], one[np.newaxis], axis=0)
+            self._own[key] = words
+        return self._own[key]
+
+    def weights(self, cell: Cell, view: View) -> Numbers:
+        """Return how many elements each place of a view counts for in a norm, (2, ranks..., places).
+
+        Of a part that stands for those of several ranks, they are the mean of these.
+        """
+        key = (cell.index, view)
+        found = self._weights.get(key)
+        if found is None:
+            held = self.tensors.held(cell, view.buffer)
+            sizes = np.append(held.space.sizes * held.space.weights, 0)
+            at = held.first[..., np.newaxis] + np.arange(held.width)
+            inside = np.arange(held.width) < held.counts[..., np.newaxis]
+            whole = np.where(inside, sizes[np.where(inside, at, -1)], 0)
+            whole = whole * self._counted(cell, view.buffer)
+            index = self.tensors.index(cell, view)
+            if index.take is None:
+                found = whole[..., index.low : index.high].astype(np.uint64)
+            else:
+                found = chosen(whole, index.take).astype(np.uint64)
+            found = np.stack([found, found])
+            share = self._stands_for(cell, view)
+            if share is not None:
+                found = product(found, share)
+            self._weights[key] = found
+        return found
+
+    def _stands_for(self, cell: Cell, view: View) -> Numbers | None:
+        """Return the share of a rank in the parts it stands for, (2, ranks..., 1)."""
+        axes = self.tensors.varies(cell.program, view)
+        found = None
+        for place, along in enumerate(cell.along):
+            if along.name in axes and any(weight != 1 for weight in along.weights):
+                shape = [1] * (len(cell.shape) + 2)
+                shape[1 + place] = -1
+                shares = np.concatenate([number(Fraction(1, each), 2) for each in along.weights], 1)
+                share = shares.reshape(2, *shape[1:])
+                found = share if found is None else product(found, share)
+        return found
+
+    def _counted(self, cell: Cell, name: str) -> Integers:
+        """Return 1 for each place that a rank counts: of copies, those of the first rank alone."""
+        pieces = self.moves.pieces(cell, name)
+        buffer = cell.program.by_name[name]
+        copied: dict[str, tuple[str, ...]] = {}
+        if buffer.layout is not None:
+            layout = self.tensors.schedule.layout_by_name[buffer.layout]
+            copied = {each.parameter: each.copies for each in layout.pieces if each.copies}
+        if not copied:
+            return np.ones((1,) * (len(cell.shape) + 1), np.int64)
+        found = np.ones((*cell.shape, pieces.shape[-1]), np.int64)
+        names = self.moves.names
+        for rank in np.ndindex(*cell.shape):
+            at = self.tensors.grid.at(cell, rank)
+            own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
+            for place, piece in enumerate(own.tolist()):
+                axes = copied.get(names[piece], ()) if piece != NOTHING else ()
+                if any(at[axis] for axis in axes):
+                    found[rank][place] = 0
+        return found
+
+    def norm(self, cell: Cell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+        """Return the sum of squares of what a rank counts."""
+        dimensions = len(cell.shape) + 2
+        squares = np.zeros((2, *(1,) * (dimensions - 1)), np.uint64)
+        undefined: Marks | None = None
+        for operand, datum in zip(compute.operands, operands, strict=True):
+            if operand.role is not Role.GRADIENT or not datum.count:
+                continue
+            weights = self.weights(cell, operand.view)
+            square = product(product(datum.values, datum.values), weights)
+            squares = total(squares, summed(square, -1, keepdims=True))
+            undefined = _more(undefined, datum, weights)
+        return [
+            Datum(squares, undefined) if operand.role is Role.OUTPUT else None
+            for operand in compute.operands
+        ]
+
+    def finite(self, cell: Cell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+        """Return a verdict: zero, with the set of gradients that it covers."""
+        count = len(self.moves.names)
+        covered = np.zeros((self._words, *(1,) * len(cell.shape), count + 1), np.uint64)
+        undefined: Marks | None = None
+        for operand, datum in zip(compute.operands, operands, strict=True):
+            if operand.role is not Role.GRADIENT or not datum.count:
+                continue
+            undefined = _more(undefined, datum, self.weights(cell, operand.view))
+            if datum.trail is not None:
+                covered = _cover(covered, datum.trail)
+        zero = np.zeros((2, *(1,) * (len(cell.shape) + 1)), np.uint64)
+        verdict = Datum(zero, undefined, covered=covered[..., :-1] if undefined is None else None)
+        return [verdict if operand.role is Role.OUTPUT else None for operand in compute.operands]
+
+    def uncovered(self, covered: Words) -> str:
+        """Return the first gradient that a verdict does not cover on some rank, in words."""
+        shape = (self._words, *(1,) * (covered.ndim - 2), -1)
+        left = self.required.reshape(shape) & ~covered
+        if not left.any():
+            return ""
+        missing = np.bitwise_or.reduce(left.reshape(self._words, -1, left.shape[-1]), axis=1)
+        word, piece = (int(each[0]) for each in np.nonzero(missing))
+        bits = int(missing[word, piece])
+        bit = word * 64 + (bits & -bits).bit_length() - 1
+        rank, micro_batch = divmod(bit, self.micro_batches)
+        name = self.moves.names[piece]
+        return f"the gradient of {name} on rank {rank}, micro-batch {micro_batch},"
+
+
+def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | None:
+    """Return on which ranks something that counts is undefined."""
+    if datum.undefined is None:
+        return undefined
+    bad = (datum.undefined & weights.any(axis=0)).any(axis=-1, keepdims=True)
+    if not bad.any():
+        return undefined
+    return bad if undefined is None else undefined | bad
+
+
+def _cover(covered: Words, trail: Trail) -> Words:
+    """Return the set with all gradients of which numbers are made; the last place is for others."""
+    pieces = np.where(trail.pieces < 0, covered.shape[-1] - 1, trail.pieces)[np.newaxis]
+    lead = np.broadcast_shapes(covered.shape[:-1], trail.words.shape[:-1], pieces.shape[:-1])
+    found = np.broadcast_to(covered, (*lead, covered.shape[-1])).copy()
+    where = np.broadcast_to(pieces, (*lead, pieces.shape[-1]))
+    old = np.take_along_axis(found, where, axis=-1)
+    np.put_along_axis(found, where, old | trail.words, axis=-1)
+    return found
