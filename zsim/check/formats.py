@@ -2,8 +2,8 @@
 
 Exact numbers do not see rounding. Compared with `zsim.specification.formats` are what reductions
 over ranks with different data send and add in, what gradients are summed in over micro-batches,
-before and after their reduction, what norms are added up in, and what updates read and write. Nothing is said of a schedule
-whose contract names no strategy.
+before and after their reduction, what norms are added up in, and what updates read and write.
+Nothing is said of a schedule whose contract names no strategy.
 """
 
 from collections.abc import Iterator

@@ -54,7 +54,8 @@ class Uses:
                     pass
         for operation in walk(program.step):
             if isinstance(operation, SetScalar) and operation.counter is not None:
-                if operation.scalar in found.scale:
+                moves_scale = operation.scalar in found.scale
+                if moves_scale:
                     found.counters.setdefault(operation.counter, operation.id)
         return found
 

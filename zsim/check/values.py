@@ -1,9 +1,9 @@
 """Values: every step is the step of plain training, by the contract's optimizer.
 
-The step of all roles is run once in the order of issue on exact numbers, from any state of training,
-and what it leaves is compared with one step of `zsim.specification`. How that is done, and what it
-says of every number of steps, is in `zsim.check.execution.proof`. It holds of the order of issue;
-that every other order comes to the same is what the families of order prove.
+The step of all roles is run once in the order of issue on exact numbers, from any state of
+training, and what it leaves is compared with one step of `zsim.specification`. How that is done,
+and what it says of every number of steps, is in `zsim.check.execution.proof`. It holds of the
+order of issue; that every other order comes to the same is what the families of order prove.
 
 Cost: a look at each operation for each way of a step, whatever the number of ranks.
 """
@@ -31,7 +31,7 @@ WITNESSES_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What was shown of values: `not_shown` says why nothing was, `assumed` what was taken as given.
+    """What was shown of values: `not_shown` says why not, `assumed` what was taken as given.
 
     Attributes:
         findings: what refutes them.

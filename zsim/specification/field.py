@@ -48,7 +48,7 @@ def total(one: Numbers, other: Numbers) -> Numbers:
 
 def summed(numbers: Numbers, axis: int | tuple[int, ...], *, keepdims: bool = False) -> Numbers:
     """Add up along `axis`: at most 2**33 terms."""
-    found = numbers.sum(axis=axis, keepdims=keepdims, dtype=np.uint64)
+    found: Numbers = numbers.sum(axis=axis, keepdims=keepdims, dtype=np.uint64)
     found %= moduli(found.ndim)
     return found
 

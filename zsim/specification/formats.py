@@ -36,11 +36,12 @@ class Formats:
 def formats(strategy: Strategy) -> Formats:
     """Return the formats of a strategy; each runtime's are those of the release that is emulated.
 
-    FSDP1 accumulates whole gradients as the module's parameters are, and sharded ones in the format
-    of the sharded parameter (torch 2.13, `_runtime_utils._accumulate_sharded_grad`); FSDP2 likewise,
-    whole ones in `reduce_dtype` (`FSDPParam.to_accumulated_grad_if_needed`). DeepSpeed accumulates as
-    the module's parameters are (0.16, `stage3.partition_grads`). Megatron-LM has one buffer for both
-    (`grad_reduce_in_fp32`), nanotron keeps gradients in fp32 (`FP32GradientAccumulator`).
+    FSDP1 accumulates whole gradients as the module's parameters are, and sharded ones in the
+    format of the sharded parameter (torch 2.13, `_runtime_utils._accumulate_sharded_grad`); FSDP2
+    likewise, whole ones in `reduce_dtype` (`FSDPParam.to_accumulated_grad_if_needed`). DeepSpeed
+    accumulates as the module's parameters are (0.16, `stage3.partition_grads`). Megatron-LM has
+    one buffer for both (`grad_reduce_in_fp32`), nanotron keeps gradients in fp32
+    (`FP32GradientAccumulator`).
     """
     compute, optimizer = strategy.precision.compute, strategy.precision.optimizer
     reduction = whole = reduced = compute

@@ -198,14 +198,14 @@ class PlainStep:
         """Forward through all units, and backward: the gradient of every parameter."""
         values = {self.model.batch.name: self.batches[micro_batch]}
         for unit in self.model.units:
-            for place, segment in enumerate(unit.segments):
-                self._forward(values, unit, place, segment, micro_batch)
+            for place in range(len(unit.segments)):
+                self._forward(values, unit, place, micro_batch=micro_batch)
         one = np.ones((2, *(1,) * (self.cut.dimensions - 1)), np.uint64)
         slopes = {self.model.loss.name: one}
         gradients: dict[str, Numbers] = {}
         for unit in reversed(self.model.units):
             for place in reversed(range(len(unit.segments))):
-                self._backward(slopes, gradients, unit, place, micro_batch)
+                self._backward(slopes, gradients, unit, place, micro_batch=micro_batch)
         return gradients
 
     def _is_cut(self, name: str) -> bool:
@@ -249,13 +249,9 @@ class PlainStep:
         return self.cut.whole[name] if whole and self._is_cut(name) else self.cut.values[name]
 
     def _forward(
-        self,
-        values: dict[str, Numbers],
-        unit: Unit,
-        place: int,
-        segment: Segment,
-        micro_batch: int,
+        self, values: dict[str, Numbers], unit: Unit, place: int, *, micro_batch: int
     ) -> None:
+        segment = unit.segments[place]
         inputs = self._read(values, segment)
         parameters = [self._parameters[name] for name in segment.parameters]
         shape = spread(*inputs, *parameters)
@@ -281,6 +277,7 @@ class PlainStep:
         gradients: dict[str, Numbers],
         unit: Unit,
         place: int,
+        *,
         micro_batch: int,
     ) -> None:
         segment = unit.segments[place]

@@ -1,9 +1,10 @@
 """Which ranks stand for others: those that no view, layout, role or root tells apart.
 
-Along an axis a coordinate stands for its neighbours if nothing begins or ends between them: no role,
-no group and, unless their parts can be run as one (`unions`), no part of a tensor. A rank inside
-whose own part something begins or ends is then alone. The first, the next and the last rank are told
-apart. Ranks that stand for others have data of their own; a sum takes them as often as their weight.
+Along an axis a coordinate stands for its neighbours if nothing begins or ends between them: no
+role, no group and, unless their parts can be run as one (`unions`), no part of a tensor. A rank
+inside whose own part something begins or ends is then alone. The first and the last rank always
+are. Ranks that stand for others have data of their own; a sum takes them as often as they stand
+for others.
 """
 
 from bisect import bisect_right

@@ -42,7 +42,7 @@ class Contents:
         return numbers[tuple(place)]
 
     def content(self, cell: Cell, name: str, state: Mapping[str, Numbers]) -> Numbers:
-        """Return what a buffer holds that has a state of all its parameters; zero in the padding."""
+        """Return what a buffer holds in a state of all its parameters; zero in the padding."""
         buffer = cell.program.by_name[name]
         if buffer.layout is None:
             width = self.tensors.held(cell, name).width
@@ -67,7 +67,7 @@ class Contents:
         return found
 
     def _take(self, key: Key, pieces: Integers, layout: str) -> tuple[list[str], Integers]:
-        """Return the parameters of a layout, and where each place is in them one after the other."""
+        """Return the parameters of a layout, and where each place is among their pieces."""
         if key not in self._takes:
             where = np.full(len(self.moves.names) + 1, NOTHING, np.int64)
             named = self.tensors.schedule.layout_by_name[layout].pieces

@@ -58,7 +58,7 @@ class Datum:
     @property
     def count(self) -> int:
         """Places."""
-        return self.values.shape[-1]
+        return int(self.values.shape[-1])
 
 
 def unwritten(dimensions: int, count: int) -> Datum:
@@ -67,12 +67,20 @@ def unwritten(dimensions: int, count: int) -> Datum:
     return Datum(np.zeros((2, *shape), np.uint64), np.ones(shape, bool))
 
 
+def either(one: Marks | None, other: Marks) -> Marks:
+    """Return where one of two marks is set."""
+    if one is None:
+        return other
+    found: Marks = np.logical_or(one, other)
+    return found
+
+
 def undefined_in(*data: Datum) -> Marks | None:
     """Return where any of the operands, combined place by place, is undefined."""
     found: Marks | None = None
     for datum in data:
         if datum.undefined is not None:
-            found = datum.undefined if found is None else found | datum.undefined
+            found = either(found, datum.undefined)
     return found
 
 
@@ -81,8 +89,8 @@ def anywhere(*data: Datum) -> Marks | None:
     found: Marks | None = None
     for datum in data:
         if datum.undefined is not None and datum.undefined.any():
-            some = datum.undefined.any(axis=-1, keepdims=True)
-            found = some if found is None else found | some
+            some: Marks = np.logical_or.reduce(datum.undefined, axis=-1, keepdims=True)
+            found = either(found, some)
     return found
 
 
@@ -133,7 +141,7 @@ def read(datum: Datum, index: Index) -> Datum:
         return Datum(datum.values[place], undefined, trail, datum.covered)
     trail = None if datum.trail is None else datum.trail.moved(lambda each, _: chosen(each, take))
     undefined = None if datum.undefined is None else chosen(datum.undefined, take)
-    return Datum(chosen(datum.values, take), undefined, trail, datum.covered)  # type: ignore[arg-type]
+    return Datum(chosen(datum.values, take), undefined, trail, datum.covered)
 
 
 def written(datum: Datum, index: Index, new: Datum) -> Datum:

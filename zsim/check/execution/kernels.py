@@ -11,6 +11,7 @@ from zsim.check.execution.contents import Contents
 from zsim.check.execution.datum import (
     Datum,
     Marks,
+    either,
     like,
     read,
     trail_of,
@@ -38,6 +39,7 @@ class Kernels:
         self,
         tensors: Tensors,
         moves: Moves,
+        *,
         random: Random,
         plain: PlainStep,
         initial: Mapping[str, Numbers],
@@ -53,7 +55,9 @@ class Kernels:
         self.contents = Contents(tensors, moves, plain.cut)
         self.segments = Segments(self.contents, random, plain)
         known = {unit.name: unit.segments for unit in plain.model.units}
-        self.measures = Measures(tensors, moves, self.contents, known, plain.micro_batches)
+        self.measures = Measures(
+            tensors, moves, self.contents, segments=known, micro_batches=plain.micro_batches
+        )
         self.follows_overflow = any(
             isinstance(operation, Compute) and operation.action is Action.FINITE
             for program in tensors.schedule.programs
@@ -61,7 +65,7 @@ class Kernels:
         )
 
     def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
-        """Forget the last run, and compare with `plain`, whose gradients are `means`, from now on."""
+        """Forget the last run; compare with `plain` from now on, whose gradients are `means`."""
         self.plain = self.segments.plain = plain
         self.means = means
         self.segments.departures.clear()
@@ -92,7 +96,7 @@ class Kernels:
                     self.measures.mark(cell, compute, gradients)
                 return made
             case Action.UPDATE:
-                return self._update(cell, compute, operands, of, scale)
+                return self._update(cell, compute, operands, of, step=scale)
             case Action.NORM:
                 return self.measures.norm(cell, compute, operands)
             case Action.FINITE:
@@ -137,6 +141,7 @@ class Kernels:
         compute: Compute,
         operands: Sequence[Datum],
         of: Callable[[Role], list[Datum]],
+        *,
         step: float | None,
     ) -> Makes:
         rule = compute.rule
@@ -218,5 +223,4 @@ class Kernels:
 
 
 def _either(marks: Marks | None, single: Marks, count: int) -> Marks:
-    wide = np.broadcast_to(single, (*single.shape[:-1], count))
-    return wide if marks is None else marks | wide
+    return either(marks, np.broadcast_to(single, (*single.shape[:-1], count)))

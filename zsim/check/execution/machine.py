@@ -1,7 +1,7 @@
 """Runs the programs of all cells in the order in which their hosts issue them, on exact numbers.
 
 That this order stands for every other one is what the families of order prove: so the machine runs
-only what they have passed. A send is over when it is issued, everything else before what comes next.
+only what they have passed. A send is over when it is issued, all else before what comes next.
 """
 
 from collections import defaultdict, deque
@@ -236,16 +236,15 @@ class Machine:
             if datum.undefined is not None and access[operand.role][0]:
                 self._need_written(cell, compute.id, operand.view, datum)
         made = self.kernels.run(cell, compute, operands, scalars, in_setup=self.in_setup)
-        for operand, datum in zip(compute.operands, made, strict=True):
-            if datum is not None:
-                self.write(cell, operand.view, datum)
+        for operand, new in zip(compute.operands, made, strict=True):
+            if new is not None:
+                self.write(cell, operand.view, new)
 
     def _copy(self, cell: Cell, copy: Copy) -> None:
         source = self.read(cell, copy.source)
-        target = None
-        if copy.accumulate or copy.by_parameter:
-            target = self.read(cell, copy.target)
-        made = self.moves.copied(cell, copy, source, target)
+        counts = copy.accumulate or copy.by_parameter
+        held = self.read(cell, copy.target) if counts else None
+        made = self.moves.copied(cell, copy, source, held)
         if copy.accumulate:
             self._need_written(cell, copy.id, copy.target, made)
         self.write(cell, copy.target, made)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.check.execution.contents import Contents
-from zsim.check.execution.datum import Datum, Marks, Trail, Words, chosen
+from zsim.check.execution.datum import Datum, Marks, Trail, Words, chosen, either
 from zsim.check.execution.grid import Cell
 from zsim.check.execution.moves import Moves
 from zsim.check.execution.tensors import NOTHING, Tensors
@@ -22,8 +22,8 @@ Makes = list[Datum | None]
 class Measures:
     """Measures gradients, and follows each of them to the tests that it has to reach.
 
-    `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: those of
-    which a gradient was made.
+    `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: those
+    of which a gradient was made.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Measures:
         tensors: Tensors,
         moves: Moves,
         contents: Contents,
+        *,
         segments: Mapping[str, Sequence[Segment]],
         micro_batches: int,
     ) -> None:
@@ -43,7 +44,7 @@ class Measures:
         sizes = [len(grid.tracked[name].coordinates) for name in grid.axes]
         count = int(np.prod(sizes, dtype=np.int64))
         self._words = -(-count * micro_batches // 64)
-        self._ranks = np.arange(count).reshape(sizes)
+        self._ranks = np.arange(count, dtype=np.uint64).reshape(sizes)
         self._own: dict[tuple[int, int], Words] = {}
         self._weights: dict[tuple[int, View], Numbers] = {}
         self.required = np.zeros((self._words, len(moves.names)), np.uint64)
@@ -68,7 +69,8 @@ class Measures:
         """Return the bit of each rank of a cell and a micro-batch, shape (words, ranks..., 1)."""
         key = (cell.index, micro_batch)
         if key not in self._own:
-            ranks = self.contents.within(cell, self._ranks[np.newaxis, ..., np.newaxis])[0]  # type: ignore[arg-type]
+            every = self._ranks[np.newaxis, ..., np.newaxis]
+            ranks = self.contents.within(cell, every)[0].astype(np.int64)
             bits = ranks * self.micro_batches + micro_batch
             words = np.zeros((self._words, *bits.shape), np.uint64)
             one = np.uint64(1) << (bits % 64).astype(np.uint64)
@@ -77,7 +79,7 @@ class Measures:
         return self._own[key]
 
     def weights(self, cell: Cell, view: View) -> Numbers:
-        """Return how many elements each place of a view counts for in a norm, (2, ranks..., places).
+        """Return how many elements each place counts for in a norm, (2, ranks..., places).
 
         Of a part that stands for those of several ranks, they are the mean of these.
         """
@@ -187,10 +189,11 @@ def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | No
     """Return on which ranks something that counts is undefined."""
     if datum.undefined is None:
         return undefined
-    bad = (datum.undefined & weights.any(axis=0)).any(axis=-1, keepdims=True)
+    counted = datum.undefined & weights.any(axis=0)
+    bad = np.logical_or.reduce(counted, axis=-1, keepdims=True)
     if not bad.any():
         return undefined
-    return bad if undefined is None else undefined | bad
+    return either(undefined, bad)
 
 
 def _cover(covered: Words, trail: Trail) -> Words:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, assert_never
 
 import numpy as np
@@ -73,7 +74,7 @@ class Row:
         return int(np.prod([sum(self.weights[each]) for each in self.dimensions], dtype=np.int64))
 
     def joined(self, parts: Sequence[NDArray[Any]], lead: int) -> NDArray[Any]:
-        """Return arrays of the cells as one of the row; `lead` dimensions stand before the ranks."""
+        """Return arrays of the cells as one of the row; `lead` dimensions are before ranks."""
         if len(parts) == 1:
             return parts[0]
         width = max(part.shape[-1] for part in parts)
@@ -110,7 +111,7 @@ class Row:
         return array[(slice(None),) * lead + where]
 
     def flat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
-        """Return an array in which members stand in one dimension, last but one; 1 where they did."""
+        """Return an array with members in one dimension, last but one, and 1 where they were."""
         shape = list(array.shape)
         for each in self.dimensions:
             shape[lead + each] = self.shape[each]
@@ -199,7 +200,7 @@ class Meetings:
                 root = self._root(row, operation)
                 found = _each(values, undefined, trail, lambda a, n: _sent(row, a, n, root))
                 if covered is not None:
-                    found.covered = _sent(row, covered, 1, root)  # type: ignore[assignment]
+                    found.covered = _sent(row, covered, 1, root)
             case _:
                 assert_never(operation)
         if len(brings) == 1:
@@ -230,7 +231,7 @@ class Meetings:
             np.zeros((*ones, datum.count), bool) if datum.undefined is None else datum.undefined
             for datum in data
         ]
-        return row.joined(marks, 0)  # type: ignore[return-value]
+        return row.joined(marks, 0)
 
     def _trail(self, row: Row, data: Sequence[Datum]) -> Trail | None:
         known = [datum.trail for datum in data if datum.trail is not None]
@@ -247,21 +248,21 @@ class Meetings:
         ]
         words = row.joined([trail.words for trail in trails], 1)
         pieces = row.joined([trail.pieces + 1 for trail in trails], 0)
-        return Trail(words, pieces - 1)  # type: ignore[arg-type]
+        return Trail(words, pieces - 1)
 
     def _covered(self, row: Row, data: Sequence[Datum]) -> NDArray[np.uint64] | None:
         known = [datum.covered for datum in data if datum.covered is not None]
         if not known:
             return None
         parts = [np.zeros_like(known[0]) if each.covered is None else each.covered for each in data]
-        return row.joined(parts, 1)  # type: ignore[return-value]
+        return row.joined(parts, 1)
 
     def _reduced(self, row: Row, reduction: Reduction, datum: Datum) -> Datum:
         dimensions = tuple(1 + each for each in row.dimensions)
         ranks = row.dimensions
         undefined, trail, covered = datum.undefined, datum.trail, datum.covered
         if undefined is not None:
-            undefined = undefined.any(axis=ranks, keepdims=True)
+            undefined = np.logical_or.reduce(undefined, axis=ranks, keepdims=True)
         if trail is not None:
             words = np.bitwise_or.reduce(trail.words, axis=dimensions, keepdims=True)
             pieces = trail.pieces
@@ -306,8 +307,8 @@ class Meetings:
             lengths = whole.reshape(-1, row.members)
             if (lengths != lengths[0]).any():
                 raise UnfollowedError(f"views {views[0]} are cut differently on other ranks")
-            found = self._lengths[key] = lengths[0]  # type: ignore[assignment]
-        return found  # type: ignore[return-value]
+            found = self._lengths[key] = lengths[0]
+        return found
 
     def _gathering(self, row: Row, views: tuple[View, ...], targets: tuple[View, ...]) -> Integers:
         """Return for each place of the target which place it is of what members bring in a row."""
@@ -345,8 +346,6 @@ class Meetings:
 
 
 def _share(ranks: int, dimensions: int) -> Numbers:
-    from fractions import Fraction
-
     return number(Fraction(1, ranks), dimensions)
 
 
@@ -359,7 +358,7 @@ def _each(
     """Return a datum whose arrays are all changed alike; `change` is told how many lanes lead."""
     marks = None if undefined is None else change(undefined, 0)
     moved = None if trail is None else trail.moved(change)
-    return Datum(change(values, 1), marks, moved)  # type: ignore[arg-type]
+    return Datum(change(values, 1), marks, moved)
 
 
 def _gathered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
@@ -381,7 +380,7 @@ def _sent(row: Row, array: NDArray[Any], lead: int, root: int) -> NDArray[Any]:
 def _part(row: Row, place: int, datum: Datum) -> Datum:
     trail = datum.trail
     if trail is not None:
-        trail = Trail(row.part(place, trail.words, 1), row.part(place, trail.pieces, 0))  # type: ignore[arg-type]
+        trail = Trail(row.part(place, trail.words, 1), row.part(place, trail.pieces, 0))
     undefined = None if datum.undefined is None else row.part(place, datum.undefined, 0)
     covered = None if datum.covered is None else row.part(place, datum.covered, 1)
-    return Datum(row.part(place, datum.values, 1), undefined, trail, covered)  # type: ignore[arg-type]
+    return Datum(row.part(place, datum.values, 1), undefined, trail, covered)

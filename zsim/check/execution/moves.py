@@ -88,7 +88,9 @@ class Moves:
         return any((value.reshape(2) == each).all() for each in self.constants)
 
     def copied(self, cell: Cell, copy: Copy, source: Datum, target: Datum | None) -> Datum:
-        """Return what the target of a copy holds afterwards; `target` is what it held, if that counts.
+        """Return what the target of a copy holds afterwards.
+
+        `target` is what it held, if that counts.
 
         Raises:
             UnfollowedError: both are cut differently.
@@ -115,7 +117,7 @@ class Moves:
         values = chosen(moved.values, take)
         undefined = None if moved.undefined is None else chosen(moved.undefined, take)
         trail = None if moved.trail is None else moved.trail.moved(lambda a, _: chosen(a, take))
-        found = Datum(values, undefined, trail)  # type: ignore[arg-type]
+        found = Datum(values, undefined, trail)
         if copy.accumulate:
             found = like((found, target), total(found.values, target.values))
         # What is in no piece becomes zero, and what the source does not hold stays.
@@ -134,7 +136,7 @@ class Moves:
         return Datum(values, marks, trail)
 
     def _map(self, cell: Cell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
-        """Return which place of the source each of the target is, and where it holds a parameter."""
+        """Return which place of the source each of the target is, and where it is a piece."""
         key = (cell.index, source, target)
         if key not in self._maps:
             here, there = self.pieces(cell, source), self.pieces(cell, target)

@@ -48,6 +48,7 @@ class Persistent:
         tensors: Tensors,
         moves: Moves,
         contents: Contents,
+        *,
         random: Random,
         initial: State,
         moments: int,
@@ -126,6 +127,7 @@ class Persistent:
     def memory(
         self, layout: list[Layout], state: State, scalars: Mapping[str, float]
     ) -> list[Memory]:
+        """Return memory that is laid out so, in a state of training and of the host."""
         found: list[Memory] = []
         for cell, places in zip(self.grid.cells, layout, strict=True):
             memory = Memory(
@@ -140,7 +142,7 @@ class Persistent:
         return found
 
     def _filled(self, cell: Cell, name: str, kinds: Integers, state: State) -> Numbers:
-        """Return what a buffer holds that is laid out so in a state; any numbers where it is ANY."""
+        """Return what a buffer laid out so holds in a state; any numbers where it is ANY."""
         present = set(np.unique(kinds).tolist())
         states = {PARAMETER: state.parameters}
         states |= {MOMENT + place: each for place, each in enumerate(state.moments)}
@@ -153,10 +155,7 @@ class Persistent:
                 content = constant.reshape(2, *(1,) * kinds.ndim)
             else:
                 content = self.random.draw(kinds.shape)
-            if values is None:
-                values = content
-            else:
-                values = np.where(kinds == kind, content, values)
+            values = content if values is None else np.where(kinds == kind, content, values)
         if values is None:
             return np.zeros((2, *kinds.shape), np.uint64)
         return np.broadcast_to(values, (2, *values.shape[1:-1], kinds.shape[-1]))

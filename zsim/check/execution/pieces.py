@@ -165,7 +165,7 @@ class Spaces:
             key, new = waiting.popitem()
             ordered = sorted(new)
             for start, other, there, size, _ in self._links[key]:
-                self._carry(ordered, start, (other, there), size, waiting)
+                self._carry(ordered, start, (other, there), size, waiting=waiting)
         self._leave_out()
         for space in self.by_key.values():
             space.close()
@@ -176,6 +176,7 @@ class Spaces:
         start: int,
         target: tuple[Key, int],
         size: int,
+        *,
         waiting: dict[Key, set[int]],
     ) -> None:
         """Cut the target of a link where its source is newly cut."""

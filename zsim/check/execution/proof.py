@@ -1,10 +1,10 @@
 """Proves values: any step of a schedule, run on exact numbers, is the step of plain training.
 
 The state of training is arbitrary, and laid out in persistent buffers as setup lays it out. A step
-is run from there, on each way of its branches; where what it leaves is not laid out in the same way
-again, that layout is given up (what is there is then nobody's, and must not be read), and the step is
-run again, until nothing more is given up (Flanagan and Leino 2001, Houdini). Holds what is left all
-parameters and moments, then every step of any length of training is proved.
+is run from there, on each way of its branches; where what it leaves is not laid out in the same
+way again, that layout is given up, any number may then be there, and the step is run again, until
+nothing more is given up (Flanagan and Leino 2001, Houdini). If what is left holds all parameters
+and moments, every step of any length of training is proved.
 """
 
 from collections.abc import Mapping
@@ -101,7 +101,11 @@ class Proof:
         self.plain = self._plain()
         self.initial = self.plain.state(0, 0.0)
         self.kernels = Kernels(
-            self.tensors, self.moves, self.random, self.plain, self.initial.parameters
+            self.tensors,
+            self.moves,
+            random=self.random,
+            plain=self.plain,
+            initial=self.initial.parameters,
         )
         self.kernels.judges = judges
         self.machine = Machine(
@@ -111,9 +115,9 @@ class Proof:
             self.tensors,
             self.moves,
             self.kernels.contents,
-            self.random,
-            self.initial,
-            self.moments,
+            random=self.random,
+            initial=self.initial,
+            moments=self.moments,
         )
 
     def _plain(self) -> PlainStep:

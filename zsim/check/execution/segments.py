@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.check.execution.contents import Contents
-from zsim.check.execution.datum import Datum, Marks, anywhere, unwritten
+from zsim.check.execution.datum import Datum, Marks, anywhere, either, unwritten
 from zsim.check.execution.grid import Cell
 from zsim.operation import Action, Compute, Role
 from zsim.specification import kernel
@@ -252,8 +252,8 @@ class Segments:
         )
         undefined = anywhere(*slopes)
         if whole.undefined is not None:
-            bad = whole.undefined.any(axis=-1, keepdims=True)
-            undefined = bad if undefined is None else undefined | bad
+            bad = np.logical_or.reduce(whole.undefined, axis=-1, keepdims=True)
+            undefined = either(undefined, bad)
         made = product(whole.values, slope)
         parts: list[Datum] = []
         start = 0

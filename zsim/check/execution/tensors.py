@@ -64,9 +64,9 @@ class Tensors:
     def __init__(self, schedule: Schedule, grid: Grid, adopted: Adopted | None = None) -> None:
         self.schedule = schedule
         self._buffers: dict[tuple[str, str], Buffer] = {}
-        for (role, name), (layout, shard) in (adopted or {}).items():
+        for (role, name), (held, shard) in (adopted or {}).items():
             (program,) = (each for each in schedule.programs if each.role == role)
-            self._buffers[role, name] = replace(program.by_name[name], layout=layout, shard=shard)
+            self._buffers[role, name] = replace(program.by_name[name], layout=held, shard=shard)
         self.grid = grid
         self.mesh = schedule.mesh
         self.spaces = Spaces()
@@ -114,11 +114,11 @@ class Tensors:
         ):
             axes = self.mesh.parts(layout.axis)
             count = self.mesh.axis_size(layout.axis)
-            parts: list[tuple[int, int, int]] = []
+            own: list[tuple[int, int, int]] = []
             for number, weight in self.run(axes):
                 start, size = layout.segment(number, count)
-                parts.append((start, start + size, weight))
-            self.spaces.split(key, 0, layout.elements, tuple(parts))
+                own.append((start, start + size, weight))
+            self.spaces.split(key, 0, layout.elements, tuple(own))
         for parameter, offset, place, size in self.fragments(layout):
             known = max(self.parameters.get(parameter, 0), offset + size)
             self.parameters.setdefault(parameter, known)
@@ -139,9 +139,8 @@ class Tensors:
                     own.append((each.offset, each.offset + each.size, weight))
         for piece in layout.pieces:
             key = ("parameter", piece.parameter)
-            own = tuple(sorted(parts.get(piece.parameter, ())))
             self.spaces.space(key, piece.size)
-            self.spaces.split(key, 0, piece.size, own)
+            self.spaces.split(key, 0, piece.size, tuple(sorted(parts.get(piece.parameter, ()))))
 
     def run(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return the numbers along single axes, the last fastest, that are run, with weights."""
@@ -353,7 +352,8 @@ class Tensors:
         """Return how many pieces each rank has of a view, in the shape of the ranks."""
         index, held = self.index(cell, view), self.held(cell, view.buffer)
         if index.take is not None:
-            return (index.take != NOTHING).sum(axis=-1)
+            counts: Integers = (index.take != NOTHING).sum(axis=-1)
+            return counts
         if held.is_ragged and (index.low, index.high) == (0, held.width):
             return held.counts
         return np.full((1,) * len(cell.shape), index.high - index.low, np.int64)
@@ -362,5 +362,7 @@ class Tensors:
         """Return where ranks that have fewer pieces of a view than others have any."""
         index, held = self.index(cell, view), self.held(cell, view.buffer)
         if index.take is not None:
-            return index.take != NOTHING
-        return np.arange(index.low, index.high) < held.counts[..., np.newaxis]
+            there: NDArray[np.bool_] = index.take != NOTHING
+            return there
+        inside: NDArray[np.bool_] = np.arange(index.low, index.high) < held.counts[..., np.newaxis]
+        return inside

@@ -113,7 +113,7 @@ class _Parts:
         if view.buffer in self.parts:
             return self.parts[view.buffer] if self._is_whole(view) else None
         layout = self.program.by_name[view.buffer].layout
-        if view.axis in self.axes and layout is not None and view.axis is not None:
+        if layout is not None and view.axis is not None and view.axis in self.axes:
             named = self.schedule.layout_by_name[layout]
             count = self.schedule.mesh.axis_size(view.axis)
             if named.axis == view.axis and not named.cuts and view.size * count == named.elements:
