@@ -250,25 +250,31 @@ class Segments:
         slope = self.plain.slope(
             f"{compute.unit}/{compute.segment}", [each.values for each in slopes]
         )
-        undefined = anywhere(*slopes)
-        if whole.undefined is not None:
-            bad = np.logical_or.reduce(whole.undefined, axis=-1, keepdims=True)
-            undefined = either(undefined, bad)
-        made = product(whole.values, slope)
-        parts: list[Datum] = []
-        start = 0
-        for count in counts:
-            values = made[..., start : start + count]
-            marks = None
-            if undefined is not None:
-                marks = np.broadcast_to(undefined, (*undefined.shape[:-1], count))
-            parts.append(Datum(values, marks))
-            start += count
+        parts = _parts(whole, slope, anywhere(*slopes), counts)
         made_of = {
             Role.GRADIENT: iter(parts[: len(gradients)]),
             Role.INPUT_GRADIENT: iter(parts[len(gradients) :]),
         }
         return _in_order(compute, operands, made_of), parts[: len(gradients)]
+
+
+def _parts(
+    whole: Datum, slope: Numbers, undefined: Marks | None, counts: Sequence[int]
+) -> list[Datum]:
+    """Return gradients that stand one after the other in `whole`, times that of the outputs."""
+    if whole.undefined is not None:
+        bad = np.logical_or.reduce(whole.undefined, axis=-1, keepdims=True)
+        undefined = either(undefined, bad)
+    made = product(whole.values, slope)
+    parts: list[Datum] = []
+    start = 0
+    for count in counts:
+        marks = None
+        if undefined is not None:
+            marks = np.broadcast_to(undefined, (*undefined.shape[:-1], count))
+        parts.append(Datum(made[..., start : start + count], marks))
+        start += count
+    return parts
 
 
 def _in_order(
