@@ -9,7 +9,7 @@ for others.
 
 from bisect import bisect_right
 from collections import defaultdict
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from zsim.access import accesses
 from zsim.check.execution.grid import Along, sending_axes
@@ -25,10 +25,9 @@ FULL = 4
 def tracked(schedule: Schedule) -> tuple[dict[str, Along], Adopted]:
     """Return the coordinates to run along each axis, and the buffers that hold parts of tensors."""
     mesh = schedule.mesh
+    sending = sending_axes(schedule)
     large = {
-        axis.name: axis.size
-        for axis in mesh.axes
-        if axis.size > FULL and axis.name not in sending_axes(schedule)
+        axis.name: axis.size for axis in mesh.axes if axis.size > FULL and axis.name not in sending
     }
     cut = {
         part
@@ -80,10 +79,15 @@ class _Marks:
             for span in box:
                 self.cuts[span.axis] |= {span.start, span.end}
                 self.alone[span.axis] |= {span.start, span.end - 1}
+        for program in schedule.programs:
+            for operation in chain(walk(program.setup), walk(program.step)):
+                self._root(operation)
+        if not layouts:
+            return
         places = self._places()
         seen: set[tuple[object, ...]] = set()
         for layout in schedule.layouts:
-            if layout.axis is None or not layouts:
+            if layout.axis is None:
                 continue
             bounds = {place for piece in layout.pieces for place in (piece.start, piece.end)}
             bounds |= places[layout.name]
@@ -100,7 +104,6 @@ class _Marks:
                 for operation in walk(part):
                     if isinstance(operation, Allocate | Free):
                         continue
-                    self._root(operation)
                     for access in accesses(operation):
                         view = access.view
                         if view.layout is not None:

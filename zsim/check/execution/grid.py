@@ -69,6 +69,7 @@ class Grid:
         }
         self.cells: list[Cell] = []
         programs = {program.role: program for program in schedule.programs}
+        self._sending = sending_axes(schedule)
         intervals = [self._intervals(name) for name in self.axes]
         for box in product(*intervals):
             place = {along.name: along.coordinates[0] for along in box}
@@ -89,7 +90,7 @@ class Grid:
             for span in box:
                 if span.axis == axis:
                     cuts |= {span.start, span.end}
-        if axis in sending_axes(self.schedule):
+        if axis in self._sending:
             cuts |= set(tracked.coordinates)
         found: list[Along] = []
         for low, high in pairwise(sorted(cuts)):

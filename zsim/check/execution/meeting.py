@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, assert_never
 
 import numpy as np
@@ -63,12 +64,12 @@ class Row:
         )
         return cls(cells, dimensions, tuple(shape), starts, tuple(weights), tuple(coordinates))
 
-    @property
+    @cached_property
     def members(self) -> int:
         """Members of each communicator that are run."""
         return int(np.prod([self.shape[each] for each in self.dimensions], dtype=np.int64))
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Members of each communicator."""
         return int(np.prod([sum(self.weights[each]) for each in self.dimensions], dtype=np.int64))

@@ -7,13 +7,17 @@ scattered into it, or gathered from it: it is looked at as if it had the layout.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from zsim.access import accesses
 from zsim.operation import (
     Action,
     AllGather,
+    Allocate,
     Compute,
     Copy,
+    Free,
+    HostWait,
     Operation,
     ReduceScatter,
     Together,
@@ -47,8 +51,8 @@ def adopted(schedule: Schedule, axes: frozenset[str]) -> Adopted | None:
 
 
 def _operations(program: Program) -> Iterator[Operation]:
-    for part in (program.setup, program.step):
-        for operation in walk(part):
+    for operation in chain(walk(program.setup), walk(program.step)):
+        if not isinstance(operation, Allocate | Free | HostWait):
             yield from operation.members if isinstance(operation, Together) else (operation,)
 
 
@@ -65,17 +69,24 @@ class _Parts:
             if buffer.layout is not None and buffer.shard in axes
         }
         self.fits = True
+        self.operations = list(_operations(program))
+        self.moves: list[Operation] = [
+            operation
+            for operation in self.operations
+            if isinstance(operation, Copy | AllGather | ReduceScatter)
+            or (isinstance(operation, Compute) and operation.action is Action.UPDATE)
+        ]
 
     def find(self) -> dict[str, Part] | None:
         """Return the parts that buffers without a layout hold; nothing if some is cut."""
         known = -1
         while known != len(self.parts) and self.fits:
             known = len(self.parts)
-            for operation in _operations(self.program):
+            for operation in self.moves:
                 self._look(operation)
         if not self.fits:
             return None
-        for operation in _operations(self.program):
+        for operation in self.operations:
             for access in accesses(operation):
                 view = access.view
                 if view.buffer in self.parts and view.layout is None and not self._is_whole(view):
