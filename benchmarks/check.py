@@ -21,7 +21,7 @@ from zsim.zero import schedule
 REPETITIONS = 7
 LAYERS = {96: (12288, 96), 1000: (1024, 16)}
 """Width and heads by number of layers."""
-CASES = ((96, 1, 0.2), (96, 4, 0.2), (1000, 1, 2.0), (1000, 4, 2.0))
+CASES = ((96, 1, 1.0), (96, 4, 1.0), (1000, 1, 2.0), (1000, 4, 2.0))
 """Layers, accumulation steps, and seconds that a proof may take."""
 
 

@@ -117,10 +117,10 @@ def main(gpus: int) -> None:
     backend = SimBackend()
     trace = backend.run(job, seed=0)
     figures = summary(job, trace)
-    findings = check(made, layers)
+    findings = check(made, layers, compares=False)
     parts = {
         "generation": median_s(lambda: schedule(layers, strategy)),
-        "check": median_s(lambda: check(made, layers)),
+        "check": median_s(lambda: check(made, layers, compares=False)),
         "simulation": median_s(lambda: backend.run(job, seed=0)),
     }
     wall_s, simulated_s = ASTRA_SIM.get(gpus, (None, None))

@@ -108,7 +108,7 @@ def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
 def proved_step(recipe: Recipe) -> Proved | Outcome:
     """The 96 layers on so many GPUs as the recipe says, generated and checked."""
     found = schedule(LAYERS, recipe.strategy)
-    assert not check(found, LAYERS)
+    assert not check(found, LAYERS, compares=False)
     return Proved(LAYERS, found, cast("Trier", SimBackend()))
 
 

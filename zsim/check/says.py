@@ -11,12 +11,19 @@ from zsim.units import format_bytes
 
 
 def says(
-    schedule: Schedule, shown: Shown | None, broken: Set[str]
+    schedule: Schedule, shown: Shown | None, broken: Set[str], *, why: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is proved, and what is not shown; `broken` families have findings."""
+    """Return what is proved, and what is not shown.
+
+    Args:
+        schedule: what was looked at.
+        shown: what was shown of values, if they were looked at.
+        broken: families with findings.
+        why: values were not looked at, if they were not.
+    """
     proved, not_shown = [], list(_unpromised(schedule))
     if shown is None:
-        not_shown.insert(0, "values: the order of operations is refuted")
+        not_shown.insert(0, f"values: {why}")
     else:
         proved.append("order")
         if shown.not_shown:

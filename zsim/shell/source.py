@@ -37,11 +37,15 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What was read under `name`: a title, and the schedule with what it takes to run it."""
+    """What was read under `name`: a title, and the schedule with what it takes to run it.
+
+    `is_scenario` says that the schedule was made from a scenario, and not read from a file.
+    """
 
     name: str
     title: str
     document: "Document"
+    is_scenario: bool = False
     faults: "tuple[Fault, ...]" = ()
     neighbours: "tuple[Neighbour, ...]" = ()
     decision: "Decision | None" = None
@@ -234,6 +238,7 @@ def resolved(
     if ignored and not quiet:
         print(one_line(ignored), file=sys.stderr)
     return Source(
+        is_scenario=True,
         name=name,
         title=scenario.title,
         document=Document(

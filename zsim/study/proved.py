@@ -96,7 +96,7 @@ def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | Outcome:
         made = handed_out(schedule(model, recipe.strategy), recipe.allocator)
     except (ScenarioError, ModelError, StrategyError) as error:
         return Outcome(status=Status.IMPOSSIBLE, reason=str(error))
-    findings = check(made, model)
+    findings = check(made, model, compares=False)  # no figure of a simulation depends on values
     if findings:
         first, count = findings[0], len(findings)
         return Outcome(
