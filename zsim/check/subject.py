@@ -75,10 +75,3 @@ class Subject:
             ),
             model,
         )
-
-    @cached_property
-    def flow(self) -> list[Finding]:
-        """What is wrong with values, of every family that asks what they are."""
-        from zsim.check.flow import findings  # noqa: PLC0415  (it names this module's types)
-
-        return findings(self)
