@@ -37,7 +37,8 @@ class Runtime:
         for layout in layouts:
             self.build.layout(layout)
         self.x = self.build.buffer("x", 2, produced=True)
-        self.y = self.build.buffer("y", 2, produced=True)
+        self.y = self.build.buffer("y", 1, produced=True)
+        self.seed = self.build.buffer("seed", 1)
 
     def state(self, name: str, elements: int, kind: Kind, layout: str, shard: str | None) -> Named:
         """A model state in fp32, initialized."""
@@ -73,19 +74,22 @@ class Runtime:
         )
 
     def backward(self, parameters: tuple[View, View], gradients: tuple[View, View]) -> str:
-        """Run backward and drop what it read."""
+        """Run backward from the loss, whose gradient is one, and drop what it read."""
+        self.step.free(self.y)
+        self.step.allocate(self.seed)
+        self.step.fill("seed", self.seed.all, 1.0)
         done = self.step.compute(
             "backward",
             Action.BACKWARD,
             [
                 (Role.INPUT, self.x.all),
                 *((Role.PARAMETER, view) for view in parameters),
-                (Role.OUTPUT_GRADIENT, self.y.all),
+                (Role.OUTPUT_GRADIENT, self.seed.all),
                 *((Role.GRADIENT, view) for view in gradients),
             ],
             unit="u",
         )
-        self.step.free(self.x, self.y)
+        self.step.free(self.x, self.seed)
         return done
 
 

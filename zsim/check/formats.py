@@ -67,8 +67,11 @@ class _Narrow:
         self.program = program
         self.wanted = wanted
         self.gradients: set[str] = set()
-        self.reduced: set[str] = set()
+        self.reduced: dict[str, frozenset[str]] = {}
+        self.micro_batches: dict[str, frozenset[int]] = {}
         self.norms: set[str] = set()
+        data = schedule.contract.data_axes
+        self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
 
     def examine(self) -> Iterator[Finding]:
         """Go through the step."""
@@ -94,9 +97,11 @@ class _Narrow:
             case Compute(action=Action.BACKWARD):
                 for each in operation.operands:
                     if each.role is Role.GRADIENT:
-                        self.gradients.add(each.view.buffer)
-                        self.reduced.discard(each.view.buffer)
-                        dtype = self._dtype(each.view.buffer)
+                        name = each.view.buffer
+                        self.gradients.add(name)
+                        self.reduced.pop(name, None)
+                        self.micro_batches[name] = frozenset({operation.micro_batch})
+                        dtype = self._dtype(name)
                         if _is_narrower(dtype, self.wanted.compute):
                             return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
                 return self._parameters(operation)
@@ -140,10 +145,12 @@ class _Narrow:
         if source not in self.gradients or operation.reduction is Reduction.MAX:
             return ""
         self.gradients.add(target)
+        self.micro_batches[target] = self._batches(source)
         group = self.schedule.group_by_name[operation.group]
-        if not set(group.axes) & set(self.schedule.contract.data_axes):
+        over = frozenset(group.axes) & set(self.schedule.contract.data_axes)
+        if not over:
             return ""
-        self.reduced.add(target)
+        self.reduced[target] = self.reduced.get(source, frozenset()) | over
         wanted = self.wanted.reduction
         for what, dtype in (
             ("sends", operation.wire),
@@ -164,13 +171,16 @@ class _Narrow:
                 return f"keeps parameters in {dtype}, and not in {self.wanted.compute}"
             return ""
         self.gradients.add(target)
-        is_reduced = source in self.reduced
-        if is_reduced:
-            self.reduced.add(target)
+        mine, theirs = self._batches(source), self._batches(target)
+        is_one = len(mine) == 1 and mine == theirs
+        self.micro_batches[target] = mine | theirs if copy.accumulate else mine
+        if source in self.reduced:
+            self.reduced[target] = self.reduced[source]
         elif not copy.accumulate:
-            self.reduced.discard(target)
-        wanted = self.wanted.reduced if is_reduced else self.wanted.whole
-        least = wanted
+            self.reduced.pop(target, None)
+        least = self._sum(source)
+        if is_one:  # autograd adds up the uses of a parameter
+            least = min(least, self.wanted.compute, key=_width)
         if not copy.accumulate:  # what is reduced in a narrower format may be cast to it before
             least = min(self.wanted.compute, self.wanted.reduction, key=_width)
         dtype = self._dtype(target)
@@ -178,3 +188,14 @@ class _Narrow:
             verb = "sums" if copy.accumulate else "keeps"
             return f"{verb} gradients in {dtype}, and not in {least}"
         return ""
+
+    def _batches(self, name: str) -> frozenset[int]:
+        """Return the micro-batches of the gradients that a buffer holds."""
+        return self.micro_batches.get(name, frozenset())
+
+    def _sum(self, name: str) -> DType:
+        """Return in which format what a buffer holds is added to other micro-batches."""
+        axes = self.reduced.get(name)
+        if axes is None:
+            return self.wanted.whole
+        return self.wanted.reduced if self.data <= axes else self.wanted.reduction
