@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from zsim.check import Finding, check
 from zsim.mesh import Span
+from zsim.model import Model
 from zsim.operation import Branch, Operation, Previous
 from zsim.schedule import RankRole, Schedule
 
@@ -119,12 +120,27 @@ def split(schedule: Schedule, other: Schedule, *, axis: str = "data") -> Schedul
     )
 
 
-def named(schedule: Schedule) -> list[tuple[str, str]]:
+def named(schedule: Schedule, model: Model | None = None) -> list[tuple[str, str]]:
     """(invariant, operation) of every finding."""
-    return [(each.invariant, each.operation) for each in check(schedule)]
+    return [(each.invariant, each.operation) for each in check(schedule, model)]
 
 
-def the_finding(schedule: Schedule, invariant: str) -> Finding:
+def left(schedule: Schedule, model: Model | None = None) -> str:
+    """The operation where a schedule that computes with nothing unwritten leaves plain training."""
+    (found,) = (each for each in check(schedule, model) if each.invariant == "values")
+    return found.operation
+
+
+def unwritten(schedule: Schedule, model: Model | None = None) -> list[str]:
+    """The operations that compute with what nobody wrote, in the order in which they first do."""
+    return [
+        each.operation
+        for each in check(schedule, model)
+        if each.invariant == "values" and each.why.startswith("computes with")
+    ]
+
+
+def the_finding(schedule: Schedule, invariant: str, model: Model | None = None) -> Finding:
     """The only finding of one family; other families may have their own."""
-    (found,) = (each for each in check(schedule) if each.invariant == invariant)
+    (found,) = (each for each in check(schedule, model) if each.invariant == invariant)
     return found

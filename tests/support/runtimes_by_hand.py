@@ -38,6 +38,7 @@ class Runtime:
             self.build.layout(layout)
         self.x = self.build.buffer("x", 2, produced=True)
         self.y = self.build.buffer("y", 1, produced=True)
+        self.saved = self.build.buffer("saved", 2, kind=Kind.SAVED, produced=True)
         self.seed = self.build.buffer("seed", 1)
 
     def state(self, name: str, elements: int, kind: Kind, layout: str, shard: str | None) -> Named:
@@ -60,7 +61,7 @@ class Runtime:
         """Load and run forward."""
         self.step.allocate(self.x)
         self.step.compute("load", Action.LOAD, [(Role.OUTPUT, self.x.all)])
-        self.step.allocate(self.y)
+        self.step.allocate(self.y, self.saved)
         return self.step.compute(
             "forward",
             Action.FORWARD,
@@ -69,6 +70,7 @@ class Runtime:
                 (Role.PARAMETER, w),
                 (Role.PARAMETER, b),
                 (Role.OUTPUT, self.y.all),
+                (Role.SAVED, self.saved.all),
             ],
             unit="u",
         )
@@ -83,13 +85,14 @@ class Runtime:
             Action.BACKWARD,
             [
                 (Role.INPUT, self.x.all),
+                (Role.SAVED, self.saved.all),
                 *((Role.PARAMETER, view) for view in parameters),
                 (Role.OUTPUT_GRADIENT, self.seed.all),
                 *((Role.GRADIENT, view) for view in gradients),
             ],
             unit="u",
         )
-        self.step.free(self.x, self.seed)
+        self.step.free(self.x, self.saved, self.seed)
         return done
 
 
