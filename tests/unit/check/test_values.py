@@ -1,4 +1,4 @@
-"""Steps of zsim's own schedules are those of plain training; what is not is found where it shows."""
+"""Steps of zsim's own schedules are those of plain training; other steps are found."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from zsim.architecture import GPT
 from zsim.check import check, prove
 from zsim.gpt import gpt
 from zsim.model import Model
-from zsim.operation import Action, AllReduce, Compute, Copy, Operand, Operation, Reduction, Role
+from zsim.operation import Action, AllReduce, Compute, Copy, Operation, Reduction, Role
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.zero import schedule
@@ -101,7 +101,7 @@ def test_a_cast_of_all_but_one_element_is_found() -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda made, name: without(made, name),
+        without,
         lambda made, name: changed(made, name, accumulate=False),
         twice,
     ],
@@ -232,7 +232,7 @@ def test_padding_that_nothing_wrote_does_not_reach_a_reduction() -> None:
 
 
 def reading(change: "list[int]", shift: int = 0) -> Schedule:
-    """Block 1 reads its parameters in the order `change`, each `shift` elements further on."""
+    """Block 1 reads its parameters in the order `change`, the first `shift` elements further."""
 
     def edit(operation: Operation) -> Iterable[Operation]:
         if operation.id != NAME or not isinstance(operation, Compute):
@@ -240,8 +240,8 @@ def reading(change: "list[int]", shift: int = 0) -> Schedule:
         read = [each for each in operation.operands if each.role is Role.PARAMETER]
         rest = [each for each in operation.operands if each.role is not Role.PARAMETER]
         moved = [
-            Operand(role=Role.PARAMETER, view=replace(view, start=view.start + shift))
-            for view in (read[index].view for index in change)
+            replace(read[index], view=replace(read[index].view, start=read[index].view.start + by))
+            for by, index in zip((shift, *(0 for _ in change)), change, strict=False)
         ]
         return (replace(operation, operands=(*rest, *moved)),)
 
