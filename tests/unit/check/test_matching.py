@@ -6,6 +6,7 @@ from mutation import changed, hand, moved, split, the_finding, without
 from zsim.builder import RoleBuilder, ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.dtype import DType
+from zsim.layout import Layout
 from zsim.mesh import Span
 from zsim.operation import Broadcast, Previous, Reduction
 from zsim.schedule import Schedule
@@ -283,3 +284,21 @@ def test_the_answer_does_not_depend_on_the_number_of_ranks() -> None:
 def test_a_reduction_that_averages_in_one_role_alone_is_found() -> None:
     faulty = changed(hand(), "step/loss/reduce", reduction=Reduction.AVERAGE)
     assert the_finding(split(hand(), faulty), "matching").operation == "step/loss/reduce"
+
+
+def test_roles_that_gather_along_different_axes_do_not_match() -> None:
+    """Both bring two elements: one its slot along one axis, the other along another."""
+
+    def slots(axis: str) -> Schedule:
+        build = ScheduleBuilder.of("slots", outer=2, inner=2)
+        group = build.group("outer", "outer")
+        build.layout(Layout(name="flat", pieces=(), elements=4))
+        x = build.buffer("x", 4, layout="flat", persistent=True)
+        build.setup.allocate(x)
+        build.step.fill("fill", x.all, 0.0)
+        build.step.all_gather("gather", group, x.own(axis, 2), x.all, after=["step/fill"])
+        return build.schedule()
+
+    assert matching(split(slots("outer"), slots("outer"), axis="outer")) == []
+    (finding,) = matching(split(slots("outer"), slots("inner"), axis="outer"))
+    assert "the roles bring parts of different tensors, equal in size, to outer" in finding.why
