@@ -86,14 +86,31 @@ def test_sums_before_the_last_of_two_reductions_are_as_wide_as_reductions(name: 
     assert formats(*job(name, replicate=2)) == []
 
 
-@pytest.mark.parametrize("aim", ["ranks added up in bf16", "gradients kept in bf16"])
-@pytest.mark.parametrize("name", WIDE)
-def test_gradients_in_bf16_are_found_where_they_are_reduced_or_added(name: str, aim: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.xfail(
+                strict=True, reason="the specification has stage 1 add micro-batches in bf16"
+            ),
+        )
+        if name == "deepspeed 1 reduced in fp32"
+        else name
+        for name in WIDE
+    ],
+)
+def test_gradients_of_fp32_that_are_kept_in_bf16_are_found(name: str) -> None:
     made, model = job(name)
-    edits = list(AIMED[aim](made))
+    wide = {each.name for each in made.programs[0].buffers if each.dtype is DType.FP32}
+    edits = [
+        each
+        for each in AIMED["gradients kept in bf16"](made)
+        if each.text.removesuffix(" in bf16") in wide
+    ]
     assert edits
-    for edit in edits[:3]:
-        assert {each.invariant for each in check(edit.schedule, model)} >= {"formats"}, edit.text
+    for edit in edits:
+        assert "formats" in {each.invariant for each in check(edit.schedule, model)}, edit.text
 
 
 @pytest.mark.parametrize("name", WIDE)
