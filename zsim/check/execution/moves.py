@@ -39,8 +39,8 @@ class Moves:
         return numbers, names
 
     def first(self, parameter: str) -> int:
-        """Return the number of the first piece of a parameter."""
-        return self.numbers[parameter, 0]
+        """Return the number of the first piece of a parameter; any if it has no elements."""
+        return self.numbers.get((parameter, 0), 0)
 
     def pieces(self, cell: Cell, name: str) -> Integers:
         """Return which piece of which parameter each place of a buffer is, on every rank.
