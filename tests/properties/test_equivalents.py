@@ -1,4 +1,4 @@
-"""Right schedules done in another way: the court passes every one of them."""
+"""Right schedules done in another way: the court passes every one of them, and so does check."""
 
 import numpy as np
 import pytest
@@ -24,18 +24,16 @@ def test_another_way_to_do_the_same_is_right(name: str, some: list[Case]) -> Non
         assert edit.schedule != case.schedule
         verdict = case.court.judge(edit.schedule, rng)
         assert not verdict.is_wrong, (edit.text, verdict, case.court.strategy)
+        assert check(edit.schedule, case.model) == (), (edit.text, case.court.strategy)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", EQUIVALENTS)
-def test_which_right_schedules_are_refused(name: str, some: list[Case]) -> None:
-    rng, refused, count = np.random.default_rng(0), list[str](), 0
+def test_no_right_schedule_is_refused(name: str, some: list[Case]) -> None:
+    rng = np.random.default_rng(0)
     for case in some:
         for edit in EQUIVALENTS[name](case.schedule):
             verdict = case.court.judge(edit.schedule, rng)
             assert not verdict.is_wrong, (edit.text, verdict, case.court.strategy)
-            count += 1
-            for finding in check(edit.schedule, case.model)[:1]:
-                refused.append(f"{case.label}, {edit.text}: {finding.operation}: {finding.why}")
-    print(f"\n{name}: {len(refused)} of {count} refused", *refused[:3], sep="\n  ")  # noqa: T201 (what this run is for)
+            assert check(edit.schedule, case.model) == (), (edit.text, case.court.strategy)
