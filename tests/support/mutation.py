@@ -126,18 +126,17 @@ def named(schedule: Schedule, model: Model | None = None) -> list[tuple[str, str
 
 
 def left(schedule: Schedule, model: Model | None = None) -> str:
-    """The operation where a schedule that computes with nothing unwritten leaves plain training."""
-    (found,) = (each for each in check(schedule, model) if each.invariant == "values")
+    """The operation where a schedule leaves plain training, with no word of what nobody wrote."""
+    found = the_finding(schedule, "values", model)
+    assert "nobody wrote" not in found.why
     return found.operation
 
 
-def unwritten(schedule: Schedule, model: Model | None = None) -> list[str]:
-    """The operations that compute with what nobody wrote, in the order in which they first do."""
-    return [
-        each.operation
-        for each in check(schedule, model)
-        if each.invariant == "values" and each.why.startswith("computes with")
-    ]
+def unwritten(schedule: Schedule, model: Model | None = None) -> str:
+    """The first operation that computes with what nobody wrote."""
+    found = the_finding(schedule, "values", model)
+    assert found.why.startswith("computes with")
+    return found.operation
 
 
 def the_finding(schedule: Schedule, invariant: str, model: Model | None = None) -> Finding:

@@ -199,7 +199,7 @@ def test_it_is_found_on_one_rank_and_without_the_model_too(
 
 def test_what_comes_out_of_a_unit_that_is_not_run_is_found_where_it_is_read() -> None:
     """DS 5828, 3156: what is prefetched is never used, since another branch was taken."""
-    assert unwritten(without(hand(), "step/layer1/forward"))[0] == "step/loss/forward"
+    assert unwritten(without(hand(), "step/layer1/forward")) == "step/loss/forward"
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -214,7 +214,7 @@ def test_an_update_that_is_left_out_or_made_twice_is_found(stage: int) -> None:
 
 def test_an_update_that_is_left_out_leaves_the_parameters_of_the_step_before() -> None:
     found = the_finding(without(hand(), "step/layer1/update"), "values")
-    assert "layer1.weight in layer1/shard" in found.why
+    assert "layer1/shard" in found.why
 
 
 def test_an_update_of_a_part_is_found() -> None:
@@ -228,7 +228,7 @@ def test_an_update_of_a_part_is_found() -> None:
 def test_padding_that_nothing_wrote_does_not_reach_a_reduction() -> None:
     faulty = without(hand(), "step/layer1/pad")
     waits = changed(faulty, "step/layer1/reduce", after=("step/layer1/stage",))
-    assert unwritten(waits)[0] == "step/layer1/reduce"
+    assert unwritten(waits) == "step/layer1/reduce"
 
 
 def reading(change: "list[int]", shift: int = 0) -> Schedule:

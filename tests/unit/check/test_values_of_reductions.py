@@ -188,7 +188,7 @@ def test_a_maximum_of_summands_is_not_their_sum() -> None:
     case.backward()
     case.reduce("reduce", "data", Reduction.MAX)
     case.update(case.whole.own("data", 2))
-    assert named(case.schedule())[0] == ("values", "step/update")
+    assert named(case.schedule()) == [("values", "step/reduce")]
 
 
 def test_a_division_is_that_of_the_contract() -> None:
@@ -270,7 +270,7 @@ def test_a_norm_of_what_is_not_reduced_is_found() -> None:
 
 
 def test_an_update_without_its_reduce_scatter_is_found() -> None:
-    assert unwritten(without(hand(), "step/layer1/reduce"))[0] == "step/layer1/update"
+    assert unwritten(without(hand(), "step/layer1/reduce")) == "step/layer1/update"
 
 
 def test_a_gradient_that_is_copied_instead_of_reduced_is_found_at_the_update() -> None:
@@ -304,14 +304,6 @@ def test_an_update_with_the_gradient_of_another_tensor_is_found() -> None:
     wrong = changed(hand(), "step/layer0/update", operands=operands)
     wrong = changed(wrong, "step/layer0/own/free", uses=("step/layer0/reduce",))
     assert left(wrong) == "step/layer0/update"
-
-
-def test_two_faults_in_the_padding_and_the_update_are_both_reported() -> None:
-    faulty = without(hand(), "step/layer1/pad")
-    faulty = changed(faulty, "step/layer1/reduce", after=("step/layer1/stage",))
-    faulty = changed(faulty, "step/layer0/stage", divisor=2)
-    assert unwritten(faulty)[0] == "step/layer1/reduce"
-    assert ("values", "step/layer0/update") in named(faulty)
 
 
 def test_with_one_rank_there_is_nothing_to_reduce() -> None:
