@@ -312,12 +312,27 @@ def test_a_gradient_is_no_parameter() -> None:
     assert left(put_after(wrong, "step/wide/free", "step/cast")) == "step/gather"
 
 
-@pytest.mark.parametrize(
-    ("runtime", "name", "writer"), [(deepspeed, "cast", "cast"), (megatron, "put", "gather_b")]
-)
+@pytest.mark.parametrize(("runtime", "name"), [(deepspeed, "cast"), (megatron, "put")])
 def test_parameters_are_not_added_to_those_of_the_step_before(
-    runtime: Callable[[], Schedule], name: str, writer: str
+    runtime: Callable[[], Schedule], name: str
 ) -> None:
-    assert named(changed(runtime(), f"step/{name}", accumulate=True)) == [
-        ("values", f"step/{writer}")
-    ]
+    ((family, _),) = named(changed(runtime(), f"step/{name}", accumulate=True))
+    assert family == "values"
+
+
+@pytest.mark.xfail(
+    strict=True, reason="places that a rank does not have in its own part are taken for unwritten"
+)
+def test_parameters_may_be_added_to_zero_in_the_own_part_of_a_flat_tensor() -> None:
+    schedule = deepspeed()
+    (program,) = schedule.programs
+    cast: Any = program.by_id["step/cast"]
+    zero = Fill(id="step/zero", stream=cast.stream, target=cast.target, value=0.0)
+    step = tuple(
+        each
+        for operation in program.step
+        for each in (
+            (zero, replace(cast, accumulate=True)) if operation.id == cast.id else (operation,)
+        )
+    )
+    assert check(replace(schedule, programs=(replace(program, step=step),))) == ()

@@ -1,0 +1,109 @@
+"""What is shown of a few ranks that stand for all is what is shown by running every one of them."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from drawn import jobs
+from drawn_emulated import emulated_jobs
+from edits.programs import Edit
+from edits.table import AIMED
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from zsim.architecture import GPT
+from zsim.check import check
+from zsim.check.subject import Subject
+from zsim.check.values import shown
+from zsim.gpt import gpt
+from zsim.model import Model
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.strategy import Strategy
+from zsim.zero import schedule
+
+Job = tuple[Model, Strategy]
+RANKS = st.integers(12, 40)
+DATA = [
+    "rate times 1000 in one update",
+    "contribution missing",
+    "not divided",
+    "one rank twice, others nothing",
+    "one rank divides after the reduction",
+    "reduced twice",
+    "mean for a sum",
+    "norm of this rank alone",
+    "half of an update",
+    "another rate on one rank",
+    "pieces of a layout swapped",
+]
+"""Kinds of faults of which some are at one rank alone."""
+
+
+def with_ranks(strategy: Strategy, data: int) -> Strategy:
+    """The strategy with as many ranks along the data axis, or a few more."""
+    runtime = strategy.emulate
+    multiple = 1
+    if isinstance(runtime, DeepSpeed):
+        multiple = runtime.zero_hpz_partition_size
+    elif isinstance(runtime, FSDP2) and not isinstance(runtime.reshard_after_forward, bool):
+        multiple = runtime.reshard_after_forward
+    return replace(strategy, data=-(-data // multiple) * multiple)
+
+
+@given(st.one_of(jobs(), emulated_jobs()))
+@settings(max_examples=40)
+def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> None:
+    model, strategy = job
+    made = schedule(model, strategy)
+    assert check(made, model) == ()
+    every = shown(Subject.of(made, model), unfolded=True)
+    assert every.findings == ()
+    assert every.classes == every.ranks
+
+
+@given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) -> None:
+    model, strategy = job
+    strategy = replace(with_ranks(strategy, data), replicate=1)
+    assume(strategy.ranks <= 100)
+    made = schedule(model, strategy)
+    subject = Subject.of(made, model)
+    few, every = shown(subject), shown(subject, unfolded=True)
+    assert few.findings == every.findings == ()
+    assert every.classes == every.ranks == strategy.ranks
+    assert few.classes <= few.ranks
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_classes_are_fewer_than_ranks(stage: int) -> None:
+    strategy = Strategy(stage=stage, data=40, gradient_accumulation_steps=2, clip_norm=1.0)
+    model = small(strategy)
+    found = shown(Subject.of(schedule(model, strategy), model))
+    assert found.findings == ()
+    assert found.classes < found.ranks == 40
+
+
+def small(strategy: Strategy) -> Model:
+    """A small model."""
+    shape = GPT(layers=1, hidden_size=8, attention_heads=2, sequence_length=2, vocab_size=50)
+    return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+
+
+@given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS, st.sampled_from(DATA), st.data())
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+def test_classes_and_every_rank_agree_on_faults(
+    job: Job, data: int, kind: str, draws: st.DataObject
+) -> None:
+    model, strategy = job
+    strategy = replace(with_ranks(strategy, data), replicate=1, tensor=strategy.tensor)
+    assume(strategy.ranks <= 100)
+    edits: list[Edit] = list(islice(AIMED[kind](schedule(model, strategy)), 4))
+    assume(edits)
+    edit = draws.draw(st.sampled_from(edits))
+    subject = Subject.of(edit.schedule, model)
+    few, every = shown(subject), shown(subject, unfolded=True)
+    assert bool(few.findings) == bool(every.findings), (edit.text, few.findings, every.findings)
