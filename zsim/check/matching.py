@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import product
 from typing import assert_never
 
 from zsim.check.cell import Communicators, cells, communicators, outside
@@ -43,9 +42,6 @@ from zsim.schedule import Program, Schedule
 INVARIANT = "matching"
 MIDDLE_MAX = 400
 """Up to so many entries between equal ends are aligned; longer stretches differ as a whole."""
-
-Place = tuple[str, str]
-"""A role and one of its operations."""
 
 Key = tuple[object, ...]
 Identity = tuple[object, ...] | None
@@ -318,27 +314,6 @@ def _side_by_side(one: str, mine: list[Issue], other: str, yours: list[Issue]) -
             for role, issues in ((one, mine), (other, yours))
         ]
         yield " | ".join(sides)
-
-
-def arrivals(subject: Subject) -> dict[Place, list[Place]]:
-    """For each receive, the sends that it may meet: each as a role and an operation."""
-    schedule, among = subject.schedule, cells(subject.schedule)
-    found: dict[Place, list[Place]] = {}
-    for group in schedule.groups:
-        count = group.size(schedule.mesh)
-        issues = {
-            each.program.role: _issues(schedule, each.program, group.name, count)
-            for each in subject.programs
-        }
-        for communicator in communicators(schedule.mesh, group, among):
-            for sender, receiver in product(communicator.roles, repeat=2):
-                for offset, sends in issues[sender].sends.items():
-                    if _reaches(communicator, sender, offset, receiver):
-                        receives = issues[receiver].receives.get(-offset % count, [])
-                        for sent, received in zip(sends, receives, strict=False):
-                            key = (receiver, received.operation)
-                            found.setdefault(key, []).append((sender, sent.operation))
-    return found
 
 
 def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Finding]:

@@ -133,8 +133,7 @@ def test_a_branch_that_always_goes_one_way_may_do_anything_on_the_other() -> Non
 def test_a_branch_that_goes_the_wrong_way_round_is_found() -> None:
     def edit(operation: Operation) -> tuple[Operation, ...]:
         if isinstance(operation, Branch):
-            sides = {"then": operation.otherwise, "otherwise": operation.then}
-            return (replace(operation, **sides),)
+            return (replace(operation, then=operation.otherwise, otherwise=operation.then),)
         return (operation,)
 
     assert named(edited(fp16(), edit))[0][0] in {"values", "lifetime"}
