@@ -19,6 +19,7 @@ from zsim.check.execution.datum import (
 )
 from zsim.check.execution.grid import Cell
 from zsim.check.execution.measures import Measures
+from zsim.check.execution.meeting import UnfollowedError
 from zsim.check.execution.moves import Moves
 from zsim.check.execution.segments import Segments
 from zsim.check.execution.tensors import NOTHING, Tensors
@@ -156,6 +157,8 @@ class Kernels:
                 else Datum(datum.values, np.ones(datum.values.shape[1:], bool))
                 for operand, datum in zip(compute.operands, operands, strict=True)
             ]
+        if len({each.count for each in touched}) > 1:
+            raise UnfollowedError(f"{compute.id}: its operands are cut differently")
         values = kernel.updated(
             self.random,
             rule,
