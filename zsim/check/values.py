@@ -140,8 +140,9 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
                 )
                 why = f"{name}: the contract has {here}, the model {there}"
                 yield _finding("", "contract", why)
+    used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
     for layout in schedule.layouts:
-        for piece in layout.pieces:
+        for piece in layout.pieces if layout.name in used else ():
             if piece.parameter not in promised:
                 why = f"holds {piece.parameter}, which the contract does not name"
                 yield _finding("", layout.name, why)

@@ -78,16 +78,8 @@ def run(request: Request) -> bool:
     _need_bounded(request.backend, source, job)
     if request.backend == "torch":
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
-    if request.check:
-        # No figure of a simulation depends on values, and zsim's own schedules are tested for them.
-        compares = not source.is_scenario or request.backend not in SIMULATED
-        findings = check(job.schedule, job.model, compares=compares)
-        if findings:
-            if request.as_json:
-                print_json(findings_object(findings))
-            else:
-                print_findings(job.schedule, findings)
-            return False
+    if request.check and not _is_proved(request, source, job):
+        return False
     started = perf_counter()
     try:
         with mistakes(BackendError), _spinner(f"{source.title} on {request.backend}"):
@@ -119,6 +111,20 @@ def run(request: Request) -> bool:
         else:
             print_outcome(outcome)
     return outcome.summary.fits
+
+
+def _is_proved(request: Request, source: Source, job: Job) -> bool:
+    """Whether the schedule has no finding; print them, if it has.
+
+    No figure of a simulation depends on values, and zsim's own schedules are tested for them.
+    """
+    compares = not source.is_scenario or request.backend not in SIMULATED
+    findings = check(job.schedule, job.model, compares=compares)
+    if findings and request.as_json:
+        print_json(findings_object(findings))
+    elif findings:
+        print_findings(job.schedule, findings)
+    return not findings
 
 
 def _remedies(request: Request, changes: Changes, trace: Trace) -> tuple[Remedy, ...] | None:

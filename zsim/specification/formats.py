@@ -39,7 +39,8 @@ def formats(strategy: Strategy) -> Formats:
     FSDP1 accumulates whole gradients as the module's parameters are, and sharded ones in the
     format of the sharded parameter (torch 2.13, `_runtime_utils._accumulate_sharded_grad`); FSDP2
     likewise, whole ones in `reduce_dtype` (`FSDPParam.to_accumulated_grad_if_needed`). DeepSpeed
-    accumulates as the module's parameters are (0.16, `stage3.partition_grads`). Megatron-LM has
+    accumulates as the module's parameters are (0.16, `stage3.partition_grads`), at stage 1 as the
+    optimizer's states are (`stage_1_and_2`, `grad_accum`). Megatron-LM has
     one buffer for both (`grad_reduce_in_fp32`), nanotron keeps gradients in fp32
     (`FP32GradientAccumulator`).
     """
@@ -53,6 +54,7 @@ def formats(strategy: Strategy) -> Formats:
             reduced = optimizer
         case DeepSpeed(communication_data_type=chosen):
             reduction = chosen or compute
+            whole = optimizer if strategy.stage == 1 else compute
         case Megatron(grad_reduce_in_fp32=wide):
             reduction = whole = reduced = DType.FP32 if wide else compute
         case Nanotron():

@@ -89,20 +89,7 @@ def test_sums_before_the_last_of_two_reductions_are_as_wide_as_reductions(name: 
     assert formats(*job(name, replicate=2)) == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(
-                strict=True, reason="the specification has stage 1 add micro-batches in bf16"
-            ),
-        )
-        if name == "deepspeed 1 reduced in fp32"
-        else name
-        for name in WIDE
-    ],
-)
+@pytest.mark.parametrize("name", WIDE)
 def test_gradients_of_fp32_that_are_kept_in_bf16_are_found(name: str) -> None:
     made, model = job(name)
     wide = {each.name for each in made.programs[0].buffers if each.dtype is DType.FP32}

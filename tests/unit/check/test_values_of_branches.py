@@ -187,7 +187,6 @@ def test_groups_one_after_the_other_must_span_all_ranks() -> None:
         assert (found.invariant, found.operation) == ("values", "step/branch")
 
 
-@pytest.mark.xfail(strict=True, reason="without backward nothing has to be covered by a verdict")
 def test_a_verdict_of_each_rank_alone_is_not_the_same_everywhere() -> None:
     build = ScheduleBuilder.of("verdicts", data=2)
     build.group("data", "data")

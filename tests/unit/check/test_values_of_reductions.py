@@ -252,13 +252,7 @@ def test_a_norm_of_shards_is_reduced_over_all_ranks(groups: tuple[str, ...]) -> 
         (),
         ("tensor",),
         ("world", "data"),
-        pytest.param(
-            ("data",),
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="copies may drift on ranks from which nothing gets to those of the first",
-            ),
-        ),
+        ("data",),
     ],
 )
 def test_a_norm_that_is_reduced_over_other_ranks_is_found(groups: tuple[str, ...]) -> None:

@@ -151,7 +151,7 @@ class Machine:
         if datum.undefined is None or not datum.undefined.any():
             return
         held = self.tensors.held(cell, view.buffer)
-        if held.is_ragged:
+        if held.is_ragged or self.tensors.index(cell, view).take is not None:
             there = self.tensors.filled(cell, view)
             if not (datum.undefined & there).any():
                 return

@@ -23,7 +23,8 @@ class Measures:
     """Measures gradients, and follows each of them to the tests that it has to reach.
 
     `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: those
-    of which a gradient was made.
+    of which a gradient was made. The last place is for gradients of which nothing is known: where
+    nothing `judges` what is trained, each rank that tests some is one.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class Measures:
         self._ranks = np.arange(count, dtype=np.uint64).reshape(sizes)
         self._own: dict[tuple[int, int], Words] = {}
         self._weights: dict[tuple[int, View], Numbers] = {}
-        self.required = np.zeros((self._words, len(moves.names)), np.uint64)
+        self.judges = True
+        self.required = np.zeros((self._words, len(moves.names) + 1), np.uint64)
 
     def mark(self, cell: Cell, compute: Compute, gradients: Sequence[Datum]) -> None:
         """Say of new gradients whose they are."""
@@ -157,7 +159,7 @@ class Measures:
 
     def finite(self, cell: Cell, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return a verdict: zero, with the set of gradients that it covers."""
-        count = len(self.moves.names)
+        count = len(self.moves.names) + 1
         covered = np.zeros((self._words, *(1,) * len(cell.shape), count + 1), np.uint64)
         undefined: Marks | None = None
         for operand, datum in zip(compute.operands, operands, strict=True):
@@ -166,6 +168,11 @@ class Measures:
             undefined = _more(undefined, datum, self.weights(cell, operand.view))
             if datum.trail is not None:
                 covered = _cover(covered, datum.trail)
+        if not self.judges:
+            own = self._bit(cell, 0)
+            covered = np.broadcast_to(covered, (*own.shape[:-1], count + 1)).copy()
+            covered[..., count - 1 : count] |= own
+            self.required[:, -1] |= np.bitwise_or.reduce(own.reshape(self._words, -1), axis=1)
         zero = np.zeros((2, *(1,) * (len(cell.shape) + 1)), np.uint64)
         verdict = Datum(zero, undefined, covered=covered[..., :-1] if undefined is None else None)
         return [verdict if operand.role is Role.OUTPUT else None for operand in compute.operands]
@@ -181,7 +188,7 @@ class Measures:
         bits = int(missing[word, piece])
         bit = word * 64 + (bits & -bits).bit_length() - 1
         rank, micro_batch = divmod(bit, self.micro_batches)
-        name = self.moves.names[piece]
+        name = self.moves.names[piece] if piece < len(self.moves.names) else "something"
         return f"the gradient of {name} on rank {rank}, micro-batch {micro_batch},"
 
 

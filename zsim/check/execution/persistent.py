@@ -14,7 +14,7 @@ from zsim.check.execution.links import TENSOR
 from zsim.check.execution.machine import Memory
 from zsim.check.execution.moves import Moves
 from zsim.check.execution.tensors import NOTHING, Tensors
-from zsim.operation import Action, Compute, Role, walk
+from zsim.operation import Action, Compute, Role, View, walk
 from zsim.specification.field import Numbers, Random
 from zsim.specification.step import Cut, State
 
@@ -23,6 +23,9 @@ Integers = NDArray[np.int64]
 PARAMETER, MOMENT, ANY, CONSTANT = 0, 1, 9, 10
 """What a place of a persistent buffer holds: a parameter, moment number 0 or 1 (1 or 2), numbers of
 which nothing is said, constant number 0, 1, ... NOTHING is what setup does not write."""
+
+Kinds = dict[tuple[int, str], Integers]
+"""By cell and buffer a number for each place, NOTHING for most."""
 
 Layout = dict[str, Integers]
 """By persistent buffer what each place of it holds, in the shape of the ranks and places."""
@@ -61,31 +64,51 @@ class Persistent:
         self.random = random
         self.initial = initial
         self.moments = moments
-        self._orders = self._moment_orders()
+        self._orders, self._trained = self._updated()
 
-    def _moment_orders(self) -> dict[tuple[int, str], Integers]:
-        """Return which moment each place of a buffer is, as updates use them; NOTHING of others."""
-        found: dict[tuple[int, str], Integers] = {}
+    def _updated(self) -> tuple[Kinds, Kinds]:
+        """Return by cell and buffer which moment each place is, and where updates train it."""
+        moments: Kinds = {}
+        trained: Kinds = {}
         for cell in self.grid.cells:
             for operation in cell.program.by_id.values():
                 if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
                     continue
                 views = [each.view for each in operation.operands if each.role is Role.MOMENT]
                 for order, view in enumerate(views):
-                    held = self.tensors.held(cell, view.buffer)
-                    key = (cell.index, view.buffer)
-                    if key not in found:
-                        shape = (*cell.shape, held.width)
-                        found[key] = np.full(shape, NOTHING, np.int64)
-                    index = self.tensors.index(cell, view)
-                    if index.take is None:
-                        found[key][..., index.low : index.high] = order
+                    self._mark(moments, cell, view, order)
+                for each in operation.operands:
+                    if each.role in (Role.MASTER, Role.PARAMETER):
+                        self._mark(trained, cell, each.view, PARAMETER)
+        return moments, trained
+
+    def _mark(self, kinds: Kinds, cell: Cell, view: View, kind: int) -> None:
+        """Say that the places of a view are of a kind."""
+        key = (cell.index, view.buffer)
+        if key not in kinds:
+            shape = (*cell.shape, self.tensors.held(cell, view.buffer).width)
+            kinds[key] = np.full(shape, NOTHING, np.int64)
+        index = self.tensors.index(cell, view)
+        if index.take is None:
+            kinds[key][..., index.low : index.high] = kind
+            return
+        take = np.broadcast_to(index.take, (*cell.shape, index.take.shape[-1]))
+        for rank in np.ndindex(*cell.shape):
+            own = take[rank]
+            kinds[key][rank][own[own >= 0]] = kind
+
+    def drifting(self, layout: list[Layout]) -> Iterator[Difference]:
+        """Yield what updates train, or keep as a moment, and some rank has not as in training."""
+        for cell, places in zip(self.grid.cells, layout, strict=True):
+            for name, kinds in places.items():
+                for wanted, first in ((self._trained, PARAMETER), (self._orders, MOMENT)):
+                    due = wanted.get((cell.index, name))
+                    if due is None:
                         continue
-                    take = np.broadcast_to(index.take, (*cell.shape, index.take.shape[-1]))
-                    for rank in np.ndindex(*cell.shape):
-                        own = take[rank]
-                        found[key][rank][own[own >= 0]] = order
-        return found
+                    is_piece = self.moves.pieces(cell, name) != NOTHING
+                    bad = (due != NOTHING) & (kinds != due + first) & is_piece
+                    if bad.any():
+                        yield self._difference(cell, name, None, bad, overflows=False)
 
     def begin(self, first: list[Memory]) -> list[Layout]:
         """Return where setup has laid out what."""
@@ -203,7 +226,7 @@ class Persistent:
         number_of = self.tensors.mesh.rank(cell.coordinates(at))
         why = "another value than after plain training"
         if datum is None:
-            why = "no memory"
+            why = "another value than after plain training, on this rank"
         elif datum.undefined is not None:
             marks = np.broadcast_to(
                 datum.undefined, np.broadcast_shapes(datum.undefined.shape, bad.shape)

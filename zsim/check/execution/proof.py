@@ -107,7 +107,7 @@ class Proof:
             plain=self.plain,
             initial=self.initial.parameters,
         )
-        self.kernels.judges = judges
+        self.kernels.judges = self.kernels.measures.judges = judges
         self.machine = Machine(
             self.tensors, Meetings(self.grid, self.tensors), self.kernels, self.moves
         )
@@ -167,7 +167,7 @@ class Proof:
             if not outcome.differences:
                 outcome.differences = differences
             layout = kept
-        missing = list(self.persistent.missing(layout))
+        missing = [*self.persistent.missing(layout), *self.persistent.drifting(layout)]
         if not missing:
             outcome.differences = []
         elif outcome.differences:

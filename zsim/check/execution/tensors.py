@@ -80,8 +80,12 @@ class Tensors:
             for name, along in grid.tracked.items()
         )
         self._run: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for name, elements in self.parameters.items():
+            self.spaces.space(("parameter", name), elements)
+        used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
         for layout in schedule.layouts:
-            self._add_layout(layout)
+            if layout.name in used:
+                self._add_layout(layout)
         for program in schedule.programs:
             for buffer in program.buffers:
                 own = self.buffer(program, buffer.name)
