@@ -82,9 +82,12 @@ def examine(subject: Subject) -> list[Finding]:
     law = None
     if strategy is not None and strategy.precision is Precision.FP16:
         law = strategy.loss_scale
-    initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
     found: list[Finding] = []
     for each in subject.programs:
+        initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
+        for operation in walk(each.program.setup):
+            if isinstance(operation, SetScalar):
+                set_scalar(operation, initial)
         counted = _Counted(each.program, initial, law, judges=strategy is not None)
         found += counted.examine()
     return found
@@ -139,7 +142,27 @@ class _Counted:
                 if self.initial.get(name) != 0.0:
                     why = f"{name} begins at {self.initial.get(name)} and not at 0"
                     yield self._finding(uses.counters[name], why)
+        yield from self._conditions()
         yield from self._steps()
+
+    def _conditions(self) -> Iterator[Finding]:
+        """Yield changes that depend on multiples of which training knows nothing."""
+        uses = self.uses
+        for change in self.changes:
+            if change.counter is None or change.every == 1:
+                continue
+            if change.scalar in uses.updates or change.scalar in uses.counters:
+                why = f"changes {change.scalar} only at multiples of {change.every}"
+                yield self._finding(change.id, why)
+            elif self._is_off(change):
+                why = f"moves {change.scalar} every {change.every} steps"
+                yield self._finding(change.id, why, "the strategy says otherwise")
+
+    def _is_off(self, change: SetScalar) -> bool:
+        """Whether the loss scale is moved at multiples of another interval."""
+        if self.law is None or change.scalar not in self.uses.scale:
+            return False
+        return change.every != self.law.interval
 
     def _steps(self) -> Iterator[Finding]:
         """Run a step from every state at and beside a clamp or a multiple."""
@@ -209,13 +232,9 @@ class _Counted:
                 case _:
                     pass
         expected = dict.fromkeys(uses.updates, wanted.updates)
-        if self.law is not None or not self.judges:
-            if self.law is None:
-                wanted_scale = {}
-            else:
-                wanted_scale = dict.fromkeys(uses.scale, wanted.scale)
-                wanted_scale |= dict.fromkeys(uses.counters, wanted.since)
-            expected |= wanted_scale
+        if self.judges:
+            expected |= dict.fromkeys(uses.scale, wanted.scale)
+            expected |= dict.fromkeys(uses.counters, wanted.since)
         for name, value in expected.items():
             if scalars[name] != value:
                 before = f"{state.updates:g} updates, scale {state.scale:g}, {state.since:g} since"

@@ -84,6 +84,8 @@ def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
                 outcome.differences = proof.unheld()
         else:
             proof = Proof(schedule, model, training, unfolded=unfolded)
+            if proof.misfits:
+                return Shown(findings=(_finding(*proof.misfits[0]),))
             outcome = proof.run(generic(schedule))
     except TooManyRanksError as error:
         return Shown(not_shown=str(error))

@@ -138,10 +138,10 @@ def read(datum: Datum, index: Index) -> Datum:
         trail = datum.trail
         if trail is not None:
             trail = Trail(trail.words[place], trail.pieces[place])
-        return Datum(datum.values[place], undefined, trail, datum.covered)
+        return Datum(datum.values[place], undefined, trail)
     trail = None if datum.trail is None else datum.trail.moved(lambda each, _: chosen(each, take))
     undefined = None if datum.undefined is None else chosen(datum.undefined, take)
-    return Datum(chosen(datum.values, take), undefined, trail, datum.covered)
+    return Datum(chosen(datum.values, take), undefined, trail)
 
 
 def written(datum: Datum, index: Index, new: Datum) -> Datum:
@@ -167,7 +167,7 @@ def written(datum: Datum, index: Index, new: Datum) -> Datum:
             _put(one.words, index, other.words),
             _put(one.pieces, index, other.pieces),
         )
-    return Datum(values, undefined, trail, new.covered)
+    return Datum(values, undefined, trail)  # a verdict is what a whole buffer holds
 
 
 def _trail(datum: Datum, like: Datum) -> Trail:

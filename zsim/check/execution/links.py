@@ -48,6 +48,8 @@ class Links:
         self._segments = {unit.name: unit.segments for unit in model.units}
         self._parameters = {each.name: each.elements for each in model.parameters}
         self._done: set[tuple[object, ...]] = set()
+        self._saved: dict[tuple[str, str, int], int] = {}
+        self.misfits: list[tuple[str, str, str]] = []
         for value in model.values.values():
             self.tensors.spaces.space(("value", value.name), value.elements)
             if value.tensor_sharded:
@@ -151,7 +153,7 @@ class Links:
                     self._link(cell, views[0], view)
             case Action.LOAD:
                 for each in compute.operands:
-                    self._tensor(cell, each.view, ("value", self.model.batch.name))
+                    self._tensor(cell, compute.id, each.view, ("value", self.model.batch.name))
             case Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE | Action.INITIALIZE:
                 pass
             case _:
@@ -170,24 +172,33 @@ class Links:
             Role.PARAMETER: [("parameter", name) for name in segment.parameters],
             Role.GRADIENT: [("parameter", name) for name in segment.parameters],
         }
+        saved = sum(each.view.size for each in compute.operands if each.role is Role.SAVED)
+        due = self._saved.setdefault((cell.program.role, compute.unit, compute.segment), saved)
+        if saved not in (0, due) and due:
+            what = f"{saved} saved elements, where another run of the segment has {due}"
+            self.misfits.append((cell.program.role, compute.id, what))
         seen: dict[Role, int] = defaultdict(int)
         for operand in compute.operands:
             place = seen[operand.role]
             seen[operand.role] += 1
             keys = names.get(operand.role, [])
             if place < len(keys):
-                self._tensor(cell, operand.view, keys[place])
+                self._tensor(cell, compute.id, operand.view, keys[place])
 
     def _value(self, name: str, *, whole: bool) -> Key:
         return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)
 
-    def _tensor(self, cell: Cell, view: View, key: Key) -> None:
+    def _tensor(self, cell: Cell, operation: str, view: View, key: Key) -> None:
         """Link a view with the tensor that it should be, if it is as large."""
         done = (cell.program.role, view, key)
         if done in self._done:
             return
         self._done.add(done)
-        if self.tensors.spaces.by_key[key].size == view.size and view.layout is None:
+        size = self.tensors.spaces.by_key[key].size
+        if size != view.size or view.layout is not None:
+            what = f"{view.buffer} has {view.size} elements, the {key[0]} {key[1]} has {size}"
+            self.misfits.append((cell.program.role, operation, what))
+        else:
             self.tensors.link_to(cell, view, key)
 
     def _meetings(self) -> Iterator[Sequence[tuple[Cell, Communication]]]:

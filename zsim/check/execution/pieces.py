@@ -27,6 +27,7 @@ class Space:
         self.size = size
         self.cuts: set[int] = {0, size}
         self.left_out: set[int] = set()
+        self.bounds: set[int] = set()
         self.stands_for: dict[int, int] = {}
         self.starts: Integers = np.zeros(0, np.int64)
         self.sizes: Integers = np.zeros(0, np.int64)
@@ -115,6 +116,20 @@ class Spaces:
         cuts |= {low, high}
         for start, end, _ in parts:
             cuts |= {start, end}
+
+    def cuts_what_is_left_out(self) -> bool:
+        """Whether some view of all ranks alike begins or ends inside what is left out.
+
+        It then tells ranks apart that are taken for one.
+        """
+        for space in self.by_key.values():
+            if space.left_out and space.bounds:
+                cuts = sorted(space.cuts)
+                for place in space.bounds & space.left_out:
+                    before = bisect_left(cuts, place) - 1
+                    if before >= 0 and cuts[before] in space.left_out:
+                        return True
+        return False
 
     def _leave_out(self) -> None:
         """Leave out what parts of ranks hold that are not run, and all that corresponds to it."""

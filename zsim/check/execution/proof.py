@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.check.execution.classes import tracked
-from zsim.check.execution.grid import Grid, every
+from zsim.check.execution.grid import Along, Grid, every
 from zsim.check.execution.kernels import Kernels
 from zsim.check.execution.links import TENSOR, Links
 from zsim.check.execution.machine import Machine, Memory
@@ -25,6 +25,7 @@ from zsim.check.execution.persistent import Difference, Layout, Persistent
 from zsim.check.execution.reading import Training
 from zsim.check.execution.segments import Departure
 from zsim.check.execution.tensors import Tensors
+from zsim.check.execution.unions import Adopted
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, Segment, Unit, Value
 from zsim.rule import SGD, Adam
@@ -33,7 +34,7 @@ from zsim.specification.field import BITS, Random
 from zsim.specification.step import Cut, PlainStep
 
 SEED = 20_261_122
-ROUNDS_MAX = 8
+ROUNDS_MAX = 64
 """Times that a layout is given up in part before the proof is."""
 
 RANKS_MAX = 4096
@@ -86,14 +87,10 @@ class Proof:
         self.training = training = training or Training(
             micro_batches=1, divisor=1, optimizer=SGD(), clip=None
         )
+        self.misfits: list[tuple[str, str, str]] = []
         along, parts = (every(schedule), {}) if unfolded else tracked(schedule)
-        ranks = prod(len(each.coordinates) for each in along.values())
-        if ranks > RANKS_MAX:
-            raise TooManyRanksError(f"{ranks} ranks that no class stands for")
-        self.grid = Grid(schedule, along)
-        self.tensors = Tensors(schedule, self.grid, parts)
-        Links(self.tensors, model).add()
-        self.tensors.close(self.grid.cells)
+        if not self._cut_tensors(along, parts):
+            self._cut_tensors(every(schedule), {})
         self.random = Random(SEED)
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
@@ -119,6 +116,23 @@ class Proof:
             initial=self.initial,
             moments=self.moments,
         )
+
+    def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
+        """Cut all tensors for the ranks that are run; whether these stand for the others.
+
+        Raises:
+            TooManyRanksError: more would have to be run than are.
+        """
+        ranks = prod(len(each.coordinates) for each in along.values())
+        if ranks > RANKS_MAX:
+            raise TooManyRanksError(f"{ranks} ranks that no class stands for")
+        self.grid = Grid(self.schedule, along)
+        self.tensors = Tensors(self.schedule, self.grid, parts)
+        links = Links(self.tensors, self.model)
+        links.add()
+        self.tensors.close(self.grid.cells)
+        self.misfits = links.misfits
+        return not self.tensors.spaces.cuts_what_is_left_out()
 
     def _plain(self) -> PlainStep:
         return PlainStep(
@@ -167,6 +181,11 @@ class Proof:
             if not outcome.differences:
                 outcome.differences = differences
             layout = kept
+        else:
+            why = (
+                f"each of {ROUNDS_MAX} steps leaves persistent buffers otherwise than it found them"
+            )
+            outcome.troubles["", "step"] = why
         missing = [*self.persistent.missing(layout), *self.persistent.drifting(layout)]
         if not missing:
             outcome.differences = []

@@ -84,6 +84,7 @@ class Tensors:
             self.spaces.space(("parameter", name), elements)
         used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
         for layout in schedule.layouts:
+            self.spaces.space(("layout", layout.name), layout.elements)
             if layout.name in used:
                 self._add_layout(layout)
         for program in schedule.programs:
@@ -262,6 +263,12 @@ class Tensors:
         space = self.key(cell.program, view.buffer)
         for _, start, size in self.places(cell, view):
             self.spaces.cut(space, start, start + size)
+        if view.layout is not None:
+            self.spaces.by_key["layout", view.layout].bounds.update(
+                (view.start, view.start + view.size)
+            )
+        elif view.axis is None and self.buffer(cell.program, view.buffer).shard is None:
+            self.spaces.by_key[space].bounds.update((view.start, view.start + view.size))
         if view.axis is not None:
             self.split(space, view.start, view.size, self.mesh.parts(view.axis))
 
