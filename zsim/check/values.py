@@ -89,6 +89,8 @@ def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
             outcome = proof.run(generic(schedule))
     except TooManyRanksError as error:
         return Shown(not_shown=str(error))
+    except OverflowError:
+        return Shown(not_shown="sizes are beyond 64 bits")
     except UnfollowedError as error:
         return Shown(findings=(_finding("", "step", f"not followed: {error}"),))
     classes = prod(len(along.coordinates) for along in proof.grid.tracked.values())

@@ -173,7 +173,12 @@ def test_a_run_has_the_keys_that_other_tools_rely_on(ask: Ask, scenario: Path) -
 
 
 def test_a_check_has_the_keys_that_other_tools_rely_on(ask: Ask, scenario: Path) -> None:
-    assert answered(ask("check", scenario, "--json")) == {"findings": []}
+    answer = answered(ask("check", scenario, "--json"))
+    assert (answer["findings"], answer["not_shown"]) == ([], [])
+    proved = answer["proved"]
+    assert isinstance(proved, list)
+    assert proved[0] == "order"
+    assert "volume" in proved
 
 
 def test_a_run_says_at_most_15_lines(ask: Ask, scenario: Path) -> None:
@@ -281,7 +286,7 @@ def test_a_name_that_the_terminal_cannot_show_is_printed_in_escapes(
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "\\ud800\\u2500: no findings\n"
+    assert done.stdout.startswith("\\ud800\\u2500: no findings\nproved: order, values (")
 
 
 def test_a_line_never_ends_between_a_number_and_its_unit(

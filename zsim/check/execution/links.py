@@ -47,6 +47,13 @@ class Links:
         self.model = model
         self._segments = {unit.name: unit.segments for unit in model.units}
         self._parameters = {each.name: each.elements for each in model.parameters}
+        self._sloped = {model.loss.name} | {
+            name
+            for unit in model.units
+            for segment in unit.segments
+            for name in segment.inputs
+            if model.values[name].requires_gradient
+        }
         self._done: set[tuple[object, ...]] = set()
         self._saved: dict[tuple[str, str, int], int] = {}
         self.misfits: list[tuple[str, str, str]] = []
@@ -167,7 +174,9 @@ class Links:
         names: dict[Role, list[Key]] = {
             Role.INPUT: [self._value(name, whole=gathers) for name in segment.inputs],
             Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],
-            Role.OUTPUT_GRADIENT: [self._value(name, whole=reduces) for name in outputs],
+            Role.OUTPUT_GRADIENT: [
+                self._value(name, whole=reduces) for name in outputs if name in self._sloped
+            ],
             Role.INPUT_GRADIENT: [self._value(name, whole=gathers) for name in wanted],
             Role.PARAMETER: [("parameter", name) for name in segment.parameters],
             Role.GRADIENT: [("parameter", name) for name in segment.parameters],
