@@ -23,7 +23,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstance:
-    """What a run has of each thing that `Judged` lists.
+    """The value that a run has of each thing that `Judged` lists.
 
     Attributes:
         several_nodes: whether the ranks are on several nodes; on one the fabric is not used.

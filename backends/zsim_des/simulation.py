@@ -112,7 +112,7 @@ class SimBackend:
 
     @property
     def _aside(self) -> list[str]:
-        """What else is simulated that no judged run is known to have had."""
+        """Return what else is simulated that no judged run is known to have had."""
         return ["faults"] * bool(self.faults) + ["other jobs"] * bool(self.neighbours)
 
     def step_ends_ps(

@@ -77,7 +77,7 @@ def _judged(outside: list[str], kernels: KernelProfile, evidence: Evidence, wire
 
 
 def _range(outside: list[str]) -> str:
-    """Whether the run is like those that were fitted and judged, and if not in what."""
+    """Say whether the run is like those that were fitted and judged, and if not in what."""
     if not outside:
         return "this run is inside the range fitted"
     return f"this run is outside the range fitted: {', '.join(outside)}"

@@ -40,7 +40,7 @@ READS_NOTHING: Final = frozenset(
 
 
 class _Absent:
-    """What the class of a parameter has before its own bases while it is absent."""
+    """Base that the class of a parameter has before its own ones while it is absent."""
 
     parameter_name: str
 
@@ -120,7 +120,7 @@ class LeftMemory(TorchFunctionMode):
 
 
 def _start(tensor: torch.Tensor) -> int | None:
-    """Where the storage of `tensor` starts, None if it has none."""
+    """Return where the storage of `tensor` starts, None if it has none."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()

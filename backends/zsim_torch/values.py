@@ -113,7 +113,7 @@ class TorchValues:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[torch.Tensor | None]:
-        """What `operation` writes: see `Values.apply`."""
+        """Return what `operation` writes: see `Values.apply`."""
         match operation:
             case Fill(value=value, scalar=scalar):
                 scale = 1.0 if scalar is None else scalars[scalar]

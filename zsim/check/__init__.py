@@ -1,4 +1,4 @@
-"""What is proved of a schedule before it runs: order first, then values, then what is promised.
+"""Proofs of a schedule before it runs: order first, then values, then what is promised.
 
 The families of order say that every execution comes to what the order of issue comes to; each has
 a file of its own, with what it proves, under which assumptions, and what it costs. Only then is one
@@ -57,7 +57,7 @@ FAMILIES = {**ORDER, **VALUES, **PROMISES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What is wrong with a schedule, what is proved of it, and what nobody promised or showed.
+    """Findings of a schedule, what is proved of it, and what nobody promised or showed.
 
     Attributes:
         findings: what is wrong, in order of families.
@@ -89,8 +89,8 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
         for examine in PROMISES.values():
             found += examine(subject)
         broken = {finding.invariant for finding in found}
-        why = "not asked for" if ORDER.keys().isdisjoint(broken) else "the order is refuted"
-        proved, not_shown = says(schedule, shown, broken, why=why)
+        ordered = ORDER.keys().isdisjoint(broken)
+        proved, not_shown = says(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)
 
 

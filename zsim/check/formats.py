@@ -49,7 +49,7 @@ def examine(subject: Subject) -> list[Finding]:
 
 
 def _is_narrower(one: DType, other: DType) -> bool:
-    """Whether a format has fewer bits than another, or as many and others."""
+    """Return whether a format has fewer bits than another, or as many and others."""
     return one.size_bytes < other.size_bytes or (
         one.size_bytes == other.size_bytes and one is not other
     )

@@ -1,4 +1,4 @@
-"""What a proof holds for, and what it does not, in words."""
+"""The answer of a proof in words: what it holds for, and what it does not show."""
 
 from collections.abc import Iterator, Set
 
@@ -11,7 +11,7 @@ from zsim.units import format_bytes
 
 
 def says(
-    schedule: Schedule, shown: Shown | None, broken: Set[str], *, why: str
+    schedule: Schedule, shown: Shown | None, broken: Set[str], *, ordered: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is proved, and what is not shown.
 
@@ -19,21 +19,22 @@ def says(
         schedule: what was looked at.
         shown: what was shown of values, if they were looked at.
         broken: families with findings.
-        why: values were not looked at, if they were not.
+        ordered: whether order is proved.
     """
     proved, not_shown = [], list(_unpromised(schedule))
+    if ordered:
+        proved.append("order")
     if shown is None:
+        why = "not asked for" if ordered else "the order of operations is refuted"
         not_shown.insert(0, f"values: {why}")
     else:
-        proved.append("order")
         if shown.not_shown:
             not_shown.insert(0, f"values: {shown.not_shown}")
         elif values.INVARIANT not in broken:
             proved.append(f"values ({', '.join(_values(schedule, shown))})")
             not_shown += [f"taken as given: {each}" for each in shown.assumed]
-        if scalars.INVARIANT not in broken and any(
-            Uses.of(each).updates or Uses.of(each).scale for each in schedule.programs
-        ):
+        uses = [Uses.of(program) for program in schedule.programs]
+        if scalars.INVARIANT not in broken and any(each.updates or each.scale for each in uses):
             proved.append("host scalars")
         if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
             proved.append("number formats")

@@ -30,7 +30,7 @@ STEPS, SCALE, SINCE = 1_000_003.0, 2.0**13, 17.0
 
 @dataclass(slots=True)
 class Uses:
-    """Which scalars a program reads as what, with the first operation that does."""
+    """Scalars by what a program reads them as, with the first operation that does."""
 
     updates: dict[str, str] = field(default_factory=dict[str, str])
     scale: dict[str, str] = field(default_factory=dict[str, str])
@@ -159,7 +159,7 @@ class _Counted:
                 yield self._finding(change.id, why, "the strategy says otherwise")
 
     def _is_off(self, change: SetScalar) -> bool:
-        """Whether the loss scale is moved at multiples of another interval."""
+        """Return whether the loss scale is moved at multiples of another interval."""
         if self.law is None or change.scalar not in self.uses.scale:
             return False
         return change.every != self.law.interval
@@ -255,7 +255,7 @@ def _taken(operations: Iterable[Operation], *, overflows: bool) -> Iterator[Oper
 
 
 def _counts(operation: Operation) -> bool:
-    """Whether an operation reads or changes a scalar."""
+    """Return whether an operation reads or changes a scalar."""
     match operation:
         case SetScalar() | Fill(scalar=str()):
             return True

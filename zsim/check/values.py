@@ -14,7 +14,7 @@ from math import prod
 from operator import attrgetter
 
 from zsim.check.execution.meeting import UnfollowedError
-from zsim.check.execution.proof import Outcome, Proof, TooManyRanksError
+from zsim.check.execution.proof import Outcome, StepProof, TooManyRanksError
 from zsim.check.execution.reading import Training, model_of, training_of
 from zsim.check.finding import Finding
 from zsim.check.scalars import generic
@@ -31,7 +31,7 @@ WITNESSES_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What was shown of values: `not_shown` says why not, `assumed` what was taken as given.
+    """Result of looking at values: `not_shown` says why not, `assumed` what was taken as given.
 
     Attributes:
         findings: what refutes them.
@@ -78,12 +78,12 @@ def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
         return Shown(findings=(_finding("", unknown, why),))
     try:
         if not_shown:
-            proof = Proof(schedule, None, None, unfolded=unfolded)
+            proof = StepProof(schedule, None, None, unfolded=unfolded)
             outcome = Outcome(troubles=proof.wander())
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
-            proof = Proof(schedule, model, training, unfolded=unfolded)
+            proof = StepProof(schedule, model, training, unfolded=unfolded)
             if proof.misfits:
                 return Shown(findings=(_finding(*proof.misfits[0]),))
             outcome = proof.run(generic(schedule))

@@ -171,7 +171,7 @@ def _fits(outcome: Outcome) -> str:
 
 
 def _reserved(outcome: Outcome) -> str:
-    """What is reserved at most; a lower bound where memory ran out before the peak."""
+    """Return the most that is reserved; a lower bound where memory ran out before the peak."""
     found, full = outcome.summary, outcome.trace.out_of_memory
     if found.reserved_bytes is not None:
         return format_bytes(found.reserved_bytes)

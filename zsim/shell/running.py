@@ -114,7 +114,7 @@ def run(request: Request) -> bool:
 
 
 def _is_proved(request: Request, source: Source, job: Job) -> bool:
-    """Whether the schedule has no finding; print them, if it has.
+    """Print the findings of the schedule, if it has any; return whether it has none.
 
     No figure of a simulation depends on values, and zsim's own schedules are tested for them.
     """

@@ -37,7 +37,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What was read under `name`: a title, and the schedule with what it takes to run it.
+    """Source read under `name`: a title, and the schedule with what it takes to run it.
 
     `is_scenario` says that the schedule was made from a scenario, and not read from a file.
     """

@@ -1,1 +1,1 @@
-"""What training means: one step of plain training on exact numbers, for proofs to compare with."""
+"""One step of plain training on exact numbers, for proofs to compare with."""

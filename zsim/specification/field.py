@@ -64,6 +64,15 @@ def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
     return np.array(lanes, np.uint64).reshape(-1, *(1,) * (dimensions - 1))
 
 
+def share(value: float, dimensions: int = 1) -> Numbers:
+    """Return one over a number, in both lanes, shaped for arrays of so many dimensions.
+
+    Raises:
+        ZeroDivisionError: it is zero, or a multiple of a prime.
+    """
+    return number(1 / Fraction(value), dimensions)
+
+
 @lru_cache(maxsize=4096)
 def _lanes(value: Fraction) -> tuple[int, ...]:
     if any(value.denominator % prime == 0 for prime in PRIMES):

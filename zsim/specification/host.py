@@ -1,4 +1,4 @@
-"""What hosts count in training: updates so far and, with fp16, the dynamic loss scale.
+"""Numbers that hosts count in training: updates so far and, with fp16, the dynamic loss scale.
 
 The loss scale is that of Micikevicius et al. 2018 ("Mixed precision training", section 3.2) with
 the constants of the strategy: after an overflow it is backed off, and after so many steps without

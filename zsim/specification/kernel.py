@@ -6,12 +6,11 @@ element by element, and leave zeros alone as padding needs it.
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
 from zsim.rule import SGD, Adam, ClipNorm
-from zsim.specification.field import Numbers, Random, number, product, scrambled, summed, total
+from zsim.specification.field import Numbers, Random, product, scrambled, share, summed, total
 
 
 def shaped(key: Numbers, dimensions: int) -> Numbers:
@@ -67,10 +66,6 @@ def updated(
 
 def clipping(random: Random, rule: ClipNorm, squares: Numbers, scale: float) -> Numbers:
     """Return the factor of gradients whose sum of squares, times `scale` squared, is `squares`."""
-    below = product(number(1, squares.ndim), _inverse(scale, squares.ndim))
+    below = share(scale, squares.ndim)
     unscaled = product(product(squares, below), below)
     return function(random, f"clip {rule!r}", unscaled, 1)
-
-
-def _inverse(value: float, dimensions: int) -> Numbers:
-    return number(1 / Fraction(value), dimensions)

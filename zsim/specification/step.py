@@ -7,20 +7,16 @@ Arrays have the lanes first, then one dimension for each axis of the mesh, then 
 of size 1 holds what is equal along that axis.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import accumulate
 
 import numpy as np
 
 from zsim.model import Model, Segment, Unit
 from zsim.rule import SGD, Adam, ClipNorm
-from zsim.specification.field import Numbers, Random, number, product, summed, total
-from zsim.specification.kernel import clipping, digest, shaped, updated
-
-Pieces = Callable[[str], int]
-"""How many pieces a parameter or a value has."""
+from zsim.specification.field import Numbers, Random, number, product, share, summed, total
+from zsim.specification.kernel import clipping, digest, updated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +95,7 @@ class Application:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What training carries from step to step: parameters, moments, and the number of updates."""
+    """State of training from step to step: parameters, moments, and the number of updates."""
 
     parameters: dict[str, Numbers]
     moments: tuple[dict[str, Numbers], ...]
@@ -155,8 +151,7 @@ class PlainStep:
             if split and name in cut.copied and cut.tensor is not None:
                 over.append(cut.tensor)  # each rank has the gradient of its own tokens
             whole = cut.summed(gradient, over)
-            share = number(1, whole.ndim) if divisor == 1 else _share(divisor, whole.ndim)
-            found[name] = product(whole, share)
+            found[name] = product(whole, share(divisor, whole.ndim))
         return found
 
     def clipped(self, gradients: dict[str, Numbers], clip: ClipNorm | None) -> dict[str, Numbers]:
@@ -333,10 +328,3 @@ class PlainStep:
             shape = spread(*read) if read else (1,) * len(self.cut.shape)
             self._alike[name] = self.random.draw((*shape, count))
         return self._alike[name], ends
-
-
-def _share(divisor: int, dimensions: int) -> Numbers:
-    return number(Fraction(1, divisor), dimensions)
-
-
-__all__ = ["Application", "Cut", "PlainStep", "State", "shaped", "spread"]

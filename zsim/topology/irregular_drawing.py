@@ -25,7 +25,7 @@ LOWEST_ARC, HIGHEST_ARC = 14.0, 190.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where everything stands: boxes by name, and the row and the place in it of each.
+    """Positions of everything: boxes by name, and the row and the place in it of each.
 
     Attributes:
         widths: how many boxes each row has.

@@ -229,7 +229,7 @@ class Carrier(Generic[A]):
 
 
 def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
-    """What a host does to its numbers."""
+    """Apply what a host does to its numbers."""
     if change.counter is not None and scalars[change.counter] % change.every != 0:
         return
     value = scalars[change.scalar] * change.multiply + change.add

@@ -1,4 +1,4 @@
-"""What a run left on its ranks and hosts, held against plain data parallelism."""
+"""Differences between what a run left on its ranks and hosts and plain data parallelism."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 
 def differences(carrier: Carrier[Numbers], values: Modular, expected: Trained) -> Iterator[str]:
-    """What is not as expected when a run is over.
+    """Find what is not as expected when a run is over.
 
     Compared are what is updated with its moments, what the next step reads of parameters and
     masters before it writes them, and the scalars of every host. What nobody updates is named too.
@@ -55,7 +55,7 @@ class _Comparison:
             yield from (f"nobody updates all of {name}, {place}" for name in own if own[name].any())
 
     def updated(self, seat: Seat) -> Iterator[str]:
-        """What the rank updates, and the moments of it."""
+        """Return what the rank updates, and the moments of it."""
         place = seat.coordinates.get(TENSOR, 0)
         for update in _updates(seat.program):
             (trained,) = (each for each in update.operands if each.role in TRAINED)

@@ -1,4 +1,4 @@
-"""Which gradients that are not finite reach what: for all places where one could come up, at once.
+"""Marks that follow gradients that are not finite, for all places where one could come up, at once.
 
 A number is the set of the places that it would not be finite for, as bits; nothing else is known of
 it. A flag that a branch reads has to have all of them.
@@ -31,6 +31,7 @@ from zsim.operation import (
 from zsim.values import Seat
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.modular import Modular, shared
+from zsim_des.values.noted_memory import NotedMemory
 from zsim_des.values.planted import Planted
 from zsim_des.values.run import carry
 
@@ -38,7 +39,7 @@ Marks = NDArray[np.uint8]
 """Elements by bytes of places."""
 
 
-class MarkValues:
+class MarkValues(NotedMemory):
     """Implements `Values`; `unseen` holds the places that some branch did not see."""
 
     def __init__(self, job: Job, places: Sequence[Planted]) -> None:
@@ -64,31 +65,6 @@ class MarkValues:
         del dtype
         return np.zeros((elements, self._bytes), np.uint8)
 
-    def window(self, memory: Marks, start: int, size: int) -> Marks:
-        """Elements `start` on of `memory`."""
-        return memory[start : start + size]
-
-    def spoil(self, window: Marks) -> None:
-        """Whether memory is read in time is for other values to say."""
-
-    def is_spoiled(self, window: Marks) -> bool:
-        """Not known, so never."""
-        del window
-        return False
-
-    def taken(self, window: Marks) -> Marks:
-        """A copy."""
-        return window.copy()
-
-    def same(self, one: Marks, other: Marks) -> bool:
-        """Not known, so always."""
-        del one, other
-        return True
-
-    def store(self, window: Marks, value: Marks) -> None:
-        """`window` becomes `value`."""
-        window[:] = value
-
     def is_zero(self, window: Marks) -> bool:
         """Note what a branch does not see."""
         self.missed |= self._all & ~window[0]
@@ -103,7 +79,7 @@ class MarkValues:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Marks | None]:
-        """What `operation` writes: see `Values.apply`."""
+        """Return what `operation` writes: see `Values.apply`."""
         del scalars
         match operation:
             case Fill():
@@ -160,7 +136,7 @@ class MarkValues:
                     gradient[place.element, number // 8] |= 1 << number % 8
 
     def meet(self, members: Sequence[Communication], sources: Sequence[Marks]) -> Sequence[Marks]:
-        """What each member of a communicator gets: see `Values.meet`."""
+        """Return what each member of a communicator gets: see `Values.meet`."""
         return [_received(member, place, sources) for place, member in enumerate(members)]
 
 

@@ -125,7 +125,7 @@ class Modular:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Numbers | None]:
-        """What `operation` writes: see `Values.apply`."""
+        """Return what `operation` writes: see `Values.apply`."""
         match operation:
             case Fill(value=value, scalar=scalar):
                 scale = 1 if scalar is None else number(scalars[scalar])
@@ -209,7 +209,7 @@ class Modular:
     def _overflown(
         self, compute: Compute, made: Sequence[Numbers], seat: Seat, step: int
     ) -> Sequence[Numbers]:
-        """What a backward made, with what is planted in it."""
+        """Return what a backward made, with what is planted in it."""
         first = replica_of(self.schedule, seat.coordinates) == 0
         if step in self._overflow_steps and compute.micro_batch == 0 and first:
             return [np.where(np.isnan(each), each, NOT_FINITE) for each in made]
@@ -283,7 +283,7 @@ class Modular:
 def shared(
     source: Sequence[Fragment], target: Sequence[Fragment]
 ) -> Iterator[tuple[int, int, int]]:
-    """Where what both hold of a parameter lies in the source and in the target, and its size."""
+    """Yield where what both hold of a parameter lies in source and target, and its size."""
     for there in target:
         for here in source:
             low = max(here.offset, there.offset)

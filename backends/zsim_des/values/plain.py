@@ -53,7 +53,7 @@ def train(
 
 
 def scalars(strategy: Strategy) -> dict[str, float]:
-    """What hosts know before the first step."""
+    """Return what hosts know before the first step."""
     found = {STEP: 0.0}
     if strategy.precision is Precision.FP16:
         found |= {LOSS_SCALE: strategy.loss_scale.initial, GOOD_STEPS: 0.0, SKIPPED_STEPS: 0.0}

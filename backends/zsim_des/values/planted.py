@@ -1,4 +1,4 @@
-"""Where a gradient that is not finite can come up: in every place of a schedule on its own.
+"""Places where a gradient that is not finite can come up: every one of a schedule on its own.
 
 A place is a parameter's gradient, or one element of it, of one micro-batch, on one rank. Ranks of
 the tensor axis that make the same gradient make it together.
@@ -30,7 +30,7 @@ class Planted:
     element: int | None = None
 
     def meets(self, rank: int, step: int, compute: Compute) -> bool:
-        """Whether it comes up in what `compute` makes on `rank` in `step`."""
+        """Return whether it comes up in what `compute` makes on `rank` in `step`."""
         return (
             step == self.step
             and rank in self.ranks

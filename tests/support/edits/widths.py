@@ -41,6 +41,7 @@ from zsim.strategy import Precision
 from zsim.values import Seat
 from zsim_des.values import Carrier, Modular, carry
 from zsim_des.values.modular import shared
+from zsim_des.values.noted_memory import NotedMemory
 
 Limits = NDArray[np.uint8]
 """Elements by what was the least so far: mantissa and exponent bits of each of four kinds."""
@@ -77,7 +78,7 @@ def kept(limits: Limits, dtype: DType) -> Limits:
     return np.where(summed, lowered(limits, AFTER, dtype), lowered(limits, BEFORE, dtype))
 
 
-class Formats:
+class Formats(NotedMemory):
     """Implements `Values`; `found` is what updates and clips read, `wrong` what is always so."""
 
     def __init__(self, job: Job, precision: Precision) -> None:
@@ -90,31 +91,6 @@ class Formats:
         """New memory, without limits."""
         del dtype
         return np.full((elements, 8), NO_LIMIT, np.uint8)
-
-    def window(self, memory: Limits, start: int, size: int) -> Limits:
-        """Elements `start` on of `memory`."""
-        return memory[start : start + size]
-
-    def spoil(self, window: Limits) -> None:
-        """Whether memory is read in time is for other values to say."""
-
-    def is_spoiled(self, window: Limits) -> bool:
-        """Not known, so never."""
-        del window
-        return False
-
-    def taken(self, window: Limits) -> Limits:
-        """A copy."""
-        return window.copy()
-
-    def same(self, one: Limits, other: Limits) -> bool:
-        """Not known, so always."""
-        del one, other
-        return True
-
-    def store(self, window: Limits, value: Limits) -> None:
-        """`window` becomes `value`."""
-        window[:] = value
 
     def is_zero(self, window: Limits) -> bool:
         """Not known; a run is told which way to go."""
@@ -130,7 +106,7 @@ class Formats:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Limits | None]:
-        """What `operation` writes: see `Values.apply`."""
+        """Return what `operation` writes: see `Values.apply`."""
         del step, scalars
         match operation:
             case Fill():
@@ -210,7 +186,7 @@ class Formats:
         self.found[key] = np.minimum(*both)
 
     def meet(self, members: Sequence[Communication], sources: Sequence[Limits]) -> Sequence[Limits]:
-        """What each member of a communicator gets: see `Values.meet`."""
+        """Return what each member of a communicator gets: see `Values.meet`."""
         return [
             kept(_received(member, place, sources), member.wire)
             for place, member in enumerate(members)

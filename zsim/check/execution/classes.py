@@ -1,4 +1,4 @@
-"""Which ranks stand for others: those that no view, layout, role or root tells apart.
+"""Classes of ranks that no view, layout, role or root tells apart, of which one is run.
 
 Along an axis a coordinate stands for its neighbours if nothing begins or ends between them: no
 role, no group and, unless their parts can be run as one (`unions`), no part of a tensor. A rank

@@ -1,18 +1,16 @@
-"""What the ranks of a cell have of a state of training: numbers of its parameters, laid out."""
+"""States of training as the buffers of a cell hold them: numbers of parameters, laid out."""
 
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zsim.check.execution.datum import chosen
-from zsim.check.execution.grid import Cell
+from zsim.check.execution.grid import RunCell
 from zsim.check.execution.moves import Moves
+from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.specification.field import Numbers
 from zsim.specification.step import Cut
-
-Integers = NDArray[np.int64]
 
 Key = tuple[int, str, str, int]
 """A cell, a layout, the axis of a part, and how many places it has."""
@@ -28,7 +26,7 @@ class Contents:
         self._contents: dict[Key, tuple[Mapping[str, Numbers], Numbers]] = {}
         self._takes: dict[Key, tuple[list[str], Integers]] = {}
 
-    def within(self, cell: Cell, numbers: Numbers) -> Numbers:
+    def within(self, cell: RunCell, numbers: Numbers) -> Numbers:
         """Return what the ranks of a cell have of numbers of all ranks."""
         axes = self.tensors.grid.axes
         place: list[slice] = [slice(None)]
@@ -41,7 +39,7 @@ class Contents:
                 place.append(slice(start, start + len(along.coordinates)))
         return numbers[tuple(place)]
 
-    def content(self, cell: Cell, name: str, state: Mapping[str, Numbers]) -> Numbers:
+    def content(self, cell: RunCell, name: str, state: Mapping[str, Numbers]) -> Numbers:
         """Return what a buffer holds in a state of all its parameters; zero in the padding."""
         buffer = cell.program.by_name[name]
         if buffer.layout is None:

@@ -1,4 +1,4 @@
-"""What buffers hold while a schedule is run on exact numbers, and what marks go with the numbers.
+"""Contents of buffers while a schedule is run: exact numbers, and the marks that go with them.
 
 Beside each number stand two marks: *undefined*, nobody wrote it; and where tests for overflow are
 followed, which gradients it was made of, so that a gradient that is not finite can be traced to
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import Index
 from zsim.specification.field import Numbers
 
 Marks = NDArray[np.bool_]
 Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 MIXED = -2
 """The number of the piece of a parameter where several were combined; none is -1."""

@@ -1,23 +1,21 @@
-"""The ranks that a proof runs: cells of ranks of one role, as arrays along the axes of the mesh.
+"""The ranks that a proof runs: those of each cell (`zsim.check.cell`), as arrays along the axes.
 
-A cell is a box of ranks that run one program. Cells are cut so that each communicator is made of
-whole cells: where roles and groups begin and end, and at every rank of an axis along which ranks
-send. Of an axis some coordinates may stand for others: `Axis.coordinates` are those that are run,
-and `weights` how many ranks each of them stands for.
+Along an axis on which ranks send, each rank is a cell of its own. Of an axis some coordinates may
+stand for others: `Along.coordinates` are those that are run, and `weights` how many ranks each of
+them stands for.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 
-import numpy as np
-from numpy.typing import NDArray
-
+from zsim.check.cell import cells
 from zsim.mesh import Coordinates, Group
 from zsim.operation import Receive, Send, Together, walk
 from zsim.schedule import Program, Schedule
 
-Integers = NDArray[np.int64]
+Placed = tuple[tuple[int, ...], Coordinates]
+"""The position of a rank in arrays, and its coordinates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,8 @@ class Along:
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
-    """Ranks of one role: all combinations of the coordinates along the axes."""
+class RunCell:
+    """The ranks of a cell that are run: all combinations of the coordinates along the axes."""
 
     index: int
     program: Program
@@ -43,7 +41,7 @@ class Cell:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many coordinates there are along each axis."""
+        """Number of coordinates along each axis."""
         return tuple(len(each.coordinates) for each in self.along)
 
     def coordinates(self, position: tuple[int, ...]) -> dict[str, int]:
@@ -67,44 +65,31 @@ class Grid:
             for name, along in tracked.items()
             if along.unions
         }
-        self.cells: list[Cell] = []
+        self.cells: list[RunCell] = []
         programs = {program.role: program for program in schedule.programs}
-        self._sending = sending_axes(schedule)
-        intervals = [self._intervals(name) for name in self.axes]
-        for box in product(*intervals):
-            place = {along.name: along.coordinates[0] for along in box}
-            role = next(role for role in schedule.roles if role.holds(schedule.mesh, place))
-            self.cells.append(Cell(len(self.cells), programs[role.name], box))
-        self._ranks: dict[
-            tuple[int, frozenset[str]], list[tuple[tuple[int, ...], Coordinates]]
-        ] = {}
-        self._rows: dict[tuple[int, str], tuple[Cell, ...]] = {}
+        for cell in cells(schedule, sending_axes(schedule)):
+            along = tuple(
+                self._inside(name, *limits)
+                for name, limits in zip(self.axes, cell.limits, strict=True)
+            )
+            if all(each.coordinates for each in along):
+                self.cells.append(RunCell(len(self.cells), programs[cell.role], along))
+        self._ranks: dict[tuple[int, frozenset[str]], list[Placed]] = {}
+        self._rows: dict[tuple[int, str], tuple[RunCell, ...]] = {}
 
-    def _intervals(self, axis: str) -> list[Along]:
-        """Return the coordinates of `axis`, cut where cells have to end."""
-        tracked, size = self.tracked[axis], self.mesh.axis_size(axis)
-        cuts = {0, size}
-        boxes = [box for role in self.schedule.roles for box in role.boxes]
-        boxes += [group.where for group in self.schedule.groups]
-        for box in boxes:
-            for span in box:
-                if span.axis == axis:
-                    cuts |= {span.start, span.end}
-        if axis in self._sending:
-            cuts |= set(tracked.coordinates)
-        found: list[Along] = []
-        for low, high in pairwise(sorted(cuts)):
-            inside = [
-                (coordinate, weight)
-                for coordinate, weight in zip(tracked.coordinates, tracked.weights, strict=True)
-                if low <= coordinate < high
-            ]
-            if inside:
-                coordinates, weights = zip(*inside, strict=True)
-                found.append(Along(axis, coordinates, weights, tracked.unions))
-        return found
+    def _inside(self, axis: str, low: int, high: int) -> Along:
+        """Return the coordinates of [low, high) of an axis that are run."""
+        tracked = self.tracked[axis]
+        pairs = zip(tracked.coordinates, tracked.weights, strict=True)
+        inside = [(place, weight) for place, weight in pairs if low <= place < high]
+        return Along(
+            axis,
+            tuple(place for place, _ in inside),
+            tuple(weight for _, weight in inside),
+            tracked.unions,
+        )
 
-    def row(self, cell: Cell, group: Group) -> tuple[Cell, ...]:
+    def row(self, cell: RunCell, group: Group) -> tuple[RunCell, ...]:
         """Return the cells whose ranks make up the communicators of the ranks of `cell`."""
         key = (cell.index, group.name)
         if key not in self._rows:
@@ -117,11 +102,7 @@ class Grid:
             )
         return self._rows[key]
 
-    def dimensions(self, group: Group) -> tuple[int, ...]:
-        """Return the dimensions of arrays, lanes first, along which the group's ranks lie."""
-        return tuple(1 + place for place, name in enumerate(self.axes) if name in group.axes)
-
-    def positions(self, cell: Cell, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
+    def positions(self, cell: RunCell, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
         """Return positions of ranks that differ along `axes`; the others stay at the first."""
         ranges = [
             range(len(along.coordinates)) if along.name in axes else range(1)
@@ -129,11 +110,11 @@ class Grid:
         ]
         return product(*ranges)
 
-    def at(self, cell: Cell, position: tuple[int, ...]) -> Coordinates:
+    def at(self, cell: RunCell, position: tuple[int, ...]) -> Coordinates:
         """Return the coordinates of a rank, along joined axes too."""
         return self.mesh.completed(cell.coordinates(position))
 
-    def ranks(self, cell: Cell, axes: frozenset[str]) -> list[tuple[tuple[int, ...], Coordinates]]:
+    def ranks(self, cell: RunCell, axes: frozenset[str]) -> list[Placed]:
         """Return positions of ranks that differ along `axes`, with their coordinates."""
         key = (cell.index, axes)
         if key not in self._ranks:

@@ -1,23 +1,20 @@
-"""What computations make of what they read."""
+"""Computations: what each action makes of what it reads."""
 
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zsim.check.execution.contents import Contents
 from zsim.check.execution.datum import (
     Datum,
-    Marks,
     either,
     like,
     read,
     trail_of,
     undefined_in,
 )
-from zsim.check.execution.grid import Cell
+from zsim.check.execution.grid import RunCell
 from zsim.check.execution.measures import Measures
 from zsim.check.execution.meeting import UnfollowedError
 from zsim.check.execution.moves import Moves
@@ -26,10 +23,9 @@ from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.operation import Action, Compute, Role, View
 from zsim.rule import SGD, Adam, ClipNorm
 from zsim.specification import kernel
-from zsim.specification.field import Numbers, Random, number, product
+from zsim.specification.field import Numbers, Random, product, share
 from zsim.specification.step import PlainStep
 
-Integers = NDArray[np.int64]
 Makes = list[Datum | None]
 
 
@@ -74,7 +70,7 @@ class Kernels:
 
     def run(
         self,
-        cell: Cell,
+        cell: RunCell,
         compute: Compute,
         operands: Sequence[Datum],
         scalars: Mapping[str, float],
@@ -103,9 +99,9 @@ class Kernels:
             case Action.FINITE:
                 return self.measures.finite(cell, compute, operands)
             case Action.UNSCALE:
-                share = number(1 / Fraction(scale or 1.0), len(cell.shape) + 2)
+                below = share(scale or 1.0, len(cell.shape) + 2)
                 return [
-                    like((each,), product(each.values, share))
+                    like((each,), product(each.values, below))
                     if operand.role is Role.GRADIENT
                     else None
                     for operand, each in zip(compute.operands, operands, strict=True)
@@ -119,7 +115,7 @@ class Kernels:
             case _:
                 assert_never(compute.action)
 
-    def _compare_gradient(self, cell: Cell, compute: Compute, gradient: Datum) -> None:
+    def _compare_gradient(self, cell: RunCell, compute: Compute, gradient: Datum) -> None:
         """Note it if an update reads another gradient than that of plain training."""
         for operand in compute.operands:
             if operand.role not in (Role.MASTER, Role.PARAMETER) or not self.means:
@@ -138,7 +134,7 @@ class Kernels:
 
     def _update(
         self,
-        cell: Cell,
+        cell: RunCell,
         compute: Compute,
         operands: Sequence[Datum],
         of: Callable[[Role], list[Datum]],
@@ -195,18 +191,21 @@ class Kernels:
                 continue
             made = like((datum,), product(datum.values, factor))
             if squares.undefined is not None and squares.undefined.any():
-                made.undefined = _either(made.undefined, squares.undefined, datum.count)
+                alike = np.broadcast_to(
+                    squares.undefined, (*squares.undefined.shape[:-1], datum.count)
+                )
+                made.undefined = either(made.undefined, alike)
             found.append(made)
         return found
 
-    def _initialize(self, cell: Cell, view: View) -> Datum:
+    def _initialize(self, cell: RunCell, view: View) -> Datum:
         index = self.tensors.index(cell, view)
         if cell.program.by_name[view.buffer].layout is None:
             return Datum(self.random.draw((*cell.shape, index.count)))
         return read(Datum(self.contents.content(cell, view.buffer, self.initial)), index)
 
     def _load(
-        self, cell: Cell, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
+        self, cell: RunCell, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
     ) -> Makes:
         found: Makes = []
         for operand, datum in zip(compute.operands, operands, strict=True):
@@ -223,7 +222,3 @@ class Kernels:
             else:
                 found.append(Datum(datum.values, np.ones(datum.values.shape[1:], bool)))
         return found
-
-
-def _either(marks: Marks | None, single: Marks, count: int) -> Marks:
-    return either(marks, np.broadcast_to(single, (*single.shape[:-1], count)))

@@ -1,4 +1,4 @@
-"""Which elements of which views correspond: what every operation says, before anything is cut."""
+"""Links between elements of views that correspond, as every operation says, before cutting."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,9 @@ from math import prod
 from typing import assert_never
 
 from zsim.access import accesses
-from zsim.check.execution.grid import Cell, Grid
+from zsim.check.execution.grid import Grid, RunCell
 from zsim.check.execution.pieces import Key
+from zsim.check.execution.reading import TENSOR
 from zsim.check.execution.tensors import Tensors
 from zsim.model import Model, Segment
 from zsim.operation import (
@@ -33,9 +34,6 @@ from zsim.operation import (
     View,
     walk,
 )
-
-TENSOR = "tensor"
-"""The axis that the segments of a model are split over: `Model.tensor` is its size."""
 
 
 class Links:
@@ -82,7 +80,7 @@ class Links:
         for operations in self._meetings():
             self._across(operations)
 
-    def _add(self, cell: Cell, operation: Operation) -> None:
+    def _add(self, cell: RunCell, operation: Operation) -> None:
         match operation:
             case Compute():
                 for access in accesses(operation):
@@ -105,13 +103,13 @@ class Links:
             case _:
                 assert_never(operation)
 
-    def _link(self, cell: Cell, one: View, other: View) -> None:
+    def _link(self, cell: RunCell, one: View, other: View) -> None:
         key = (cell.index, one, other)
         if key not in self._done and one.size == other.size:
             self._done.add(key)
             self.tensors.link(cell, one, other)
 
-    def _communication(self, cell: Cell, member: Communication) -> None:
+    def _communication(self, cell: RunCell, member: Communication) -> None:
         match member:
             case AllGather(source=source, target=target):
                 self._parts(cell, member.group, source, target)
@@ -126,7 +124,7 @@ class Links:
             case _:
                 assert_never(member)
 
-    def _parts(self, cell: Cell, name: str, part: View, whole: View) -> None:
+    def _parts(self, cell: RunCell, name: str, part: View, whole: View) -> None:
         """Link the part of each member with its place in the whole."""
         key = (cell.index, name, part, whole)
         if key in self._done:
@@ -148,7 +146,7 @@ class Links:
             if is_whole:
                 tensors.split(there, low, part.size, axes)
 
-    def _compute(self, cell: Cell, compute: Compute) -> None:
+    def _compute(self, cell: RunCell, compute: Compute) -> None:
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD:
                 segments = self._segments.get(compute.unit, ())
@@ -166,7 +164,7 @@ class Links:
             case _:
                 assert_never(compute.action)
 
-    def _segment(self, cell: Cell, compute: Compute, segment: Segment) -> None:
+    def _segment(self, cell: RunCell, compute: Compute, segment: Segment) -> None:
         values = self.model.values
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
         outputs = [value.name for value in segment.outputs]
@@ -197,7 +195,7 @@ class Links:
     def _value(self, name: str, *, whole: bool) -> Key:
         return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)
 
-    def _tensor(self, cell: Cell, operation: str, view: View, key: Key) -> None:
+    def _tensor(self, cell: RunCell, operation: str, view: View, key: Key) -> None:
         """Link a view with the tensor that it should be, if it is as large."""
         done = (cell.program.role, view, key)
         if done in self._done:
@@ -210,9 +208,9 @@ class Links:
         else:
             self.tensors.link_to(cell, view, key)
 
-    def _meetings(self) -> Iterator[Sequence[tuple[Cell, Communication]]]:
+    def _meetings(self) -> Iterator[Sequence[tuple[RunCell, Communication]]]:
         """Yield what cells of different programs issue together, in the order of the group."""
-        queues: dict[tuple[object, ...], dict[int, list[tuple[Cell, Communication]]]] = {}
+        queues: dict[tuple[object, ...], dict[int, list[tuple[RunCell, Communication]]]] = {}
         by_name = self.tensors.schedule.group_by_name
         programs = {cell.index: cell for cell in self.grid.cells}
         if len(programs) == 1:
@@ -234,7 +232,7 @@ class Links:
             if len(by_cell) > 1:
                 yield from zip(*by_cell.values(), strict=False)
 
-    def _way(self, cell: Cell, member: Communication) -> tuple[int, int] | None:
+    def _way(self, cell: RunCell, member: Communication) -> tuple[int, int] | None:
         """Return who sends and who gets a message; nothing of a collective."""
         if not isinstance(member, Send | Receive):
             return None
@@ -244,7 +242,7 @@ class Links:
         peer = (own + member.offset) % group.size(self.tensors.mesh)
         return (own, peer) if isinstance(member, Send) else (peer, own)
 
-    def _across(self, together: Sequence[tuple[Cell, Communication]]) -> None:
+    def _across(self, together: Sequence[tuple[RunCell, Communication]]) -> None:
         """Link what is combined place by place, or is the same, between programs."""
         (first, one), *others = together
         for cell, other in others:

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from zsim.access import COMPUTE_ACCESS
 from zsim.check.execution.datum import Datum, read, unwritten, written
-from zsim.check.execution.grid import Cell
+from zsim.check.execution.grid import RunCell
 from zsim.check.execution.kernels import Kernels
 from zsim.check.execution.meeting import Collective, Meetings, UnfollowedError
 from zsim.check.execution.moves import Moves
@@ -37,13 +37,12 @@ from zsim.operation import (
 )
 from zsim.specification.field import Numbers
 
-Request = tuple[str, Collective | Receive]
 Host = Generator[Collective | Receive, Datum, None]
 
 
 @dataclass(slots=True)
 class Memory:
-    """What the ranks of one cell hold: buffers by name, and the numbers of the host."""
+    """Memory of the ranks of one cell: buffers by name, and the numbers of the host."""
 
     buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
     scalars: dict[str, float] = field(default_factory=dict[str, float])
@@ -139,14 +138,14 @@ class Machine:
             served = True
         return served
 
-    def _source(self, cell: Cell, operation: Collective) -> Datum:
+    def _source(self, cell: RunCell, operation: Collective) -> Datum:
         """Return what a rank brings; what is added up has to have been written."""
         datum = self.read(cell, operation.source)
         if isinstance(operation, AllReduce | ReduceScatter):
             self._need_written(cell, operation.id, operation.source, datum)
         return datum
 
-    def _need_written(self, cell: Cell, operation: str, view: View, datum: Datum) -> None:
+    def _need_written(self, cell: RunCell, operation: str, view: View, datum: Datum) -> None:
         """Note it if an operation computes with what nobody wrote."""
         if datum.undefined is None or not datum.undefined.any():
             return
@@ -159,7 +158,7 @@ class Machine:
             cell, operation, f"computes with {view.buffer}, of which nothing wrote a part"
         )
 
-    def read(self, cell: Cell, view: View) -> Datum:
+    def read(self, cell: RunCell, view: View) -> Datum:
         """Return what a view holds on all ranks of a cell."""
         datum = self.memory[cell.index].buffers.get(view.buffer)
         index = self.tensors.index(cell, view)
@@ -167,7 +166,7 @@ class Machine:
             return unwritten(len(cell.shape), index.count)
         return read(datum, index)
 
-    def write(self, cell: Cell, view: View, new: Datum) -> None:
+    def write(self, cell: RunCell, view: View, new: Datum) -> None:
         """Write a view on all ranks of a cell.
 
         Raises:
@@ -186,7 +185,7 @@ class Machine:
             datum = unwritten(len(cell.shape), width)
         buffers[view.buffer] = written(datum, index, new)
 
-    def _host(self, cell: Cell, operations: Iterable[Operation]) -> Host:
+    def _host(self, cell: RunCell, operations: Iterable[Operation]) -> Host:
         memory = self.memory[cell.index]
         for operation in operations:
             match operation:
@@ -220,7 +219,7 @@ class Machine:
                 case _:
                     assert_never(operation)
 
-    def _together(self, cell: Cell, members: Iterable[Operation]) -> Host:
+    def _together(self, cell: RunCell, members: Iterable[Operation]) -> Host:
         """Run operations that are issued as one: what is sent leaves first."""
         for member in members:
             if isinstance(member, Send):
@@ -229,7 +228,7 @@ class Machine:
             if isinstance(member, Receive | AllGather | ReduceScatter | AllReduce | Broadcast):
                 self.write(cell, member.target, (yield member))
 
-    def _compute(self, cell: Cell, compute: Compute, scalars: Mapping[str, float]) -> None:
+    def _compute(self, cell: RunCell, compute: Compute, scalars: Mapping[str, float]) -> None:
         operands = [self.read(cell, each.view) for each in compute.operands]
         access = COMPUTE_ACCESS[compute.action]
         for operand, datum in zip(compute.operands, operands, strict=True):
@@ -240,7 +239,7 @@ class Machine:
             if new is not None:
                 self.write(cell, operand.view, new)
 
-    def _copy(self, cell: Cell, copy: Copy) -> None:
+    def _copy(self, cell: RunCell, copy: Copy) -> None:
         source = self.read(cell, copy.source)
         counts = copy.accumulate or copy.by_parameter
         held = self.read(cell, copy.target) if counts else None
@@ -249,7 +248,7 @@ class Machine:
             self._need_written(cell, copy.id, copy.target, made)
         self.write(cell, copy.target, made)
 
-    def _letter(self, cell: Cell, operation: Send | Receive) -> tuple[object, ...]:
+    def _letter(self, cell: RunCell, operation: Send | Receive) -> tuple[object, ...]:
         """Return where a message lies: its group, who sends it and who gets it."""
         group = self.tensors.schedule.group_by_name[operation.group]
         at = self.tensors.grid.at(cell, (0,) * len(cell.shape))
@@ -260,11 +259,11 @@ class Machine:
             return group.name, members[own], peer
         return group.name, peer, members[own]
 
-    def _send(self, cell: Cell, operation: Send) -> None:
+    def _send(self, cell: RunCell, operation: Send) -> None:
         self._mail[self._letter(cell, operation)].append(self.read(cell, operation.source))
 
-    def _takes(self, cell: Cell, branch: Branch) -> bool:
-        """Whether a cell takes the list `then`."""
+    def _takes(self, cell: RunCell, branch: Branch) -> bool:
+        """Return whether a cell takes the list `then`."""
         value = self.read(cell, branch.value)
         self._need_written(cell, branch.id, branch.value, value)
         flat = value.values.reshape(2, -1)
@@ -289,7 +288,7 @@ class Machine:
             self._trouble(cell, branch.id, "decides on what is no verdict on all gradients")
         return self.overflows
 
-    def _trouble(self, cell: Cell, operation: str, why: str) -> None:
+    def _trouble(self, cell: RunCell, operation: str, why: str) -> None:
         self.troubles.setdefault((cell.program.role, operation), why)
 
 

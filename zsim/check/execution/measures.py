@@ -1,21 +1,19 @@
 """Norms and tests for overflow: what they measure of the gradients of a rank."""
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zsim.check.execution.contents import Contents
 from zsim.check.execution.datum import Datum, Marks, Trail, Words, chosen, either
-from zsim.check.execution.grid import Cell
+from zsim.check.execution.grid import RunCell
 from zsim.check.execution.moves import Moves
+from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.model import Segment
 from zsim.operation import Compute, Role, View
-from zsim.specification.field import Numbers, number, product, summed, total
+from zsim.specification.field import Numbers, product, share, summed, total
 
-Integers = NDArray[np.int64]
 Makes = list[Datum | None]
 
 
@@ -51,7 +49,7 @@ class Measures:
         self.judges = True
         self.required = np.zeros((self._words, len(moves.names) + 1), np.uint64)
 
-    def mark(self, cell: Cell, compute: Compute, gradients: Sequence[Datum]) -> None:
+    def mark(self, cell: RunCell, compute: Compute, gradients: Sequence[Datum]) -> None:
         """Say of new gradients whose they are."""
         segments = self.segments.get(compute.unit, ())
         if compute.segment >= len(segments) or compute.micro_batch >= self.micro_batches:
@@ -67,7 +65,7 @@ class Measures:
             )
             self.required[:, first : first + datum.count] |= every[:, np.newaxis]
 
-    def _bit(self, cell: Cell, micro_batch: int) -> Words:
+    def _bit(self, cell: RunCell, micro_batch: int) -> Words:
         """Return the bit of each rank of a cell and a micro-batch, shape (words, ranks..., 1)."""
         key = (cell.index, micro_batch)
         if key not in self._own:
@@ -80,7 +78,7 @@ class Measures:
             self._own[key] = words
         return self._own[key]
 
-    def weights(self, cell: Cell, view: View) -> Numbers:
+    def weights(self, cell: RunCell, view: View) -> Numbers:
         """Return how many elements each place counts for in a norm, (2, ranks..., places).
 
         Of a part that stands for those of several ranks, they are the mean of these.
@@ -100,13 +98,13 @@ class Measures:
             else:
                 found = chosen(whole, index.take).astype(np.uint64)
             found = np.stack([found, found])
-            share = self._stands_for(cell, view)
-            if share is not None:
-                found = product(found, share)
+            mean = self._stands_for(cell, view)
+            if mean is not None:
+                found = product(found, mean)
             self._weights[key] = found
         return found
 
-    def _stands_for(self, cell: Cell, view: View) -> Numbers | None:
+    def _stands_for(self, cell: RunCell, view: View) -> Numbers | None:
         """Return the share of a rank in the parts it stands for, (2, ranks..., 1)."""
         axes = self.tensors.varies(cell.program, view)
         found = None
@@ -114,12 +112,12 @@ class Measures:
             if along.name in axes and any(weight != 1 for weight in along.weights):
                 shape = [1] * (len(cell.shape) + 2)
                 shape[1 + place] = -1
-                shares = np.concatenate([number(Fraction(1, each), 2) for each in along.weights], 1)
-                share = shares.reshape(2, *shape[1:])
-                found = share if found is None else product(found, share)
+                shares = np.concatenate([share(each, 2) for each in along.weights], 1)
+                own = shares.reshape(2, *shape[1:])
+                found = own if found is None else product(found, own)
         return found
 
-    def _counted(self, cell: Cell, name: str) -> Integers:
+    def _counted(self, cell: RunCell, name: str) -> Integers:
         """Return 1 for each place that a rank counts: of copies, those of the first rank alone."""
         pieces = self.moves.pieces(cell, name)
         buffer = cell.program.by_name[name]
@@ -140,7 +138,7 @@ class Measures:
                     found[rank][place] = 0
         return found
 
-    def norm(self, cell: Cell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+    def norm(self, cell: RunCell, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return the sum of squares of what a rank counts."""
         dimensions = len(cell.shape) + 2
         squares = np.zeros((2, *(1,) * (dimensions - 1)), np.uint64)
@@ -157,7 +155,7 @@ class Measures:
             for operand in compute.operands
         ]
 
-    def finite(self, cell: Cell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+    def finite(self, cell: RunCell, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return a verdict: zero, with the set of gradients that it covers."""
         count = len(self.moves.names) + 1
         covered = np.zeros((self._words, *(1,) * len(cell.shape), count + 1), np.uint64)

@@ -1,8 +1,7 @@
-"""What the members of a communicator get, for all communicators of a group at once."""
+"""Collectives, for all communicators of a group at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, assert_never
 
@@ -10,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.check.execution.datum import Datum, Marks, Trail, chosen, read
-from zsim.check.execution.grid import Cell, Grid
+from zsim.check.execution.grid import Grid, RunCell
+from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Index, Tensors
 from zsim.mesh import Group
 from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction, View
-from zsim.specification.field import Numbers, number, product, summed
+from zsim.specification.field import number, product, share, summed
 
 Collective = AllGather | ReduceScatter | AllReduce | Broadcast
-Integers = NDArray[np.int64]
 
 
 class UnfollowedError(Exception):
-    """What a schedule does that this proof cannot follow; the message says what, in words."""
+    """The proof cannot follow what a schedule does; the message says what, in words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,7 @@ class Row:
     ranks; `starts` is where each cell begins; `weights` how many ranks each coordinate stands for.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[RunCell, ...]
     dimensions: tuple[int, ...]
     shape: tuple[int, ...]
     starts: tuple[tuple[int, ...], ...]
@@ -40,7 +39,7 @@ class Row:
     coordinates: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, grid: Grid, cells: tuple[Cell, ...], group: Group) -> "Row":
+    def of(cls, grid: Grid, cells: tuple[RunCell, ...], group: Group) -> "Row":
         """Lay the cells out."""
         dimensions = tuple(n for n, name in enumerate(grid.axes) if name in group.axes)
         shape, weights = list(cells[0].shape), [each.weights for each in cells[0].along]
@@ -137,8 +136,8 @@ class Row:
         return apart.transpose(*order, apart.ndim - 1)
 
 
-Bring = tuple[Cell, Collective, Datum]
-"""What a cell brings: the operation of its program, and what its source holds."""
+Bring = tuple[RunCell, Collective, Datum]
+"""A cell's part in a collective: the operation of its program, and what its source holds."""
 
 
 class Meetings:
@@ -153,7 +152,7 @@ class Meetings:
         self._lengths: dict[tuple[Row, tuple[View, ...]], Integers] = {}
         self._takes: dict[tuple[Row, tuple[View, ...], tuple[View, ...]], Integers] = {}
 
-    def row(self, cells: tuple[Cell, ...], name: str) -> Row:
+    def row(self, cells: tuple[RunCell, ...], name: str) -> Row:
         """Return the layout of cells along a group."""
         key = (name, tuple(cell.index for cell in cells))
         if key not in self._rows:
@@ -291,7 +290,7 @@ class Meetings:
                 values = product(values, np.array(weights, np.uint64).reshape(shape))
             values = summed(values, axis, keepdims=True)
         if reduction is Reduction.AVERAGE and row.ranks > 1:
-            values = product(values, _share(row.ranks, values.ndim))
+            values = product(values, share(row.ranks, values.ndim))
         return Datum(values, undefined, trail, covered)
 
     def _counts(self, row: Row, views: tuple[View, ...]) -> Integers:
@@ -344,10 +343,6 @@ class Meetings:
                 start += int(count)
             self._takes[key] = take
         return self._takes[key]
-
-
-def _share(ranks: int, dimensions: int) -> Numbers:
-    return number(Fraction(1, ranks), dimensions)
 
 
 def _each(

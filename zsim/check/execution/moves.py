@@ -7,17 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.check.execution.datum import Datum, chosen, like, trail_of, undefined_in
-from zsim.check.execution.grid import Cell
+from zsim.check.execution.grid import RunCell
 from zsim.check.execution.meeting import UnfollowedError
+from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.operation import Copy, Fill
-from zsim.specification.field import Numbers, number, product, total
-
-Integers = NDArray[np.int64]
+from zsim.specification.field import Numbers, number, product, share, total
 
 
 class Moves:
-    """What moves elements on one rank."""
+    """Fills and copies of the ranks of a cell."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -42,7 +41,7 @@ class Moves:
         """Return the number of the first piece of a parameter; any if it has no elements."""
         return self.numbers.get((parameter, 0), 0)
 
-    def pieces(self, cell: Cell, name: str) -> Integers:
+    def pieces(self, cell: RunCell, name: str) -> Integers:
         """Return which piece of which parameter each place of a buffer is, on every rank.
 
         NOTHING is padding, or what has no layout.
@@ -72,7 +71,7 @@ class Moves:
             found[low:high] = [self.numbers[parameter, start] for start in starts]
         return found
 
-    def filled(self, cell: Cell, fill: Fill, scalars: Mapping[str, float]) -> Datum:
+    def filled(self, cell: RunCell, fill: Fill, scalars: Mapping[str, float]) -> Datum:
         """Return what a fill writes."""
         value = Fraction(fill.value)
         if fill.scalar is not None:
@@ -84,10 +83,10 @@ class Moves:
         return Datum(np.broadcast_to(one, (2, *(1,) * len(cell.shape), index.count)))
 
     def is_constant(self, value: Numbers) -> bool:
-        """Whether some fill has written this number."""
+        """Return whether some fill has written this number."""
         return any((value.reshape(2) == each).all() for each in self.constants)
 
-    def copied(self, cell: Cell, copy: Copy, source: Datum, target: Datum | None) -> Datum:
+    def copied(self, cell: RunCell, copy: Copy, source: Datum, target: Datum | None) -> Datum:
         """Return what the target of a copy holds afterwards.
 
         `target` is what it held, if that counts.
@@ -107,10 +106,10 @@ class Moves:
     def _shared(self, source: Datum, divisor: int) -> Datum:
         if divisor == 1:
             return source
-        share = number(Fraction(1, divisor), source.values.ndim)
-        return Datum(product(source.values, share), source.undefined, source.trail, source.covered)
+        values = product(source.values, share(divisor, source.values.ndim))
+        return Datum(values, source.undefined, source.trail, source.covered)
 
-    def _by_parameter(self, cell: Cell, copy: Copy, moved: Datum, target: Datum) -> Datum:
+    def _by_parameter(self, cell: RunCell, copy: Copy, moved: Datum, target: Datum) -> Datum:
         """Return the target once what both hold of each parameter went over; padding is zero."""
         take, held = self._map(cell, copy.source.buffer, copy.target.buffer)
         there = take != NOTHING
@@ -135,7 +134,7 @@ class Moves:
             trail = trail_of(Datum(values, None, trail), Datum(values, None, stays))
         return Datum(values, marks, trail)
 
-    def _map(self, cell: Cell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
+    def _map(self, cell: RunCell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
         """Return which place of the source each of the target is, and where it is a piece."""
         key = (cell.index, source, target)
         if key not in self._maps:

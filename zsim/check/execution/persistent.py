@@ -1,39 +1,39 @@
-"""What persistent buffers hold between two steps: found after setup, and compared after a step."""
+"""Persistent buffers between two steps: what they hold after setup, and compared after a step."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zsim.access import accesses
 from zsim.check.execution.contents import Contents
 from zsim.check.execution.datum import Datum, Marks
-from zsim.check.execution.grid import Cell
-from zsim.check.execution.links import TENSOR
+from zsim.check.execution.grid import RunCell
 from zsim.check.execution.machine import Memory
 from zsim.check.execution.moves import Moves
+from zsim.check.execution.pieces import Integers
+from zsim.check.execution.reading import TENSOR
 from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.operation import Action, Compute, Role, View, walk
 from zsim.specification.field import Numbers, Random
 from zsim.specification.step import Cut, State
 
-Integers = NDArray[np.int64]
-
 PARAMETER, MOMENT, ANY, CONSTANT = 0, 1, 9, 10
 """What a place of a persistent buffer holds: a parameter, moment number 0 or 1 (1 or 2), numbers of
 which nothing is said, constant number 0, 1, ... NOTHING is what setup does not write."""
 
+OTHER = "another value than after plain training"
+
 Kinds = dict[tuple[int, str], Integers]
 """By cell and buffer a number for each place, NOTHING for most."""
 
-Layout = dict[str, Integers]
+LaidOut = dict[str, Integers]
 """By persistent buffer what each place of it holds, in the shape of the ranks and places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What a step leaves that plain training does not: where, of which parameter, and what."""
+    """A difference between what a step leaves and plain training: where, and of which parameter."""
 
     role: str
     buffer: str
@@ -82,7 +82,7 @@ class Persistent:
                         self._mark(trained, cell, each.view, PARAMETER)
         return moments, trained
 
-    def _mark(self, kinds: Kinds, cell: Cell, view: View, kind: int) -> None:
+    def _mark(self, kinds: Kinds, cell: RunCell, view: View, kind: int) -> None:
         """Say that the places of a view are of a kind."""
         key = (cell.index, view.buffer)
         if key not in kinds:
@@ -97,7 +97,7 @@ class Persistent:
             own = take[rank]
             kinds[key][rank][own[own >= 0]] = kind
 
-    def drifting(self, layout: list[Layout]) -> Iterator[Difference]:
+    def drifting(self, layout: list[LaidOut]) -> Iterator[Difference]:
         """Yield what updates train, or keep as a moment, and some rank has not as in training."""
         for cell, places in zip(self.grid.cells, layout, strict=True):
             for name, kinds in places.items():
@@ -108,13 +108,13 @@ class Persistent:
                     is_piece = self.moves.pieces(cell, name) != NOTHING
                     bad = (due != NOTHING) & (kinds != due + first) & is_piece
                     if bad.any():
-                        yield self._difference(cell, name, None, bad, overflows=False)
+                        yield self._difference(cell, name, bad, f"{OTHER}, on this rank")
 
-    def begin(self, first: list[Memory]) -> list[Layout]:
+    def begin(self, first: list[Memory]) -> list[LaidOut]:
         """Return where setup has laid out what."""
-        found: list[Layout] = []
+        found: list[LaidOut] = []
         for cell, memory in zip(self.grid.cells, first, strict=True):
-            layout: Layout = {}
+            layout: LaidOut = {}
             for name in cell.program.persistent:
                 datum = memory.buffers.get(name)
                 if datum is not None:
@@ -122,7 +122,7 @@ class Persistent:
             found.append(layout)
         return found
 
-    def _laid_out(self, cell: Cell, name: str, datum: Datum) -> Integers:
+    def _laid_out(self, cell: RunCell, name: str, datum: Datum) -> Integers:
         """Return what a buffer holds after setup: what updates train, a parameter, a constant."""
         pieces = self.moves.pieces(cell, name)
         wanted = self.contents.content(cell, name, self.initial.parameters)
@@ -148,7 +148,7 @@ class Persistent:
         return found
 
     def memory(
-        self, layout: list[Layout], state: State, scalars: Mapping[str, float]
+        self, layout: list[LaidOut], state: State, scalars: Mapping[str, float]
     ) -> list[Memory]:
         """Return memory that is laid out so, in a state of training and of the host."""
         found: list[Memory] = []
@@ -164,7 +164,7 @@ class Persistent:
             found.append(memory)
         return found
 
-    def _filled(self, cell: Cell, name: str, kinds: Integers, state: State) -> Numbers:
+    def _filled(self, cell: RunCell, name: str, kinds: Integers, state: State) -> Numbers:
         """Return what a buffer laid out so holds in a state; any numbers where it is ANY."""
         present = set(np.unique(kinds).tolist())
         states = {PARAMETER: state.parameters}
@@ -186,8 +186,8 @@ class Persistent:
     def compare(
         self,
         memory: list[Memory],
-        layout: list[Layout],
-        kept: list[Layout],
+        layout: list[LaidOut],
+        kept: list[LaidOut],
         wanted: State,
         *,
         overflows: bool,
@@ -213,28 +213,18 @@ class Persistent:
                 if bad.any():
                     given_up = np.where(undefined, NOTHING, ANY)
                     left[name] = np.where(bad, given_up, left[name])
-                    found.append(self._difference(cell, name, datum, bad, overflows=overflows))
+                    why = OTHER if (bad & ~undefined).any() else "what nothing wrote"
+                    why += " after a step that overflowed" if overflows else ""
+                    found.append(self._difference(cell, name, bad, why))
         return found
 
-    def _difference(
-        self, cell: Cell, name: str, datum: Datum | None, bad: Marks, *, overflows: bool
-    ) -> Difference:
+    def _difference(self, cell: RunCell, name: str, bad: Marks, why: str) -> Difference:
+        """Return what is wrong, with the first rank and the first parameter where it is."""
         *rank, place = (int(each[0]) for each in np.nonzero(bad))
         pieces = self.moves.pieces(cell, name)
         own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
         at = tuple(min(a, b - 1) for a, b in zip(rank, cell.shape, strict=True))
         number_of = self.tensors.mesh.rank(cell.coordinates(at))
-        why = "another value than after plain training"
-        if datum is None:
-            why = "another value than after plain training, on this rank"
-        elif datum.undefined is not None:
-            marks = np.broadcast_to(
-                datum.undefined, np.broadcast_shapes(datum.undefined.shape, bad.shape)
-            )
-            if marks[(*rank, place)]:
-                why = "what nothing wrote"
-        if overflows:
-            why += " after a step that overflowed"
         parameter = self.moves.names[own[place]] if own[place] != NOTHING else ""
         return Difference(
             role=cell.program.role,
@@ -245,7 +235,7 @@ class Persistent:
             writer=_writer(cell, name),
         )
 
-    def missing(self, layout: list[Layout]) -> Iterator[Difference]:
+    def missing(self, layout: list[LaidOut]) -> Iterator[Difference]:
         """Yield parameters, or moments of them, of which no rank keeps all."""
         count = len(self.moves.names)
         held = np.zeros((1 + self.moments, self._parts(), count + 1), bool)
@@ -270,7 +260,7 @@ class Persistent:
     def _parts(self) -> int:
         return 1 if self.cut.tensor is None else self.cut.shape[self.cut.tensor - 1]
 
-    def _part_of(self, cell: Cell) -> Integers:
+    def _part_of(self, cell: RunCell) -> Integers:
         """Return for each rank of a cell which part of tensors it has."""
         found = np.zeros(cell.shape, np.int64)
         if self.cut.tensor is None:
@@ -283,7 +273,7 @@ class Persistent:
         return found + np.array(own, np.int64).reshape(shape)
 
 
-def _writer(cell: Cell, name: str) -> str:
+def _writer(cell: RunCell, name: str) -> str:
     """Return the last operation of a step that writes a buffer."""
     found = ""
     for operation in walk(cell.program.step):

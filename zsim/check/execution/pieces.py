@@ -118,7 +118,7 @@ class Spaces:
             cuts |= {start, end}
 
     def cuts_what_is_left_out(self) -> bool:
-        """Whether some view of all ranks alike begins or ends inside what is left out.
+        """Return whether a view of all ranks alike begins or ends inside what is left out.
 
         It then tells ranks apart that are taken for one.
         """

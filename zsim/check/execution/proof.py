@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zsim.check.execution.classes import tracked
 from zsim.check.execution.grid import Along, Grid, every
 from zsim.check.execution.kernels import Kernels
-from zsim.check.execution.links import TENSOR, Links
+from zsim.check.execution.links import Links
 from zsim.check.execution.machine import Machine, Memory
 from zsim.check.execution.meeting import Meetings
 from zsim.check.execution.moves import Moves
-from zsim.check.execution.persistent import Difference, Layout, Persistent
-from zsim.check.execution.reading import Training
+from zsim.check.execution.persistent import Difference, LaidOut, Persistent
+from zsim.check.execution.reading import TENSOR, Training
 from zsim.check.execution.segments import Departure
 from zsim.check.execution.tensors import Tensors
 from zsim.check.execution.unions import Adopted
@@ -45,12 +44,9 @@ class TooManyRanksError(Exception):
     """More ranks would have to be run than a proof runs; the message says how many."""
 
 
-Integers = NDArray[np.int64]
-
-
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of the runs: nothing of all this if values are proved.
+    """Outcome of the runs: nothing of all this if values are proved.
 
     `departures` are the first segments that read something else than in plain training.
     """
@@ -70,7 +66,7 @@ UNKNOWN = Model(
 """Stands for a model of which nothing is known: no segment is its."""
 
 
-class Proof:
+class StepProof:
     """One schedule, cut and ready to run."""
 
     def __init__(
@@ -196,8 +192,8 @@ class Proof:
         return outcome
 
     def _round(
-        self, layout: list[Layout], scalars: Mapping[str, float]
-    ) -> tuple[list[Layout], list[Difference]]:
+        self, layout: list[LaidOut], scalars: Mapping[str, float]
+    ) -> tuple[list[LaidOut], list[Difference]]:
         """Run a step on each of its ways: what is left of a layout, and what differs."""
         self.plain = self._plain()
         state = self.plain.state(self.moments, scalars["updates"])

@@ -1,11 +1,11 @@
-"""What the contract says of training and, where no model is given, the one that a schedule runs.
+"""Training as the contract has it and, where no model is given, the one that a schedule runs.
 
 Without a model the first forward of each segment says what it reads and makes, and each backward
 what it keeps and which gradients it makes: so all micro-batches, ranks and recomputations are held
 against the first.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
@@ -25,6 +25,7 @@ from zsim.rule import SGD, Adam, ClipNorm
 from zsim.schedule import Program, Schedule
 
 TENSOR = "tensor"
+"""The axis that the segments of a model are split over: `Model.tensor` is its size."""
 
 Place = tuple[str, int, int]
 
@@ -35,7 +36,7 @@ def _place(view: View) -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the contract says of training; `assumed` is what it does not say."""
+    """Training as the contract has it; `assumed` is what it does not say."""
 
     micro_batches: int
     divisor: int
@@ -95,8 +96,6 @@ class _Draft:
     parameters: tuple[Parameter, ...]
     reduces_output: bool
     backward: Compute | None = None
-    name: str = ""
-    names: list[str] = field(default_factory=list[str])
 
 
 class _Reader:

@@ -11,7 +11,7 @@ import numpy as np
 
 from zsim.check.execution.contents import Contents
 from zsim.check.execution.datum import Datum, Marks, anywhere, either, unwritten
-from zsim.check.execution.grid import Cell
+from zsim.check.execution.grid import RunCell
 from zsim.operation import Action, Compute, Role
 from zsim.specification import kernel
 from zsim.specification.field import Numbers, Random, product, total
@@ -51,7 +51,7 @@ class Segments:
         keys = ((compute.unit, compute.segment, batch) for batch in dict.fromkeys(order))
         return [known[key] for key in keys if key in known]
 
-    def _differs(self, cell: Cell, datum: Datum, wanted: Numbers) -> Marks | None:
+    def _differs(self, cell: RunCell, datum: Datum, wanted: Numbers) -> Marks | None:
         """Return on which ranks a datum is not the numbers, (ranks..., 1); None if on none."""
         wanted = self.contents.within(cell, wanted)
         if datum.count != wanted.shape[-1]:
@@ -66,7 +66,7 @@ class Segments:
 
     def _apart(
         self,
-        cell: Cell,
+        cell: RunCell,
         compute: Compute,
         read: Reads,
         *,
@@ -83,7 +83,7 @@ class Segments:
             found = differs if found is None else found | differs
         return found
 
-    def note(self, cell: Cell, compute: Compute, name: str, datum: Datum) -> None:
+    def note(self, cell: RunCell, compute: Compute, name: str, datum: Datum) -> None:
         """Remember that an operand, by role and number, is another than in the plain step."""
         role, place = name.rsplit(" ", 1)
         views = [each.view for each in compute.operands if each.role == role]
@@ -93,7 +93,7 @@ class Segments:
 
     def forward(
         self,
-        cell: Cell,
+        cell: RunCell,
         compute: Compute,
         operands: Sequence[Datum],
         of: Of,
@@ -140,7 +140,7 @@ class Segments:
 
     def _chosen(
         self,
-        cell: Cell,
+        cell: RunCell,
         compute: Compute,
         read: Sequence[Datum],
         runs: Sequence[Application],
@@ -201,7 +201,7 @@ class Segments:
 
     def backward(
         self,
-        cell: Cell,
+        cell: RunCell,
         compute: Compute,
         operands: Sequence[Datum],
         of: Of,

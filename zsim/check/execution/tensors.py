@@ -1,4 +1,4 @@
-"""Where the elements of buffers and views lie in spaces, and which pieces each rank has of them."""
+"""Places of buffers and views in spaces, and the pieces that each rank has of them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.check.execution.grid import Cell, Grid
-from zsim.check.execution.pieces import Key, Space, Spaces
+from zsim.check.execution.grid import Grid, RunCell
+from zsim.check.execution.pieces import Integers, Key, Space, Spaces
 from zsim.check.execution.unions import Adopted
 from zsim.layout import Layout
 from zsim.mesh import Coordinates
 from zsim.operation import View
 from zsim.schedule import Buffer, Program, Schedule
-
-Integers = NDArray[np.int64]
 
 NOTHING = -1
 """The number of the piece where a rank has fewer than others."""
@@ -22,7 +20,7 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Which numbers of a buffer's array a view is: a slice, or numbers that differ by rank.
+    """Places of a view in a buffer's array: a slice, or numbers that differ by rank.
 
     `take` has the shape of the ranks, then the places of the view; NOTHING where a rank has none.
     """
@@ -47,14 +45,13 @@ class Held:
 
     buffer: Buffer
     space: Space
-    sharded: bool
     first: Integers
     counts: Integers
     width: int
 
     @property
     def is_ragged(self) -> bool:
-        """Whether some rank has fewer pieces than others."""
+        """Return whether some rank has fewer pieces than others."""
         return self.counts.size > 1 and bool((self.counts != self.width).any())
 
 
@@ -247,14 +244,14 @@ class Tensors:
         return frozenset(names)
 
     def places(
-        self, cell: Cell, view: View, more: frozenset[str] = frozenset()
+        self, cell: RunCell, view: View, more: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Coordinates, int, int]]:
         """Yield where a view is on every rank on which it may be somewhere else."""
         axes = self.varies(cell.program, view) | more
         for _, at in self.grid.ranks(cell, axes):
             yield at, *self.place(cell.program, view, at)
 
-    def cut(self, cell: Cell, view: View) -> None:
+    def cut(self, cell: RunCell, view: View) -> None:
         """Cut the space of a view where it begins and ends on some rank."""
         key = (cell.program.role, view)
         if key in self._seen:
@@ -272,7 +269,7 @@ class Tensors:
         if view.axis is not None:
             self.split(space, view.start, view.size, self.mesh.parts(view.axis))
 
-    def link(self, cell: Cell, one: View, other: View) -> None:
+    def link(self, cell: RunCell, one: View, other: View) -> None:
         """Say that the elements of two views of each rank correspond."""
         program = cell.program
         first = self.key(program, one.buffer)
@@ -283,7 +280,7 @@ class Tensors:
             there = self.place(program, other, at)[0]
             self.spaces.link((first, start), (second, there), size, own=own)
 
-    def link_to(self, cell: Cell, view: View, key: Key) -> None:
+    def link_to(self, cell: RunCell, view: View, key: Key) -> None:
         """Say that the elements of a view of each rank are those of a space, from its start on."""
         program = cell.program
         space = self.key(program, view.buffer)
@@ -292,7 +289,7 @@ class Tensors:
             self.spaces.space(key, size)
             self.spaces.link((space, start), (key, 0), size, own=own)
 
-    def close(self, cells: Iterable[Cell]) -> None:
+    def close(self, cells: Iterable[RunCell]) -> None:
         """Cut where ranks' parts of buffers begin and end, and number all pieces."""
         for cell in cells:
             for declared in cell.program.buffers:
@@ -307,14 +304,14 @@ class Tensors:
                     self.spaces.cut(key, start, start + size)
         self.spaces.close()
 
-    def held(self, cell: Cell, name: str) -> Held:
+    def held(self, cell: RunCell, name: str) -> Held:
         """Return what the ranks of a cell have of a buffer."""
         found = self._held.get((cell.index, name))
         if found is None:
             found = self._held[cell.index, name] = self._hold(cell, self.buffer(cell.program, name))
         return found
 
-    def _hold(self, cell: Cell, buffer: Buffer) -> Held:
+    def _hold(self, cell: RunCell, buffer: Buffer) -> Held:
         space = self.spaces.by_key[self.key(cell.program, buffer.name)]
         axes = frozenset() if buffer.shard is None else frozenset(self.mesh.parts(buffer.shard))
         shape = self._shape(cell, axes)
@@ -323,12 +320,12 @@ class Tensors:
             start, size = self.segment(buffer, at)
             low, high = space.inside(start, start + size)
             first[position], counts[position] = low, high - low
-        return Held(buffer, space, buffer.shard is not None, first, counts, int(counts.max()))
+        return Held(buffer, space, first, counts, int(counts.max()))
 
-    def _shape(self, cell: Cell, axes: frozenset[str]) -> tuple[int, ...]:
+    def _shape(self, cell: RunCell, axes: frozenset[str]) -> tuple[int, ...]:
         return tuple(len(along.coordinates) if along.name in axes else 1 for along in cell.along)
 
-    def index(self, cell: Cell, view: View) -> Index:
+    def index(self, cell: RunCell, view: View) -> Index:
         """Return which numbers of the array of its buffer a view is."""
         key = (cell.index, id(view))  # to hash a view takes longer than to find its index
         found = self._indices.get(key)
@@ -337,7 +334,7 @@ class Tensors:
             found = self._indices[key] = (index, view)
         return found[0]
 
-    def _index(self, cell: Cell, held: Held, view: View) -> Index:
+    def _index(self, cell: RunCell, held: Held, view: View) -> Index:
         buffer = held.buffer
         if view.size == buffer.elements and view.axis is None and view.layout is None:
             return Index(0, held.width)
@@ -359,7 +356,7 @@ class Tensors:
             take[position][: high - low] = np.arange(low, high)
         return Index(0, width, take)
 
-    def lengths(self, cell: Cell, view: View) -> Integers:
+    def lengths(self, cell: RunCell, view: View) -> Integers:
         """Return how many pieces each rank has of a view, in the shape of the ranks."""
         index, held = self.index(cell, view), self.held(cell, view.buffer)
         if index.take is not None:
@@ -369,7 +366,7 @@ class Tensors:
             return held.counts
         return np.full((1,) * len(cell.shape), index.high - index.low, np.int64)
 
-    def filled(self, cell: Cell, view: View) -> NDArray[np.bool_]:
+    def filled(self, cell: RunCell, view: View) -> NDArray[np.bool_]:
         """Return where ranks that have fewer pieces of a view than others have any."""
         index, held = self.index(cell, view), self.held(cell, view.buffer)
         if index.take is not None:

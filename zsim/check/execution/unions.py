@@ -1,4 +1,4 @@
-"""Whether the parts of neighbouring ranks can be run as one, and which buffers hold such parts.
+"""Parts of neighbouring ranks that can be run as one, and the buffers that hold such parts.
 
 Where every operation takes a rank's own part of a tensor whole, or as a window on the tensor, the
 parts of neighbours are treated alike, element by element: then one rank can be run that holds the
