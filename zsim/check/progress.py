@@ -7,6 +7,12 @@ its partners: a collective ends when every member has started it, a send when it
 started and the reverse, so a lone send is a rendezvous. An edge to what the same step issues later
 is a fault of its own: nothing exists yet that could be waited for.
 
+Proved of order across communicators: there is no cycle either if each rank runs its communications
+one after the other, in the order of its host, whatever their streams and communicators. NCCL asks
+for that where kernels of several communicators share a GPU: one that has started holds it until its
+peers have started too, and two that wait for each other on two ranks never end. Sends and receives
+count, those that are issued as one as one.
+
 While all members of every communicator play one role and no one sends, all waits point to what was
 issued before, and only such edges are left to look for. Otherwise the graph is built on cells of
 ranks that nothing tells apart. That is exact: a cycle over cells is one over ranks, since from any
@@ -30,7 +36,12 @@ from zsim.operation import Branch, Communication, Free, FreeMode, Receive, Send,
 from zsim.order import OUTCOMES_MAX
 
 INVARIANT = "progress"
+IN_ORDER = "order across communicators"
 STEPS = 2
+
+DEADLOCK = "deadlock: it waits for operations that wait for it"
+DISORDERED = "ranks issue operations of several communicators in different orders"
+IN_HOST_ORDER = "the host issues that first, on another communicator"
 
 
 def examine(subject: Subject) -> list[Finding]:
@@ -58,7 +69,9 @@ def examine(subject: Subject) -> list[Finding]:
     cycles: dict[frozenset[str], Finding] = {}
     for choice in product((True, False), repeat=len(branches)):
         taken = {name for name, then in zip(branches, choice, strict=True) if then}
-        for operations, finding in _Waits(subject, among, taken).cycles():
+        in_order = list(_Waits(subject, among, taken, in_order=True).cycles())
+        stuck = list(_Waits(subject, among, taken).cycles()) if in_order else []
+        for operations, finding in stuck or in_order:
             cycles.setdefault(operations, finding)
     return found + list(cycles.values())
 
@@ -147,10 +160,14 @@ class _Issued:
 class _Walker:
     """Adds what the ranks of one cell issue, as far as it does not concern other cells."""
 
-    def __init__(self, graph: WaitGraph, role: str, taken: set[str], stream_count: int) -> None:
+    def __init__(
+        self, graph: WaitGraph, role: str, taken: set[str], stream_count: int, *, in_order: bool
+    ) -> None:
         self.graph = graph
         self.role = role
         self.taken = taken
+        self.in_order = in_order
+        self.communication: _Issued | None = None
         self.tails: list[int | None] = [None] * stream_count
         self.host: int | None = None
         self.done: dict[int, int] = {}
@@ -201,7 +218,12 @@ class _Walker:
         if group := numbered.group[number]:
             wait(start, self.latest.get(group), f"earlier on the communicator of {group}")
             self.latest[group] = done
-            self.issued[group].append(_Issued(numbered, number, start, done))
+            issued = _Issued(numbered, number, start, done)
+            self.issued[group].append(issued)
+            if self.in_order:
+                if before := self.communication:
+                    wait(start, before.done, IN_HOST_ORDER)
+                self.communication = issued
         self.tails[stream] = self.done[number] = done
 
     def _after(self, numbered: Numbered, number: int, node: int, why: str) -> None:
@@ -212,14 +234,23 @@ class _Walker:
 
 
 class _Waits:
-    """The graph of setup and the steps, for one way through the branches."""
+    """The graph of setup and the steps, for one way through the branches.
 
-    def __init__(self, subject: Subject, among: list[Cell], taken: set[str]) -> None:
+    With `in_order`, a rank's communications run one after the other, whatever their communicators.
+    """
+
+    def __init__(
+        self, subject: Subject, among: list[Cell], taken: set[str], *, in_order: bool = False
+    ) -> None:
         schedule = subject.schedule
+        self.in_order = in_order
         self.graph = WaitGraph()
         by_role = {each.program.role: each for each in subject.programs}
         walkers = {
-            cell: _Walker(self.graph, cell.role, taken, len(schedule.streams)) for cell in among
+            cell: _Walker(
+                self.graph, cell.role, taken, len(schedule.streams), in_order=in_order
+            )
+            for cell in among
         }
         everything = self.graph.node("", "the end of setup")
         for cell, walker in walkers.items():
@@ -281,10 +312,10 @@ class _Waits:
             yield (
                 operations,
                 Finding(
-                    invariant=INVARIANT,
+                    invariant=IN_ORDER if self.in_order else INVARIANT,
                     role=" and ".join(roles),
                     operation=min(operations),
-                    why="deadlock: it waits for operations that wait for it",
+                    why=DISORDERED if self.in_order else DEADLOCK,
                     witness=tuple(lines),
                 ),
             )
