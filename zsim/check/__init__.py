@@ -12,6 +12,7 @@ from zsim.check import (
     lifetime,
     matching,
     memory,
+    places,
     progress,
     races,
     scalars,
@@ -40,6 +41,7 @@ VALUES = {
     values.INVARIANT: values.examine,
     scalars.INVARIANT: scalars.examine,
     formats.INVARIANT: formats.examine,
+    places.INVARIANT: places.examine,
 }
 """Families that compare with the specification."""
 
@@ -84,6 +86,7 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
             found += shown.findings
             found += scalars.examine(subject)
             found += formats.examine(subject)
+            found += places.examine(subject)
         for examine in PROMISES.values():
             found += examine(subject)
         broken = {finding.invariant for finding in found}

@@ -247,9 +247,7 @@ class _Waits:
         self.graph = WaitGraph()
         by_role = {each.program.role: each for each in subject.programs}
         walkers = {
-            cell: _Walker(
-                self.graph, cell.role, taken, len(schedule.streams), in_order=in_order
-            )
+            cell: _Walker(self.graph, cell.role, taken, len(schedule.streams), in_order=in_order)
             for cell in among
         }
         everything = self.graph.node("", "the end of setup")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Set
 
-from zsim.check import formats, memory, scalars, values, volume
+from zsim.check import formats, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
 from zsim.rule import SGD, Adam
@@ -38,6 +38,8 @@ def says(
             proved.append("host scalars")
         if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
             proved.append("number formats")
+        if places.INVARIANT not in broken:
+            proved.append("places")
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
     if peaks and memory.INVARIANT not in broken:
         proved.append(f"memory {format_bytes(max(peaks))}")

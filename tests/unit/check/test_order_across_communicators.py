@@ -87,7 +87,9 @@ def pipeline(*sequences: tuple[str, ...]) -> Schedule:
             if each == "send":
                 role.step.send(f"{number}/send", "row", views[each], offset=1, stream="along")
             elif each == "receive":
-                role.step.receive(f"{number}/receive", "row", views[each], offset=-1, stream="along")
+                role.step.receive(
+                    f"{number}/receive", "row", views[each], offset=-1, stream="along"
+                )
             else:
                 role.step.all_reduce(f"{number}/sum", "all", views[each], stream="over")
     return build.schedule()
