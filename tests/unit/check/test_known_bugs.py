@@ -3,9 +3,9 @@
 DS is deepspeedai/DeepSpeed, PT pytorch/pytorch, MLM NVIDIA/Megatron-LM; numbers are of issues.
 
 Elsewhere: communicators in opposite orders (nccl 195, rccl 2191) in
-`test_order_across_communicators`; overflow that stages handle differently, counters and accumulators across a skip (DS 1599, 8415, 6550) in
-`test_values_of_branches` and `test_scalars`; parameters without elements (DS 8297) in every drawn
-model.
+`test_order_across_communicators`; overflow that stages handle differently, counters and
+accumulators across a skip (DS 1599, 8415, 6550) in `test_values_of_branches` and `test_scalars`;
+parameters without elements (DS 8297) in every drawn model.
 What is not planted stands in docs/check.md with the reason.
 """
 
