@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
 from drawn import jobs
+from drawn_emulated import emulated_jobs, pipelined_jobs
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mutation import edited, split, twice, without
@@ -30,8 +32,21 @@ def one_of(draw: st.DrawFn, made: Schedule, *kinds: type[Operation]) -> str:
     return draw(st.sampled_from(names))
 
 
-@given(jobs())
+EVERY = st.one_of(jobs(), emulated_jobs(), pipelined_jobs())
+"""Every stage, runtime and knob, with data, tensor and pipeline axes."""
+
+
+@settings(max_examples=300)
+@given(EVERY)
 def test_every_drawn_schedule_is_proved(job: Job) -> None:
+    assert check(schedule(*job), job[0]) == ()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@settings(max_examples=2000)
+@given(EVERY)
+def test_two_thousand_drawn_schedules_are_proved(job: Job) -> None:
     assert check(schedule(*job), job[0]) == ()
 
 

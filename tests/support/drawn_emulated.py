@@ -5,8 +5,10 @@ from dataclasses import replace
 from drawn import chains, models
 from hypothesis import strategies as st
 
+from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.model import Model
+from zsim.pipeline import in_blocks
 from zsim.rule import SGD, Adam
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
@@ -14,6 +16,7 @@ from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.runtime.megatron import Megatron
 from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.strategy import STAGES, Checkpointing, Precision, Runtime, Strategy
+from zsim.transformer import transformer
 
 FORMATS = st.sampled_from([None, DType.FP32])
 SIZES = st.sampled_from([1, 30, 200, 10**4])
@@ -122,3 +125,39 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     )
     drawn = st.one_of(models(strategy), chains(strategy))
     return draw(drawn.filter(lambda model: bool(model.parameters))), strategy
+
+
+@st.composite
+def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
+    """A transformer and a strategy that splits it over the stages of a pipeline, as nanotron."""
+    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    strategy = Strategy(
+        stage=draw(st.sampled_from(STAGES[Nanotron])),
+        pipeline=draw(st.integers(2, 4)),
+        data=draw(st.integers(1, 3)),
+        tensor=draw(st.integers(1, 2)),
+        gradient_accumulation_steps=draw(st.integers(1, 5)),
+        precision=draw(st.sampled_from(Precision)),
+        optimizer=draw(st.sampled_from(optimizers)),
+        clip_norm=draw(st.sampled_from([None, 1.0])),
+        checkpointing=draw(st.sampled_from(Checkpointing)),
+        emulate=draw(nanotron()),
+    )
+    heads = 2 * strategy.tensor
+    shape = GPT(
+        layers=draw(st.integers(strategy.pipeline, strategy.pipeline + 2)),
+        hidden_size=heads * draw(st.integers(1, 2)),
+        attention_heads=heads,
+        sequence_length=2 * draw(st.integers(1, 2)),
+        vocab_size=draw(st.integers(2, 13)),
+    )
+    model = transformer(
+        shape,
+        micro_batch_size=1,
+        tensor=strategy.tensor,
+        precision=strategy.precision,
+        sequence=strategy.cuts_tokens,
+        keeps_whole=strategy.keeps_whole,
+        in_place_loss=strategy.in_place_loss,
+    )
+    return in_blocks(model), strategy
