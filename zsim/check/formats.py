@@ -32,6 +32,19 @@ INVARIANT = "formats"
 STATES = (Kind.PARAMETER, Kind.COMMUNICATION, Kind.MASTER)
 """Kinds of buffers through which parameters pass."""
 
+BITS = {
+    DType.INT8: (0, 7),
+    DType.INT64: (0, 63),
+    DType.FP8: (4, 3),
+    DType.FP16: (5, 10),
+    DType.BF16: (8, 7),
+    DType.FP32: (8, 23),
+    DType.FP64: (11, 52),
+}
+"""Bits of exponent and fraction: IEEE 754-2019; bfloat16 of Intel 2018; 8 bits as E4M3 (Micikevicius
+et al. 2022). An integer has no exponent."""
+assert set(BITS) == set(DType)
+
 UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
 
 
@@ -49,10 +62,8 @@ def examine(subject: Subject) -> list[Finding]:
 
 
 def _is_narrower(one: DType, other: DType) -> bool:
-    """Return whether a format has fewer bits than another, or as many and others."""
-    return one.size_bytes < other.size_bytes or (
-        one.size_bytes == other.size_bytes and one is not other
-    )
+    """Return whether a format holds numbers of another one less exactly, or not all of them."""
+    return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
 
 
 def _width(dtype: DType) -> int:

@@ -159,6 +159,23 @@ def test_gradients_that_are_not_widened_before_the_update_are_found() -> None:
     assert "gradient in bf16" in found.why
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_gradients_that_are_integers_for_a_while_are_found(stage: int) -> None:
+    """As wide as any number is, and without its exponent."""
+    model = gpt(SHAPE, micro_batch_size=1, precision=Precision.FP16)
+    made = schedule(model, Strategy(stage=stage, data=2, precision=Precision.FP16))
+    (program,) = made.programs
+    casts = {each.name for each in program.buffers if each.name.endswith("/cast")}
+    assert casts
+    for name in casts:
+        buffers = tuple(
+            replace(each, dtype=DType.INT64) if each.name == name else each
+            for each in program.buffers
+        )
+        whole = replace(made, programs=(replace(program, buffers=buffers),))
+        assert formats(whole, model), name
+
+
 def test_a_norm_that_is_added_up_in_bf16_is_found() -> None:
     model = gpt(SHAPE, micro_batch_size=1)
     made = schedule(model, Strategy(stage=2, data=2, clip_norm=1.0))
