@@ -12,7 +12,6 @@ import time
 import numpy as np
 
 from benchmarks.step_96_layers import model
-from zsim import zero
 from zsim.allocator import book
 from zsim.allocator.request import Give, Request, Take, caching_allocator, replay
 from zsim.allocator.setting import AllocatorSettings
@@ -20,6 +19,7 @@ from zsim.architecture import GPT
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 
 TARGET_PAIRS_PER_S = 300_000
@@ -29,7 +29,7 @@ REPETITIONS = 5
 
 def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
     """Requests of setup and of some steps."""
-    (program,) = zero.schedule(layers, strategy).programs
+    (program,) = make_schedule(layers, strategy).programs
     found: list[Request] = []
     for entry in book(program, STEPS):
         if entry.change_bytes > 0:

@@ -15,8 +15,8 @@ from zsim.check import FAMILIES, check
 from zsim.check.subject import Subject
 from zsim.gpt import gpt
 from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 
 REPETITIONS = 7
 LAYERS = {96: (12288, 96), 1000: (1024, 16)}
@@ -55,7 +55,7 @@ def prove(layers: int, steps: int, target_s: float, *, emulate: DeepSpeed | None
     )
     model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
     begin = time.process_time()
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     making_s = time.process_time() - begin
     taken_s: list[float] = []
     families: dict[str, float] = {}

@@ -23,9 +23,9 @@ from zsim.backend import Job
 from zsim.cluster import Cluster, Fabric, FabricKind, Tier
 from zsim.fault import DeadNic, Fault, SlowGpu, SlowNic
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 TARGETS_S = {512: 0.04, 1024: 0.04, 16_384: 0.2, 131_072: 2.0}
@@ -39,7 +39,8 @@ LAYERS = model()
 
 def step(gpus: int) -> Schedule:
     """The schedule."""
-    return schedule(LAYERS, Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD()))
+    strategy = Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD())
+    return make_schedule(LAYERS, strategy)
 
 
 def cpu_s(work: Callable[[], object], repetitions: int = REPETITIONS) -> float:

@@ -25,10 +25,10 @@ from zsim.kernel import Kernel, KernelKind
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.operation import Action, Compute
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
 from zsim.summary import summary
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 LAYERS = 96
@@ -112,14 +112,14 @@ def main(gpus: int) -> None:
     """Print the table."""
     layers = model()
     strategy = Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD())
-    made = schedule(layers, strategy)
+    made = make_schedule(layers, strategy)
     job = Job(schedule=made, model=layers, cluster=cluster(gpus, made))
     backend = SimBackend()
     trace = backend.run(job, seed=0)
     figures = summary(job, trace)
     findings = check(made, layers, compares=False)
     parts = {
-        "generation": median_s(lambda: schedule(layers, strategy)),
+        "generation": median_s(lambda: make_schedule(layers, strategy)),
         "check": median_s(lambda: check(made, layers, compares=False)),
         "simulation": median_s(lambda: backend.run(job, seed=0)),
     }

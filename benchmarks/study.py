@@ -28,6 +28,7 @@ from zsim.cluster import Cluster
 from zsim.outline import Recipe
 from zsim.resolve import outline, replicas
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.shell.installed import kernel_profile, network_profile
 from zsim.shell.sweep.code_version import code_version
@@ -41,7 +42,6 @@ from zsim.study.outcome import Outcome
 from zsim.study.plan import Reader, StudyPlan, planned
 from zsim.study.proved import Proved
 from zsim.study.result import result_of
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 CORES = 2
@@ -88,7 +88,7 @@ def study(speeds: int) -> StudyPlan:
 @cache
 def made(gpus: int) -> Schedule:
     """The schedule, as step_96_layers.py has it."""
-    return schedule(LAYERS, strategy(gpus))
+    return make_schedule(LAYERS, strategy(gpus))
 
 
 def strategy(gpus: int) -> Strategy:
@@ -107,7 +107,7 @@ def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
 
 def proved_step(recipe: Recipe) -> Proved | Outcome:
     """The 96 layers on so many GPUs as the recipe says, generated and checked."""
-    found = schedule(LAYERS, recipe.strategy)
+    found = make_schedule(LAYERS, recipe.strategy)
     assert not check(found, LAYERS, compares=False)
     return Proved(LAYERS, found, cast("Trier", SimBackend()))
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from zsim.rule import Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 from zsim_torch import describe, run_ranks, train
 
 RANKS, STEPS = 2, 60
@@ -30,7 +30,7 @@ def fit() -> tuple[float, ...]:
     batches = [torch.rand(32, 1, generator=own) for _ in range(STEPS)]
     units = ("0", "1", "2", "3")  # what is gathered and freed together: paths of submodules
     strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(learning_rate=2e-2))
-    zero3 = schedule(describe(module, units, batches[0]), strategy)
+    zero3 = make_schedule(describe(module, units, batches[0]), strategy)
     return train(module, units, zero3, batches, steps=STEPS).losses
 
 

@@ -82,7 +82,7 @@ def codec_of(hint: Hint) -> Codec:
         return _tuple(get_args(hint))
     origin: Hint = get_origin(hint)
     if origin in (Union, UnionType):
-        return _union(get_args(hint))
+        return _union(tuple(kind for each in get_args(hint) for kind in _kinds(each)))
     raise TypeError(f"no JSON form for {hint}")
 
 
@@ -217,6 +217,11 @@ def _union(kinds: tuple[Any, ...]) -> Codec:
         raise FieldError(f"{shown(value)} must be {' or '.join(allowed)}")
 
     return Codec(encode, decode)
+
+
+def _kinds(hint: Hint) -> tuple[Hint, ...]:
+    """Return the classes that a base stands for, if it knows them; else the type itself."""
+    return tuple(hint.kinds()) if "kinds" in getattr(hint, "__dict__", ()) else (hint,)
 
 
 def _fits(value: object, kind: Hint) -> bool:

@@ -26,7 +26,7 @@ from zsim.scenario import (
     TrainTable,
     ZeroTable,
 )
-from zsim.strategy import STAGES, Checkpointing, Precision
+from zsim.strategy import Checkpointing, Precision
 from zsim.wording import line
 
 Options = dict[str, object]
@@ -299,7 +299,7 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
     if what is None and "stage" in zero:
         return cast("int", zero["stage"])
     stage = 0 if what is None else cast("int", what.value)
-    if stage not in STAGES[DeepSpeed]:
+    if stage not in DeepSpeed.stages:
         raise ScenarioError(f"{FIELD}: {ZERO}.stage: {stage} is not modelled, only 1, 2 and 3")
     return stage
 

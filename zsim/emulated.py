@@ -4,24 +4,13 @@ from collections.abc import Mapping
 from typing import cast
 
 from zsim.codec import FieldError, decode_value
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp1 import FSDP1
-from zsim.runtime.fsdp2 import FSDP2
-from zsim.runtime.megatron import Megatron
-from zsim.runtime.nanotron import Nanotron
+from zsim.runtime.options import RuntimeOptions
+from zsim.runtimes.registry import runtimes
 from zsim.scenario import ScenarioError, ZeroTable
-from zsim.strategy import STAGES, Runtime
-
-RUNTIMES: dict[str, type[Runtime]] = {
-    "fsdp1": FSDP1,
-    "fsdp2": FSDP2,
-    "deepspeed": DeepSpeed,
-    "megatron": Megatron,
-    "nanotron": Nanotron,
-}
+from zsim.strategy import STAGES
 
 
-def emulated(zero: ZeroTable) -> Runtime | None:
+def emulated(zero: ZeroTable) -> RuntimeOptions | None:
     """The runtime that `emulate` names, with the options in the table of its name; None is our own.
 
     Raises:
@@ -29,20 +18,20 @@ def emulated(zero: ZeroTable) -> Runtime | None:
     """
     if zero.deepspeed_config is not None:
         raise ScenarioError(f"zero.deepspeed_config: {zero.deepspeed_config!r} was not read")
-    for name in RUNTIMES:
+    for name in runtimes():
         if getattr(zero, name) is not None and zero.emulate != name:
             raise ScenarioError(f'zero.{name}: stands with emulate = "{name}"')
     if zero.emulate is None:
         return None
-    kind = RUNTIMES[zero.emulate]
+    kind = runtimes()[zero.emulate].options
     options = cast("Mapping[str, object] | None", getattr(zero, zero.emulate)) or {}
     try:
-        return cast("Runtime", decode_value(_whole_numbers(options), kind))
+        return cast("RuntimeOptions", decode_value(_whole_numbers(options), kind))
     except FieldError as error:
         raise ScenarioError(f"zero.{zero.emulate}.{error}") from None
 
 
-def stage_of(zero: ZeroTable, runtime: Runtime | None) -> int:
+def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
     """The ZeRO stage: as it is given, or the one that the runtime is.
 
     Raises:
@@ -50,7 +39,7 @@ def stage_of(zero: ZeroTable, runtime: Runtime | None) -> int:
     """
     if zero.stage is not None:
         return zero.stage
-    stages = (0, 1, 2, 3) if runtime is None else STAGES[type(runtime)]
+    stages = STAGES if runtime is None else runtime.stages
     if len(stages) == 1:
         return stages[0]
     raise ScenarioError(f"zero.stage: missing; must be {', '.join(map(str, stages))}")

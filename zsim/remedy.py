@@ -11,8 +11,6 @@ from itertools import combinations
 from zsim.architecture import Attention
 from zsim.cluster import Cluster
 from zsim.model import Model
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp2 import FSDP2
 from zsim.scenario import Scenario
 from zsim.schedule import Discipline
 from zsim.strategy import STAGES, Checkpointing, FusedBuffers, Keep, Strategy
@@ -108,12 +106,18 @@ def _buckets(subject: Subject) -> list[Change]:
             return [_set("zero.fused_buffers=constant")]
         case None if strategy.bucket_elements > SMALL_BUCKET:
             return [_set(f"zero.bucket_elements={SMALL_BUCKET}")]
-        case DeepSpeed(reduce_bucket_size=size) if (
-            size > SMALL_BUCKET and subject.scenario.zero.deepspeed_config is None
-        ):
-            return [_set(f"zero.deepspeed.reduce_bucket_size={SMALL_BUCKET}")]
-        case _:
+        case None:
             return []
+        case runtime:
+            return _of_runtime(subject, runtime.smaller_buckets(SMALL_BUCKET))
+
+
+def _of_runtime(subject: Subject, option: str | None) -> list[Change]:
+    """Set an option of the runtime, unless a configuration of its own sets them all."""
+    zero = subject.scenario.zero
+    if option is None or zero.deepspeed_config is not None:
+        return []
+    return [_set(f"zero.{zero.emulate}.{option}")]
 
 
 def _ahead(subject: Subject) -> list[Change]:
@@ -124,10 +128,10 @@ def _ahead(subject: Subject) -> list[Change]:
             return [_set("zero.keep_after_forward=nothing")]
         case None if strategy.stage == 3 and strategy.prefetch_units:
             return [_set("zero.prefetch_units=0")]
-        case FSDP2(reshard_after_forward=reshard) if reshard is not True:
-            return [_set("zero.fsdp2.reshard_after_forward=true")]
-        case _:
+        case None:
             return []
+        case runtime:
+            return _of_runtime(subject, runtime.fewer_gathered())
 
 
 def _activations(subject: Subject) -> list[Change]:
@@ -163,7 +167,7 @@ def _stages(subject: Subject) -> list[Change]:
     strategy, zero = subject.strategy, subject.scenario.zero
     if zero.deepspeed_config is not None:
         return []
-    known = (0, 1, 2, 3) if strategy.emulate is None else STAGES[type(strategy.emulate)]
+    known = STAGES if strategy.emulate is None else strategy.emulate.stages
     return [_set(f"zero.stage={stage}") for stage in known if stage > strategy.stage]
 
 

@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import assert_never
+from typing import TypeVar
 
 from zsim.dtype import DType
 from zsim.execution import PLAIN, Execution
 from zsim.rule import SGD, Adam
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp1 import FSDP1
-from zsim.runtime.fsdp2 import FSDP2
-from zsim.runtime.megatron import Megatron
-from zsim.runtime.nanotron import Nanotron
+from zsim.runtime.options import RuntimeOptions
 
 
 class StrategyError(ValueError):
@@ -109,17 +105,10 @@ class LossScale:
             raise StrategyError("loss_scale: growth >= 1, 0 < backoff <= 1 and interval >= 1")
 
 
-Runtime = FSDP1 | FSDP2 | DeepSpeed | Megatron | Nanotron
-"""A runtime whose order of operations is emulated, with its options."""
+Options = TypeVar("Options", bound=RuntimeOptions)
 
-STAGES: dict[type[Runtime], tuple[int, ...]] = {
-    FSDP1: (3,),
-    FSDP2: (3,),
-    DeepSpeed: (1, 2, 3),
-    Megatron: (1,),
-    Nanotron: (0, 1),
-}
-"""The ZeRO stages that each runtime is or has."""
+STAGES = (0, 1, 2, 3)
+"""The ZeRO stages of zsim's own."""
 
 BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's default of `reduce_bucket_size`."""
@@ -207,14 +196,14 @@ class Strategy:
     reductions_in_flight: int = 1
     host_ahead_units: int | None = None
     secondary: int | None = None
-    emulate: Runtime | None = None
+    emulate: RuntimeOptions | None = None
     checkpointing: Checkpointing = Checkpointing.NONE
     execution: Execution = PLAIN
     partition_checkpoints: bool = False
     offload_checkpoints: bool = False
 
     def __post_init__(self) -> None:
-        if self.stage not in (0, 1, 2, 3):
+        if self.stage not in STAGES:
             raise StrategyError(f"stage: {self.stage} must be 0, 1, 2 or 3")
         for name in (
             "data",
@@ -241,9 +230,9 @@ class Strategy:
             self._inspect_emulated(self.emulate)
         if self.secondary is not None and self.stage != 3:
             raise StrategyError(f"secondary: {self.secondary} is for stage 3, not {self.stage}")
-        inner = self.inner
+        name, inner = self._inner
         if inner is not None and (inner < 1 or self.data % inner):
-            raise StrategyError(f"{self._inner_name}: {inner} must divide data = {self.data}")
+            raise StrategyError(f"{name}: {inner} must divide data = {self.data}")
         for name in ("partition_checkpoints", "offload_checkpoints"):
             if getattr(self, name) and self.checkpointing is not Checkpointing.FULL:
                 raise StrategyError(f"{name}: true needs checkpointing = full")
@@ -251,7 +240,7 @@ class Strategy:
             self._inspect_fused()
 
     def _inspect_pipeline(self) -> None:
-        if not isinstance(self.emulate, Nanotron):
+        if self.emulate is None or not self.emulate.has_pipeline:
             raise StrategyError(
                 f"pipeline: {self.pipeline} is modelled for emulate = nanotron alone"
             )
@@ -268,14 +257,13 @@ class Strategy:
                 f"bucket_elements: {self.bucket_elements} is for fused_buffers = constant"
             )
 
-    def _inspect_emulated(self, runtime: Runtime) -> None:
-        stages = STAGES[type(runtime)]
-        if self.stage not in stages:
-            allowed = " or ".join(map(str, stages))
+    def _inspect_emulated(self, runtime: RuntimeOptions) -> None:
+        if self.stage not in runtime.stages:
+            allowed = " or ".join(map(str, runtime.stages))
             raise StrategyError(
                 f"stage: {self.stage} must be {allowed} for {type(runtime).__name__}"
             )
-        if isinstance(runtime, DeepSpeed | Nanotron) and self.replicate > 1:
+        if not runtime.has_replicas and self.replicate > 1:
             name = type(runtime).__name__
             raise StrategyError(f"replicate: {self.replicate} is not modelled for {name}")
         if self.cuts_tokens and self.partition_checkpoints:
@@ -317,17 +305,17 @@ class Strategy:
     @property
     def cuts_tokens(self) -> bool:
         """Whether ranks of the tensor axis hold different tokens of the hidden state."""
-        return isinstance(self.emulate, Nanotron) and self.emulate.cuts_tokens
+        return self.emulate is not None and self.emulate.cuts_tokens
 
     @property
     def keeps_whole(self) -> bool:
         """Whether what was gathered of such a state is kept for backward."""
-        return isinstance(self.emulate, Nanotron) and not self.emulate.tp_recompute_allgather
+        return self.emulate is not None and self.emulate.keeps_whole
 
     @property
     def in_place_loss(self) -> bool:
         """Whether the gradient of the logits takes the place of their softmax, on any rank."""
-        return isinstance(self.emulate, Nanotron)
+        return self.emulate is not None and self.emulate.in_place_loss
 
     @property
     def moves_checkpoints(self) -> bool:
@@ -340,31 +328,28 @@ class Strategy:
         """Numbers that the optimizer keeps for each parameter: Adam two, SGD none."""
         return 2 if isinstance(self.optimizer, Adam) else 0
 
+    def options(self, kind: type[Options]) -> Options:
+        """Return the options of the runtime that is emulated, which is of a kind.
+
+        Raises:
+            StrategyError: it is another one, or none.
+        """
+        if isinstance(self.emulate, kind):
+            return self.emulate
+        name = type(self.emulate).__name__
+        raise StrategyError(f"emulate: {name} must be {kind.__name__}")
+
     @property
     def inner(self) -> int | None:
         """Inner ranks of a data axis that is split in two; None if it is not."""
-        match self.emulate:
-            case FSDP2(reshard_after_forward=reshard):
-                # Over all ranks it is the same as true, and PyTorch takes it so.
-                return None if isinstance(reshard, bool) or reshard == self.data else reshard
-            case DeepSpeed(zero_hpz_partition_size=size):
-                return size if size > 1 and self.stage == 3 else None
-            case FSDP1() | Megatron() | Nanotron():
-                return None
-            case None:
-                return self.secondary
-            case _:
-                assert_never(self.emulate)
+        return self._inner[1]
 
     @property
-    def _inner_name(self) -> str:
-        match self.emulate:
-            case FSDP2():
-                return "fsdp2.reshard_after_forward"
-            case DeepSpeed():
-                return "deepspeed.zero_hpz_partition_size"
-            case _:
-                return "secondary"
+    def _inner(self) -> tuple[str, int | None]:
+        """The same with the field that says so."""
+        if self.emulate is None:
+            return "secondary", self.secondary
+        return self.emulate.inner(stage=self.stage, data=self.data)
 
     @property
     def reduces_once(self) -> bool:

@@ -33,10 +33,10 @@ from zsim.operation import (
     Together,
 )
 from zsim.rule import SGD, Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Contract, Program, Schedule
 from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 from zsim.trace import Event, RankTrace, Trace
-from zsim.zero import schedule
 
 OURS = {"null", "sim", "torch"}
 STEPS = 2
@@ -157,7 +157,7 @@ def job(name: str) -> Job:
         return Job(schedule=BY_HAND[name](), model=model, cluster=cluster, steps=STEPS)
     strategy = STRATEGIES[name]
     model = gpt(SHAPE, micro_batch_size=2, precision=strategy.precision)
-    return Job(schedule=schedule(model, strategy), model=model, cluster=cluster, steps=STEPS)
+    return Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster, steps=STEPS)
 
 
 @cache

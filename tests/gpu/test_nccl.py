@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from zsim import zero
 from zsim.architecture import GPT
 from zsim.backend import Job
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.gpt import gpt
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.trace import Trace
 from zsim_torch import RankPool, TorchBackend
@@ -50,7 +50,7 @@ def job(stage: int, precision: Precision, checkpointing: Checkpointing) -> Job:
         bucket_elements=5000,
     )
     model = gpt(SHAPE, micro_batch_size=2, precision=precision)
-    schedule = zero.schedule(model, strategy)
+    schedule = make_schedule(model, strategy)
     return Job(schedule=schedule, model=model, cluster=CLUSTER, steps=3)
 
 
@@ -76,7 +76,7 @@ def test_checkpoints_go_to_pinned_memory_and_come_back(
     strategy = subject.schedule.contract.strategy
     assert strategy is not None
     moved = replace(strategy, offload_checkpoints=True, contiguous=contiguous)
-    does_as_on_cpu(pool, replace(subject, schedule=zero.schedule(subject.model, moved)))
+    does_as_on_cpu(pool, replace(subject, schedule=make_schedule(subject.model, moved)))
 
 
 def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:

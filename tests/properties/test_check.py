@@ -12,9 +12,9 @@ from mutation import edited, split, twice, without
 from zsim.check import check
 from zsim.model import Model
 from zsim.operation import Allocate, AllReduce, Compute, Free, Operation, ReduceScatter, Role
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 
 Job = tuple[Model, Strategy]
 
@@ -39,7 +39,7 @@ EVERY = st.one_of(jobs(), emulated_jobs(), pipelined_jobs())
 @settings(max_examples=300)
 @given(EVERY)
 def test_every_drawn_schedule_is_proved(job: Job) -> None:
-    assert check(schedule(*job), job[0]) == ()
+    assert check(make_schedule(*job), job[0]) == ()
 
 
 @pytest.mark.long
@@ -47,39 +47,39 @@ def test_every_drawn_schedule_is_proved(job: Job) -> None:
 @settings(max_examples=2000)
 @given(EVERY)
 def test_two_thousand_drawn_schedules_are_proved(job: Job) -> None:
-    assert check(schedule(*job), job[0]) == ()
+    assert check(make_schedule(*job), job[0]) == ()
 
 
 @given(jobs(max_data=4, max_tensor=2))
 def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job) -> None:
     assume(job[1].data > 1)
-    made = schedule(*job)
+    made = make_schedule(*job)
     assert check(split(made, made), job[0]) == ()
 
 
 @given(jobs())
 def test_it_is_proved_as_well_for_as_many_ranks_as_one_likes(job: Job) -> None:
     model, strategy = job
-    assert check(schedule(model, replace(strategy, data=400_003)), model) == ()
+    assert check(make_schedule(model, replace(strategy, data=400_003)), model) == ()
 
 
 @given(jobs(), st.data())
 def test_a_free_that_is_left_out_is_found(job: Job, data: st.DataObject) -> None:
-    made = schedule(*job)
+    made = make_schedule(*job)
     name = data.draw(st.composite(lambda draw: one_of(draw, made, Free))())
     assert "lifetime" in {finding.invariant for finding in check(without(made, name))}
 
 
 @given(jobs(), st.data())
 def test_an_allocation_that_is_left_out_is_found(job: Job, data: st.DataObject) -> None:
-    made = schedule(*job)
+    made = make_schedule(*job)
     name = data.draw(st.composite(lambda draw: one_of(draw, made, Allocate))())
     assert "lifetime" in {finding.invariant for finding in check(without(made, name))}
 
 
 @given(jobs(), st.data())
 def test_a_second_free_is_found(job: Job, data: st.DataObject) -> None:
-    made = schedule(*job)
+    made = make_schedule(*job)
     name = data.draw(st.composite(lambda draw: one_of(draw, made, Free))())
     found = check(twice(made, name))
     assert (f"{name}/again", "lifetime") in {(each.operation, each.invariant) for each in found}
@@ -88,7 +88,7 @@ def test_a_second_free_is_found(job: Job, data: st.DataObject) -> None:
 @given(jobs(), st.data())
 def test_a_reduction_that_is_left_out_is_found(job: Job, data: st.DataObject) -> None:
     assume(job[1].data > 1)
-    made = schedule(*job)
+    made = make_schedule(*job)
     name = data.draw(st.composite(lambda draw: one_of(draw, made, ReduceScatter, AllReduce))())
     (program,) = made.programs
     operation = program.by_id[name]
@@ -106,7 +106,7 @@ def test_an_update_with_the_gradient_of_another_bucket_is_found(
 ) -> None:
     """Sizes agree, layouts do not."""
     assume(job[1].data > 1)
-    made = schedule(*job)
+    made = make_schedule(*job)
     (program,) = made.programs
     updates = [
         operation

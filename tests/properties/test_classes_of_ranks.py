@@ -19,8 +19,8 @@ from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 
 Job = tuple[Model, Strategy]
 RANKS = st.integers(12, 40)
@@ -55,7 +55,7 @@ def with_ranks(strategy: Strategy, data: int) -> Strategy:
 @settings(max_examples=40)
 def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     assert check(made, model) == ()
     every = shown(Subject.of(made, model), unfolded=True)
     assert every.findings == ()
@@ -68,7 +68,7 @@ def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) 
     model, strategy = job
     strategy = replace(with_ranks(strategy, data), replicate=1)
     assume(strategy.ranks <= 100)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     subject = Subject.of(made, model)
     few, every = shown(subject), shown(subject, unfolded=True)
     assert few.findings == every.findings == ()
@@ -80,7 +80,7 @@ def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) 
 def test_classes_are_fewer_than_ranks(stage: int) -> None:
     strategy = Strategy(stage=stage, data=40, gradient_accumulation_steps=2, clip_norm=1.0)
     model = small(strategy)
-    found = shown(Subject.of(schedule(model, strategy), model))
+    found = shown(Subject.of(make_schedule(model, strategy), model))
     assert found.findings == ()
     assert found.classes < found.ranks == 40
 
@@ -101,7 +101,7 @@ def test_classes_and_every_rank_agree_on_faults(
     model, strategy = job
     strategy = replace(with_ranks(strategy, data), replicate=1, tensor=strategy.tensor)
     assume(strategy.ranks <= 100)
-    edits: list[Edit] = list(islice(AIMED[kind](schedule(model, strategy)), 4))
+    edits: list[Edit] = list(islice(AIMED[kind](make_schedule(model, strategy)), 4))
     assume(edits)
     edit = draws.draw(st.sampled_from(edits))
     subject = Subject.of(edit.schedule, model)

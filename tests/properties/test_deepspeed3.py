@@ -13,8 +13,8 @@ from zsim.dtype import DType
 from zsim.model import Model, Parameter, Segment, Unit, Value
 from zsim.plan import plan
 from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 
@@ -63,7 +63,7 @@ def test_every_schedule_passes_all_checks_and_moves_what_it_promises(
     job: tuple[Model, Strategy],
 ) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     assert list(check(made, model)) == []
     assert plan(made, model).wire_bytes == made.contract.wire_bytes
 
@@ -81,7 +81,7 @@ def test_a_simulated_step_sends_what_is_promised_and_holds_no_more(
     job: tuple[Model, Strategy, Cluster],
 ) -> None:
     model, strategy, cluster = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     trace = SimBackend().run(Job(schedule=made, model=model, cluster=cluster, steps=2), seed=0)
     ((_, pool, promised),) = made.contract.peak_bytes
     for rank in trace.ranks:
@@ -111,4 +111,4 @@ def test_a_parameter_without_elements_adds_nothing_to_the_norm() -> None:
     strategy = Strategy(
         stage=3, data=1, precision=Precision.FP16, emulate=DeepSpeed(sub_group_size=1)
     )
-    assert list(check(schedule(model, strategy), model)) == []
+    assert list(check(make_schedule(model, strategy), model)) == []

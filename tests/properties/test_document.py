@@ -18,9 +18,9 @@ from zsim.mesh import Axis, Joined, Mesh, Span
 from zsim.model import Model
 from zsim.operation import Action, FreeMode, Previous, Role
 from zsim.rule import SGD, Adam, ClipNorm
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
 from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
-from zsim.zero import schedule
 
 FLOATS = st.floats(allow_nan=False)
 NAMES = st.text(max_size=5)
@@ -146,7 +146,7 @@ def test_a_schedule_that_is_written_and_read_is_the_same(written: Schedule, step
 @given(jobs())
 @settings(deadline=None, max_examples=30)
 def test_a_generated_job_that_is_written_and_read_is_the_same(job: tuple[Model, Strategy]) -> None:
-    document = Document(schedule=schedule(*job), model=job[0])
+    document = Document(schedule=make_schedule(*job), model=job[0])
     assert decode(encode(document)) == document
 
 

@@ -9,8 +9,8 @@ from zsim.backend import Job
 from zsim.check import check
 from zsim.model import Model
 from zsim.plan import plan
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 
@@ -19,7 +19,7 @@ from zsim_des import SimBackend
 def test_every_drawn_order_is_proved_and_moves_what_the_closed_form_says(
     job: tuple[Model, Strategy],
 ) -> None:
-    made = schedule(*job)
+    made = make_schedule(*job)
     assert check(made, job[0]) == ()
     assert plan(made, job[0]).wire_bytes == made.contract.wire_bytes
 
@@ -30,7 +30,7 @@ def test_every_drawn_order_simulates_and_repeats_to_the_picosecond(
     job: tuple[Model, Strategy], gpus_per_node: int
 ) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     work = Job(schedule=made, model=model, cluster=cluster(strategy.ranks, gpus_per_node), steps=2)
     first, again = (SimBackend().run(work, seed=7) for _ in range(2))
     assert first == again

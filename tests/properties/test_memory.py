@@ -15,9 +15,9 @@ from zsim.backend import Job
 from zsim.check import check
 from zsim.model import Model
 from zsim.operation import Free, FreeMode, Operation
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 STEPS = 3
@@ -46,7 +46,7 @@ def test_no_timing_brings_a_book_above_the_peak_that_is_proved(
     job: tuple[Model, Strategy], chosen: set[int], overflow: set[int], timing: DrawnTiming
 ) -> None:
     model, strategy = job
-    made = deferred(schedule(*job), chosen)
+    made = deferred(make_schedule(*job), chosen)
     overflows = frozenset(overflow) if strategy.precision is Precision.FP16 else frozenset[int]()
     backend = SimBackend(unfold=True, overflow_steps=overflows, durations=timing)
     work = Job(schedule=made, model=model, cluster=cluster(strategy.ranks), steps=STEPS)

@@ -12,8 +12,8 @@ from mutants.verdict import EFFECTIVE, Court, Kind
 
 from zsim.check import check
 from zsim.model import Model
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 
 Drawn = tuple[Model, Strategy]
 STAGES = [f"stage {stage}" for stage in range(4)]
@@ -27,7 +27,7 @@ NAMED_MIN = 0.98
 @given(jobs(max_data=3, max_tensor=1))
 def test_accesses_of_a_right_schedule_have_an_order(job: Drawn) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     assert list(Graph(made, Court(made, model, strategy).overflow_steps).races()) == []
 
 
@@ -43,7 +43,7 @@ def test_a_mutant_that_is_proved_harmless_is_right_under_any_timing(
     job: Drawn, operator: Operator, data: st.DataObject, timing: DrawnTiming
 ) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     mutants = list(operator.sites(made))
     assume(mutants)
     court = Court(made, model, strategy)
@@ -59,7 +59,7 @@ def test_what_check_passes_no_timing_breaks(
     job: Drawn, operator: Operator, data: st.DataObject
 ) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     mutants = list(operator.sites(made))
     assume(mutants)
     verdict = Court(made, model, strategy).judge(data.draw(st.sampled_from(mutants)))
@@ -78,7 +78,7 @@ def test_a_few_mutants_of_every_operator_are_found(name: str) -> None:
 @settings(max_examples=2000)
 @given(jobs())
 def test_two_thousand_right_schedules_are_passed(job: Drawn) -> None:
-    assert check(schedule(*job), job[0]) == ()
+    assert check(make_schedule(*job), job[0]) == ()
 
 
 @pytest.mark.long

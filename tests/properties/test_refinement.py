@@ -13,8 +13,8 @@ from mutated_trace import MUTATIONS, Mutator
 
 from zsim.backend import Job
 from zsim.check import refinement
+from zsim.runtimes.registry import make_schedule
 from zsim.trace import Trace
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def runs(draw: st.DrawFn) -> tuple[Job, Trace]:
     kind = draw(st.integers(0, 2))
     if kind:
         model, strategy = draw(jobs() if kind == 1 else emulated_jobs())
-        made = schedule(model, strategy)
+        made = make_schedule(model, strategy)
     else:
         model, made = NO_MODEL, draw(harmless_schedules())
     cluster = draw(clusters(made.mesh.size))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from zsim.backend import Job, NoWayError
 from zsim.cost.launch import NAMES, LaunchCosts
 from zsim.issue import issued
+from zsim.runtimes.registry import make_schedule
 from zsim.trace import Event, RankTrace, Trace
-from zsim.zero import schedule
 from zsim_des import SimBackend
 from zsim_null import NullBackend
 
@@ -43,7 +43,7 @@ def hand_cases(draw: st.DrawFn) -> Case:
 def zero_cases(draw: st.DrawFn) -> Case:
     model, strategy = draw(jobs())
     cluster, steps = draw(clusters(strategy.ranks)), draw(st.integers(1, 2))
-    job = Job(schedule=schedule(model, strategy), model=model, cluster=cluster, steps=steps)
+    job = Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster, steps=steps)
     return Case(f"{strategy} {cluster} {steps} steps", job)
 
 
@@ -182,7 +182,7 @@ def emulated_cases(draw: st.DrawFn) -> Case:
     launch = LaunchCosts(**{name: draw(st.sampled_from([0, 7, 10**6])) for name in NAMES})
     cluster = draw(clusters(strategy.ranks))
     cluster = replace(cluster, gpu=replace(cluster.gpu, launch=launch))
-    job = Job(schedule=schedule(model, strategy), model=model, cluster=cluster, steps=2)
+    job = Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster, steps=2)
     return Case(f"{strategy} {cluster}", job)
 
 

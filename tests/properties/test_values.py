@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from zsim.architecture import GPT
 from zsim.gpt import gpt
 from zsim.model import Model
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.zero import schedule
 from zsim_des.values import train
 
 Drawn = tuple[Model, Strategy]
@@ -28,7 +28,7 @@ def holds(job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]) -> No
     if strategy.precision is not Precision.FP16 or not model.parameter_count:
         overflow_steps = frozenset()
     expected = train(model, strategy, STEPS, overflow_steps)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     for durations in (None, timing):
         result = trained(made, model, expected, durations, overflow_steps=overflow_steps)
         assert result.is_right, result
@@ -69,7 +69,7 @@ def test_blocks_side_by_side_train_it_on_a_tensor_axis(checkpointing: Checkpoint
         stage=3, data=2, tensor=2, checkpointing=checkpointing, gradient_accumulation_steps=2
     )
     model = gpt(SIDE_BY_SIDE, micro_batch_size=1, tensor=2, precision=strategy.precision)
-    result = trained(schedule(model, strategy), model, train(model, strategy, STEPS), None)
+    result = trained(make_schedule(model, strategy), model, train(model, strategy, STEPS), None)
     assert result.is_right, result
 
 

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from zsim.backend import Job
 from zsim.check import check
 from zsim.model import Model
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 
 @given(jobs())
 @settings(max_examples=200)
 def test_every_drawn_schedule_is_proved(job: tuple[Model, Strategy]) -> None:
-    assert check(schedule(*job), job[0]) == ()
+    assert check(make_schedule(*job), job[0]) == ()
 
 
 @given(jobs(), st.sampled_from([1, 2, 4]), st.integers(1, 3))
@@ -25,7 +25,7 @@ def test_every_drawn_schedule_simulates_and_repeats_to_the_picosecond(
     job: tuple[Model, Strategy], gpus_per_node: int, steps: int
 ) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     work = Job(
         schedule=made, model=model, cluster=cluster(strategy.ranks, gpus_per_node), steps=steps
     )

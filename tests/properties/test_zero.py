@@ -7,14 +7,14 @@ from zsim.architecture import GPT
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.plan import plan
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 
 
 @given(jobs())
 def test_operations_move_what_the_closed_form_says(job: tuple[Model, Strategy]) -> None:
-    made = schedule(*job)
+    made = make_schedule(*job)
     found = plan(made, job[0])
     assert found.wire_bytes == made.contract.wire_bytes
     assert found.host_bytes == made.contract.host_bytes
@@ -22,7 +22,7 @@ def test_operations_move_what_the_closed_form_says(job: tuple[Model, Strategy]) 
 
 @given(jobs())
 def test_the_promised_peak_is_the_peak_of_the_book(job: tuple[Model, Strategy]) -> None:
-    made = schedule(*job)
+    made = make_schedule(*job)
     found = plan(made, job[0])
     expected = [("all", "device", found.peak.bytes)]
     if found.host_peak is not None:
@@ -32,14 +32,14 @@ def test_the_promised_peak_is_the_peak_of_the_book(job: tuple[Model, Strategy]) 
 
 @given(jobs())
 def test_generating_twice_gives_equal_schedules(job: tuple[Model, Strategy]) -> None:
-    assert schedule(*job) == schedule(*job)
+    assert make_schedule(*job) == make_schedule(*job)
 
 
 @given(jobs())
 def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, Strategy]) -> None:
     """(parameters + gradients + optimizer state), each whole or a 1/data share, section 3.1."""
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     if strategy.stage > 1 and strategy.reduce_once:
         return  # whole gradients collect beside the shards; the test below has them
     padded = sum(layout.elements for layout in made.layouts)
@@ -57,7 +57,7 @@ def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, 
 @given(jobs())
 def test_whole_gradients_collect_where_reduction_happens_once(job: tuple[Model, Strategy]) -> None:
     model, strategy = job
-    (program,) = schedule(model, strategy).programs
+    (program,) = make_schedule(model, strategy).programs
     collected = [buffer for buffer in program.buffers if buffer.name.endswith("/accumulated")]
     collects = (
         strategy.stage > 1 and strategy.reduce_once and strategy.gradient_accumulation_steps > 1
@@ -71,6 +71,6 @@ def test_a_schedule_has_the_same_size_on_400_and_on_400_000_ranks() -> None:
         GPT(layers=125, hidden_size=64, attention_heads=4, sequence_length=8, vocab_size=64),
         micro_batch_size=1,
     )
-    small, large = (schedule(model, Strategy(stage=3, data=data)) for data in (400, 400_000))
+    small, large = (make_schedule(model, Strategy(stage=3, data=data)) for data in (400, 400_000))
     assert len(small.programs[0].step) == len(large.programs[0].step)
     assert len(small.programs[0].buffers) == len(large.programs[0].buffers)

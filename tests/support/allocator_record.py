@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from drawn_requests import EDGES, MIB, read, written
 
-from zsim import zero
 from zsim.allocator import book
 from zsim.allocator.request import Empty, Finish, Give, Request, Take, Use
 from zsim.allocator.setting import AllocatorSettings
 from zsim.architecture import GPT
 from zsim.gpt import gpt
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "caching_allocator.json"
@@ -147,7 +147,7 @@ def scheduled(stage: int) -> list[Request]:
         checkpointing=Checkpointing.FULL if stage == 3 else Checkpointing.NONE,
     )
     model = gpt(shape, micro_batch_size=4, precision=Precision.FP16)
-    (program,) = zero.schedule(model, strategy).programs
+    (program,) = make_schedule(model, strategy).programs
     streams = {buffer.home: None for buffer in program.buffers}
     number = {stream: str(place) for place, stream in enumerate(streams)}
     short: dict[str, str] = {}

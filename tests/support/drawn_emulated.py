@@ -15,7 +15,8 @@ from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.runtime.megatron import Megatron
 from zsim.runtime.nanotron import Nanotron, TensorMode
-from zsim.strategy import STAGES, Checkpointing, Precision, Runtime, Strategy
+from zsim.runtime.options import RuntimeOptions
+from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.transformer import transformer
 
 FORMATS = st.sampled_from([None, DType.FP32])
@@ -87,7 +88,7 @@ def nanotron(draw: st.DrawFn) -> Nanotron:
     )
 
 
-RUNTIMES: list[st.SearchStrategy[Runtime]] = [
+RUNTIMES: list[st.SearchStrategy[RuntimeOptions]] = [
     fsdp1(),
     fsdp2(),
     deepspeed(),
@@ -102,7 +103,7 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     runtime = draw(st.one_of(RUNTIMES))
     optimizers: list[SGD | Adam] = [SGD(), Adam()]
     data = draw(st.integers(1, 5))
-    stage = draw(st.sampled_from(STAGES[type(runtime)]))
+    stage = draw(st.sampled_from(runtime.stages))
     if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):
         runtime = replace(runtime, zero_hpz_partition_size=1)
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
@@ -132,7 +133,7 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A transformer and a strategy that splits it over the stages of a pipeline, as nanotron."""
     optimizers: list[SGD | Adam] = [SGD(), Adam()]
     strategy = Strategy(
-        stage=draw(st.sampled_from(STAGES[Nanotron])),
+        stage=draw(st.sampled_from(Nanotron.stages)),
         pipeline=draw(st.integers(2, 4)),
         data=draw(st.integers(1, 3)),
         tensor=draw(st.integers(1, 2)),

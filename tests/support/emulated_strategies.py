@@ -7,9 +7,10 @@ from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.runtime.megatron import Megatron
 from zsim.runtime.nanotron import Nanotron
-from zsim.strategy import Checkpointing, Precision, Runtime, Strategy
+from zsim.runtime.options import RuntimeOptions
+from zsim.strategy import Checkpointing, Precision, Strategy
 
-Named = dict[str, tuple[int, Runtime]]
+Named = dict[str, tuple[int, RuntimeOptions]]
 """By name the ZeRO stage and the runtime."""
 
 FSDP2_OPTIONS: Named = {
@@ -116,7 +117,7 @@ EMULATED: Named = {
 
 
 def strategy(
-    named: tuple[int, Runtime],
+    named: tuple[int, RuntimeOptions],
     *,
     data: int,
     replicate: int = 1,

@@ -12,9 +12,9 @@ from zsim.architecture import GPT
 from zsim.operation import AllGather, AllReduce, ReduceScatter
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.transformer import transformer
@@ -112,7 +112,7 @@ def both(
         units=tuple(replace(unit, checkpoint=unit.name in blocks) for unit in described.units),
     )
     theirs = recorded(module, blocks, batch, strategy=strategy, options=options)
-    return list(issued(schedule(model, strategy))), theirs
+    return list(issued(make_schedule(model, strategy))), theirs
 
 
 def of_gpt(strategy: Strategy) -> tuple[list[Collective], list[Collective]]:

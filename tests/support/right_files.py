@@ -10,12 +10,12 @@ from typing import Any
 
 import zsim_scenarios
 import zsim_topologies
-from zsim import zero
 from zsim.architecture import GPT
 from zsim.backend import Job
 from zsim.document import Document, encode, encode_trace
 from zsim.gpt import gpt
 from zsim.rule import Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.shell.commands.check import check
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.topology import Part
@@ -254,7 +254,7 @@ def _schedules() -> Iterator[Base]:
     cluster = zsim_topologies.load("dgx_a100_infiniband")
     for strategy in strategies:
         model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
-        made = zero.schedule(model, strategy)
+        made = make_schedule(model, strategy)
         text = encode(Document(schedule=made, model=model, cluster=cluster, steps=2))
         yield Base(name="s.json", text=text, tree=json.loads(text), read="s.json")
         job = Job(schedule=made, model=model, cluster=cluster, steps=1)

@@ -10,10 +10,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional
 
 from zsim.rule import SGD, Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.trace import Trace
-from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import Option, train
@@ -91,7 +91,7 @@ class Case:
             self.batch(0, 0, 0),
             precision=self.strategy.precision,
         )
-        return schedule(model, self.strategy)
+        return make_schedule(model, self.strategy)
 
     def batch(self, step: int, micro_batch: int, rank: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1 + step + 100 * micro_batch + 10_000 * rank)

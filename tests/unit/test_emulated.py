@@ -6,13 +6,14 @@ import pytest
 
 from zsim.architecture import GPT
 from zsim.dtype import DType
-from zsim.emulated import RUNTIMES, emulated, stage_of
+from zsim.emulated import emulated, stage_of
 from zsim.gpt import gpt
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtime.options import RuntimeOptions
+from zsim.runtimes.registry import make_schedule, runtimes
 from zsim.scenario import ScenarioError, ZeroTable
-from zsim.strategy import STAGES, Runtime, Strategy, StrategyError
-from zsim.zero import schedule
+from zsim.strategy import Strategy, StrategyError
 
 
 def table(**keys: object) -> ZeroTable:
@@ -76,9 +77,9 @@ def test_one_line_says_which_option_is_wrong(keys: dict[str, object], line: str)
     assert str(error.value).startswith(line)
 
 
-@pytest.mark.parametrize("runtime", [kind() for kind in RUNTIMES.values()])
-def test_a_stage_is_needed_only_where_a_runtime_has_several(runtime: Runtime) -> None:
-    stages = STAGES[type(runtime)]
+@pytest.mark.parametrize("runtime", [each.options() for each in runtimes().values()])
+def test_a_stage_is_needed_only_where_a_runtime_has_several(runtime: RuntimeOptions) -> None:
+    stages = runtime.stages
     if len(stages) == 1:
         assert stage_of(table(), runtime) == stages[0]
         return
@@ -121,6 +122,6 @@ def test_sharded_again_over_all_ranks_is_freed_as_with_true() -> None:
         Strategy(stage=3, data=4, emulate=FSDP2(reshard_after_forward=each)) for each in options
     ]
     shape = GPT(layers=1, hidden_size=4, attention_heads=1, sequence_length=2, vocab_size=5)
-    freed, again = (schedule(gpt(shape, micro_batch_size=1), each) for each in strategies)
+    freed, again = (make_schedule(gpt(shape, micro_batch_size=1), each) for each in strategies)
     assert freed.programs == again.programs
     assert freed.groups == again.groups

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.emulated import RUNTIMES
+from zsim.runtimes.registry import runtimes
 from zsim.shell.cli import answer
 from zsim.units import format_bytes, format_seconds
 
@@ -27,7 +27,7 @@ ROWS = re.findall(r"^\| (.+) \| `(--set .+)` \| (.+) \| (.+) \| (.+) \|$", PAGE,
 
 
 def test_every_runtime_is_shown() -> None:
-    for runtime in RUNTIMES:
+    for runtime in runtimes():
         assert any(f"zero.emulate={runtime}" in words for words in PICTURES.values())
         assert any(f"zero.emulate={runtime}" in settings.split() for _, settings, *_ in ROWS)
 

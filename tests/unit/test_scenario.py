@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from zsim.emulated import RUNTIMES
+from zsim.runtimes.registry import runtimes
 from zsim.scenario import LossScaleTable, Scenario, ScenarioError, ZeroTable, parse
 from zsim.strategy import Checkpointing, LossScale, Strategy
 
@@ -144,8 +144,8 @@ def test_a_misspelt_key_is_named_before_the_key_that_it_leaves_missing() -> None
 def test_every_knob_of_the_stages_can_be_set_and_has_the_default_of_the_strategy() -> None:
     defaults = {field.name: field.default for field in fields(Strategy)}
     knobs = {name: field.default for name, field in ZeroTable.model_fields.items()}
-    tables = {name: knobs.pop(name) for name in RUNTIMES}
-    assert tables == dict.fromkeys(RUNTIMES)
+    tables = {name: knobs.pop(name) for name in runtimes()}
+    assert tables == dict.fromkeys(runtimes())
     assert knobs.pop("stage") is None  # the runtime's, or required: see test_emulated
     assert knobs.pop("deepspeed_config") is None
     assert knobs == {name: defaults[name] for name in knobs}
@@ -164,5 +164,5 @@ def keys(table: type[BaseModel]) -> Iterator[str]:
 
 def test_the_reference_names_every_key() -> None:
     text = (Path(__file__).parents[2] / "docs" / "scenario.md").read_text("utf-8")
-    options = [field.name for runtime in RUNTIMES.values() for field in fields(runtime)]
+    options = [field.name for runtime in runtimes().values() for field in fields(runtime.options)]
     assert [key for key in [*keys(Scenario), *options] if f"`{key}`" not in text] == []

@@ -14,11 +14,11 @@ from zsim.gpt import gpt
 from zsim.kernel import Kernel, KernelKind
 from zsim.model import Model
 from zsim.operation import Action, Role
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind
 from zsim.strategy import Checkpointing, Strategy
 from zsim.summary import Summary, summary
 from zsim.trace import Trace
-from zsim.zero import schedule
 from zsim_des import SimBackend
 from zsim_null import NullBackend
 
@@ -88,7 +88,7 @@ def test_causal_rates_leave_out_half_of_attention() -> None:
     strategy = Strategy(stage=0, checkpointing=Checkpointing.FULL)
     model = gpt(shape, micro_batch_size=1)
     roomy = replace(CLUSTER, gpu=replace(CLUSTER.gpu, memory_bytes=10**9))
-    given = Job(schedule=schedule(model, strategy), model=model, cluster=roomy, steps=1)
+    given = Job(schedule=make_schedule(model, strategy), model=model, cluster=roomy, steps=1)
     found, _ = figures(given)
     every, causal = model.forward_flops + model.backward_flops, model.attention_flops // 2
     again = model.forward_flops - 2 * 32 * 4 * 2  # the block without the head's product

@@ -24,8 +24,9 @@ from zsim.operation import (
     Together,
     walk,
 )
+from zsim.runtime.options import Formats
 from zsim.schedule import Kind, Program, Schedule
-from zsim.specification.formats import Formats, formats
+from zsim.specification.formats import formats
 
 INVARIANT = "formats"
 
@@ -41,8 +42,8 @@ BITS = {
     DType.FP32: (8, 23),
     DType.FP64: (11, 52),
 }
-"""Bits of exponent and fraction: IEEE 754-2019; bfloat16 of Intel 2018; 8 bits as E4M3 (Micikevicius
-et al. 2022). An integer has no exponent."""
+"""Bits of exponent and fraction: IEEE 754-2019, bfloat16 of Intel 2018, E4M3 of Micikevicius et al.
+2022. An integer has no exponent."""
 assert set(BITS) == set(DType)
 
 UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 from zsim.check.finding import Finding
 from zsim.check.subject import NumberedProgram, Subject
-from zsim.closed_form import host_bytes, wire_bytes
+from zsim.closed_form import host_bytes
 from zsim.collective.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.host_traffic import host_bytes as copied_by
 from zsim.numbered import Numbered
 from zsim.plan import COLLECTIVE
+from zsim.runtimes.registry import wire_bytes
 from zsim.schedule import HostBytes
 
 INVARIANT = "volume"

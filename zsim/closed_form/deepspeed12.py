@@ -6,6 +6,7 @@ elements at a time: once a step in stage 1, in every micro-batch in stage 2.
 """
 
 from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.volume import DataVolume
 from zsim.model import Model
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import WireBytes
@@ -28,8 +29,9 @@ def completed(model: Model) -> list[int]:
     return list(order.values())
 
 
-def data(model: Model, strategy: Strategy, options: DeepSpeed) -> list[WireBytes]:
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis."""
+    options = strategy.options(DeepSpeed)
     ranks = strategy.data
     sizes = completed(model)
     if strategy.stage == 1 and not options.overlap_comm:
@@ -52,3 +54,6 @@ def data(model: Model, strategy: Strategy, options: DeepSpeed) -> list[WireBytes
         WireBytes(group="data", collective="all_gather", bytes=gathered),
         *all_reduces("data", [*buckets, filled] * times, ranks=ranks, size_bytes=wire),
     ]
+
+
+VOLUME = DataVolume(data=data, norms=lambda model, strategy: 1)

@@ -7,14 +7,16 @@ recorded order, unit by unit, forward and then backward.
 from bisect import bisect_right
 from itertools import accumulate
 
+from zsim.closed_form.volume import DataVolume
 from zsim.model import Model, Parameter
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import WireBytes
 from zsim.strategy import Strategy
 
 
-def data(model: Model, strategy: Strategy, options: DeepSpeed) -> list[WireBytes]:
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis and its inner part."""
+    options = strategy.options(DeepSpeed)
     ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
     inner = strategy.inner
     size = strategy.precision.compute.size_bytes
@@ -36,8 +38,9 @@ def data(model: Model, strategy: Strategy, options: DeepSpeed) -> list[WireBytes
     ]
 
 
-def norms(model: Model, strategy: Strategy, options: DeepSpeed) -> int:
+def norms(model: Model, strategy: Strategy) -> int:
     """Sub-groups, each of which has its norm reduced."""
+    options = strategy.options(DeepSpeed)
     shards = [-(-parameter.elements // strategy.data) for parameter in model.parameters]
     if sum(shards) <= options.sub_group_size:
         return 1
@@ -97,3 +100,6 @@ def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
             if not soon and seen[parameter.name] <= visit + 1:
                 whole.pop(parameter.name, None)
     return found
+
+
+VOLUME = DataVolume(data=data, norms=norms)

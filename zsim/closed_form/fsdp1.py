@@ -7,6 +7,7 @@ again for backward, SHARD_GRAD_OP once; the root is gathered once.
 from collections import Counter
 
 from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.volume import DataVolume
 from zsim.model import Model
 from zsim.runtime.fsdp1 import FSDP1, ShardingStrategy
 from zsim.schedule import WireBytes
@@ -26,8 +27,9 @@ def flat_elements(model: Model) -> tuple[list[int], int]:
     return blocks, sum(each.elements for each in model.parameters if each.name not in own)
 
 
-def data(model: Model, strategy: Strategy, options: FSDP1) -> list[WireBytes]:
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis and over the replicas."""
+    options = strategy.options(FSDP1)
     ranks = strategy.data
     micro_batches = strategy.gradient_accumulation_steps
     flat, flat_root = flat_elements(model)
@@ -49,3 +51,6 @@ def data(model: Model, strategy: Strategy, options: FSDP1) -> list[WireBytes]:
             size_bytes=wire,
         ),
     ]
+
+
+VOLUME = DataVolume(data=data)

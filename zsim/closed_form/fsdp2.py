@@ -9,6 +9,7 @@ from collections import Counter
 from math import prod
 
 from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.volume import DataVolume
 from zsim.model import Model
 from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.schedule import WireBytes
@@ -36,8 +37,9 @@ def shards(model: Model, ranks: int) -> tuple[list[int], int]:
     return own, root
 
 
-def data(model: Model, strategy: Strategy, options: FSDP2) -> list[WireBytes]:
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis, its inner part, and the replicas."""
+    options = strategy.options(FSDP2)
     ranks = strategy.data
     blocks, root = shards(model, ranks)
     size = strategy.precision.compute.size_bytes
@@ -63,3 +65,6 @@ def data(model: Model, strategy: Strategy, options: FSDP2) -> list[WireBytes]:
             "replicate", (*blocks, root) * sums, ranks=strategy.replicate, size_bytes=wire
         ),
     ]
+
+
+VOLUME = DataVolume(data=data)

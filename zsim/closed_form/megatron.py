@@ -7,6 +7,7 @@ is closed once it is large enough, at a multiple of the ranks and of 128.
 from math import lcm
 
 from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.volume import DataVolume
 from zsim.dtype import DType
 from zsim.model import Model
 from zsim.runtime.megatron import Megatron
@@ -28,8 +29,9 @@ def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
     return [-(-size // multiple) * multiple for size in (*sizes, filled)]
 
 
-def data(model: Model, strategy: Strategy, options: Megatron) -> list[WireBytes]:
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis, and over the replicas of the sharded states."""
+    options = strategy.options(Megatron)
     ranks = strategy.data
     shards = [size // ranks for size in padded(model, ranks, options)]
     wire = strategy.precision.compute.size_bytes
@@ -40,3 +42,6 @@ def data(model: Model, strategy: Strategy, options: Megatron) -> list[WireBytes]
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
         *all_reduces("replicate", shards, ranks=strategy.replicate, size_bytes=reduced),
     ]
+
+
+VOLUME = DataVolume(data=data)

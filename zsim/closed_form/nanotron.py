@@ -8,6 +8,7 @@ those that are not cut are one bucket, which is summed over the tensor axis firs
 from collections import Counter
 
 from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.volume import DataVolume
 from zsim.dtype import DType
 from zsim.model import Model
 from zsim.runtime.nanotron import Nanotron
@@ -40,8 +41,9 @@ def padded(model: Model, strategy: Strategy, options: Nanotron) -> tuple[list[in
     ) * ranks
 
 
-def data(model: Model, strategy: Strategy, options: Nanotron) -> list[WireBytes]:
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis, and of copies over the tensor axis."""
+    options = strategy.options(Nanotron)
     ranks = strategy.data
     sizes, copies = padded(model, strategy, options)
     found = all_reduces("tensor", [copies], ranks=strategy.tensor, size_bytes=FP32)
@@ -54,3 +56,6 @@ def data(model: Model, strategy: Strategy, options: Nanotron) -> list[WireBytes]
         WireBytes(group="data", collective="all_gather", bytes=sent * wire),
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * FP32),
     ]
+
+
+VOLUME = DataVolume(data=data)

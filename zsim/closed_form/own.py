@@ -3,6 +3,7 @@
 from collections import Counter
 
 from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.volume import DataVolume
 from zsim.model import Model
 from zsim.schedule import WireBytes
 from zsim.strategy import Keep, Strategy
@@ -77,3 +78,6 @@ def _replicas(model: Model, strategy: Strategy, *, ranks: int) -> list[WireBytes
     ]
     size_bytes = strategy.precision.compute.size_bytes
     return all_reduces("replicate", parts, ranks=strategy.replicate, size_bytes=size_bytes)
+
+
+VOLUME = DataVolume(data=data)

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from zsim.dtype import DType
+from zsim.runtime.options import Formats, RuntimeOptions
 from zsim.runtime.setting import at_least, floating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepSpeed:
+class DeepSpeed(RuntimeOptions):
     """What stages 1 to 3 take; elements, not bytes. The stage stands in the strategy.
 
     Attributes:
@@ -21,6 +22,9 @@ class DeepSpeed:
         stage3_param_persistence_threshold: stage 3: smaller parameters are never freed in a step.
         zero_hpz_partition_size: stage 3: ranks over which a secondary shard lies (ZeRO++ hpZ).
     """
+
+    stages = (1, 2, 3)
+    has_replicas = False
 
     reduce_bucket_size: int = 500_000_000
     overlap_comm: bool | None = None
@@ -47,3 +51,26 @@ class DeepSpeed:
             stage3_max_reuse_distance=self.stage3_max_reuse_distance,
             stage3_param_persistence_threshold=self.stage3_param_persistence_threshold,
         )
+
+    def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
+        """Return the ranks over which a secondary shard lies."""
+        del data
+        size = self.zero_hpz_partition_size
+        return "deepspeed.zero_hpz_partition_size", size if size > 1 and stage == 3 else None
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: gradients add up as parameters are, at stage 1 as states are.
+
+        DeepSpeed 0.16, `stage3.partition_grads` and `stage_1_and_2`, `grad_accum`.
+        """
+        return Formats(
+            compute=compute,
+            reduction=self.communication_data_type or compute,
+            whole=optimizer if stage == 1 else compute,
+            reduced=compute,
+            optimizer=optimizer,
+        )
+
+    def smaller_buckets(self, elements: int) -> str | None:
+        """Return the bucket size, if it is larger."""
+        return f"reduce_bucket_size={elements}" if self.reduce_bucket_size > elements else None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import DType
+from zsim.runtime.options import Formats, RuntimeOptions
 from zsim.runtime.setting import floating
 
 
@@ -23,7 +24,7 @@ class BackwardPrefetch(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FSDP1:
+class FSDP1(RuntimeOptions):
     """What `FullyShardedDataParallel` takes.
 
     Attributes:
@@ -36,6 +37,8 @@ class FSDP1:
         no_sync: whether whole gradients collect before the last micro-batch.
     """
 
+    stages = (3,)
+
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
     forward_prefetch: bool = False
@@ -45,3 +48,17 @@ class FSDP1:
 
     def __post_init__(self) -> None:
         floating(reduce_dtype=self.reduce_dtype)
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: whole gradients add up as parameters are, sharded ones as their shards.
+
+        torch 2.13, `_runtime_utils._accumulate_sharded_grad`.
+        """
+        del stage
+        return Formats(
+            compute=compute,
+            reduction=self.reduce_dtype or compute,
+            whole=compute,
+            reduced=optimizer,
+            optimizer=optimizer,
+        )

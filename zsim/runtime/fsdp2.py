@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import DType
+from zsim.runtime.options import Formats, RuntimeOptions
 from zsim.runtime.setting import at_least, floating
 
 
@@ -15,7 +16,7 @@ class Sync(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FSDP2:
+class FSDP2(RuntimeOptions):
     """What `fully_shard` and the setters of `FSDPModule` take.
 
     Attributes:
@@ -33,6 +34,8 @@ class FSDP2:
         reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
     """
 
+    stages = (3,)
+
     reshard_after_forward: bool | int = True
     reshard_after_backward: bool = True
     reduce_dtype: DType | None = None
@@ -47,3 +50,30 @@ class FSDP2:
         floating(reduce_dtype=self.reduce_dtype)
         at_least(0, forward_prefetch=self.forward_prefetch)
         at_least(1, reduce_scatter_max_input_buffers=self.reduce_scatter_max_input_buffers)
+
+    def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
+        """Return the ranks over which parameters stay sharded after forward."""
+        del stage
+        reshard = self.reshard_after_forward
+        # Over all ranks it is the same as true, and PyTorch takes it so.
+        whole = isinstance(reshard, bool) or reshard == data
+        return "fsdp2.reshard_after_forward", None if whole else reshard
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: whole gradients add up in `reduce_dtype`, sharded ones as their shards.
+
+        torch 2.13, `FSDPParam.to_accumulated_grad_if_needed`.
+        """
+        del stage
+        reduction = self.reduce_dtype or compute
+        return Formats(
+            compute=compute,
+            reduction=reduction,
+            whole=reduction,
+            reduced=optimizer,
+            optimizer=optimizer,
+        )
+
+    def fewer_gathered(self) -> str | None:
+        """Return the option that frees blocks after forward."""
+        return None if self.reshard_after_forward is True else "reshard_after_forward=true"

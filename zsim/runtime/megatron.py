@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from zsim.dtype import DType
+from zsim.runtime.options import Formats, RuntimeOptions
 from zsim.runtime.setting import SettingError, at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Megatron:
+class Megatron(RuntimeOptions):
     """What the wrapper of the model takes, with `use_distributed_optimizer`.
 
     Attributes:
@@ -19,6 +21,8 @@ class Megatron:
         average_in_collective: let the collective divide, instead of scaling before.
     """
 
+    stages = (1,)
+
     bucket_size: int | None = None
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
@@ -29,3 +33,11 @@ class Megatron:
         at_least(1, bucket_size=self.bucket_size)
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             raise SettingError("overlap_param_gather: true needs overlap_grad_reduce = true")
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: one buffer collects and reduces (`grad_reduce_in_fp32`)."""
+        del stage
+        wide = DType.FP32 if self.grad_reduce_in_fp32 else compute
+        return Formats(
+            compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
+        )

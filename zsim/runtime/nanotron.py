@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zsim.dtype import DType
+from zsim.runtime.options import Formats, RuntimeOptions
 from zsim.runtime.setting import at_least
 
 MIB = 2**20
@@ -18,7 +20,7 @@ class TensorMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nanotron:
+class Nanotron(RuntimeOptions):
     """What its `parallelism` and `model` sections take, as far as a schedule depends on it.
 
     Attributes:
@@ -28,6 +30,10 @@ class Nanotron:
         ddp_bucket_cap_mb: MiB of gradients from which a bucket of PyTorch's
             DistributedDataParallel is closed.
     """
+
+    stages = (0, 1)
+    has_replicas = False
+    has_pipeline = True
 
     tp_mode: TensorMode = TensorMode.ALL_REDUCE
     tp_recompute_allgather: bool = True
@@ -40,3 +46,21 @@ class Nanotron:
     def cuts_tokens(self) -> bool:
         """Whether hidden states are cut by tokens over the tensor axis."""
         return self.tp_mode is TensorMode.REDUCE_SCATTER
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether what linear layers gathered is kept for backward."""
+        return not self.tp_recompute_allgather
+
+    @property
+    def in_place_loss(self) -> bool:
+        """Whether the gradient of the logits takes the place of their softmax: always."""
+        return True
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: gradients are kept in fp32 (`FP32GradientAccumulator`)."""
+        del stage
+        wide = DType.FP32
+        return Formats(
+            compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
+        )

@@ -225,15 +225,15 @@ def resolved(
     from zsim.document import Document
     from zsim.model import ModelError
     from zsim.resolve import on_ranks, resolve
+    from zsim.runtimes.registry import make_schedule
     from zsim.scenario import ScenarioError
-    from zsim.zero import schedule
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
         scenario, ignored = with_files(name, scenario)
         if ranks is not None:
             scenario = on_ranks(scenario, ranks)
         found = resolve(scenario, topology, network_profile, kernel_profile)
-        made = handed_out(schedule(found.model, found.strategy), found.allocator)
+        made = handed_out(make_schedule(found.model, found.strategy), found.allocator)
     quiet = quiet or os.environ.get("RANK", "0") != "0"  # of torchrun's ranks the first speaks
     if ignored and not quiet:
         print(one_line(ignored), file=sys.stderr)

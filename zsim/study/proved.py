@@ -8,6 +8,7 @@ from zsim.check import check
 from zsim.model import Model, ModelError
 from zsim.moment import moment
 from zsim.outline import Outline, Recipe, model_of
+from zsim.runtimes.registry import make_schedule
 from zsim.scenario import ScenarioError
 from zsim.schedule import Schedule
 from zsim.strategy import StrategyError
@@ -15,7 +16,6 @@ from zsim.study.outcome import Outcome, Status
 from zsim.summary import Room, Work, room, step_of, summed_up, work
 from zsim.trace import LastStep
 from zsim.units import format_bytes
-from zsim.zero import schedule
 
 Size = tuple[int | None, ...]
 """Steps, and the memory of each pool."""
@@ -93,7 +93,7 @@ def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | Outcome:
     """The schedule of `recipe`, generated and checked; or how all its runs end instead."""
     try:
         model = model_of(recipe)
-        made = handed_out(schedule(model, recipe.strategy), recipe.allocator)
+        made = handed_out(make_schedule(model, recipe.strategy), recipe.allocator)
     except (ScenarioError, ModelError, StrategyError) as error:
         return Outcome(status=Status.IMPOSSIBLE, reason=str(error))
     findings = check(made, model, compares=False)  # no figure of a simulation depends on values

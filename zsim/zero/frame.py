@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zsim.closed_form import host_bytes, wire_bytes
+from zsim.closed_form import DataVolume, host_bytes, wire_bytes
 from zsim.layout import Layout
 from zsim.mesh import Axis, Box, Group, Joined, Mesh
 from zsim.model import Model, ModelError
@@ -84,45 +84,27 @@ class Part:
         return peaks
 
 
+def whole(draft: Draft, setup: Sequence[Operation]) -> tuple[Part, ...]:
+    """Return the one role of a schedule whose ranks all do the same."""
+    return (Part(role=ROLE, draft=draft, setup=setup),)
+
+
 def framed(
     name: str,
     *,
     model: Model,
     strategy: Strategy,
-    draft: Draft,
-    setup: Sequence[Operation],
-    streams: tuple[str, ...],
-    layouts: tuple[Layout, ...],
-    peak_of: PeakOf | None = None,
-) -> Schedule:
-    """The schedule of one role whose step is in `draft`, with its contract.
-
-    It promises the peaks of the draft's book, or what `peak_of` the program says of the device:
-    None is nothing.
-    """
-    part = Part(role=ROLE, draft=draft, setup=setup)
-    return framed_parts(
-        name,
-        model=model,
-        strategy=strategy,
-        parts=(part,),
-        streams=streams,
-        layouts=layouts,
-        peak_of=peak_of,
-    )
-
-
-def framed_parts(
-    name: str,
-    *,
-    model: Model,
-    strategy: Strategy,
+    volume: DataVolume,
     parts: Sequence[Part],
     streams: tuple[str, ...],
     layouts: tuple[Layout, ...],
     peak_of: PeakOf | None = None,
 ) -> Schedule:
-    """The schedule of several roles, which differ in the units that they run."""
+    """Return the schedule of all roles, which differ in the units that they run.
+
+    It promises the peaks of each draft's book, or what `peak_of` a program says of the device: None
+    is nothing.
+    """
     mesh = mesh_of(strategy)
     programs = tuple(part.program() for part in parts)
     peaks = [
@@ -152,7 +134,7 @@ def framed_parts(
                 axis.name for axis in mesh.axes if axis.name in (REPLICATE, OUTER, INNER, DATA)
             ),
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
-            wire_bytes=wire_bytes(model, strategy),
+            wire_bytes=wire_bytes(model, strategy, volume),
             host_bytes=host_bytes(model, strategy),
         ),
     )

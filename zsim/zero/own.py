@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from zsim.closed_form.own import VOLUME
 from zsim.model import Model
 from zsim.operation import AllGather
 from zsim.schedule import Schedule
@@ -20,7 +21,7 @@ from zsim.zero.draft import (
     Draft,
 )
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.gather import Gathers, Replicas
 from zsim.zero.offload import Offloaded
 from zsim.zero.optimizer import Ending, Trained
@@ -70,8 +71,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         f"ZeRO stage {strategy.stage}",
         model=model,
         strategy=strategy,
-        draft=draft,
-        setup=setup,
+        volume=VOLUME,
+        parts=whole(draft, setup),
         streams=(COMPUTE, COMMUNICATION, *moving),
         layouts=(*buckets.layouts, *parameters.layouts),
     )

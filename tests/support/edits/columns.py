@@ -13,10 +13,10 @@ from zsim.model import Model
 from zsim.pipeline import in_blocks
 from zsim.rule import SGD, Adam
 from zsim.runtime.nanotron import Nanotron, TensorMode
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 from zsim.transformer import transformer
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
@@ -126,5 +126,5 @@ def cases(column: str) -> Iterator[Case]:
     """The schedules of one column."""
     for strategy in strategies()[column]:
         model = model_of(strategy)
-        made = schedule(model, strategy)
+        made = make_schedule(model, strategy)
         yield Case(column, model, made, Court(made, model, strategy))

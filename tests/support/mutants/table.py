@@ -15,9 +15,9 @@ from zsim.check import Finding, check
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Keep, Precision, Strategy
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 
@@ -138,7 +138,7 @@ def cases(column: str, among: list[Strategy]) -> list[Case]:
     found: list[Case] = []
     for strategy in among:
         model = gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
-        made = schedule(model, strategy)
+        made = make_schedule(model, strategy)
         found.append(Case(column, model, made, Court(made, model, strategy)))
     return found
 

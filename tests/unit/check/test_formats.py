@@ -24,9 +24,9 @@ from zsim.operation import (
     Role,
     Together,
 )
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 
 T = TypeVar("T", bound=Operation)
 
@@ -58,7 +58,7 @@ def job(
     )
     assert made is not None
     model = gpt(replace(SHAPE, tied_embeddings=tied), micro_batch_size=1, precision=precision)
-    return schedule(model, made), model
+    return make_schedule(model, made), model
 
 
 def reductions(made: Schedule) -> Iterator[AllReduce | ReduceScatter]:
@@ -126,7 +126,7 @@ def test_a_reduction_that_adds_in_bf16_is_named(name: str) -> None:
 @pytest.mark.parametrize("stage", range(4))
 def test_masters_and_moments_in_bf16_are_found_at_the_update(stage: int, kind: Kind) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = schedule(model, Strategy(stage=stage, data=2, precision=Precision.BF16))
+    made = make_schedule(model, Strategy(stage=stage, data=2, precision=Precision.BF16))
     (program,) = made.programs
     buffers = tuple(
         replace(each, dtype=DType.BF16) if each.kind is kind else each for each in program.buffers
@@ -142,7 +142,7 @@ def test_masters_and_moments_in_bf16_are_found_at_the_update(stage: int, kind: K
 
 def test_gradients_that_are_not_widened_before_the_update_are_found() -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = schedule(model, Strategy(stage=1, data=2, precision=Precision.BF16))
+    made = make_schedule(model, Strategy(stage=1, data=2, precision=Precision.BF16))
     (program,) = made.programs
     update = next(
         each
@@ -163,7 +163,7 @@ def test_gradients_that_are_not_widened_before_the_update_are_found() -> None:
 def test_gradients_that_are_integers_for_a_while_are_found(stage: int) -> None:
     """As wide as any number is, and without its exponent."""
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.FP16)
-    made = schedule(model, Strategy(stage=stage, data=2, precision=Precision.FP16))
+    made = make_schedule(model, Strategy(stage=stage, data=2, precision=Precision.FP16))
     (program,) = made.programs
     casts = {each.name for each in program.buffers if each.name.endswith("/cast")}
     assert casts
@@ -178,7 +178,7 @@ def test_gradients_that_are_integers_for_a_while_are_found(stage: int) -> None:
 
 def test_a_norm_that_is_added_up_in_bf16_is_found() -> None:
     model = gpt(SHAPE, micro_batch_size=1)
-    made = schedule(model, Strategy(stage=2, data=2, clip_norm=1.0))
+    made = make_schedule(model, Strategy(stage=2, data=2, clip_norm=1.0))
     narrow = changed(made, "step/update/norm/reduce", accumulate=DType.BF16)
     assert formats(narrow, model) == ["step/update/norm/reduce"]
 

@@ -34,9 +34,9 @@ from zsim.operation import (
     View,
 )
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 
@@ -44,7 +44,7 @@ SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=3, vocab
 def zero(**knobs: object) -> Schedule:
     """zsim's own schedule of a small GPT on four ranks."""
     strategy = Strategy(**({"data": 4, "optimizer": SGD()} | knobs))  # type: ignore[arg-type]  # knobs by name
-    return schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
+    return make_schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
 
 
 def operations(made: Schedule) -> Iterable[Operation]:

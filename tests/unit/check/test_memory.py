@@ -8,9 +8,9 @@ from zsim.builder import ScheduleBuilder
 from zsim.check import Finding, check
 from zsim.gpt import gpt
 from zsim.operation import FreeMode, Previous
+from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule import Kind, Pool, Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule as zero
 
 
 def memory(schedule: Schedule) -> list[Finding]:

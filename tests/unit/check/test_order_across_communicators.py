@@ -6,9 +6,9 @@ from zsim.check import Finding, check
 from zsim.gpt import gpt
 from zsim.mesh import Span
 from zsim.operation import AllReduce, ReduceScatter, View
+from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule as zero
 
 
 def orders(schedule: Schedule) -> list[Finding]:

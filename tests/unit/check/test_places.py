@@ -10,9 +10,9 @@ from zsim.check import check
 from zsim.gpt import gpt
 from zsim.operation import Action, Role
 from zsim.rule import Adam
+from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule import Kind, Place, Pool, Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule as zero
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 

@@ -9,9 +9,9 @@ from zsim.check import Finding, check
 from zsim.gpt import gpt
 from zsim.operation import Action, AllGather, Compute, Previous, View
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule as zero
 
 
 def races(schedule: Schedule) -> list[Finding]:

@@ -11,10 +11,10 @@ from zsim.builder import COMMUNICATION, ScheduleBuilder
 from zsim.check import refinement
 from zsim.gpt import gpt
 from zsim.operation import FreeMode
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Contract, Kind, Schedule
 from zsim.strategy import LossScale, Precision, Strategy
 from zsim.trace import BookEntry, Event, RankTrace, Trace
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 CLUSTER = zsim_topologies.load("dgx_a100_infiniband")
@@ -139,7 +139,7 @@ def test_ranks_that_branch_apart_are_named() -> None:
         stage=1, data=2, precision=Precision.FP16, loss_scale=LossScale(initial=2.0)
     )
     shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=11)
-    made = schedule(gpt(shape, micro_batch_size=1, precision=strategy.precision), strategy)
+    made = make_schedule(gpt(shape, micro_batch_size=1, precision=strategy.precision), strategy)
     plain, skipped = run(made, steps=2), run(made, steps=2, overflow=True)
     assert said(made, plain) == said(made, skipped) == []
     torn = replace(plain, ranks=(plain.ranks[0], skipped.ranks[1]))

@@ -11,9 +11,9 @@ from zsim.architecture import GPT
 from zsim.check import check
 from zsim.gpt import gpt
 from zsim.operation import Action, Branch, Compute, Copy, Fill, Operation, SetScalar
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import LossScale, Precision, Strategy
-from zsim.zero import schedule
 
 LAW = LossScale(interval=3)
 STRATEGY = Strategy(
@@ -33,7 +33,7 @@ MODEL = gpt(
 
 @pytest.fixture(name="made", scope="module")
 def _made() -> Schedule:
-    return schedule(MODEL, STRATEGY)
+    return make_schedule(MODEL, STRATEGY)
 
 
 def first(made: Schedule, action: Action) -> str:

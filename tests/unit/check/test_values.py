@@ -11,9 +11,9 @@ from zsim.check import check, prove
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.operation import Action, AllReduce, Compute, Copy, Operation, Reduction, Role
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=7)
 STRATEGY = Strategy(stage=3, data=2)
@@ -29,7 +29,7 @@ def job(**knobs: object) -> tuple[Schedule, Model]:
     chosen = {"data": 2, "gradient_accumulation_steps": 2, "bucket_elements": 60} | knobs
     strategy = Strategy(**chosen)  # type: ignore[arg-type]  # knobs by name
     model = gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
-    return schedule(model, strategy), model
+    return make_schedule(model, strategy), model
 
 
 def cast_of(made: Schedule) -> Copy:
@@ -205,7 +205,7 @@ def test_what_comes_out_of_a_unit_that_is_not_run_is_found_where_it_is_read() ->
 @pytest.mark.parametrize("stage", range(4))
 def test_an_update_that_is_left_out_or_made_twice_is_found(stage: int) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = schedule(model, Strategy(stage=stage, data=3, precision=Precision.BF16))
+    made = make_schedule(model, Strategy(stage=stage, data=3, precision=Precision.BF16))
     assert check(made, model) == ()
     for update in computes(made, Action.UPDATE):
         assert {each for each, _ in named(without(made, update.id), model)} & {"values", "lifetime"}
@@ -245,7 +245,7 @@ def reading(change: "list[int]", shift: int = 0) -> Schedule:
         ]
         return (replace(operation, operands=(*rest, *moved)),)
 
-    return edited(schedule(MODEL, STRATEGY), edit)
+    return edited(make_schedule(MODEL, STRATEGY), edit)
 
 
 def test_the_parameters_of_a_segment_in_the_order_of_its_unit_are_fine() -> None:
@@ -268,7 +268,7 @@ def test_a_parameter_left_out_is_found_where_the_output_is_read() -> None:
 
 
 def promising(strategy: Strategy, loss_divisor: int) -> Schedule:
-    made = schedule(MODEL, STRATEGY)
+    made = make_schedule(MODEL, STRATEGY)
     contract = replace(made.contract, strategy=strategy, loss_divisor=loss_divisor)
     return replace(made, contract=contract)
 
@@ -291,7 +291,7 @@ def test_a_contract_that_divides_by_something_else_is_found_and_so_is_the_update
 
 def test_a_segment_that_the_model_does_not_have_is_found() -> None:
     made = edited(
-        schedule(MODEL, STRATEGY),
+        make_schedule(MODEL, STRATEGY),
         lambda each: (
             (replace(each, segment=9),)
             if isinstance(each, Compute) and each.id == NAME

@@ -13,9 +13,9 @@ from zsim.gpt import gpt
 from zsim.mesh import Span
 from zsim.operation import Action, Branch, Compute, Copy, Fill, Operation, Reduction, Role
 from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 
@@ -23,7 +23,7 @@ SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab
 def fp16(**knobs: object) -> Schedule:
     strategy = Strategy(**({"stage": 1, "data": 4, "precision": Precision.FP16} | knobs))  # type: ignore[arg-type]  # knobs by name
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.FP16, tensor=strategy.tensor)
-    return schedule(model, strategy)
+    return make_schedule(model, strategy)
 
 
 def with_skipped(made: Schedule, *added: Operation) -> Schedule:

@@ -22,9 +22,9 @@ from zsim.operation import (
     View,
 )
 from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Program, Scalar, Schedule
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 STEP = "step/update/step"
@@ -34,7 +34,7 @@ UPDATE = "step/update/bucket0/update"
 def job(strategy: Strategy, shape: GPT = SHAPE) -> tuple[Schedule, Model]:
     """Return a right schedule without promised peaks, and its model."""
     model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     return replace(made, contract=replace(made.contract, peak_bytes=())), model
 
 

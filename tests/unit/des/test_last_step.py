@@ -7,13 +7,13 @@ import pytest
 import zsim_scenarios
 from zsim.backend import Job
 from zsim.outline import model_of
+from zsim.runtimes.registry import make_schedule
 from zsim.scenario import parse
 from zsim.shell.sweep.source import reader
 from zsim.shell.sweep.worker import simulated
 from zsim.study.outcome import Status
 from zsim.study.proved import Proved
 from zsim.summary import step_of, summary
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 CASES = {
@@ -37,7 +37,7 @@ def test_what_a_later_trial_says_is_what_a_run_says(settings: tuple[str, ...]) -
     outline = reader("tiny").outline(parse(zsim_scenarios.text("tiny"), settings))
     model = model_of(outline)
     job = Job(
-        schedule=schedule(model, outline.strategy),
+        schedule=make_schedule(model, outline.strategy),
         model=model,
         cluster=outline.cluster,
         steps=outline.steps,

@@ -12,9 +12,9 @@ from zsim.backend import Job
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.operation import Action, Compute, Fill, Role, SetScalar
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import LossScale, Precision, Strategy
-from zsim.zero import schedule
 from zsim_des.values import Planted, Result, plantable, train, train_by_schedule, unseen
 from zsim_des.values.field import NOT_FINITE, product, reduced, times
 
@@ -32,7 +32,7 @@ STRATEGY = Strategy(
 
 def made(strategy: Strategy = STRATEGY) -> tuple[Model, Schedule]:
     model = gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
-    return model, schedule(model, strategy)
+    return model, make_schedule(model, strategy)
 
 
 def job(model: Model, given: Schedule) -> Job:

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from zsim.backend import Job
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Keep, Precision, Strategy
-from zsim.zero import schedule
 from zsim_des.values import Carrier, carry
 from zsim_torch.absent import AbsentParameterError
 from zsim_torch.autograd import UnitRunError
@@ -93,7 +93,7 @@ def trained(module: Net, strategy: Strategy, *, poison: bool = False) -> None:
     """Train `module`; what it is described by is equal and reads nothing again."""
     model = describe(net(), UNITS, batches()[0], precision=Precision.FP64)
     option = Option(poison=poison)
-    train(module, UNITS, schedule(model, strategy), batches(), steps=STEPS, option=option)
+    train(module, UNITS, make_schedule(model, strategy), batches(), steps=STEPS, option=option)
 
 
 def in_a_plain_loop(module: Net) -> Net:
@@ -342,7 +342,7 @@ def test_a_parameter_is_refused_to_data_and_hooks_too_while_the_schedule_has_it(
             yield batch * module.first.get_parameter("linear.weight").mean()
 
     with pytest.raises(AbsentParameterError, match=r"^parameter first\.linear\.weight: it is read"):
-        train(module, UNITS, schedule(model, STRATEGY), logged(), steps=STEPS)
+        train(module, UNITS, make_schedule(model, STRATEGY), logged(), steps=STEPS)
 
 
 def test_a_parameter_can_be_read_again_when_training_is_over() -> None:
@@ -356,7 +356,7 @@ def test_a_module_that_keeps_no_parameters_holds_no_number_behind_them() -> None
     module = net()
     model = describe(module, UNITS, batches()[0], precision=Precision.FP64)
     option = Option(write_back=False)
-    train(module, UNITS, schedule(model, STRATEGY), batches(), option=option)
+    train(module, UNITS, make_schedule(model, STRATEGY), batches(), option=option)
     assert module(batches()[0]).isnan()
 
 
@@ -365,7 +365,7 @@ def test_a_simulated_run_with_tensors_refuses_the_same(
     how: Callable[[Linear, torch.Tensor], torch.Tensor],
 ) -> None:
     model = describe(net(), UNITS, batches()[0], precision=Precision.FP64)
-    made = schedule(model, STRATEGY)
+    made = make_schedule(model, STRATEGY)
     module = net(second=lambda: Linear(how))
     values = TorchValues(made, module, UNITS, lambda _, step, __: batches()[step])
     job = Job(schedule=made, model=NO_MODEL, cluster=cluster(1), steps=STEPS)

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from zsim import zero
 from zsim.architecture import GPT, Attention, Positions
 from zsim.backend import Job
 from zsim.builder import ScheduleBuilder
@@ -12,6 +11,7 @@ from zsim.cluster import Cluster, Gpu, Link
 from zsim.equal_units import equal_units
 from zsim.gpt import gpt
 from zsim.model import Model
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
 from zsim_torch.admission import refusal
 from zsim_torch.machine import (
@@ -41,7 +41,7 @@ SMALL = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab
 
 
 def job(model: Model, *, data: int = 1) -> Job:
-    schedule = zero.schedule(model, Strategy(stage=2, tensor=model.tensor, data=data))
+    schedule = make_schedule(model, Strategy(stage=2, tensor=model.tensor, data=data))
     return Job(schedule=schedule, model=model, cluster=CLUSTER)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from zsim import zero
 from zsim.architecture import GPT, Architecture, Attention, Llama, Positions
 from zsim.backend import Backend, Job, RefusedError, load
 from zsim.builder import ScheduleBuilder
@@ -13,6 +12,7 @@ from zsim.cluster import Cluster, Gpu, Link
 from zsim.equal_units import equal_units
 from zsim.execution import Execution, Float8
 from zsim.rule import Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.trace import Trace
 from zsim.transformer import transformer
@@ -52,7 +52,7 @@ def job(
     steps: int = 3,
 ) -> Job:
     model = transformer(shape, micro_batch_size=micro_batch_size, precision=strategy.precision)
-    schedule = zero.schedule(model, strategy)
+    schedule = make_schedule(model, strategy)
     return Job(schedule=schedule, model=model, cluster=CLUSTER, steps=steps)
 
 
@@ -156,7 +156,7 @@ def test_a_text_that_is_not_there_is_refused_when_the_backend_is_made(tmp_path: 
 
 def test_what_is_refused_is_not_started() -> None:
     subject = Job(
-        schedule=zero.schedule(equal_units(parameters=64), Strategy(stage=0)),
+        schedule=make_schedule(equal_units(parameters=64), Strategy(stage=0)),
         model=equal_units(parameters=64),
         cluster=CLUSTER,
     )

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from zsim.dtype import DType
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import LossScale, Precision, Strategy
-from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.ranks import run_ranks
 from zsim_torch.torch_dtype import TORCH_DTYPE
@@ -78,7 +78,7 @@ def by_schedule(stage: int, precision: Precision) -> tuple[dict[str, torch.Tenso
         optimizer=SGD(learning_rate=RATE),
         loss_scale=LossScale(initial=1.0),
     )
-    made = schedule(describe(net, UNITS, sample(0), precision=precision), strategy)
+    made = make_schedule(describe(net, UNITS, sample(0), precision=precision), strategy)
     trained = train(net, UNITS, made, map(sample, range(STEPS)), steps=STEPS)
     return trained.full_parameters(), net
 

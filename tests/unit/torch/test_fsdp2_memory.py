@@ -14,9 +14,9 @@ from zsim.allocator.service import Service
 from zsim.architecture import GPT
 from zsim.rule import Adam
 from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
 from zsim.transformer import transformer as described_transformer
-from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.ranks import RankPool
 from zsim_torch.transformer import transformer
@@ -82,7 +82,7 @@ def emulated(run: Run) -> int:
         ),
     )
     strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(), emulate=run.options)
-    ((_, _, peak),) = schedule(model, strategy).contract.peak_bytes
+    ((_, _, peak),) = make_schedule(model, strategy).contract.peak_bytes
     return peak
 
 
@@ -90,7 +90,7 @@ def by_tensors(run: Run) -> int:
     """Peak of what an allocator is asked for, tensor by tensor."""
     model = described_transformer(SHAPE, micro_batch_size=run.sequences)
     strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(), emulate=run.options)
-    (program,) = schedule(model, strategy).programs
+    (program,) = make_schedule(model, strategy).programs
     allocator = CachingAllocator()
     entries = book(program, STEPS)
     lines = list(Service(allocator, program, "device").course(entries))

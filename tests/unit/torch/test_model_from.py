@@ -9,9 +9,9 @@ from zsim.architecture import GPT, Architecture, Attention, Llama
 from zsim.check import check
 from zsim.kernel import Kernel, KernelKind
 from zsim.model import BATCH, Model
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
 from zsim.transformer import transformer
-from zsim.zero import schedule
 from zsim_torch import model_from
 from zsim_torch.describe import BatchSize
 from zsim_torch.transformer import transformer as plain_transformer
@@ -141,7 +141,7 @@ def test_it_can_be_planned_and_proved(stage: int, checkpointing: Checkpointing) 
         checkpointing=checkpointing,
         gradient_accumulation_steps=2,
     )
-    assert check(schedule(model, strategy), model) == ()
+    assert check(make_schedule(model, strategy), model) == ()
 
 
 def test_the_module_and_its_memory_are_not_touched() -> None:

@@ -9,13 +9,13 @@ import pytest
 from torch import nn
 
 import zsim_topologies
-from zsim import zero
 from zsim.architecture import GPT
 from zsim.backend import Job
 from zsim.builder import Named, ScheduleBuilder
 from zsim.gpt import gpt
 from zsim.layout import Layout, Piece
 from zsim.operation import AllGather, Compute, Operation
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Schedule
 from zsim.strategy import LossScale, Precision, Strategy
 from zsim_torch import RankPool, TorchBackend
@@ -39,7 +39,7 @@ STRATEGIES = (
 def job(strategy: Strategy) -> Job:
     model = gpt(SHAPE, micro_batch_size=1, precision=strategy.precision)
     return Job(
-        schedule=zero.schedule(model, strategy),
+        schedule=make_schedule(model, strategy),
         model=model,
         cluster=zsim_topologies.load("dgx_a100_infiniband"),
         steps=4,

@@ -16,11 +16,11 @@ import pytest
 from rank_jobs import strike, sum_of_ranks
 
 import zsim_topologies
-from zsim import zero
 from zsim.architecture import GPT
 from zsim.backend import Job
 from zsim.gpt import gpt
 from zsim.operation import Operation, walk
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Strategy
 from zsim_torch.failure import Cause, RankFailedError
 from zsim_torch.ranks import RankPool
@@ -36,7 +36,7 @@ def _job() -> Job:
     strategy = Strategy(stage=3, data=RANKS, gradient_accumulation_steps=2)
     model = gpt(SHAPE, micro_batch_size=1)
     return Job(
-        schedule=zero.schedule(model, strategy),
+        schedule=make_schedule(model, strategy),
         model=model,
         cluster=zsim_topologies.load("dgx_a100_infiniband"),
         steps=3,

@@ -9,9 +9,9 @@ from torch import nn
 
 from zsim.backend import RefusedError
 from zsim.rule import SGD, Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import LossScale, Precision, Strategy
-from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.train import Option, Trained, train
 
@@ -36,7 +36,7 @@ def batches(start: int, steps: int) -> list[torch.Tensor]:
 
 
 def scheduled(strategy: Strategy) -> Schedule:
-    return schedule(
+    return make_schedule(
         describe(net(), UNITS, batches(0, 1)[0], precision=strategy.precision), strategy
     )
 

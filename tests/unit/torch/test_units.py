@@ -10,8 +10,8 @@ from torch import nn
 from zsim.backend import RefusedError
 from zsim.kernel import KernelKind
 from zsim.rule import SGD
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Checkpointing, Keep, Precision, Strategy
-from zsim.zero import schedule
 from zsim_torch.autograd import UnitRunError
 from zsim_torch.describe import describe
 from zsim_torch.train import Option, Trained, train
@@ -84,7 +84,7 @@ def trained(module: Net, strategy: Strategy = STRATEGY, *, poison: bool = True) 
     return train(
         module,
         UNITS,
-        schedule(model, strategy),
+        make_schedule(model, strategy),
         batches(),
         steps=STEPS,
         option=Option(poison=poison),
@@ -254,7 +254,7 @@ def test_a_value_that_two_units_read_gets_the_sum_of_both_gradients(strategy: St
         precision=Precision.FP64,
         reads={"head": ("second", "first")},
     )
-    train(module, units, schedule(model, strategy), batches(), steps=STEPS)
+    train(module, units, make_schedule(model, strategy), batches(), steps=STEPS)
     same(module, in_a_plain_loop(skip()))
 
 
@@ -319,7 +319,7 @@ def test_autocast_is_refused_outside_and_found_inside() -> None:
     model = describe(module, UNITS, batches()[0], precision=Precision.FP64)
     first.enabled = True
     with pytest.raises(UnitRunError, match="unit first: autocast inside the unit"):
-        train(module, UNITS, schedule(model, STRATEGY), batches())
+        train(module, UNITS, make_schedule(model, STRATEGY), batches())
     with torch.autocast("cpu"), pytest.raises(RefusedError, match="autocast"):
         trained(net())
 
@@ -334,7 +334,7 @@ def test_parameters_of_another_size_are_refused() -> None:
     model = describe(net(), UNITS, batches()[0], precision=Precision.FP64)
     module = net(lambda: nn.Linear(SIZE, SIZE, bias=False))
     with pytest.raises(RefusedError, match="unit first"):
-        train(module, UNITS, schedule(model, STRATEGY), batches())
+        train(module, UNITS, make_schedule(model, STRATEGY), batches())
 
 
 def test_units_have_to_make_up_the_module() -> None:
@@ -354,7 +354,7 @@ def test_batches_that_end_too_early_are_an_error_of_the_run() -> None:
     module = net()
     model = describe(module, UNITS, batches()[0], precision=Precision.FP64)
     with pytest.raises(RuntimeError, match="batches: they ended before the last step"):
-        train(module, UNITS, schedule(model, STRATEGY), batches()[:3], steps=2)
+        train(module, UNITS, make_schedule(model, STRATEGY), batches()[:3], steps=2)
 
 
 def test_a_description_has_sizes_names_and_costs() -> None:

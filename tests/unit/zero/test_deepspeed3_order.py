@@ -23,8 +23,8 @@ from zsim.operation import (
 )
 from zsim.plan import plan
 from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtimes.registry import make_schedule
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 from zsim.zero.emulate.deepspeed3_trace import fetches
 
 EAGER = DeepSpeed(
@@ -68,7 +68,7 @@ def step(
     strategy = Strategy(
         stage=3, data=ranks, gradient_accumulation_steps=micro_batches, emulate=options
     )
-    (program,) = schedule(model, strategy).programs
+    (program,) = make_schedule(model, strategy).programs
     return list(program.step)
 
 
@@ -203,7 +203,7 @@ def test_gradients_are_reduced_before_one_would_be_too_much_for_the_bucket() -> 
 def test_the_bucket_has_its_size_whatever_fills_it_from_set_up_on(size: int) -> None:
     options = replace(EAGER, reduce_bucket_size=size)
     strategy = Strategy(stage=3, data=2, precision=Precision.BF16, emulate=options)
-    made = schedule(chain([4], [3, 4], [9], [2]), strategy)
+    made = make_schedule(chain([4], [3, 4], [9], [2]), strategy)
     assert check(made) == ()
     (program,) = made.programs
     buckets = {each.name for each in program.buffers if each.name.endswith("bucket")}
@@ -233,7 +233,7 @@ def test_no_more_than_two_reductions_are_unfinished_and_backward_ends_with_none(
 def test_gradients_are_reduced_in_the_format_that_is_asked_for() -> None:
     options = DeepSpeed(communication_data_type=DType.FP32)
     strategy = Strategy(stage=3, data=2, precision=Precision.BF16, emulate=options)
-    (program,) = schedule(chain([4], [4]), strategy).programs
+    (program,) = make_schedule(chain([4], [4]), strategy).programs
     (reduced,) = [each for each in program.step if isinstance(each, ReduceScatter)]
     assert reduced.wire is DType.FP32
     assert program.by_name["sub_group0/gradient"].dtype is DType.BF16
@@ -252,7 +252,7 @@ def test_every_sub_group_has_its_norm_reduced_though_nothing_is_clipped(
 @pytest.mark.parametrize("stage", [1, 2])
 def test_before_stage_3_one_norm_is_reduced_though_nothing_is_clipped(stage: int) -> None:
     strategy = Strategy(stage=stage, data=2, emulate=DeepSpeed(reduce_bucket_size=50))
-    made = schedule(chain([10, 6], [19], [10]), strategy)
+    made = make_schedule(chain([10, 6], [19], [10]), strategy)
     (program,) = made.programs
     scalars = [
         each for each in program.step if isinstance(each, AllReduce) and each.source.size == 1
@@ -343,7 +343,7 @@ def volume(
     )
     found = {
         (line.group, line.collective): line.bytes // dtype.size_bytes
-        for line in plan(schedule(model, strategy), model).wire_bytes
+        for line in plan(make_schedule(model, strategy), model).wire_bytes
     }
     lines = (("data", "all_gather"), ("inner", "all_gather"), ("data", "reduce_scatter"))
     first, second, third = (found.get(line, 0) for line in lines)
@@ -353,7 +353,7 @@ def volume(
 @pytest.mark.parametrize("sizes", [[[0]], [[0], [3]], [[3], [], [0, 0]]])
 def test_empty_parameters_are_neither_gathered_nor_freed(sizes: list[list[int]]) -> None:
     model = chain(*sizes)
-    made = schedule(model, Strategy(stage=3, data=2, emulate=EAGER))
+    made = make_schedule(model, Strategy(stage=3, data=2, emulate=EAGER))
     assert list(check(made, model)) == []
     views = [each.target for each in made.programs[0].step if isinstance(each, AllGather)]
     assert all(view.size for view in views)

@@ -15,9 +15,9 @@ from zsim.operation import (
     Operation,
     ReduceScatter,
 )
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Program
 from zsim.strategy import Strategy
-from zsim.zero import schedule
 
 MODEL = gpt(
     GPT(layers=5, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=11),
@@ -26,7 +26,7 @@ MODEL = gpt(
 
 
 def program(strategy: Strategy) -> Program:
-    (made,) = schedule(MODEL, strategy).programs
+    (made,) = make_schedule(MODEL, strategy).programs
     return made
 
 

@@ -10,10 +10,10 @@ from zsim.check import check
 from zsim.model import Model
 from zsim.operation import AllGather, Compute, walk
 from zsim.runtime.nanotron import Nanotron, TensorMode
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Program, Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy, StrategyError
 from zsim.transformer import transformer
-from zsim.zero import schedule
 from zsim_des.values import train
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
@@ -53,7 +53,7 @@ def test_it_trains_what_plain_data_parallelism_does(
 ) -> None:
     strategy = strategy_of(options, stage=stage)
     model = model_of(strategy, tied=tied)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     assert not check(made, model)
     result = trained(made, model, train(model, strategy, STEPS))
     assert result.is_right, result
@@ -62,7 +62,7 @@ def test_it_trains_what_plain_data_parallelism_does(
 def test_checkpoints_of_tokens_that_are_cut_are_proved() -> None:
     strategy = replace(strategy_of(CUT), checkpointing=Checkpointing.FULL)
     model = model_of(strategy)
-    assert not check(schedule(model, strategy), model)
+    assert not check(make_schedule(model, strategy), model)
 
 
 def without(made: Schedule, part: str) -> Schedule:
@@ -84,7 +84,7 @@ def test_a_norm_that_is_not_summed_over_the_tensor_axis_is_found() -> None:
     """Each rank has the gradient of its own tokens: what is reduced over data is a summand yet."""
     strategy = strategy_of(CUT, stage=0, data=1)
     model = model_of(strategy)
-    found = check(without(schedule(model, strategy), "end/sum/"), model)
+    found = check(without(make_schedule(model, strategy), "end/sum/"), model)
     assert [each.operation for each in found if each.invariant == "values"] == [
         "step/update/bucket0/update"
     ]
@@ -93,7 +93,7 @@ def test_a_norm_that_is_not_summed_over_the_tensor_axis_is_found() -> None:
 def test_what_is_gathered_once_is_kept_or_gathered_again() -> None:
     def gathers(options: Nanotron) -> int:
         strategy = strategy_of(options, data=1)
-        (program,) = schedule(model_of(strategy), strategy).programs
+        (program,) = make_schedule(model_of(strategy), strategy).programs
         return sum(isinstance(each, AllGather) for each in program.step)
 
     # Kept: in each of 2 micro-batches 2 blocks gather before attention and MLP, and the head before

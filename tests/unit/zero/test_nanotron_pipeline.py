@@ -18,10 +18,10 @@ from zsim.pipeline import in_blocks, places
 from zsim.plan import plan, wire_bytes
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.nanotron import Nanotron, TensorMode
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Program, Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy, StrategyError
 from zsim.transformer import transformer
-from zsim.zero import schedule
 from zsim_des import SimBackend
 from zsim_des.values import train
 
@@ -81,7 +81,7 @@ def test_stages_train_what_one_process_does_and_are_proved(
     strategy: Strategy, shape: Llama
 ) -> None:
     model = model_of(strategy, shape)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     assert check(made, model) == ()
     result = trained(made, model, train(model, strategy, STEPS))
     assert result.is_right, result
@@ -102,7 +102,7 @@ def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.D
         emulate=data.draw(st.sampled_from([Nanotron(), CUT, KEPT])),
     )
     model = model_of(strategy, replace(SHAPE, layers=data.draw(st.integers(4, 5))))
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     assert check(made, model) == ()
     result = trained(made, model, train(model, strategy, STEPS))
     assert result.is_right, result
@@ -111,7 +111,7 @@ def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.D
 def test_a_plan_is_that_of_the_stage_that_holds_most() -> None:
     strategy = strategy_of(2, 2)
     model = model_of(strategy)
-    found = plan(schedule(model, strategy), model)
+    found = plan(make_schedule(model, strategy), model)
     assert (found.role, found.roles, found.mesh[0]) == ("stage0", 2, ("pipeline", 2))
 
 
@@ -159,7 +159,7 @@ def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it(
     for unit, stage in zip(model.units, places(model, pipeline), strict=True):
         # In bf16 the bytes that a segment saves are even, but for those of one-byte masks.
         by_stage[stage] += sum(-(-each.saved_bytes // 2) * 2 for each in unit.segments)
-    for stage, program in enumerate(schedule(model, strategy).programs):
+    for stage, program in enumerate(make_schedule(model, strategy).programs):
         # P - s micro-batches are under way on stage s, or all there are.
         alive = min(pipeline - stage, micro_batches)
         assert saved_peak(program) == alive * by_stage[stage]
@@ -203,7 +203,7 @@ def firsts(made: Schedule) -> frozenset[str]:
 def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batches: int) -> None:
     strategy = strategy_of(pipeline, micro_batches)
     model = model_of(strategy)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
     job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
     first, second = SimBackend(durations=timing).step_ends_ps(job)
@@ -213,7 +213,7 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batc
 
 def test_neighbors_send_hidden_states_on_and_their_gradients_back() -> None:
     strategy = replace(strategy_of(3, 5, CUT), tensor=2)
-    made = schedule(model_of(strategy), strategy)
+    made = make_schedule(model_of(strategy), strategy)
     sent = [
         [line.bytes for line in wire_bytes(made, program) if line.group == "pipeline"]
         for program in made.programs
@@ -233,7 +233,7 @@ def test_a_stage_that_sends_gradients_before_it_takes_activations_never_ends() -
     """What nanotron's order is for: both wait until the other takes what they send."""
     strategy = strategy_of(2, 3)
     model = model_of(strategy)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     step = list(made.programs[1].step)
     kinds = [type(operation) for operation in step]
     second = kinds.index(Receive, kinds.index(Receive) + 1)
@@ -248,7 +248,7 @@ def test_what_is_handed_on_of_another_micro_batch_is_found() -> None:
     """The last stage takes the first two micro-batches for each other."""
     strategy = strategy_of(2, 3)
     model = model_of(strategy)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     other = {0: 1, 1: 0, 2: 2}
     step = [
         replace(each, micro_batch=other[each.micro_batch]) if isinstance(each, Compute) else each
@@ -269,7 +269,7 @@ def test_what_no_pipeline_can_be_is_refused() -> None:
         replace(strategy_of(2, 2), checkpointing=Checkpointing.FULL, partition_checkpoints=True)
     tied = strategy_of(2, 2)
     with pytest.raises(ModelError, match=r"model.tied_embeddings: .* stages 0 and 1"):
-        schedule(model_of(tied, replace(SHAPE, tied_embeddings=True)), tied)
+        make_schedule(model_of(tied, replace(SHAPE, tied_embeddings=True)), tied)
     many = strategy_of(9, 8)
     with pytest.raises(ModelError, match=r"parallel.pipeline: 9 stages are more than the"):
-        schedule(model_of(many), many)
+        make_schedule(model_of(many), many)

@@ -15,11 +15,11 @@ from zsim.gpt import gpt
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.operation import Action, Allocate, Compute, Free
 from zsim.plan import plan
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import HostBytes, Kind, Program
 from zsim.strategy import Checkpointing, FusedBuffers, Precision, Strategy
 from zsim.summary import summary
 from zsim.trace import Trace
-from zsim.zero import schedule
 from zsim_des import SimBackend
 
 LAYERS = 4
@@ -42,7 +42,7 @@ def model(strategy: Strategy) -> Model:
 
 
 def program(strategy: Strategy) -> Program:
-    (made,) = schedule(model(strategy), strategy).programs
+    (made,) = make_schedule(model(strategy), strategy).programs
     return made
 
 
@@ -71,7 +71,7 @@ def box(*, pcie: int = 10**10, memory_bytes: int = 10**9) -> Cluster:
 
 def simulated(strategy: Strategy, cluster: Cluster) -> tuple[Job, Trace]:
     subject = model(strategy)
-    job = Job(schedule=schedule(subject, strategy), model=subject, cluster=cluster, steps=2)
+    job = Job(schedule=make_schedule(subject, strategy), model=subject, cluster=cluster, steps=2)
     return job, SimBackend().run(job, seed=0)
 
 
@@ -164,7 +164,7 @@ def test_the_host_memory_of_a_node_is_shared_by_its_ranks(*, contiguous: bool) -
 
 def test_host_traffic_that_is_not_as_promised_is_found() -> None:
     subject = model(CPU)
-    made = schedule(subject, CPU)
+    made = make_schedule(subject, CPU)
     promised = made.contract.host_bytes
     assert promised is not None
     lying = replace(made.contract, host_bytes=replace(promised, from_host=1))
@@ -192,7 +192,7 @@ def test_what_two_checkpointed_units_are_given_stays_where_it_is() -> None:
     )
     for contiguous in (False, True):
         strategy = replace(CPU, contiguous=contiguous)
-        made = schedule(skips, strategy)
+        made = make_schedule(skips, strategy)
         assert check(made, skips) == ()
         (found,) = made.programs
         assert {copy.id.rsplit("/fetch/")[-1] for copy in found.step if "/fetch/" in copy.id} >= {
@@ -246,7 +246,7 @@ def holes(stage: int, layers: int, *, contiguous: bool) -> int:
         bucket_elements=100_000_000,
     )
     subject = gpt(shape, micro_batch_size=16, tensor=16, precision=Precision.FP16)
-    made = schedule(subject, strategy)
+    made = make_schedule(subject, strategy)
     (planned,) = made.programs
     whole = tuple(replace(buffer, course=None) for buffer in planned.buffers)
     found = replace(planned, buffers=whole)

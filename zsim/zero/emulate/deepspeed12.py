@@ -10,6 +10,7 @@ the step. One group of parameters is assumed.
 
 from collections import Counter
 
+from zsim.closed_form.deepspeed12 import VOLUME
 from zsim.model import Model, Parameter
 from zsim.operation import AllGather, Copy, Edge, Previous, View
 from zsim.runtime.deepspeed import DeepSpeed
@@ -20,7 +21,7 @@ from zsim.zero.draft import COMPUTE, DATA, Draft
 from zsim.zero.emulate.deepspeed12_reduce import REDUCTION, Reductions
 from zsim.zero.emulate.deepspeed_update import MeasuredGroups
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.optimizer import Trained
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, gather_path, own_view, write_setup
@@ -29,13 +30,14 @@ ALIGNMENT = 2
 """The flat tensor is a multiple of this times the ranks (`nccl_start_alignment_factor`)."""
 
 
-def schedule(model: Model, strategy: Strategy, options: DeepSpeed) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What DeepSpeed does to train `model` in the stage of `strategy`, 1 or 2.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
+    options = strategy.options(DeepSpeed)
     need_fitting(model, strategy)
     place = flat(strategy.data)
     buckets = numbered(model, [model.parameters], place=place, ranks=strategy.data)
@@ -56,8 +58,8 @@ def schedule(model: Model, strategy: Strategy, options: DeepSpeed) -> Schedule:
         f"DeepSpeed ZeRO stage {strategy.stage}",
         model=model,
         strategy=strategy,
-        draft=draft,
-        setup=setup,
+        volume=VOLUME,
+        parts=whole(draft, setup),
         streams=(COMPUTE, REDUCTION) if options.overlap_comm else (COMPUTE,),
         layouts=buckets.layouts,
     )

@@ -11,6 +11,7 @@ submodules are single layers: gathers are smaller, and more of them are ahead.
 """
 
 from zsim.allocator import book, peak_bytes
+from zsim.closed_form.deepspeed3 import VOLUME
 from zsim.model import Model
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import Program, Schedule
@@ -22,7 +23,7 @@ from zsim.zero.emulate.deepspeed3_shards import Shards, shards
 from zsim.zero.emulate.deepspeed3_trace import fetches
 from zsim.zero.emulate.deepspeed_update import MeasuredGroups
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.optimizer import Trained
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, write_setup
@@ -33,13 +34,14 @@ STEPS = 2
 """Steps after which the book of a program repeats."""
 
 
-def schedule(model: Model, strategy: Strategy, options: DeepSpeed) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What DeepSpeed does with stage 3 to train `model` on `strategy.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
+    options = strategy.options(DeepSpeed)
     need_fitting(model, strategy)
     draft = Draft()
     sharded = shards(model, strategy.data, options)
@@ -60,8 +62,8 @@ def schedule(model: Model, strategy: Strategy, options: DeepSpeed) -> Schedule:
         "DeepSpeed ZeRO-3",
         model=model,
         strategy=strategy,
-        draft=draft,
-        setup=setup,
+        volume=VOLUME,
+        parts=whole(draft, setup),
         streams=tuple(dict.fromkeys((COMPUTE, step.gathers.stream, step.reductions.stream))),
         layouts=(*sharded.layouts, *step.gathers.layouts, *step.reductions.layouts),
         peak_of=_worst_case,

@@ -11,6 +11,7 @@ from collections import deque
 
 from zsim.allocator.book import book
 from zsim.allocator.peak import peak_bytes
+from zsim.closed_form.fsdp1 import VOLUME
 from zsim.model import Model
 from zsim.operation import AllGather, Copy, Edge, FreeMode, Previous
 from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
@@ -21,7 +22,7 @@ from zsim.zero.draft import COMPUTE, DATA, POOL, Draft
 from zsim.zero.emulate.fsdp1_reduce import ALL_REDUCE, POST_BACKWARD, Reductions
 from zsim.zero.emulate.wrapping import Wrapping, groups, write_ending
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, write_setup
 
@@ -36,13 +37,14 @@ GATHERS_IN_FLIGHT = 2
 """Freed gathers that may be unfinished before the host waits (`_limiter_utils.py`)."""
 
 
-def schedule(model: Model, strategy: Strategy, options: FSDP1) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What FSDP does to train `model` on `strategy.data` ranks, times the replicas.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
+    options = strategy.options(FSDP1)
     need_fitting(model, strategy)
     place = one_after_the_other(strategy.data)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
@@ -58,8 +60,8 @@ def schedule(model: Model, strategy: Strategy, options: FSDP1) -> Schedule:
         "FSDP1",
         model=model,
         strategy=strategy,
-        draft=step.draft,
-        setup=step.setup,
+        volume=VOLUME,
+        parts=whole(step.draft, step.setup),
         streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
         layouts=buckets.layouts,
         peak_of=_worst_case if options.limit_all_gathers else _nothing,

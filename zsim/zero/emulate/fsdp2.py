@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 
+from zsim.closed_form.fsdp2 import VOLUME
 from zsim.model import Model, Parameter
 from zsim.operation import Edge
 from zsim.runtime.fsdp2 import FSDP2
@@ -23,18 +24,19 @@ from zsim.zero.emulate.fsdp2_gather import ALL_GATHER, COPY_IN, Gathers
 from zsim.zero.emulate.fsdp2_reduce import ALL_REDUCE, REDUCE_SCATTER, Reductions
 from zsim.zero.emulate.wrapping import Wrapping, groups, write_ending
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, write_setup
 
 
-def schedule(model: Model, strategy: Strategy, options: FSDP2) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What FSDP2 does to train `model` on `strategy.data` ranks, times the replicas.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
+    options = strategy.options(FSDP2)
     need_fitting(model, strategy)
     buckets = numbered(model, groups(model), place=padded_rows(strategy.data), ranks=strategy.data)
     draft = Draft()
@@ -56,8 +58,8 @@ def schedule(model: Model, strategy: Strategy, options: FSDP2) -> Schedule:
         "FSDP2",
         model=model,
         strategy=strategy,
-        draft=draft,
-        setup=setup,
+        volume=VOLUME,
+        parts=whole(draft, setup),
         streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
         layouts=(*buckets.layouts, *step.layouts),
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from zsim.closed_form.megatron import VOLUME
 from zsim.dtype import DType
 from zsim.model import Model, Parameter
 from zsim.operation import (
@@ -33,7 +34,7 @@ from zsim.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Place, Placing, numbered
 from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, REPLICATE, Draft
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.optimizer import Ending, Trained
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, own_view, write_setup
@@ -46,13 +47,14 @@ BUCKET_LEAST, BUCKET_EACH = 40_000_000, 1_000_000
 """Elements of a bucket if nothing is said: at least, and for each data rank."""
 
 
-def schedule(model: Model, strategy: Strategy, options: Megatron) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What Megatron-LM does to train `model` on `strategy.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
+    options = strategy.options(Megatron)
     need_fitting(model, strategy)
     ranks, precision = strategy.data, strategy.precision
     buckets = numbered(model, groups(model, ranks, options), place=aligned(ranks), ranks=ranks)
@@ -74,8 +76,8 @@ def schedule(model: Model, strategy: Strategy, options: Megatron) -> Schedule:
         "Megatron distributed optimizer",
         model=model,
         strategy=strategy,
-        draft=draft,
-        setup=setup,
+        volume=VOLUME,
+        parts=whole(draft, setup),
         streams=(COMPUTE, COMMUNICATION),
         layouts=buckets.layouts,
     )

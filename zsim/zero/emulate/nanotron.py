@@ -15,6 +15,7 @@ the tensor axis at the end; nanotron sums them after they were reduced, which is
 from collections import Counter
 
 from zsim.allocator import book, peak_bytes
+from zsim.closed_form.nanotron import VOLUME
 from zsim.dtype import DType
 from zsim.model import Model, Parameter
 from zsim.operation import (
@@ -33,7 +34,7 @@ from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, POOL, TENSOR, Draft
 from zsim.zero.emulate.nanotron_lists import Lists
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting
+from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.optimizer import Ending, Trained
 from zsim.zero.passes import Passes
 from zsim.zero.sequence import shared_parameters
@@ -48,13 +49,14 @@ STEPS = 2
 """Steps after which the worst case repeats: the host waits at the end of each."""
 
 
-def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What nanotron does to train `model` on `strategy.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
+    options = strategy.options(Nanotron)
     need_fitting(model, strategy)
     draft = Draft()
     buckets = filled(model, strategy, options)
@@ -67,8 +69,8 @@ def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
         f"nanotron, ZeRO-{strategy.stage}",
         model=model,
         strategy=strategy,
-        draft=draft,
-        setup=setup,
+        volume=VOLUME,
+        parts=whole(draft, setup),
         streams=STREAMS,
         layouts=buckets.layouts,
         peak_of=worst_case,

@@ -16,6 +16,7 @@ that begins after it has ended. Gradients are collected and reduced as without a
 
 from dataclasses import dataclass, replace
 
+from zsim.closed_form.nanotron import VOLUME
 from zsim.mesh import Span
 from zsim.model import Model, Segment, Unit, Value
 from zsim.operation import Receive, Send
@@ -27,7 +28,7 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.draft import COMPUTE, PIPELINE, Draft
 from zsim.zero.emulate.nanotron import STREAMS, Step, filled, holding, worst_case
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit, visits
-from zsim.zero.frame import Part, framed_parts, need_fitting
+from zsim.zero.frame import Part, framed, need_fitting
 from zsim.zero.passes import Held, Passes
 from zsim.zero.state import BucketState, write_setup
 
@@ -35,12 +36,13 @@ NEXT, BEFORE = 1, -1
 """Offsets along the pipeline."""
 
 
-def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
+def schedule(model: Model, strategy: Strategy) -> Schedule:
     """What nanotron does to train `model` in `strategy.pipeline` stages.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or does not fill the stages.
     """
+    options = strategy.options(Nanotron)
     need_fitting(model, strategy)
     parts: list[Part] = []
     layouts: list[Buckets] = []
@@ -55,10 +57,11 @@ def schedule(model: Model, strategy: Strategy, options: Nanotron) -> Schedule:
         box = (Span(axis=PIPELINE, start=stage.index, end=stage.index + 1),)
         parts.append(Part(role=stage.name, draft=draft, setup=setup, box=box))
         layouts.append(buckets)
-    return framed_parts(
+    return framed(
         f"nanotron, ZeRO-{strategy.stage}, {strategy.pipeline} stages",
         model=model,
         strategy=strategy,
+        volume=VOLUME,
         parts=parts,
         streams=STREAMS,
         layouts=tuple(layout for buckets in layouts for layout in buckets.layouts),

@@ -1,0 +1,113 @@
+"""Options of a runtime that is emulated: what it can do, and what follows from them for a strategy.
+
+Runtimes are found by the entry points "zsim.runtimes" of installed packages.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import ClassVar
+
+from zsim.dtype import DType
+
+GROUP = "zsim.runtimes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """Formats on the way from a gradient to an update.
+
+    Attributes:
+        compute: of parameters, activations, and the gradients that backward makes.
+        reduction: in which gradients are summed over ranks that see different data.
+        whole: in which gradients of several micro-batches are summed before their reduction.
+        reduced: in which they are summed after it.
+        optimizer: of what the update reads and writes.
+    """
+
+    compute: DType
+    reduction: DType
+    whole: DType
+    reduced: DType
+    optimizer: DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """Base of the options of every runtime.
+
+    Class attributes:
+        stages: ZeRO stages that the runtime is or has.
+        has_replicas: whether states may be sharded over some ranks and replicated over others.
+        has_pipeline: whether units can be split over stages of a pipeline.
+    """
+
+    stages: ClassVar[tuple[int, ...]] = ()
+    has_replicas: ClassVar[bool] = True
+    has_pipeline: ClassVar[bool] = False
+
+    @staticmethod
+    def kinds() -> tuple[type["RuntimeOptions"], ...]:
+        """Return the options of all runtimes that are installed."""
+        return _kinds()
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether ranks of the tensor axis hold different tokens of the hidden state."""
+        return False
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether what was gathered of such a state is kept for backward."""
+        return False
+
+    @property
+    def in_place_loss(self) -> bool:
+        """Whether the gradient of the logits takes the place of their softmax, on any rank."""
+        return False
+
+    def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
+        """Return the option that splits the data axis, and its inner ranks; None if it does not."""
+        del stage, data
+        return "", None
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return in which formats gradients are reduced and accumulated."""
+        del stage
+        return Formats(
+            compute=compute,
+            reduction=compute,
+            whole=compute,
+            reduced=compute,
+            optimizer=optimizer,
+        )
+
+    def smaller_buckets(self, elements: int) -> str | None:
+        """Return the option with which buckets hold at most so many elements; None if they do."""
+        del elements
+        return None
+
+    def fewer_gathered(self) -> str | None:
+        """Return the option with which fewer parameters are gathered at once, if there is one."""
+        return None
+
+
+@cache
+def registered() -> dict[str, object]:
+    """Return what every entry point of a runtime names, by the runtime's name.
+
+    Raises:
+        ValueError: two packages register one name.
+    """
+    found: dict[str, object] = {}
+    for entry in sorted(entry_points(group=GROUP)):
+        if entry.name in found:
+            raise ValueError(f"runtime {entry.name!r} is registered more than once")
+        found[entry.name] = entry.load()
+    return found
+
+
+@cache
+def _kinds() -> tuple[type[RuntimeOptions], ...]:
+    registered()
+    return tuple(RuntimeOptions.__subclasses__())

@@ -1,0 +1,1 @@
+"""Runtimes that zsim emulates, and zsim's own stages beside them."""

@@ -1,0 +1,83 @@
+"""Runtimes by name: what each takes, writes and moves; the way from a strategy to its schedule.
+
+A runtime is registered as an entry point of the group "zsim.runtimes": its name, and a `Runtime`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from zsim import closed_form
+from zsim.closed_form import DataVolume
+from zsim.closed_form.own import VOLUME
+from zsim.garbage import uncollected
+from zsim.model import Model, ModelError
+from zsim.runtime.options import RuntimeOptions, registered
+from zsim.schedule import Schedule, WireBytes
+from zsim.strategy import Strategy
+from zsim.zero import own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """A runtime whose order of operations is emulated.
+
+    Attributes:
+        options: what it takes, and what it can do.
+        schedule: returns what every rank does to train a model as a strategy says.
+        volume: returns, from the strategy alone, what this moves over the data axes.
+    """
+
+    options: type[RuntimeOptions]
+    schedule: Callable[[Model, Strategy], Schedule]
+    volume: Callable[[Strategy], DataVolume]
+
+
+OWN = Runtime(options=RuntimeOptions, schedule=own.schedule, volume=lambda _: VOLUME)
+"""The stages of zsim's own, which take their options from the strategy."""
+
+
+@cache
+def runtimes() -> Mapping[str, Runtime]:
+    """Return every runtime that is installed, by name.
+
+    Raises:
+        TypeError: what is registered is no runtime.
+    """
+    found: dict[str, Runtime] = {}
+    for name, runtime in registered().items():
+        if not isinstance(runtime, Runtime):
+            raise TypeError(f"runtime {name!r}: {runtime!r} must be a Runtime")
+        found[name] = runtime
+    return found
+
+
+def runtime_of(strategy: Strategy) -> Runtime:
+    """Return the runtime that a strategy emulates, or zsim's own stages."""
+    if strategy.emulate is None:
+        return OWN
+    kind = type(strategy.emulate)
+    return next(each for each in runtimes().values() if each.options is kind)
+
+
+def make_schedule(model: Model, strategy: Strategy) -> Schedule:
+    """Return what every rank does to train `model` as `strategy` says.
+
+    Raises:
+        ModelError: the model was resolved for another tensor degree, a checkpoint cannot be
+            partitioned, or there is nothing that another runtime could train.
+    """
+    if strategy.emulate is not None and not model.parameters:
+        raise ModelError("parameters: none; only zsim's own stages take such a model")
+    with uncollected():
+        return runtime_of(strategy).schedule(model, strategy)
+
+
+def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
+    """Return the bytes that a rank sends in a step by closed form, by group and collective.
+
+    Raises:
+        ModelError: the units do not fill the stages of a pipeline.
+    """
+    volume = runtime_of(strategy).volume(strategy)
+    return closed_form.wire_bytes(model, strategy, volume)
