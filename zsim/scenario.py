@@ -8,12 +8,21 @@ is wrong becomes one `ScenarioError` of one line: the field, the value, and what
 import fractions
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    create_model,
+)
 
 from zsim.architecture import Activation, Attention, Norm, Positions
 from zsim.execution import Float8
+from zsim.runtime.options import names
 from zsim.schedule import Discipline
 from zsim.strategy import BUCKET_ELEMENTS, Checkpointing, FusedBuffers, Keep, Precision
 from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
@@ -142,7 +151,7 @@ class ParallelTable(Table):
     replicate: Count = 1
 
 
-class ZeroTable(Table):
+class _ZeroTable(Table):
     """`[zero]`: the stage and the knobs of the schedule, as in `zsim.strategy.Strategy`.
 
     With `emulate` the order is that of another runtime, whose options stand in a table of its name.
@@ -159,13 +168,19 @@ class ZeroTable(Table):
     reductions_in_flight: Whole = 1
     host_ahead_units: Count | None = None
     secondary: Count | None = None
-    emulate: Literal["fsdp1", "fsdp2", "deepspeed", "megatron", "nanotron"] | None = None
-    fsdp1: dict[str, Any] | None = None
-    fsdp2: dict[str, Any] | None = None
-    deepspeed: dict[str, Any] | None = None
+    emulate: str | None = None
     deepspeed_config: str | None = None
-    megatron: dict[str, Any] | None = None
-    nanotron: dict[str, Any] | None = None
+
+
+if TYPE_CHECKING:
+    ZeroTable = _ZeroTable
+else:  # with a table for the options of each runtime that is installed
+    ZeroTable = create_model(
+        "ZeroTable",
+        __base__=_ZeroTable,
+        emulate=(Literal[names()] | None, None),
+        **dict.fromkeys(names(), (dict[str, Any] | None, None)),
+    )
 
 
 class ActivationsTable(Table):

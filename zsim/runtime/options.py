@@ -6,7 +6,7 @@ Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import ClassVar
+from typing import ClassVar, Protocol, cast
 
 from zsim.dtype import DType
 
@@ -92,22 +92,35 @@ class RuntimeOptions:
         return None
 
 
+def names() -> tuple[str, ...]:
+    """Return the names of all runtimes that are installed; imports none of them."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+class Registered(Protocol):
+    """What stands behind an entry point: `zsim.runtimes.registry.Runtime` has the rest of it."""
+
+    @property
+    def options(self) -> type[RuntimeOptions]:
+        """What the runtime takes."""
+        ...
+
+
 @cache
-def registered() -> dict[str, object]:
-    """Return what every entry point of a runtime names, by the runtime's name.
+def registered() -> dict[str, Registered]:
+    """Return every runtime that is installed, by name.
 
     Raises:
         ValueError: two packages register one name.
     """
-    found: dict[str, object] = {}
+    found: dict[str, Registered] = {}
     for entry in sorted(entry_points(group=GROUP)):
         if entry.name in found:
             raise ValueError(f"runtime {entry.name!r} is registered more than once")
-        found[entry.name] = entry.load()
+        found[entry.name] = cast("Registered", entry.load())
     return found
 
 
 @cache
 def _kinds() -> tuple[type[RuntimeOptions], ...]:
-    registered()
-    return tuple(RuntimeOptions.__subclasses__())
+    return tuple(each.options for each in registered().values())
