@@ -1,8 +1,11 @@
 """Which rank owns which part of a flat tensor, which parameters lie in it, and where padding is."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, islice, pairwise
+from math import gcd
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -58,8 +61,11 @@ class Layout:
     axis: str | None = None
     cuts: tuple[int, ...] | None = None
     blocks: tuple[int, ...] | None = None
+    divisor: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # What divides every block divides where they begin and end, and the reverse.
+        object.__setattr__(self, "divisor", gcd(*(self.blocks or ()), self.elements))
         if self.elements < 0:
             raise LayoutError(f"layout {self.name}: elements {self.elements} must be >= 0")
         for piece in self.pieces:
@@ -103,11 +109,9 @@ class Layout:
                     f"{count + 1} needed"
                 )
             return self.cuts[coordinate], self.cuts[coordinate + 1] - self.cuts[coordinate]
-        for start, end in self._blocks():
-            if (end - start) % count:
-                raise LayoutError(
-                    f"layout {self.name}: {end - start} elements in {count} equal segments"
-                )
+        if self.divisor % count:
+            size = next(high - low for low, high in self._blocks() if (high - low) % count)
+            raise LayoutError(f"layout {self.name}: {size} elements in {count} equal segments")
         size = self.elements // count
         return coordinate * size, size
 
@@ -122,12 +126,25 @@ class Layout:
             count: ranks along the axis.
             coordinate: of the rank whose segment the buffer holds; None for the whole tensor.
         """
+        pieces = sorted(self.pieces, key=attrgetter("start"))
+        ends = list(accumulate((piece.end for piece in pieces), max))
+        for low, high, position in self._stretches(count, coordinate):
+            for piece in islice(pieces, bisect_right(ends, low), None):
+                if piece.start >= high:
+                    break
+                first, end = max(low, piece.start), min(high, piece.end)
+                if first < end:
+                    place = position + first - low
+                    yield Fragment(piece.parameter, first - piece.start, place, end - first)
+
+    def _stretches(self, count: int, coordinate: int | None) -> Iterator[tuple[int, int, int]]:
+        """Yield what a buffer holds of the blocks one after the other: start, end, and where."""
         if self.axis is None or (self.blocks is None and coordinate is None):
-            yield from self._within(0, self.elements, 0)
+            yield 0, self.elements, 0
         elif self.blocks is None:
             assert coordinate is not None
             start, size = self.segment(coordinate, count)
-            yield from self._within(start, start + size, 0)
+            yield start, start + size, 0
         else:
             segment = self.segment(0, count)[1]
             for start, end in self._blocks():
@@ -135,16 +152,7 @@ class Layout:
                 for index in range(count) if coordinate is None else (coordinate,):
                     low = start + index * part
                     row = index * segment if coordinate is None else 0
-                    yield from self._within(low, low + part, row + start // count)
-
-    def _within(self, low: int, high: int, position: int) -> Iterator[Fragment]:
-        """Fragments of [low, high), which lies at `position` of the buffer."""
-        for piece in self.pieces:
-            first, end = max(low, piece.start), min(high, piece.end)
-            if first < end:
-                yield Fragment(
-                    piece.parameter, first - piece.start, position + first - low, end - first
-                )
+                    yield low, low + part, row + start // count
 
     def window(self, start: int, size: int, segment: tuple[int, int]) -> tuple[int, int]:
         """What a segment has of the window, counted from the segment's first element."""
