@@ -8,6 +8,7 @@ order of issue; that every other order comes to the same is what the families of
 Cost: a look at each operation for each way of a step, whatever the number of ranks.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -112,7 +113,7 @@ def _finding(role: str, operation: str, why: str, *witness: str) -> Finding:
 def _layouts(schedule: Schedule) -> Iterator[Finding]:
     """Find layouts whose pieces are not inside them, one behind the other, each in one block."""
     for layout in schedule.layouts:
-        end = 0
+        end, blocks = 0, layout.blocks or ()
         for piece in sorted(layout.pieces, key=attrgetter("start", "size")):
             name = piece.parameter
             if piece.end > layout.elements:
@@ -120,7 +121,7 @@ def _layouts(schedule: Schedule) -> Iterator[Finding]:
                 yield _finding("", layout.name, why)
             if piece.size and piece.start < end:
                 yield _finding("", layout.name, f"{name} begins at {piece.start}, inside another")
-            if any(piece.start < block < piece.end for block in layout.blocks or ()):
+            if bisect_right(blocks, piece.start) < bisect_left(blocks, piece.end):
                 yield _finding("", layout.name, f"{name} lies in two blocks")
             end = max(end, piece.end)
         if layout.cuts and (layout.cuts[0], layout.cuts[-1]) != (0, layout.elements):

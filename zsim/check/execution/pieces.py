@@ -5,9 +5,8 @@ layout, each parameter, and each value that flows between segments. A link says 
 spaces are the same ones, or are combined one by one: a cut of one is a cut of the other.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -180,25 +179,12 @@ class Spaces:
             key, new = waiting.popitem()
             ordered = sorted(new)
             for start, other, there, size, _ in self._links[key]:
-                self._carry(ordered, start, (other, there), size, waiting=waiting)
+                inside = ordered[bisect_right(ordered, start) : bisect_left(ordered, start + size)]
+                moved = {place - start + there for place in inside}
+                known = self.by_key[other].cuts
+                if not moved <= known:
+                    waiting.setdefault(other, set()).update(moved - known)
+                    known |= moved
         self._leave_out()
         for space in self.by_key.values():
             space.close()
-
-    def _carry(
-        self,
-        cuts: Iterable[int],
-        start: int,
-        target: tuple[Key, int],
-        size: int,
-        *,
-        waiting: dict[Key, set[int]],
-    ) -> None:
-        """Cut the target of a link where its source is newly cut."""
-        key, there = target
-        known = self.by_key[key].cuts
-        moved = {cut - start + there for cut in cuts if start < cut < start + size}
-        moved -= known
-        if moved:
-            known |= moved
-            waiting.setdefault(key, set()).update(moved)
