@@ -9,13 +9,13 @@ for others.
 
 from bisect import bisect_right
 from collections import defaultdict
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from zsim.access import accesses
-from zsim.check.execution.grid import Along, sending_axes
+from zsim.check.execution.grid import Along, operations_of, sending_axes
 from zsim.check.execution.unions import Adopted, adopted
 from zsim.layout import Layout
-from zsim.operation import Allocate, Broadcast, Free, Operation, Together, walk
+from zsim.operation import Broadcast
 from zsim.schedule import Schedule
 
 FULL = 4
@@ -80,8 +80,9 @@ class _Marks:
                 self.cuts[span.axis] |= {span.start, span.end}
                 self.alone[span.axis] |= {span.start, span.end - 1}
         for program in schedule.programs:
-            for operation in chain(walk(program.setup), walk(program.step)):
-                self._root(operation)
+            for operation in operations_of(program):
+                if isinstance(operation, Broadcast):
+                    self._root(operation)
         if not layouts:
             return
         places = self._places()
@@ -100,33 +101,23 @@ class _Marks:
         """Return where views of whole tensors begin and end, by layout."""
         found: dict[str, set[int]] = defaultdict(set)
         for program in self.schedule.programs:
-            for part in (program.setup, program.step):
-                for operation in walk(part):
-                    if isinstance(operation, Allocate | Free):
-                        continue
-                    for access in accesses(operation):
-                        view = access.view
-                        if view.layout is not None:
-                            found[view.layout] |= {view.start, view.start + view.size}
-                            continue
-                        buffer = program.by_name[view.buffer]
-                        whole = buffer.layout is not None and buffer.shard is None
-                        if whole and view.axis is None and view.size != buffer.elements:
-                            assert buffer.layout is not None
-                            found[buffer.layout] |= {view.start, view.start + view.size}
+            for operation in operations_of(program):
+                for view, _, _ in accesses(operation):
+                    buffer = program.by_name[view.buffer]
+                    cuts = view.axis is None and view.size != buffer.elements
+                    name = view.layout or (None if buffer.shard else buffer.layout)
+                    if name is not None and (view.layout or cuts):
+                        found[name] |= {view.start, view.start + view.size}
         return found
 
-    def _root(self, operation: Operation) -> None:
-        members = operation.members if isinstance(operation, Together) else (operation,)
-        for member in members:
-            if isinstance(member, Broadcast):
-                group = self.schedule.group_by_name[member.group]
-                limits = self.mesh.limits(group.where)
-                left = member.root
-                for axis in reversed(self.mesh.axes):
-                    if axis.name in group.axes:
-                        left, place = divmod(left, len(limits[axis.name]))
-                        self.alone[axis.name].add(limits[axis.name].start + place)
+    def _root(self, broadcast: Broadcast) -> None:
+        group = self.schedule.group_by_name[broadcast.group]
+        limits = self.mesh.limits(group.where)
+        left = broadcast.root
+        for axis in reversed(self.mesh.axes):
+            if axis.name in group.axes:
+                left, place = divmod(left, len(limits[axis.name]))
+                self.alone[axis.name].add(limits[axis.name].start + place)
 
     def _layout(self, layout: Layout, bounds: set[int]) -> None:
         """Mark the ranks in whose part something begins or ends."""

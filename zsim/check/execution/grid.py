@@ -11,7 +11,16 @@ from itertools import product
 
 from zsim.check.cell import cells
 from zsim.mesh import Coordinates, Group
-from zsim.operation import Receive, Send, Together, walk
+from zsim.operation import (
+    Allocate,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    Send,
+    SetScalar,
+    members_of,
+)
 from zsim.schedule import Program, Schedule
 
 Placed = tuple[tuple[int, ...], Coordinates]
@@ -123,15 +132,20 @@ class Grid:
         return self._ranks[key]
 
 
+def operations_of(program: Program) -> Iterator[Operation]:
+    """Yield what touches buffers, in setup and the step, members of a `Together` one by one."""
+    for operation in program.by_id.values():
+        if not isinstance(operation, Allocate | Free | HostWait | SetScalar):
+            yield from members_of(operation)
+
+
 def sending_axes(schedule: Schedule) -> frozenset[str]:
     """Return the axes along which some rank sends to another."""
     groups = {
-        member.group
+        operation.group
         for program in schedule.programs
-        for part in (program.setup, program.step)
-        for operation in walk(part)
-        for member in (operation.members if isinstance(operation, Together) else (operation,))
-        if isinstance(member, Send | Receive)
+        for operation in operations_of(program)
+        if isinstance(operation, Send | Receive)
     }
     by_name = schedule.group_by_name
     return frozenset(axis for name in groups for axis in by_name[name].axes)

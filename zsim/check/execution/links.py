@@ -6,7 +6,7 @@ from math import prod
 from typing import assert_never
 
 from zsim.access import accesses
-from zsim.check.execution.grid import Grid, RunCell
+from zsim.check.execution.grid import Grid, RunCell, operations_of
 from zsim.check.execution.pieces import Key
 from zsim.check.execution.reading import TENSOR
 from zsim.check.execution.tensors import Tensors
@@ -14,7 +14,6 @@ from zsim.model import Model, Segment
 from zsim.operation import (
     Action,
     AllGather,
-    Allocate,
     AllReduce,
     Branch,
     Broadcast,
@@ -22,17 +21,12 @@ from zsim.operation import (
     Compute,
     Copy,
     Fill,
-    Free,
-    HostWait,
     Operation,
     Receive,
     ReduceScatter,
     Role,
     Send,
-    SetScalar,
-    Together,
     View,
-    walk,
 )
 
 
@@ -74,9 +68,8 @@ class Links:
     def add(self) -> None:
         """Go through all programs."""
         for cell in self.grid.cells:
-            for part in (cell.program.setup, cell.program.step):
-                for operation in walk(part):
-                    self._add(cell, operation)
+            for operation in operations_of(cell.program):
+                self._add(cell, operation)
         for operations in self._meetings():
             self._across(operations)
 
@@ -95,16 +88,11 @@ class Links:
                 self.tensors.cut(cell, view)
             case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
                 self._communication(cell, operation)
-            case Together(members=members):
-                for member in members:
-                    self._communication(cell, member)
-            case Allocate() | Free() | HostWait() | SetScalar():
-                pass
             case _:
-                assert_never(operation)
+                pass  # touches no buffer
 
     def _link(self, cell: RunCell, one: View, other: View) -> None:
-        key = (cell.index, one, other)
+        key = (cell.index, id(one), id(other))
         if key not in self._done and one.size == other.size:
             self._done.add(key)
             self.tensors.link(cell, one, other)
@@ -126,7 +114,7 @@ class Links:
 
     def _parts(self, cell: RunCell, name: str, part: View, whole: View) -> None:
         """Link the part of each member with its place in the whole."""
-        key = (cell.index, name, part, whole)
+        key = (cell.index, name, id(part), id(whole))
         if key in self._done:
             return
         self._done.add(key)
@@ -197,7 +185,7 @@ class Links:
 
     def _tensor(self, cell: RunCell, operation: str, view: View, key: Key) -> None:
         """Link a view with the tensor that it should be, if it is as large."""
-        done = (cell.program.role, view, key)
+        done = (cell.index, id(view), key)
         if done in self._done:
             return
         self._done.add(done)
@@ -212,22 +200,16 @@ class Links:
         """Yield what cells of different programs issue together, in the order of the group."""
         queues: dict[tuple[object, ...], dict[int, list[tuple[RunCell, Communication]]]] = {}
         by_name = self.tensors.schedule.group_by_name
-        programs = {cell.index: cell for cell in self.grid.cells}
-        if len(programs) == 1:
+        if len(self.grid.cells) == 1:
             return
         for cell in self.grid.cells:
-            for part in (cell.program.setup, cell.program.step):
-                for operation in walk(part):
-                    members = operation.members if isinstance(operation, Together) else (operation,)
-                    for member in members:
-                        if not isinstance(member, Communication):
-                            continue
-                        group = by_name[member.group]
-                        row = tuple(each.index for each in self.grid.row(cell, group))
-                        way = self._way(cell, member)
-                        queues.setdefault((group.name, row, way), {}).setdefault(
-                            cell.index, []
-                        ).append((cell, member))
+            for member in operations_of(cell.program):
+                if not isinstance(member, Communication):
+                    continue
+                group = by_name[member.group]
+                row = tuple(each.index for each in self.grid.row(cell, group))
+                queue = queues.setdefault((group.name, row, self._way(cell, member)), {})
+                queue.setdefault(cell.index, []).append((cell, member))
         for by_cell in queues.values():
             if len(by_cell) > 1:
                 yield from zip(*by_cell.values(), strict=False)

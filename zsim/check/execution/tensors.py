@@ -68,7 +68,7 @@ class Tensors:
         self.mesh = schedule.mesh
         self.spaces = Spaces()
         self.parameters = {each.name: each.elements for each in schedule.contract.parameters}
-        self._seen: set[tuple[str, View]] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._held: dict[tuple[int, str], Held] = {}
         self._indices: dict[tuple[int, int], tuple[Index, View]] = {}
         self._varies: dict[tuple[str | None, str | None, str | None], frozenset[str]] = {}
@@ -253,7 +253,7 @@ class Tensors:
 
     def cut(self, cell: RunCell, view: View) -> None:
         """Cut the space of a view where it begins and ends on some rank."""
-        key = (cell.program.role, view)
+        key = (cell.index, id(view))
         if key in self._seen:
             return
         self._seen.add(key)

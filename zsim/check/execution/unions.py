@@ -6,24 +6,9 @@ parts of all of them. A buffer without a layout holds a part, too, if a whole pa
 scattered into it, or gathered from it: it is looked at as if it had the layout.
 """
 
-from collections.abc import Iterator
-from itertools import chain
-
 from zsim.access import accesses
-from zsim.operation import (
-    Action,
-    AllGather,
-    Allocate,
-    Compute,
-    Copy,
-    Free,
-    HostWait,
-    Operation,
-    ReduceScatter,
-    Together,
-    View,
-    walk,
-)
+from zsim.check.execution.grid import operations_of
+from zsim.operation import Action, AllGather, Compute, Copy, Operation, ReduceScatter, View
 from zsim.schedule import Program, Schedule
 
 Part = tuple[str, str]
@@ -50,12 +35,6 @@ def adopted(schedule: Schedule, axes: frozenset[str]) -> Adopted | None:
     return found
 
 
-def _operations(program: Program) -> Iterator[Operation]:
-    for operation in chain(walk(program.setup), walk(program.step)):
-        if not isinstance(operation, Allocate | Free | HostWait):
-            yield from operation.members if isinstance(operation, Together) else (operation,)
-
-
 class _Parts:
     """The buffers of one program that hold parts."""
 
@@ -69,50 +48,52 @@ class _Parts:
             if buffer.layout is not None and buffer.shard in axes
         }
         self.fits = True
-        self.operations = list(_operations(program))
-        self.moves: list[Operation] = [
-            operation
-            for operation in self.operations
-            if isinstance(operation, Copy | AllGather | ReduceScatter)
-            or (isinstance(operation, Compute) and operation.action is Action.UPDATE)
-        ]
+        self.same: dict[tuple[int, int], tuple[View, View]] = {}
+        self.gathered: dict[tuple[int, int, str], tuple[View, View, str]] = {}
+        self.views: dict[int, View] = {}
+        for operation in operations_of(program):
+            self._look(operation)
 
     def find(self) -> dict[str, Part] | None:
         """Return the parts that buffers without a layout hold; nothing if some is cut."""
         known = -1
         while known != len(self.parts) and self.fits:
             known = len(self.parts)
-            for operation in self.moves:
-                self._look(operation)
-        if not self.fits:
+            for one, other in self.same.values():
+                self._agree(one, other)
+            for part, whole, group in self.gathered.values():
+                self._gather(part, whole, group)
+        whole_views = (
+            view.buffer not in self.parts or view.layout is not None or self._is_whole(view)
+            for view in self.views.values()
+        )
+        if not self.fits or not all(whole_views):
             return None
-        for operation in self.operations:
-            for access in accesses(operation):
-                view = access.view
-                if view.buffer in self.parts and view.layout is None and not self._is_whole(view):
-                    return None
         declared = self.program.by_name
         return {name: part for name, part in self.parts.items() if declared[name].layout is None}
+
+    def _look(self, operation: Operation) -> None:
+        """Note which views an operation takes for the same, or gathers one from the other."""
+        self.views.update((id(access.view), access.view) for access in accesses(operation))
+        match operation:
+            case Copy(source=source, target=target, by_parameter=False):
+                self.same[id(source), id(target)] = source, target
+            case Compute(action=Action.UPDATE, operands=(first, *others)):
+                for each in others:
+                    self.same[id(first.view), id(each.view)] = first.view, each.view
+            case (
+                AllGather(source=part, target=whole, group=group)
+                | ReduceScatter(source=whole, target=part, group=group)
+            ):
+                self.gathered[id(part), id(whole), group] = part, whole, group
+            case _:
+                pass
 
     def _is_whole(self, view: View) -> bool:
         buffer = self.program.by_name[view.buffer]
         return view.axis is None and view.layout is None and view.size == buffer.elements
 
-    def _look(self, operation: Operation) -> None:
-        match operation:
-            case Copy(source=source, target=target, by_parameter=False):
-                self._same(source, target)
-            case Compute(action=Action.UPDATE, operands=operands):
-                for operand in operands[1:]:
-                    self._same(operands[0].view, operand.view)
-            case AllGather(source=part, target=whole, group=group):
-                self._gathered(part, whole, group)
-            case ReduceScatter(source=whole, target=part, group=group):
-                self._gathered(part, whole, group)
-            case _:
-                pass
-
-    def _same(self, one: View, other: View) -> None:
+    def _agree(self, one: View, other: View) -> None:
         """Two views correspond: if one is a part, the other is it, too."""
         for view, like in ((one, other), (other, one)):
             part = self._part(like)
@@ -131,7 +112,7 @@ class _Parts:
                 return layout, view.axis
         return None
 
-    def _gathered(self, part: View, whole: View, group: str) -> None:
+    def _gather(self, part: View, whole: View, group: str) -> None:
         layout = self.program.by_name[whole.buffer].layout
         axes = self.schedule.group_by_name[group].axes
         if layout is None or not self._is_whole(whole) or len(axes) != 1:
