@@ -1,6 +1,6 @@
 """Contents of buffers while a schedule is run: exact numbers, and the marks that go with them.
 
-Beside each number stand two marks: *undefined*, nobody wrote it; and where tests for overflow are
+Beside each number stand marks: *undefined*, nobody wrote it; and where tests for overflow are
 followed, which gradients it was made of, so that a gradient that is not finite can be traced to
 what tests it. A verdict, the outcome of such tests, is the set of gradients that it covers.
 """
@@ -19,46 +19,66 @@ from zsim.specification.field import Numbers
 Marks = NDArray[np.bool_]
 Words = NDArray[np.uint64]
 
-MIXED = -2
-"""The number of the piece of a parameter where several were combined; none is -1."""
+Change = Callable[[Sequence[NDArray[Any]], int], NDArray[Any]]
+"""Makes one array of one of each datum, which have so many dimensions before those of ranks."""
 
-
-@dataclass(slots=True)
-class Trail:
-    """Of which gradients numbers are made.
-
-    `words` has a bit for each pair of a rank and a micro-batch, shape (words, ranks..., places);
-    `pieces` the number of the piece of a parameter, shape (ranks..., places).
-    """
-
-    words: Words
-    pieces: Integers
-
-    def moved(self, change: Callable[[NDArray[Any], int], NDArray[Any]]) -> "Trail":
-        """Return the trail once `change` was done to its arrays, which have so many lanes first.
-
-        What `change` leaves empty, as zero, is no piece.
-        """
-        return Trail(change(self.words, 1), change(self.pieces + 1, 0) - 1)
+MIXED = 2**62
+"""Instead of the number of a piece where several were combined."""
 
 
 @dataclass(slots=True)
 class Datum:
-    """Numbers, shape (2, ranks..., places), and their marks.
+    """Numbers and their marks; a mark that nothing has is None.
 
-    `undefined` has the shape (ranks..., places), or is None where all is defined. `covered` is of a
-    verdict: a bit for each pair of a rank and a micro-batch, (words, ranks..., pieces).
+    Attributes:
+        values: numbers, shape (2, ranks..., places).
+        undefined: what nobody wrote, shape (ranks..., places).
+        words: of which gradients numbers are made, a bit for each pair of a rank and a micro-batch,
+            shape (words, ranks..., places).
+        pieces: 1 + the number of the piece of a parameter, shape (ranks..., places); 0 for none.
+        covered: of a verdict the bits of gradients by piece, shape (words, ranks..., pieces).
     """
 
     values: Numbers
     undefined: Marks | None = None
-    trail: Trail | None = None
+    words: Words | None = None
+    pieces: Integers | None = None
     covered: Words | None = None
 
     @property
     def count(self) -> int:
         """Places."""
         return int(self.values.shape[-1])
+
+
+def changed(data: Sequence[Datum], change: Change, *, ranks_only: bool = False) -> Datum:
+    """Return numbers and marks that are all changed alike; a mark that one lacks is zero there.
+
+    A verdict goes with them if only `ranks_only` are moved: it is what a whole buffer holds.
+    """
+    found = Datum(change([datum.values for datum in data], 1))
+    undefined = _marks(data, [datum.undefined for datum in data], 0, change)
+    if undefined is not None and undefined.any():
+        found.undefined = undefined
+    found.words = _marks(data, [datum.words for datum in data], 1, change)
+    found.pieces = _marks(data, [datum.pieces for datum in data], 0, change)
+    if ranks_only:
+        found.covered = _marks(data, [datum.covered for datum in data], 1, change)
+    return found
+
+
+def _marks(
+    data: Sequence[Datum], marks: Sequence[NDArray[Any] | None], lead: int, change: Change
+) -> NDArray[Any] | None:
+    known = next((each for each in marks if each is not None), None)
+    if known is None:
+        return None
+    ones = (1,) * (known.ndim - lead - 1)
+    filled = [
+        np.zeros((*known.shape[:lead], *ones, datum.count), known.dtype) if each is None else each
+        for datum, each in zip(data, marks, strict=True)
+    ]
+    return change(filled, lead)
 
 
 def unwritten(dimensions: int, count: int) -> Datum:
@@ -75,15 +95,6 @@ def either(one: Marks | None, other: Marks) -> Marks:
     return found
 
 
-def undefined_in(*data: Datum) -> Marks | None:
-    """Return where any of the operands, combined place by place, is undefined."""
-    found: Marks | None = None
-    for datum in data:
-        if datum.undefined is not None:
-            found = either(found, datum.undefined)
-    return found
-
-
 def anywhere(*data: Datum) -> Marks | None:
     """Return on which ranks any place of any operand is undefined, shape (ranks..., 1)."""
     found: Marks | None = None
@@ -94,19 +105,21 @@ def anywhere(*data: Datum) -> Marks | None:
     return found
 
 
-def trail_of(*data: Datum) -> Trail | None:
-    """Return of which gradients a combination of operands, place by place, is made."""
-    found: Trail | None = None
+def like(data: Sequence[Datum], values: Numbers) -> Datum:
+    """Return new numbers with the marks of what they were made of, place by place."""
+    found = Datum(values)
     for datum in data:
-        trail = datum.trail
-        if trail is None:
+        if datum.undefined is not None:
+            found.undefined = either(found.undefined, datum.undefined)
+        if datum.words is None or datum.pieces is None:
             continue
-        if found is None:
-            found = trail
-            continue
-        one, other = found.pieces, trail.pieces
-        pieces = np.where(other == -1, one, np.where((one == -1) | (one == other), other, MIXED))
-        found = Trail(found.words | trail.words, pieces)
+        if found.words is None or found.pieces is None:
+            found.words, found.pieces = datum.words, datum.pieces
+        else:
+            one, other = found.pieces, datum.pieces
+            either_one = np.where((one == 0) | (one == other), other, MIXED)
+            found.pieces = np.where(other == 0, one, either_one)
+            found.words = found.words | datum.words
     return found
 
 
@@ -126,62 +139,26 @@ def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
 def read(datum: Datum, index: Index) -> Datum:
     """Return what a view of a buffer holds."""
     take = index.take
-    if take is None:
-        if index.low == 0 and index.high == datum.count:
-            return datum
-        place = (..., slice(index.low, index.high))
-        undefined = datum.undefined
-        if undefined is not None:
-            undefined = undefined[place]
-            if not undefined.any():
-                undefined = None
-        trail = datum.trail
-        if trail is not None:
-            trail = Trail(trail.words[place], trail.pieces[place])
-        return Datum(datum.values[place], undefined, trail)
-    trail = None if datum.trail is None else datum.trail.moved(lambda each, _: chosen(each, take))
-    undefined = None if datum.undefined is None else chosen(datum.undefined, take)
-    return Datum(chosen(datum.values, take), undefined, trail)
+    if take is not None:
+        return changed((datum,), lambda arrays, _: chosen(arrays[0], take))
+    if index.low == 0 and index.high == datum.count:
+        return datum
+    place = (..., slice(index.low, index.high))
+    if datum.undefined is None and datum.words is None:
+        return Datum(datum.values[place])
+    return changed((datum,), lambda arrays, _: arrays[0][place])
 
 
 def written(datum: Datum, index: Index, new: Datum) -> Datum:
     """Return what a buffer holds once a view of it was written."""
-    take = index.take
-    if take is None and index.low == 0 and index.high == datum.count:
+    if index.take is None and index.low == 0 and index.high == datum.count:
         return new
-    values = _put(datum.values, index, new.values)
-    undefined: Marks | None = None
-    if datum.undefined is not None or new.undefined is not None:
-        shape = (1,) * (datum.values.ndim - 2)
-        old = datum.undefined
-        old = np.zeros((*shape, datum.count), bool) if old is None else old
-        now = new.undefined
-        now = np.zeros((*shape, new.count), bool) if now is None else now
-        undefined = _put(old, index, now)
-        if not undefined.any():
-            undefined = None
-    trail: Trail | None = None
-    if datum.trail is not None or new.trail is not None:
-        one, other = _trail(datum, new), _trail(new, datum)
-        trail = Trail(
-            _put(one.words, index, other.words),
-            _put(one.pieces, index, other.pieces),
-        )
-    return Datum(values, undefined, trail)  # a verdict is what a whole buffer holds
+    return changed((datum, new), lambda arrays, _: _put(arrays, index))
 
 
-def _trail(datum: Datum, like: Datum) -> Trail:
-    if datum.trail is not None:
-        return datum.trail
-    assert like.trail is not None
-    shape = (*(1,) * (datum.values.ndim - 2), datum.count)
-    words = np.zeros((len(like.trail.words), *shape), np.uint64)
-    return Trail(words, np.full(shape, -1, np.int64))
-
-
-def _put(array: NDArray, index: Index, new: NDArray) -> NDArray:  # type: ignore[type-arg]
-    """Return a copy of `array` in which a view is `new`; ranks differ where they do in either."""
-    take = index.take
+def _put(arrays: Sequence[NDArray[Any]], index: Index) -> NDArray[Any]:
+    """Return a copy of an array in which a view is new; ranks differ where they do in either."""
+    (array, new), take = arrays, index.take
     if take is None:
         lead = np.broadcast_shapes(array.shape[:-1], new.shape[:-1])
         found = np.empty((*lead, array.shape[-1]), array.dtype)
@@ -196,8 +173,3 @@ def _put(array: NDArray, index: Index, new: NDArray) -> NDArray:  # type: ignore
     where = np.broadcast_to(places, (*lead, take.shape[-1]))
     np.put_along_axis(found, where, np.broadcast_to(new, (*lead, take.shape[-1])), axis=-1)
     return found[..., :-1]
-
-
-def like(data: Sequence[Datum], values: Numbers) -> Datum:
-    """Return new numbers with the marks of what they were made of, place by place."""
-    return Datum(values, undefined_in(*data), trail_of(*data))

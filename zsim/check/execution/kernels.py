@@ -1,6 +1,7 @@
 """Computations: what each action makes of what it reads."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
@@ -11,8 +12,6 @@ from zsim.check.execution.datum import (
     either,
     like,
     read,
-    trail_of,
-    undefined_in,
 )
 from zsim.check.execution.grid import RunCell
 from zsim.check.execution.measures import Measures
@@ -163,8 +162,8 @@ class Kernels:
         )
         if self.explains and not self.segments.departures:
             self._compare_gradient(cell, compute, gradients[0])
-        undefined, trail = undefined_in(*touched), trail_of(*touched)
-        made = [Datum(each, undefined, trail) for each in values]
+        marked = like(touched, values[0])
+        made = [replace(marked, values=each) for each in values]
         moments = iter(made[1:])
         found: Makes = []
         for operand in compute.operands:

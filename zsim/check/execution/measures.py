@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zsim.check.execution.contents import Contents
-from zsim.check.execution.datum import Datum, Marks, Trail, Words, chosen, either
+from zsim.check.execution.datum import MIXED, Datum, Marks, Words, chosen, either
 from zsim.check.execution.grid import RunCell
 from zsim.check.execution.moves import Moves
 from zsim.check.execution.pieces import Integers
@@ -58,11 +58,9 @@ class Measures:
         every = np.bitwise_or.reduce(words.reshape(self._words, -1), axis=1)
         for parameter, datum in zip(segments[compute.segment].parameters, gradients, strict=False):
             first = self.moves.first(parameter)
-            pieces = np.arange(first, first + datum.count)
-            shape = (*(1,) * len(cell.shape), datum.count)
-            datum.trail = Trail(
-                np.broadcast_to(words, (*words.shape[:-1], datum.count)), pieces.reshape(shape)
-            )
+            numbers = np.arange(first + 1, first + 1 + datum.count)
+            datum.pieces = numbers.reshape(*(1,) * len(cell.shape), datum.count)
+            datum.words = np.broadcast_to(words, (*words.shape[:-1], datum.count))
             self.required[:, first : first + datum.count] |= every[:, np.newaxis]
 
     def _bit(self, cell: RunCell, micro_batch: int) -> Words:
@@ -164,8 +162,7 @@ class Measures:
             if operand.role is not Role.GRADIENT or not datum.count:
                 continue
             undefined = _more(undefined, datum, self.weights(cell, operand.view))
-            if datum.trail is not None:
-                covered = _cover(covered, datum.trail)
+            covered = _cover(covered, datum)
         if not self.judges:
             own = self._bit(cell, 0)
             covered = np.broadcast_to(covered, (*own.shape[:-1], count + 1)).copy()
@@ -201,12 +198,15 @@ def _more(undefined: Marks | None, datum: Datum, weights: Numbers) -> Marks | No
     return either(undefined, bad)
 
 
-def _cover(covered: Words, trail: Trail) -> Words:
+def _cover(covered: Words, datum: Datum) -> Words:
     """Return the set with all gradients of which numbers are made; the last place is for others."""
-    pieces = np.where(trail.pieces < 0, covered.shape[-1] - 1, trail.pieces)[np.newaxis]
-    lead = np.broadcast_shapes(covered.shape[:-1], trail.words.shape[:-1], pieces.shape[:-1])
+    if datum.words is None or datum.pieces is None:
+        return covered
+    others = (datum.pieces == 0) | (datum.pieces == MIXED)
+    pieces = np.where(others, covered.shape[-1] - 1, datum.pieces - 1)[np.newaxis]
+    lead = np.broadcast_shapes(covered.shape[:-1], datum.words.shape[:-1], pieces.shape[:-1])
     found = np.broadcast_to(covered, (*lead, covered.shape[-1])).copy()
     where = np.broadcast_to(pieces, (*lead, pieces.shape[-1]))
     old = np.take_along_axis(found, where, axis=-1)
-    np.put_along_axis(found, where, old | trail.words, axis=-1)
+    np.put_along_axis(found, where, old | datum.words, axis=-1)
     return found

@@ -1,6 +1,6 @@
 """Collectives, for all communicators of a group at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, assert_never
@@ -8,13 +8,13 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.check.execution.datum import Datum, Marks, Trail, chosen, read
+from zsim.check.execution.datum import MIXED, Datum, changed, chosen, read
 from zsim.check.execution.grid import Grid, RunCell
 from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Index, Tensors
 from zsim.mesh import Group
 from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction, View
-from zsim.specification.field import number, product, share, summed
+from zsim.specification.field import Numbers, number, product, share, summed
 
 Collective = AllGather | ReduceScatter | AllReduce | Broadcast
 
@@ -75,65 +75,44 @@ class Row:
 
     def joined(self, parts: Sequence[NDArray[Any]], lead: int) -> NDArray[Any]:
         """Return arrays of the cells as one of the row; `lead` dimensions are before ranks."""
-        if len(parts) == 1:
-            return parts[0]
+        ranks = np.broadcast_shapes(*(part.shape[lead:-1] for part in parts))
+        full = [self.shape[n] if n in self.dimensions else size for n, size in enumerate(ranks)]
         width = max(part.shape[-1] for part in parts)
-        ranks = np.broadcast_shapes(
-            *(
-                tuple(
-                    self.shape[n] if n in self.dimensions else size
-                    for n, size in enumerate(part.shape[lead:-1])
-                )
-                for part in parts
-            )
-        )
-        found = np.zeros((*parts[0].shape[:lead], *ranks, width), parts[0].dtype)
-        for cell, start, part in zip(self.cells, self.starts, parts, strict=True):
-            place = tuple(
-                slice(start[n], start[n] + cell.shape[n]) if n in self.dimensions else slice(None)
-                for n in range(len(self.shape))
-            )
-            where = (slice(None),) * lead + place + (slice(0, part.shape[-1]),)
-            found[where] = part
+        found = np.zeros((*parts[0].shape[:lead], *full, width), parts[0].dtype)
+        for place, part in enumerate(parts):
+            self.part(place, found, lead)[..., : part.shape[-1]] = part
         return found
 
     def part(self, place: int, array: NDArray[Any], lead: int) -> NDArray[Any]:
         """Return what cell number `place` has of an array of the row."""
-        if len(self.cells) == 1:
-            return array
         cell, start = self.cells[place], self.starts[place]
-        where = tuple(
+        ranks = tuple(
             slice(start[n], start[n] + cell.shape[n])
             if n in self.dimensions and array.shape[lead + n] > 1
             else slice(None)
             for n in range(len(self.shape))
         )
-        return array[(slice(None),) * lead + where]
+        return array[(slice(None),) * lead + ranks]
 
     def flat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
         """Return an array with members in one dimension, last but one, and 1 where they were."""
+        axes = [lead + each for each in self.dimensions]
         shape = list(array.shape)
-        for each in self.dimensions:
-            shape[lead + each] = self.shape[each]
+        for axis, each in zip(axes, self.dimensions, strict=True):
+            shape[axis] = self.shape[each]
         if tuple(shape) != array.shape:
             array = np.broadcast_to(array, shape)
-        axes = [lead + each for each in self.dimensions]
-        rest = [axis for axis in range(array.ndim - 1) if axis not in axes]
-        last = array.ndim - 1
-        for axis in axes:
-            shape[axis] = 1
-        return array.transpose(*rest, *axes, last).reshape(*shape[:-1], self.members, shape[-1])
+        last = np.moveaxis(array, axes, range(-1 - len(axes), -1))
+        rest = last.shape[: array.ndim - 1 - len(axes)]
+        return np.expand_dims(last.reshape(*rest, self.members, shape[-1]), axes)
 
     def unflat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
         """Undo `flat`."""
         axes = [lead + each for each in self.dimensions]
-        rest = [axis for axis in range(array.ndim - 2) if axis not in axes]
-        sizes = [array.shape[axis] for axis in rest]
-        apart = array.reshape(
-            *sizes, *(self.shape[each] for each in self.dimensions), array.shape[-1]
-        )
-        order = sorted(range(len(rest) + len(axes)), key=[*rest, *axes].__getitem__)
-        return apart.transpose(*order, apart.ndim - 1)
+        rest = array.squeeze(tuple(axes))
+        sizes = (self.shape[each] for each in self.dimensions)
+        apart = rest.reshape(*rest.shape[:-2], *sizes, rest.shape[-1])
+        return np.moveaxis(apart, range(-1 - len(axes), -1), axes)
 
 
 Bring = tuple[RunCell, Collective, Datum]
@@ -172,44 +151,36 @@ class Meetings:
         data = [datum for _, _, datum in brings]
         views = tuple(bring.source for _, bring, _ in brings)
         targets = tuple(bring.target for _, bring, _ in brings)
-        values = row.joined([datum.values for datum in data], 1)
-        undefined = self._undefined(row, data)
-        trail = self._trail(row, data)
-        covered = self._covered(row, data)
+        whole = data[0] if len(data) == 1 else changed(data, row.joined, ranks_only=True)
         match operation:
             case AllGather():
                 take = self._gathering(row, views, targets)
-                found = _each(values, undefined, trail, lambda a, n: _gathered(row, a, n, take))
+                found = changed((whole,), lambda arrays, n: _gathered(row, arrays[0], n, take))
             case ReduceScatter(reduction=reduction):
-                whole = self._reduced(row, reduction, Datum(values, undefined, trail))
-                if row.members == 1:
-                    found = whole
-                else:
-                    take = self._scattering(row, targets)
-                    if int(take.max(initial=-1)) + 1 != whole.count:
-                        raise UnfollowedError(f"{operation.id}: parts do not make up the whole")
-                    found = _each(
-                        whole.values,
-                        whole.undefined,
-                        whole.trail,
-                        lambda a, n: _scattered(row, a, n, take),
-                    )
+                whole = self._reduced(row, reduction, whole)
+                take = self._scattering(row, targets)
+                if int(take.max(initial=-1)) + 1 != whole.count:
+                    raise UnfollowedError(f"{operation.id}: parts do not make up the whole")
+                found = changed((whole,), lambda arrays, n: _scattered(row, arrays[0], n, take))
             case AllReduce(reduction=reduction):
-                found = self._reduced(row, reduction, Datum(values, undefined, trail, covered))
+                found = self._reduced(row, reduction, whole)
             case Broadcast():
                 root = self._root(row, operation)
-                found = _each(values, undefined, trail, lambda a, n: _sent(row, a, n, root))
-                if covered is not None:
-                    found.covered = _sent(row, covered, 1, root)
+                found = changed(
+                    (whole,),
+                    lambda arrays, n: row.flat(arrays[0], n)[..., root, :],
+                    ranks_only=True,
+                )
             case _:
                 assert_never(operation)
         if len(brings) == 1:
             return [found]
-        parts = [_part(row, place, found) for place in range(len(brings))]
-        return [
-            read(part, Index(0, self.tensors.index(cell, bring.target).count))
-            for part, (cell, bring, _) in zip(parts, brings, strict=True)
-        ]
+        return [self._own(row, found, place, target) for place, target in enumerate(targets)]
+
+    def _own(self, row: Row, datum: Datum, place: int, target: View) -> Datum:
+        """Return what cell number `place` of a row gets."""
+        own = changed((datum,), lambda arrays, n: row.part(place, arrays[0], n), ranks_only=True)
+        return read(own, Index(0, self.tensors.index(row.cells[place], target).count))
 
     def _root(self, row: Row, operation: Broadcast) -> int:
         """Return the number of the root among the members that are run."""
@@ -223,61 +194,28 @@ class Meetings:
             stride *= row.shape[place]
         return found
 
-    def _undefined(self, row: Row, data: Sequence[Datum]) -> Marks | None:
-        if all(datum.undefined is None for datum in data):
-            return None
-        ones = (1,) * len(row.shape)
-        marks = [
-            np.zeros((*ones, datum.count), bool) if datum.undefined is None else datum.undefined
-            for datum in data
-        ]
-        return row.joined(marks, 0)
-
-    def _trail(self, row: Row, data: Sequence[Datum]) -> Trail | None:
-        known = [datum.trail for datum in data if datum.trail is not None]
-        if not known:
-            return None
-        ones = (1,) * len(row.shape)
-        trails = [
-            datum.trail
-            or Trail(
-                np.zeros((len(known[0].words), *ones, datum.count), np.uint64),
-                np.full((*ones, datum.count), -1, np.int64),
-            )
-            for datum in data
-        ]
-        words = row.joined([trail.words for trail in trails], 1)
-        pieces = row.joined([trail.pieces + 1 for trail in trails], 0)
-        return Trail(words, pieces - 1)
-
-    def _covered(self, row: Row, data: Sequence[Datum]) -> NDArray[np.uint64] | None:
-        known = [datum.covered for datum in data if datum.covered is not None]
-        if not known:
-            return None
-        parts = [np.zeros_like(known[0]) if each.covered is None else each.covered for each in data]
-        return row.joined(parts, 1)
-
     def _reduced(self, row: Row, reduction: Reduction, datum: Datum) -> Datum:
+        """Return what a reduction leaves on every rank."""
+        ranks, dimensions = row.dimensions, tuple(1 + each for each in row.dimensions)
+        found = Datum(self._reduced_values(row, reduction, datum.values))
+        if datum.undefined is not None:
+            found.undefined = np.logical_or.reduce(datum.undefined, axis=ranks, keepdims=True)
+        if datum.words is not None:
+            found.words = np.bitwise_or.reduce(datum.words, axis=dimensions, keepdims=True)
+        if datum.pieces is not None:
+            highest = np.maximum.reduce(datum.pieces, axis=ranks, keepdims=True)
+            alike = (datum.pieces == 0) | (datum.pieces == highest)
+            found.pieces = np.where(alike.all(axis=ranks, keepdims=True), highest, MIXED)
+        if datum.covered is not None:
+            found.covered = np.bitwise_or.reduce(datum.covered, axis=dimensions, keepdims=True)
+        return found
+
+    def _reduced_values(self, row: Row, reduction: Reduction, values: Numbers) -> Numbers:
         dimensions = tuple(1 + each for each in row.dimensions)
-        ranks = row.dimensions
-        undefined, trail, covered = datum.undefined, datum.trail, datum.covered
-        if undefined is not None:
-            undefined = np.logical_or.reduce(undefined, axis=ranks, keepdims=True)
-        if trail is not None:
-            words = np.bitwise_or.reduce(trail.words, axis=dimensions, keepdims=True)
-            pieces = trail.pieces
-            highest = np.maximum.reduce(pieces, axis=ranks, keepdims=True)
-            known = np.where(pieces == -1, highest, pieces)
-            alike = (known == highest).all(axis=ranks, keepdims=True)
-            trail = Trail(words, np.where(alike, highest, -2))
-        if covered is not None:
-            covered = np.bitwise_or.reduce(covered, axis=dimensions, keepdims=True)
-        values = datum.values
         if reduction is Reduction.MAX:
-            first = values.max(axis=dimensions, keepdims=True)
-            differ = (values != first).any(axis=(0, *dimensions), keepdims=True)[0]
-            self.unordered = self.unordered or bool(differ.any())
-            return Datum(first, undefined, trail, covered)
+            first: Numbers = values.max(axis=dimensions, keepdims=True)
+            self.unordered = self.unordered or bool((values != first).any())
+            return first
         for place, axis in zip(row.dimensions, dimensions, strict=True):
             weights = row.weights[place]
             if values.shape[axis] == 1:
@@ -291,7 +229,7 @@ class Meetings:
             values = summed(values, axis, keepdims=True)
         if reduction is Reduction.AVERAGE and row.ranks > 1:
             values = product(values, share(row.ranks, values.ndim))
-        return Datum(values, undefined, trail, covered)
+        return values
 
     def _counts(self, row: Row, views: tuple[View, ...]) -> Integers:
         """Return how many pieces each member has of its view, by member."""
@@ -303,8 +241,7 @@ class Meetings:
                 for cell, view in zip(row.cells, views, strict=True)
             ]
             shaped = [part[..., np.newaxis] for part in parts]
-            whole = row.flat(row.joined(shaped, 0), 0)
-            lengths = whole.reshape(-1, row.members)
+            lengths = row.flat(row.joined(shaped, 0), 0).reshape(-1, row.members)
             if (lengths != lengths[0]).any():
                 raise UnfollowedError(f"views {views[0]} are cut differently on other ranks")
             found = self._lengths[key] = lengths[0]
@@ -345,18 +282,6 @@ class Meetings:
         return self._takes[key]
 
 
-def _each(
-    values: NDArray[Any],
-    undefined: Marks | None,
-    trail: Trail | None,
-    change: Callable[[NDArray[Any], int], NDArray[Any]],
-) -> Datum:
-    """Return a datum whose arrays are all changed alike; `change` is told how many lanes lead."""
-    marks = None if undefined is None else change(undefined, 0)
-    moved = None if trail is None else trail.moved(change)
-    return Datum(change(values, 1), marks, moved)
-
-
 def _gathered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
     flat = row.flat(array, lead)
     whole = flat.reshape(*flat.shape[:-2], -1)
@@ -367,16 +292,3 @@ def _scattered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDAr
     parts = chosen(array, take.reshape(-1))
     apart = parts.reshape(*parts.shape[:-1], *take.shape)
     return row.unflat(apart, lead)
-
-
-def _sent(row: Row, array: NDArray[Any], lead: int, root: int) -> NDArray[Any]:
-    return row.flat(array, lead)[..., root, :]
-
-
-def _part(row: Row, place: int, datum: Datum) -> Datum:
-    trail = datum.trail
-    if trail is not None:
-        trail = Trail(row.part(place, trail.words, 1), row.part(place, trail.pieces, 0))
-    undefined = None if datum.undefined is None else row.part(place, datum.undefined, 0)
-    covered = None if datum.covered is None else row.part(place, datum.covered, 1)
-    return Datum(row.part(place, datum.values, 1), undefined, trail, covered)

@@ -1,12 +1,14 @@
 """Fills and copies on exact numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.check.execution.datum import Datum, chosen, like, trail_of, undefined_in
+from zsim.check.execution.datum import Datum, changed, chosen, like
 from zsim.check.execution.grid import RunCell
 from zsim.check.execution.meeting import UnfollowedError
 from zsim.check.execution.pieces import Integers
@@ -107,32 +109,22 @@ class Moves:
         if divisor == 1:
             return source
         values = product(source.values, share(divisor, source.values.ndim))
-        return Datum(values, source.undefined, source.trail, source.covered)
+        return replace(source, values=values)
 
     def _by_parameter(self, cell: RunCell, copy: Copy, moved: Datum, target: Datum) -> Datum:
         """Return the target once what both hold of each parameter went over; padding is zero."""
         take, held = self._map(cell, copy.source.buffer, copy.target.buffer)
         there = take != NOTHING
-        values = chosen(moved.values, take)
-        undefined = None if moved.undefined is None else chosen(moved.undefined, take)
-        trail = None if moved.trail is None else moved.trail.moved(lambda a, _: chosen(a, take))
-        found = Datum(values, undefined, trail)
+        keeps = held & ~there  # what the source does not hold stays, what is in no piece is zero
+        found = changed((moved,), lambda arrays, _: chosen(arrays[0], take))
         if copy.accumulate:
             found = like((found, target), total(found.values, target.values))
-        # What is in no piece becomes zero, and what the source does not hold stays.
-        keeps = held & ~there
-        values = np.where(there, found.values, np.where(held, target.values, np.uint64(0)))
-        marks = undefined_in(found)
-        if marks is not None:
-            marks = marks & there
-        if target.undefined is not None:
-            stays = target.undefined & keeps
-            marks = stays if marks is None else marks | stays
-        trail = found.trail
-        if target.trail is not None:
-            stays = target.trail.moved(lambda a, _: np.where(keeps, a, np.zeros_like(a)))
-            trail = trail_of(Datum(values, None, trail), Datum(values, None, stays))
-        return Datum(values, marks, trail)
+
+        def chosen_of(arrays: Sequence[NDArray[Any]], _: int) -> NDArray[Any]:
+            new, old = arrays
+            return np.where(there, new, np.where(keeps, old, old.dtype.type(0)))
+
+        return changed((found, target), chosen_of)
 
     def _map(self, cell: RunCell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
         """Return which place of the source each of the target is, and where it is a piece."""

@@ -207,8 +207,8 @@ class Persistent:
                 if datum is not None and laid_out.any():
                     values = self._filled(cell, name, kinds, wanted)
                     other = (datum.values != values).any(axis=0)
-                    if overflows and datum.trail is not None:
-                        other = other | (datum.trail.words != 0).any(axis=0)
+                    if overflows and datum.words is not None:
+                        other = other | (datum.words != 0).any(axis=0)
                     bad = bad | (other & laid_out)
                 if bad.any():
                     given_up = np.where(undefined, NOTHING, ANY)
