@@ -22,13 +22,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zsim.access import accesses
-from zsim.check.cover import Cover
 from zsim.check.finding import Finding
-from zsim.check.overlap import Overlap
+from zsim.check.overlap import Overlap, Span
 from zsim.check.subject import NumberedProgram, Subject
 from zsim.closed_form.states import persistent_bytes
 from zsim.numbered import ALLOCATE, FREE, WHOLE, Numbered
-from zsim.operation import Allocate, Free, FreeMode, View
+from zsim.operation import Allocate, Free, FreeMode
 from zsim.order import Way
 from zsim.schedule import Kind
 
@@ -224,24 +223,20 @@ def _unused(each: NumberedProgram, overlap: Overlap) -> Iterator[Finding]:
     for buffer in each.program.buffers:
         if buffer.name in whole or buffer.layout is not None or buffer.kind not in SIZED:
             continue
-        cover, taken = Cover(buffer, overlap), ""
+        spans: list[Span] = []
+        taken = ""
         for _, numbered in each.parts:
             history = numbered.history.get(buffer.name)
-            if history is None:
-                continue
-            for number, code in zip(history.numbers, history.codes, strict=True):
+            for number, code in zip(history.numbers, history.codes, strict=True) if history else ():
                 operation = numbered.operations[number]
                 if code == ALLOCATE:
                     taken = taken or operation.id
-                elif code != FREE and not cover.whole:
-                    for access in accesses(operation):
-                        if access.view.buffer == buffer.name:
-                            low, high = overlap.hull(access.view)
-                            view = View(buffer=buffer.name, start=low, size=high - low)
-                            cover.write(view)
-        if taken and not cover.whole:
-            low, high = cover.gap(View(buffer=buffer.name, size=buffer.elements))
-            unused = (high - low) * buffer.dtype.size_bytes
+                elif code != FREE:
+                    views = (access.view for access in accesses(operation))
+                    spans += [overlap.hull(view) for view in views if view.buffer == buffer.name]
+        gap = _gap(spans, buffer.elements)
+        if taken and gap is not None:
+            unused = (gap[1] - gap[0]) * buffer.dtype.size_bytes
             yield Finding(
                 invariant=INVARIANT,
                 role=each.program.role,
@@ -249,9 +244,19 @@ def _unused(each: NumberedProgram, overlap: Overlap) -> Iterator[Finding]:
                 why=f"takes memory for {buffer.name} that nothing uses, {unused} bytes at least",
                 witness=(
                     f"{buffer.name} has {buffer.elements} elements",
-                    f"nothing reads or writes elements {low} to {high}",
+                    f"nothing reads or writes elements {gap[0]} to {gap[1]}",
                 ),
             )
+
+
+def _gap(spans: list[Span], elements: int) -> Span | None:
+    """Return the first elements that are in no span; nothing if each is in one."""
+    end = 0
+    for low, high in sorted(spans):
+        if end < low < high:
+            return end, low
+        end = max(end, high)
+    return (end, elements) if end < elements else None
 
 
 def _states(subject: Subject, each: NumberedProgram) -> Iterator[Finding]:

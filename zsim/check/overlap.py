@@ -50,7 +50,7 @@ class Overlap:
         if one.layout is None and other.layout is None:
             return self._own_parts_meet(one, other)
         if one.layout == other.layout:
-            if frame(one) != frame(other):
+            if _frame(one) != _frame(other):
                 return True
             return max(one.start, other.start) < min(one.start + one.size, other.start + other.size)
         window, plain = (one, other) if other.layout is None else (other, one)
@@ -128,7 +128,7 @@ class Overlap:
         return all(len(limits[axis]) == self.ranks(axis) for axis in varies)
 
 
-def frame(window: View) -> int | None:
+def _frame(window: View) -> int | None:
     """What tells windows of one layout apart that stand at different places of a buffer."""
     return None if window.origin is None else window.origin - window.start
 
