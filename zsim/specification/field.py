@@ -53,6 +53,7 @@ def summed(numbers: Numbers, axis: int | tuple[int, ...], *, keepdims: bool = Fa
     return found
 
 
+@lru_cache(maxsize=4096)
 def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
     """Return a rational number in both lanes, shaped for arrays of so many dimensions.
 
@@ -61,9 +62,12 @@ def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
         ZeroDivisionError: a prime divides its denominator.
     """
     lanes = _lanes(Fraction(value))
-    return np.array(lanes, np.uint64).reshape(-1, *(1,) * (dimensions - 1))
+    found = np.array(lanes, np.uint64).reshape(-1, *(1,) * (dimensions - 1))
+    found.flags.writeable = False  # it is handed out again
+    return found
 
 
+@lru_cache(maxsize=4096)
 def share(value: float, dimensions: int = 1) -> Numbers:
     """Return one over a number, in both lanes, shaped for arrays of so many dimensions.
 
@@ -73,7 +77,6 @@ def share(value: float, dimensions: int = 1) -> Numbers:
     return number(1 / Fraction(value), dimensions)
 
 
-@lru_cache(maxsize=4096)
 def _lanes(value: Fraction) -> tuple[int, ...]:
     if any(value.denominator % prime == 0 for prime in PRIMES):
         raise ZeroDivisionError(f"{value} has no value modulo {PRIMES}")

@@ -58,9 +58,7 @@ def updated(
     made: list[Numbers] = []
     for place in range(1, len(operands)):
         key = random.key(f"{name} makes {place}", 1).reshape(-1, *(1,) * (dimensions - 1))
-        found = scrambled(seen, key)
-        found[np.broadcast_to(zero, found.shape)] = 0
-        made.append(found)
+        made.append(np.where(zero, np.uint64(0), scrambled(seen, key)))
     return made
 
 

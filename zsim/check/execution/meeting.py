@@ -128,8 +128,7 @@ class Meetings:
         self.unordered = False
         """Whether the last meeting took a maximum of numbers, which have no order in a field."""
         self._rows: dict[tuple[str, tuple[int, ...]], Row] = {}
-        self._lengths: dict[tuple[Row, tuple[View, ...]], Integers] = {}
-        self._takes: dict[tuple[Row, tuple[View, ...], tuple[View, ...]], Integers] = {}
+        self._takes: dict[tuple[object, ...], Integers] = {}
 
     def row(self, cells: tuple[RunCell, ...], name: str) -> Row:
         """Return the layout of cells along a group."""
@@ -233,23 +232,19 @@ class Meetings:
 
     def _counts(self, row: Row, views: tuple[View, ...]) -> Integers:
         """Return how many pieces each member has of its view, by member."""
-        key = (row, views)
-        found = self._lengths.get(key)
-        if found is None:
-            parts = [
-                self.tensors.lengths(cell, view)
-                for cell, view in zip(row.cells, views, strict=True)
-            ]
-            shaped = [part[..., np.newaxis] for part in parts]
-            lengths = row.flat(row.joined(shaped, 0), 0).reshape(-1, row.members)
-            if (lengths != lengths[0]).any():
-                raise UnfollowedError(f"views {views[0]} are cut differently on other ranks")
-            found = self._lengths[key] = lengths[0]
+        parts = [
+            self.tensors.lengths(cell, view)[..., np.newaxis]
+            for cell, view in zip(row.cells, views, strict=True)
+        ]
+        lengths = row.flat(row.joined(parts, 0), 0).reshape(-1, row.members)
+        if (lengths != lengths[0]).any():
+            raise UnfollowedError(f"views {views[0]} are cut differently on other ranks")
+        found: Integers = lengths[0]
         return found
 
     def _gathering(self, row: Row, views: tuple[View, ...], targets: tuple[View, ...]) -> Integers:
         """Return for each place of the target which place it is of what members bring in a row."""
-        key = (row, views, targets)
+        key = (row, *map(id, views), *map(id, targets))
         if key not in self._takes:
             counts = self._counts(row, views)
             width = max(
@@ -266,7 +261,7 @@ class Meetings:
 
     def _scattering(self, row: Row, targets: tuple[View, ...]) -> Integers:
         """Return by member which places of the whole it gets."""
-        key = (row, (), targets)
+        key = (row, *map(id, targets))
         if key not in self._takes:
             counts = self._counts(row, targets)
             width = max(
