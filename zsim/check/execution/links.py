@@ -92,7 +92,7 @@ class Links:
                 pass  # touches no buffer
 
     def _link(self, cell: RunCell, one: View, other: View) -> None:
-        key = (cell.index, id(one), id(other))
+        key = (self.tensors.kind(cell, one), self.tensors.kind(cell, other))
         if key not in self._done and one.size == other.size:
             self._done.add(key)
             self.tensors.link(cell, one, other)
@@ -114,7 +114,7 @@ class Links:
 
     def _parts(self, cell: RunCell, name: str, part: View, whole: View) -> None:
         """Link the part of each member with its place in the whole."""
-        key = (cell.index, name, id(part), id(whole))
+        key = (name, self.tensors.kind(cell, part), self.tensors.kind(cell, whole))
         if key in self._done:
             return
         self._done.add(key)
@@ -185,7 +185,7 @@ class Links:
 
     def _tensor(self, cell: RunCell, operation: str, view: View, key: Key) -> None:
         """Link a view with the tensor that it should be, if it is as large."""
-        done = (cell.index, id(view), key)
+        done = (self.tensors.kind(cell, view), self.tensors.spaces.by_key[key].key)
         if done in self._done:
             return
         self._done.add(done)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, assert_never
 
 import numpy as np
@@ -244,7 +245,8 @@ class Meetings:
 
     def _gathering(self, row: Row, views: tuple[View, ...], targets: tuple[View, ...]) -> Integers:
         """Return for each place of the target which place it is of what members bring in a row."""
-        key = (row, *map(id, views), *map(id, targets))
+        kinds = (map(self.tensors.kind, row.cells, each) for each in (views, targets))
+        key = (row, *chain.from_iterable(kinds))
         if key not in self._takes:
             counts = self._counts(row, views)
             width = max(
@@ -261,7 +263,7 @@ class Meetings:
 
     def _scattering(self, row: Row, targets: tuple[View, ...]) -> Integers:
         """Return by member which places of the whole it gets."""
-        key = (row, *map(id, targets))
+        key = (row, *map(self.tensors.kind, row.cells, targets))
         if key not in self._takes:
             counts = self._counts(row, targets)
             width = max(

@@ -48,9 +48,9 @@ class Moves:
 
         NOTHING is padding, or what has no layout.
         """
-        held = self.tensors.held(cell, name)
-        layout = held.buffer.layout
-        key = (cell.index, layout or "", held.buffer.shard or "", held.width)
+        held, buffer = self.tensors.held(cell, name), self.tensors.buffer(cell.program, name)
+        layout = buffer.layout
+        key = (cell.index, layout or "", buffer.shard or "", held.width)
         found = self._pieces.get(key)
         if found is not None:
             return found

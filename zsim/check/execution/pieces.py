@@ -5,6 +5,7 @@ layout, each parameter, and each value that flows between segments. A link says 
 spaces are the same ones, or are combined one by one: a cut of one is a cut of the other.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import pairwise
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+
+NUMBERS = re.compile(r"\d+")
 
 Key = tuple[str, ...]
 """The name of a space: its kind first."""
@@ -60,10 +63,16 @@ class Space:
 
 
 class Spaces:
-    """All spaces of a schedule, and the links between them."""
+    """All spaces of a schedule, and the links between them.
 
-    def __init__(self) -> None:
+    If it `merges`, spaces of one size whose names differ in numbers alone, as those of equal layers
+    do, are one: each is cut where another one is, which is sound, and all is found once.
+    """
+
+    def __init__(self, *, merges: bool) -> None:
+        self.merges = merges
         self.by_key: dict[Key, Space] = {}
+        self.distinct: dict[Key, Space] = {}
         self._links: dict[Key, set[tuple[int, Key, int, int, bool]]] = defaultdict(set)
         self._parts: dict[Key, set[tuple[int, int, tuple[tuple[int, int, int], ...]]]] = (
             defaultdict(set)
@@ -73,8 +82,9 @@ class Spaces:
         """Return a space, which is made when it is asked for the first time."""
         found = self.by_key.get(key)
         if found is None:
-            found = self.by_key[key] = Space(key, size)
-        elif size > found.size:
+            alike = (*key[:-1], NUMBERS.sub("#", key[-1]), str(size)) if self.merges else key
+            found = self.by_key[key] = self.distinct.setdefault(alike, Space(alike, size))
+        if size > found.size:
             found.cuts.add(size)
             found.size = size
         return found
@@ -92,11 +102,12 @@ class Spaces:
         """
         if not size:
             return
-        self.by_key[one[0]].cuts.update((one[1], one[1] + size))
-        self.by_key[other[0]].cuts.update((other[1], other[1] + size))
-        if one != other:
-            self._links[one[0]].add((one[1], other[0], other[1], size, own))
-            self._links[other[0]].add((other[1], one[0], one[1], size, own))
+        here, there = self.by_key[one[0]], self.by_key[other[0]]
+        here.cuts.update((one[1], one[1] + size))
+        there.cuts.update((other[1], other[1] + size))
+        if here is not there or one[1] != other[1]:
+            self._links[here.key].add((one[1], there.key, other[1], size, own))
+            self._links[there.key].add((other[1], here.key, one[1], size, own))
 
     def split(self, key: Key, low: int, high: int, parts: tuple[tuple[int, int, int], ...]) -> None:
         """Say that [low, high) falls into parts of ranks, of which only some are run.
@@ -121,7 +132,7 @@ class Spaces:
 
         It then tells ranks apart that are taken for one.
         """
-        for space in self.by_key.values():
+        for space in self.distinct.values():
             if space.left_out and space.bounds:
                 cuts = sorted(space.cuts)
                 for place in space.bounds & space.left_out:
@@ -159,7 +170,7 @@ class Spaces:
             for start, other, there, size, own in self._links[key]:
                 if own:
                     continue
-                target = self.by_key[other]
+                target = self.distinct[other]
                 first = bisect_left(ordered, start)
                 for place in ordered[first : bisect_left(ordered, start + size)]:
                     moved = place - start + there
@@ -173,7 +184,7 @@ class Spaces:
     def close(self) -> None:
         """Carry every cut over all links until nothing new comes, and number the pieces."""
         waiting: dict[Key, set[int]] = {
-            key: set(space.cuts) for key, space in self.by_key.items() if key in self._links
+            key: set(space.cuts) for key, space in self.distinct.items() if key in self._links
         }
         while waiting:
             key, new = waiting.popitem()
@@ -181,10 +192,10 @@ class Spaces:
             for start, other, there, size, _ in self._links[key]:
                 inside = ordered[bisect_right(ordered, start) : bisect_left(ordered, start + size)]
                 moved = {place - start + there for place in inside}
-                known = self.by_key[other].cuts
+                known = self.distinct[other].cuts
                 if not moved <= known:
                     waiting.setdefault(other, set()).update(moved - known)
                     known |= moved
         self._leave_out()
-        for space in self.by_key.values():
+        for space in self.distinct.values():
             space.close()

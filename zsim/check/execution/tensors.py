@@ -37,13 +37,12 @@ class Index:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A buffer of a cell: its space, and which pieces of it each rank has.
+    """What a buffer of a cell holds: its space, and which pieces of it each rank has.
 
     `first` and `counts` are the number of the first piece and how many there are, in the shape of
     the ranks; `width` is the length of the array that holds them.
     """
 
-    buffer: Buffer
     space: Space
     first: Integers
     counts: Integers
@@ -66,17 +65,21 @@ class Tensors:
             self._buffers[role, name] = replace(program.by_name[name], layout=held, shard=shard)
         self.grid = grid
         self.mesh = schedule.mesh
-        self.spaces = Spaces()
         self.parameters = {each.name: each.elements for each in schedule.contract.parameters}
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[int] = set()
         self._held: dict[tuple[int, str], Held] = {}
-        self._indices: dict[tuple[int, int], tuple[Index, View]] = {}
+        self._held_alike: dict[tuple[object, ...], Held] = {}
+        self._kinds: dict[tuple[int, int], tuple[int, View]] = {}
+        self._kind_of: dict[tuple[object, ...], int] = {}
+        self._cut_of: dict[str | None, int] = {None: -1}
+        self._indices: dict[int, Index] = {}
         self._varies: dict[tuple[str | None, str | None, str | None], frozenset[str]] = {}
         self._folded = any(
             len(along.coordinates) < schedule.mesh.axis_size(name)
             for name, along in grid.tracked.items()
         )
         self._run: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        self.spaces = Spaces(merges=self._number_layouts())
         for name, elements in self.parameters.items():
             self.spaces.space(("parameter", name), elements)
         used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
@@ -88,6 +91,37 @@ class Tensors:
             for buffer in program.buffers:
                 own = self.buffer(program, buffer.name)
                 self.spaces.space(self.key(program, own.name), self._extent(own))
+
+    def _number_layouts(self) -> bool:
+        """Number layouts by how they are cut; whether most are cut, and filled, as others are."""
+        cut: dict[object, int] = {}
+        filled: set[object] = set()
+        for layout in self.schedule.layouts:
+            key = (layout.axis, layout.elements, layout.cuts, layout.blocks)
+            self._cut_of[layout.name] = cut.setdefault(key, len(cut))
+            filled.add((key, *((piece.start, piece.size) for piece in layout.pieces)))
+        is_whole = all(
+            name in self.grid.standing or len(along.coordinates) == self.mesh.axis_size(name)
+            for name, along in self.grid.tracked.items()
+        )
+        return is_whole and 2 * len(filled) <= len(self.schedule.layouts)
+
+    def _alike(self, cell: RunCell, buffer: Buffer) -> tuple[object, ...]:
+        """Return what buffers have in common of which ranks have the same pieces."""
+        space = self.spaces.by_key[self.key(cell.program, buffer.name)]
+        cut = self._cut_of[buffer.layout]
+        return (cell.index, space.key, cut, buffer.shard, buffer.elements)
+
+    def kind(self, cell: RunCell, view: View) -> int:
+        """Return a number that views have in common which are at one place of buffers alike."""
+        key = (cell.index, id(view))  # to hash a view takes longer
+        found = self._kinds.get(key)
+        if found is None:
+            place = (view.start, view.size, view.axis, self._cut_of[view.layout], view.origin)
+            alike = (*self._alike(cell, self.buffer(cell.program, view.buffer)), *place)
+            number = self._kind_of.setdefault(alike, len(self._kind_of))
+            found = self._kinds[key] = number, view
+        return found[0]
 
     def buffer(self, program: Program, name: str) -> Buffer:
         """Return a buffer, with the layout of which it holds a part where it has none."""
@@ -253,10 +287,10 @@ class Tensors:
 
     def cut(self, cell: RunCell, view: View) -> None:
         """Cut the space of a view where it begins and ends on some rank."""
-        key = (cell.index, id(view))
-        if key in self._seen:
+        kind = self.kind(cell, view)
+        if kind in self._seen:
             return
-        self._seen.add(key)
+        self._seen.add(kind)
         space = self.key(cell.program, view.buffer)
         for _, start, size in self.places(cell, view):
             self.spaces.cut(space, start, start + size)
@@ -308,7 +342,10 @@ class Tensors:
         """Return what the ranks of a cell have of a buffer."""
         found = self._held.get((cell.index, name))
         if found is None:
-            found = self._held[cell.index, name] = self._hold(cell, self.buffer(cell.program, name))
+            buffer = self.buffer(cell.program, name)
+            key = self._alike(cell, buffer)
+            found = self._held_alike.get(key) or self._hold(cell, buffer)
+            self._held[cell.index, name] = self._held_alike[key] = found
         return found
 
     def _hold(self, cell: RunCell, buffer: Buffer) -> Held:
@@ -320,22 +357,21 @@ class Tensors:
             start, size = self.segment(buffer, at)
             low, high = space.inside(start, start + size)
             first[position], counts[position] = low, high - low
-        return Held(buffer, space, first, counts, int(counts.max()))
+        return Held(space, first, counts, int(counts.max()))
 
     def _shape(self, cell: RunCell, axes: frozenset[str]) -> tuple[int, ...]:
         return tuple(len(along.coordinates) if along.name in axes else 1 for along in cell.along)
 
     def index(self, cell: RunCell, view: View) -> Index:
         """Return which numbers of the array of its buffer a view is."""
-        key = (cell.index, id(view))  # to hash a view takes longer than to find its index
-        found = self._indices.get(key)
+        kind = self.kind(cell, view)
+        found = self._indices.get(kind)
         if found is None:
-            index = self._index(cell, self.held(cell, view.buffer), view)
-            found = self._indices[key] = (index, view)
-        return found[0]
+            found = self._indices[kind] = self._index(cell, self.held(cell, view.buffer), view)
+        return found
 
     def _index(self, cell: RunCell, held: Held, view: View) -> Index:
-        buffer = held.buffer
+        buffer = self.buffer(cell.program, view.buffer)
         if view.size == buffer.elements and view.axis is None and view.layout is None:
             return Index(0, held.width)
         axes = self.varies(cell.program, view)
