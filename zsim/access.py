@@ -1,5 +1,6 @@
 """What each operation reads and writes. One table, for every interpreter and every check."""
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, assert_never
 
 from zsim.operation import (
@@ -109,3 +110,15 @@ def accesses(operation: Operation) -> list[Access]:
             return []
         case _:
             assert_never(operation)
+
+
+def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield those that touch buffers, the members of a `Together` one by one."""
+    for operation in operations:
+        match operation:
+            case Allocate() | Free() | HostWait() | SetScalar():
+                pass
+            case Together(members=members):
+                yield from members
+            case _:
+                yield operation

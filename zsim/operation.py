@@ -398,8 +398,3 @@ def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
         if type(operation) is Branch:
             yield from walk(operation.then)
             yield from walk(operation.otherwise)
-
-
-def members_of(operation: Operation) -> tuple[Operation, ...]:
-    """Return what is issued as one with an operation: the members of a `Together`, or itself."""
-    return operation.members if isinstance(operation, Together) else (operation,)

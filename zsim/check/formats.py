@@ -8,6 +8,7 @@ Nothing is said of a schedule whose contract names no strategy.
 
 from collections.abc import Iterator
 
+from zsim.access import touching
 from zsim.check.finding import Finding
 from zsim.check.subject import Subject
 from zsim.dtype import DType
@@ -21,7 +22,6 @@ from zsim.operation import (
     ReduceScatter,
     Reduction,
     Role,
-    Together,
     walk,
 )
 from zsim.runtime.options import Formats
@@ -87,17 +87,11 @@ class _Narrow:
 
     def examine(self) -> Iterator[Finding]:
         """Go through the step."""
-        for operation in walk(self.program.step):
-            members = operation.members if isinstance(operation, Together) else (operation,)
-            for member in members:
-                why = self._wrong(member)
-                if why:
-                    yield Finding(
-                        invariant=INVARIANT,
-                        role=self.program.role,
-                        operation=member.id,
-                        why=why,
-                    )
+        for operation in touching(walk(self.program.step)):
+            why = self._wrong(operation)
+            if why:
+                role, name = self.program.role, operation.id
+                yield Finding(invariant=INVARIANT, role=role, operation=name, why=why)
 
     def _dtype(self, name: str) -> DType:
         return self.program.by_name[name].dtype

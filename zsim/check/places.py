@@ -25,6 +25,8 @@ def examine(subject: Subject) -> list[Finding]:
 
 def _examine(subject: Subject) -> Iterator[Finding]:
     place_of = {pool.name: pool.place for pool in subject.schedule.pools}
+    if set(place_of.values()) == {Place.DEVICE}:
+        return
     for program in subject.schedule.programs:
         for operation in (*walk(program.setup), *walk(program.step)):
             if not isinstance(operation, Compute | Communication | Together | Copy):

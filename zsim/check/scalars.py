@@ -40,6 +40,7 @@ class Uses:
     def of(cls, program: Program) -> "Uses":
         """Go through a step."""
         found = cls()
+        changes: list[SetScalar] = []
         for operation in walk(program.step):
             match operation:
                 case Compute(action=Action.UPDATE, rule=Adam(), scalars=names):
@@ -50,13 +51,13 @@ class Uses:
                         found.scale.setdefault(name, operation.id)
                 case Fill(scalar=str(name)):
                     found.scale.setdefault(name, operation.id)
+                case SetScalar():
+                    changes.append(operation)
                 case _:
                     pass
-        for operation in walk(program.step):
-            if isinstance(operation, SetScalar) and operation.counter is not None:
-                moves_scale = operation.scalar in found.scale
-                if moves_scale:
-                    found.counters.setdefault(operation.counter, operation.id)
+        for change in changes:
+            if change.counter is not None and change.scalar in found.scale:
+                found.counters.setdefault(change.counter, change.id)
         return found
 
 

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from zsim.rule import SGD, Adam, ClipNorm
-from zsim.specification.field import Numbers, Random, product, scrambled, share, summed, total
+from zsim.specification.field import (
+    Numbers,
+    Random,
+    moduli,
+    product,
+    scrambled,
+    share,
+    summed,
+)
 
 
 def shaped(key: Numbers, dimensions: int) -> Numbers:
@@ -47,19 +55,19 @@ def updated(
         step: the number of the update that Adam's bias correction takes; None if it has none.
     """
     name = f"update {rule!r} {len(operands)} {step!r}"
-    keys = random.key(name, len(operands) + 1)
-    dimensions = operands[0].ndim
-    seen = keys[:, -1].reshape(-1, *(1,) * (dimensions - 1))
-    zero = np.ones(1, bool)
+    count, dimensions = len(operands), operands[0].ndim
+    keys = random.key(name, 2 * count).reshape(2, -1, *(1,) * (dimensions - 1))
+    seen = keys[:, count]
     for place, operand in enumerate(operands):
-        key = keys[:, place].reshape(-1, *(1,) * (dimensions - 1))
-        seen = total(seen, product(operand, key))
+        seen = seen + product(operand, keys[:, place])
+    seen = seen % moduli(dimensions)
+    made = scrambled(seen[:, np.newaxis], keys[:, count + 1 :])
+    zero = operands[0] == 0
+    for operand in operands[1:] if zero.any() else ():
         zero = zero & (operand == 0)
-    made: list[Numbers] = []
-    for place in range(1, len(operands)):
-        key = random.key(f"{name} makes {place}", 1).reshape(-1, *(1,) * (dimensions - 1))
-        made.append(np.where(zero, np.uint64(0), scrambled(seen, key)))
-    return made
+    if zero.any():
+        made[np.broadcast_to(zero[:, np.newaxis], made.shape)] = 0
+    return [made[:, place] for place in range(count - 1)]
 
 
 def clipping(random: Random, rule: ClipNorm, squares: Numbers, scale: float) -> Numbers:

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from itertools import pairwise
 
-from zsim.access import accesses
-from zsim.check.execution.grid import Along, operations_of, sending_axes
+from zsim.access import accesses, touching
+from zsim.check.execution.grid import Along, sending_axes
 from zsim.check.execution.unions import Adopted, adopted
 from zsim.layout import Layout
 from zsim.operation import Broadcast
@@ -80,7 +80,7 @@ class _Marks:
                 self.cuts[span.axis] |= {span.start, span.end}
                 self.alone[span.axis] |= {span.start, span.end - 1}
         for program in schedule.programs:
-            for operation in operations_of(program):
+            for operation in touching(program.by_id.values()):
                 if isinstance(operation, Broadcast):
                     self._root(operation)
         if not layouts:
@@ -101,7 +101,7 @@ class _Marks:
         """Return where views of whole tensors begin and end, by layout."""
         found: dict[str, set[int]] = defaultdict(set)
         for program in self.schedule.programs:
-            for operation in operations_of(program):
+            for operation in touching(program.by_id.values()):
                 for view, _, _ in accesses(operation):
                     buffer = program.by_name[view.buffer]
                     cuts = view.axis is None and view.size != buffer.elements

@@ -9,18 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from zsim.access import touching
 from zsim.check.cell import cells
 from zsim.mesh import Coordinates, Group
-from zsim.operation import (
-    Allocate,
-    Free,
-    HostWait,
-    Operation,
-    Receive,
-    Send,
-    SetScalar,
-    members_of,
-)
+from zsim.operation import Receive, Send
 from zsim.schedule import Program, Schedule
 
 Placed = tuple[tuple[int, ...], Coordinates]
@@ -132,19 +124,12 @@ class Grid:
         return self._ranks[key]
 
 
-def operations_of(program: Program) -> Iterator[Operation]:
-    """Yield what touches buffers, in setup and the step, members of a `Together` one by one."""
-    for operation in program.by_id.values():
-        if not isinstance(operation, Allocate | Free | HostWait | SetScalar):
-            yield from members_of(operation)
-
-
 def sending_axes(schedule: Schedule) -> frozenset[str]:
     """Return the axes along which some rank sends to another."""
     groups = {
         operation.group
         for program in schedule.programs
-        for operation in operations_of(program)
+        for operation in touching(program.by_id.values())
         if isinstance(operation, Send | Receive)
     }
     by_name = schedule.group_by_name

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import assert_never
 
-from zsim.access import accesses
-from zsim.check.execution.grid import Grid, RunCell, operations_of
+from zsim.access import accesses, touching
+from zsim.check.execution.grid import Grid, RunCell
 from zsim.check.execution.pieces import Key
 from zsim.check.execution.reading import TENSOR
 from zsim.check.execution.tensors import Tensors
@@ -68,7 +68,7 @@ class Links:
     def add(self) -> None:
         """Go through all programs."""
         for cell in self.grid.cells:
-            for operation in operations_of(cell.program):
+            for operation in touching(cell.program.by_id.values()):
                 self._add(cell, operation)
         for operations in self._meetings():
             self._across(operations)
@@ -203,7 +203,7 @@ class Links:
         if len(self.grid.cells) == 1:
             return
         for cell in self.grid.cells:
-            for member in operations_of(cell.program):
+            for member in touching(cell.program.by_id.values()):
                 if not isinstance(member, Communication):
                     continue
                 group = by_name[member.group]

@@ -166,7 +166,7 @@ class Persistent:
 
     def _filled(self, cell: RunCell, name: str, kinds: Integers, state: State) -> Numbers:
         """Return what a buffer laid out so holds in a state; any numbers where it is ANY."""
-        present = set(np.unique(kinds).tolist())
+        present = set(kinds.ravel().tolist())
         states = {PARAMETER: state.parameters}
         states |= {MOMENT + place: each for place, each in enumerate(state.moments)}
         values: Numbers | None = None
@@ -197,6 +197,11 @@ class Persistent:
         for cell, own, places, left in zip(self.grid.cells, memory, layout, kept, strict=True):
             for name, kinds in places.items():
                 datum = own.buffers.get(name)
+                values = self._filled(cell, name, kinds, wanted)
+                if not overflows and datum is not None and datum.undefined is None:
+                    other = (datum.values != values).any(axis=0)
+                    if not other.any():
+                        continue
                 undefined: Marks = np.zeros((1,) * kinds.ndim, bool)
                 if datum is None:
                     undefined = ~undefined
@@ -205,7 +210,6 @@ class Persistent:
                 bad = undefined & (kinds != NOTHING)
                 laid_out = (kinds != NOTHING) & (kinds != ANY)
                 if datum is not None and laid_out.any():
-                    values = self._filled(cell, name, kinds, wanted)
                     other = (datum.values != values).any(axis=0)
                     if overflows and datum.words is not None:
                         other = other | (datum.words != 0).any(axis=0)

@@ -6,8 +6,7 @@ parts of all of them. A buffer without a layout holds a part, too, if a whole pa
 scattered into it, or gathered from it: it is looked at as if it had the layout.
 """
 
-from zsim.access import accesses
-from zsim.check.execution.grid import operations_of
+from zsim.access import accesses, touching
 from zsim.operation import Action, AllGather, Compute, Copy, Operation, ReduceScatter, View
 from zsim.schedule import Program, Schedule
 
@@ -51,7 +50,7 @@ class _Parts:
         self.same: dict[tuple[int, int], tuple[View, View]] = {}
         self.gathered: dict[tuple[int, int, str], tuple[View, View, str]] = {}
         self.views: dict[int, View] = {}
-        for operation in operations_of(program):
+        for operation in touching(program.by_id.values()):
             self._look(operation)
 
     def find(self) -> dict[str, Part] | None:
