@@ -73,7 +73,6 @@ class Tensors:
         self._kind_of: dict[tuple[object, ...], int] = {}
         self._cut_of: dict[str | None, int] = {None: -1}
         self._indices: dict[int, Index] = {}
-        self._varies: dict[tuple[str | None, str | None, str | None], frozenset[str]] = {}
         self._folded = any(
             len(along.coordinates) < schedule.mesh.axis_size(name)
             for name, along in grid.tracked.items()
@@ -258,24 +257,9 @@ class Tensors:
 
     def varies(self, program: Program, view: View) -> frozenset[str]:
         """Return the single axes along which the place of a view depends on the rank."""
-        buffer = self.buffer(program, view.buffer)
-        key = (buffer.shard, view.axis, view.layout)
-        found = self._varies.get(key)
-        if found is None:
-            found = self._varies[key] = self._along(buffer, view)
-        return found
-
-    def _along(self, buffer: Buffer, view: View) -> frozenset[str]:
-        names: set[str] = set()
-        if buffer.shard is not None:
-            names.update(self.mesh.parts(buffer.shard))
-        if view.axis is not None:
-            names.update(self.mesh.parts(view.axis))
-        if view.layout is not None:
-            axis = self.schedule.layout_by_name[view.layout].axis
-            assert axis is not None
-            names.update(self.mesh.parts(axis))
-        return frozenset(names)
+        layout = None if view.layout is None else self.schedule.layout_by_name[view.layout]
+        axes = (self.buffer(program, view.buffer).shard, view.axis, layout and layout.axis)
+        return frozenset(part for axis in axes if axis for part in self.mesh.parts(axis))
 
     def places(
         self, cell: RunCell, view: View, more: frozenset[str] = frozenset()
