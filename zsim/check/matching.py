@@ -17,12 +17,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import partial
 from typing import assert_never
 
+from zsim.access import accesses, touching
 from zsim.check.cell import Communicators, cells, communicators, outside
 from zsim.check.finding import Finding
-from zsim.check.grouping import mixed
 from zsim.check.subject import Subject
 from zsim.operation import (
     AllGather,
@@ -36,7 +35,9 @@ from zsim.operation import (
     Send,
     Together,
     View,
+    walk,
 )
+from zsim.plan import COLLECTIVE
 from zsim.schedule import Program, Schedule
 
 INVARIANT = "matching"
@@ -58,6 +59,10 @@ class Issue:
     says: str
 
 
+Side = tuple[str, list[Issue]]
+"""Who issues, and what."""
+
+
 @dataclass(frozen=True, slots=True)
 class Issues:
     """What a role issues on the communicators of one group."""
@@ -70,25 +75,18 @@ class Issues:
 def examine(subject: Subject) -> list[Finding]:
     """Every disagreement, and every operation of a rank on a group that it does not belong to."""
     schedule = subject.schedule
+    alike = len(schedule.roles) == 1 and not any(group.where for group in schedule.groups)
+    kinds = Send | Receive | Together if alike else Communication | Together
     busy = {
-        group
+        numbered.group[number]
         for each in subject.programs
         for _, numbered in each.parts
-        for group in numbered.group
-        if group
+        for number in numbered.communications
+        if isinstance(numbered.operations[number], kinds)
     }
-    if len(schedule.roles) == 1 and not any(group.where for group in schedule.groups):
-        pairs = (Send, Receive, Together)
-        busy = {
-            numbered.group[number]
-            for each in subject.programs
-            for _, numbered in each.parts
-            for number in numbered.communications
-            if isinstance(numbered.operations[number], pairs)
-        }
     if not busy:
         return []
-    found = dict.fromkeys(mixed(subject, INVARIANT))
+    found = dict.fromkeys(_mixed(subject))
     among = cells(schedule)
     programs = {each.program.role: each.program for each in subject.programs}
     for group in schedule.groups:
@@ -109,58 +107,80 @@ def examine(subject: Subject) -> list[Finding]:
     return list(found)
 
 
+def _mixed(subject: Subject) -> Iterator[Finding]:
+    """Find what is issued as one and of several kinds; sends and receives are one kind.
+
+    Runtimes coalesce collectives of one kind alone (torch.distributed's coalescing manager), and
+    what a group of several kinds would cost or do is not defined here.
+    """
+    for each in subject.programs:
+        for operation in each.program.by_id.values():
+            if not isinstance(operation, Together):
+                continue
+            kinds = [
+                "send or receive"
+                if isinstance(member, Send | Receive)
+                else COLLECTIVE[type(member)]
+                for member in operation.members
+            ]
+            if len(set(kinds)) > 1:
+                named = zip(operation.members, kinds, strict=True)
+                several = ", ".join(dict.fromkeys(kinds))
+                yield Finding(
+                    invariant=INVARIANT,
+                    role=each.program.role,
+                    operation=operation.id,
+                    why=f"operations issued as one must be of one kind: {several}",
+                    witness=tuple(f"{member.id}: {kind}" for member, kind in named),
+                )
+
+
 def _issues(schedule: Schedule, program: Program, group: str, count: int) -> Issues:
     """What `program` issues on `group`, setup and then one step."""
     found = Issues([], defaultdict(list), defaultdict(list))
 
-    def walk(operations: Iterable[Operation], path: Key) -> None:
+    def go(operations: Iterable[Operation], path: Key) -> None:
         branches = 0
         for operation in operations:
-            match operation:
-                case Branch(then=then, otherwise=otherwise):
-                    if any(_uses(each, group) for each in (*then, *otherwise)):
-                        branches += 1
-                        walk(then, (*path, branches, "then"))
-                        walk(otherwise, (*path, branches, "otherwise"))
-                case Together(members=members):
-                    if operation.group == group:
-                        add(operation.id, members, path, grouped=True)
-                case _:
-                    if isinstance(operation, Communication) and operation.group == group:
-                        add(operation.id, (operation,), path, grouped=False)
+            if isinstance(operation, Branch) and _uses(operation, group):
+                branches += 1
+                go(operation.then, (*path, branches, "then"))
+                go(operation.otherwise, (*path, branches, "otherwise"))
+            elif isinstance(operation, Communication | Together) and operation.group == group:
+                add(operation, path)
 
-    def add(name: str, members: tuple[Communication, ...], path: Key, *, grouped: bool) -> None:
-        together: list[tuple[Key, str, list[Identity]]] = []
-        for member in members:
+    def add(operation: Communication | Together, path: Key) -> None:
+        whats: list[Key] = []
+        words: list[str] = []
+        tensors: list[Identity] = []
+        for member in touching((operation,)):
+            assert isinstance(member, Communication)
             what, says = _describe(member)
-            tensors = [_identity(schedule, program, view) for view in _views(member)]
+            own = [_identity(schedule, program, access.view) for access in accesses(member)]
             if isinstance(member, Send | Receive):
                 peers = found.sends if isinstance(member, Send) else found.receives
-                issue = Issue((path, *what), tuple(tensors), member.id, says)
+                issue = Issue((path, *what), tuple(own), member.id, says)
                 peers[member.offset % count].append(issue)
             else:
-                together.append((what, says, tensors))
-        if together:
-            key: Key = (path, grouped, *(what for what, _, _ in together))
-            tensors = [identity for _, _, each in together for identity in each]
-            says = ", ".join(says for _, says, _ in together)
-            found.collectives.append(
-                Issue(key, tuple(tensors), name, f"together {says}" if grouped else says)
-            )
+                whats.append(what)
+                words.append(says)
+                tensors += own
+        if whats:
+            grouped = isinstance(operation, Together)
+            says = f"{'together ' if grouped else ''}{', '.join(words)}"
+            key = (path, grouped, *whats)
+            found.collectives.append(Issue(key, tuple(tensors), operation.id, says))
 
-    walk(program.setup, ("setup",))
-    walk(program.step, ("step",))
+    go(program.setup, ("setup",))
+    go(program.step, ("step",))
     return found
 
 
-def _uses(operation: Operation, group: str) -> bool:
-    match operation:
-        case Branch(then=then, otherwise=otherwise):
-            return any(_uses(each, group) for each in (*then, *otherwise))
-        case Together():
-            return operation.group == group
-        case _:
-            return isinstance(operation, Communication) and operation.group == group
+def _uses(branch: Branch, group: str) -> bool:
+    return any(
+        isinstance(each, Communication) and each.group == group
+        for each in touching(walk((branch,)))
+    )
 
 
 def _describe(operation: Communication) -> tuple[Key, str]:
@@ -179,21 +199,6 @@ def _describe(operation: Communication) -> tuple[Key, str]:
             return ("broadcast", source.size, wire, root), what
         case Send(source=view) | Receive(target=view):
             return (view.size, wire), f"{view.size} {wire}"
-        case _:
-            assert_never(operation)
-
-
-def _views(operation: Communication) -> tuple[View, ...]:
-    match operation:
-        case (
-            AllGather(source=source, target=target)
-            | ReduceScatter(source=source, target=target)
-            | AllReduce(source=source, target=target)
-            | Broadcast(source=source, target=target)
-        ):
-            return source, target
-        case Send(source=view) | Receive(target=view):
-            return (view,)
         case _:
             assert_never(operation)
 
@@ -230,37 +235,59 @@ def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
 
 def _compare(group: str, one: str, other: str, issues: dict[str, Issues]) -> Iterator[Finding]:
     """Differences between what two roles issue on a communicator that they share."""
-    ours, theirs = issues[one].collectives, issues[other].collectives
-    finding = partial(Finding, invariant=INVARIANT, role=f"{one} and {other}")
-    for block in _differences([each.key for each in ours], [each.key for each in theirs]):
-        low, high, their_low, their_high = block
-        mine, yours = ours[low:high], theirs[their_low:their_high]
-        yield finding(
-            operation=(mine or yours)[0].operation,
-            why=f"the roles share communicators of group {group} and issue different sequences",
-            witness=tuple(_side_by_side(one, mine, other, yours)),
-        )
+    roles, ours, theirs = f"{one} and {other}", issues[one].collectives, issues[other].collectives
+    sides = (one, ours), (other, theirs)
+    why = f"the roles share communicators of group {group} and issue different sequences"
+    yield from _unequal(roles, *sides, why)
+    why = f"the roles bring parts of different tensors, equal in size, to {group}"
+    yield from _other_tensors(roles, *sides, why)
     shared = {each.operation for each in ours} & {each.operation for each in theirs}
     for our, their in _aligned(ours, theirs):
-        known = [pair for pair in zip(our.tensors, their.tensors, strict=True) if all(pair)]
+        known = any(all(pair) for pair in zip(our.tensors, their.tensors, strict=True))
         names = {our.operation, their.operation}
-        for identity, their_identity in known:
-            if identity and their_identity and identity != their_identity:
-                yield finding(
+        if not known and len(names) > 1 and names & shared:
+            yield Finding(
+                invariant=INVARIANT,
+                role=roles,
+                operation=our.operation,
+                why=f"the roles bring operations of different names to {group}, and both have one",
+                witness=tuple(_side_by_side((one, [our]), (other, [their]))),
+            )
+
+
+def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding]:
+    """Yield the stretches in which two sequences differ."""
+    (one, mine), (other, yours) = ours, theirs
+    keys = [each.key for each in mine], [each.key for each in yours]
+    for low, high, their_low, their_high in _differences(*keys):
+        stretches = (one, mine[low:high]), (other, yours[their_low:their_high])
+        yield Finding(
+            invariant=INVARIANT,
+            role=roles,
+            operation=(stretches[0][1] or stretches[1][1])[0].operation,
+            why=why,
+            witness=tuple(_side_by_side(*stretches)),
+        )
+
+
+def _other_tensors(
+    roles: str, ours: Side, theirs: Side, why: str, *, by_layout: bool = False
+) -> Iterator[Finding]:
+    """Yield pairs that match but for the tensors of which they are; `by_layout`, of any part."""
+    for our, their in _aligned(ours[1], theirs[1]):
+        for mine, yours in zip(our.tensors, their.tensors, strict=True):
+            if mine and yours and (mine[0] != yours[0] if by_layout else mine != yours):
+                yield Finding(
+                    invariant=INVARIANT,
+                    role=roles,
                     operation=our.operation,
-                    why=f"the roles bring parts of different tensors, equal in size, to {group}",
+                    why=why,
                     witness=(
-                        f"{one}: {our.operation}: {_tensor(identity)}",
-                        f"{other}: {their.operation}: {_tensor(their_identity)}",
+                        f"{ours[0]}: {our.operation}: {_tensor(mine)}",
+                        f"{theirs[0]}: {their.operation}: {_tensor(yours)}",
                     ),
                 )
                 break
-        if not known and len(names) > 1 and names & shared:
-            yield finding(
-                operation=our.operation,
-                why=f"the roles bring operations of different names to {group}, and both have one",
-                witness=tuple(_side_by_side(one, [our], other, [their])),
-            )
 
 
 def _tensor(identity: tuple[object, ...]) -> str:
@@ -305,15 +332,14 @@ def _differences(ours: list[Key], theirs: list[Key]) -> Iterator[tuple[int, int,
         yield pending
 
 
-def _side_by_side(one: str, mine: list[Issue], other: str, yours: list[Issue]) -> Iterator[str]:
-    for place in range(min(5, max(len(mine), len(yours)))):
-        sides = [
+def _side_by_side(*sides: Side) -> Iterator[str]:
+    for place in range(min(5, max(len(issues) for _, issues in sides))):
+        yield " | ".join(
             f"{role}: {issues[place].operation}, {issues[place].says}"
             if place < len(issues)
             else f"{role}: nothing"
-            for role, issues in ((one, mine), (other, yours))
-        ]
-        yield " | ".join(sides)
+            for role, issues in sides
+        )
 
 
 def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Finding]:
@@ -325,11 +351,17 @@ def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Fi
             offsets = {*sends, *(-offset % count for offset in receives)}
             for offset in sorted(offsets):
                 if _reaches(communicator, sender, offset, receiver):
-                    yield from _pair_off(
-                        (sender, sends.get(offset, [])),
-                        (receiver, receives.get(-offset % count, [])),
-                        f"offset {offset} of group {communicator.group.name}",
+                    where = f"offset {offset} of group {communicator.group.name}"
+                    roles = sender if sender == receiver else f"{sender} and {receiver}"
+                    sides = (
+                        (f"{sender} sends", sends.get(offset, [])),
+                        (f"{receiver} receives", receives.get(-offset % count, [])),
                     )
+                    yield from _unequal(
+                        roles, *sides, f"sends and receives over {where} do not pair"
+                    )
+                    why = f"what is sent over {where} is received as another tensor"
+                    yield from _other_tensors(roles, *sides, why, by_layout=True)
 
 
 def _reaches(communicator: Communicators, sender: str, offset: int, receiver: str) -> bool:
@@ -342,34 +374,3 @@ def _reaches(communicator: Communicators, sender: str, offset: int, receiver: st
                 if max(low + shift, start) < min(high + shift, end):
                     return True
     return False
-
-
-def _pair_off(
-    sending: tuple[str, list[Issue]], receiving: tuple[str, list[Issue]], where: str
-) -> Iterator[Finding]:
-    (sender, sends), (receiver, receives) = sending, receiving
-    roles = sender if sender == receiver else f"{sender} and {receiver}"
-    for low, high, their_low, their_high in _differences(
-        [each.key for each in sends], [each.key for each in receives]
-    ):
-        mine, yours = sends[low:high], receives[their_low:their_high]
-        yield Finding(
-            invariant=INVARIANT,
-            role=roles,
-            operation=(mine or yours)[0].operation,
-            why=f"sends and receives over {where} do not pair",
-            witness=tuple(_side_by_side(f"{sender} sends", mine, f"{receiver} receives", yours)),
-        )
-    for sent, received in _aligned(sends, receives):
-        (identity,), (their_identity,) = sent.tensors, received.tensors
-        if identity and their_identity and identity[0] != their_identity[0]:
-            yield Finding(
-                invariant=INVARIANT,
-                role=roles,
-                operation=sent.operation,
-                why=f"what is sent over {where} is received as another tensor",
-                witness=(
-                    f"{sender} sends: {sent.operation}: {_tensor(identity)}",
-                    f"{receiver} receives: {received.operation}: {_tensor(their_identity)}",
-                ),
-            )
