@@ -1,10 +1,10 @@
 """Accesses that overlap, view by view: the slow and exact part of `races`."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.access import Access, accesses
+from zsim.access import Access, accesses, touching
 from zsim.check.overlap import Overlap
 from zsim.check.seam import Seam
 from zsim.numbered import ALLOCATE, FREE, HOST
@@ -15,7 +15,6 @@ from zsim.operation import (
     Copy,
     Operation,
     ReduceScatter,
-    Together,
     View,
 )
 from zsim.order import Timeline, Way
@@ -156,19 +155,24 @@ def _each(marks: Marks) -> Iterator[tuple[int, int]]:
     return ((stream, mark) for stream, found in marks.items() for mark in found)
 
 
+def _meeting(views: Sequence[View], overlap: Overlap) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of views that share an element on some rank, by their numbers."""
+    hulls = [overlap.hull(view) for view in views]
+    active: list[int] = []
+    for number in sorted(range(len(views)), key=hulls.__getitem__):
+        active = [other for other in active if hulls[other][1] > hulls[number][0]]
+        for other in active:
+            if overlap.meet(views[number], views[other]):
+                yield other, number
+        active.append(number)
+
+
 def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
     """Of each view those that it overlaps, itself among them."""
     found = [[number] for number in range(len(views))]
-    hulls = [overlap.hull(view) for view in views]
-    active: list[int] = []
-    for number in sorted(range(len(views)), key=lambda number: hulls[number]):
-        low, _ = hulls[number]
-        active = [other for other in active if hulls[other][1] > low]
-        for other in active:
-            if overlap.meet(views[number], views[other]):
-                found[number].append(other)
-                found[other].append(number)
-        active.append(number)
+    for one, other in _meeting(views, overlap):
+        found[one].append(other)
+        found[other].append(one)
     return found
 
 
@@ -176,38 +180,18 @@ def inside(
     schedule: Schedule, operation: Operation, overlap: Overlap
 ) -> Iterator[tuple[Access, Access]]:
     """Views of one operation that overlap, one of them written, where that is not in place."""
-    members: tuple[Operation, ...] = (operation,)
-    if isinstance(operation, Together):
-        members = operation.members
-    found = [(member, access) for member in members for access in accesses(member)]
     by_buffer: dict[str, list[tuple[Operation, Access]]] = defaultdict(list)
-    for member, access in found:
-        by_buffer[access.view.buffer].append((member, access))
+    for member in touching((operation,)):
+        for access in accesses(member):
+            by_buffer[access.view.buffer].append((member, access))
     for touched in by_buffer.values():
-        if len(touched) < 2 or not any(access.writes for _, access in touched):
-            continue
-        ordered = sorted(touched, key=lambda each: overlap.hull(each[1].view))
-        for (member, one), (other_member, other) in _neighbours(ordered, overlap):
-            if (one.writes or other.writes) and overlap.meet(one.view, other.view):
-                if member is other_member and _in_place(schedule, member, overlap):
-                    continue
-                yield (one, other) if one.writes else (other, one)
-
-
-def _neighbours(
-    ordered: list[tuple[Operation, Access]], overlap: Overlap
-) -> Iterator[tuple[tuple[Operation, Access], tuple[Operation, Access]]]:
-    """Pairs whose hulls meet."""
-    end = -1
-    stretch: list[tuple[Operation, Access]] = []
-    for each in ordered:
-        low, high = overlap.hull(each[1].view)
-        if low >= end:
-            stretch = []
-        stretch.append(each)
-        end = max(end, high)
-        if len(stretch) > 1:
-            yield from ((before, each) for before in stretch[:-1])
+        for one, other in _meeting([access.view for _, access in touched], overlap):
+            (member, ours), (other_member, theirs) = touched[one], touched[other]
+            if not (ours.writes or theirs.writes):
+                continue
+            if member is other_member and _in_place(schedule, member, overlap):
+                continue
+            yield (ours, theirs) if ours.writes else (theirs, ours)
 
 
 def _in_place(schedule: Schedule, operation: Operation, overlap: Overlap) -> bool:
