@@ -53,6 +53,17 @@ def summed(numbers: Numbers, axis: int | tuple[int, ...], *, keepdims: bool = Fa
     return found
 
 
+def weighted(numbers: Numbers, axis: int, weights: Sequence[int]) -> Numbers:
+    """Add up along `axis`, each place as often as it stands for others; one place is as all."""
+    if numbers.shape[axis] == 1:
+        return product(numbers, number(sum(weights), numbers.ndim))
+    if any(weight != 1 for weight in weights):
+        shape = [1] * numbers.ndim
+        shape[axis] = -1
+        numbers = product(numbers, np.array(weights, np.uint64).reshape(shape))
+    return summed(numbers, axis, keepdims=True)
+
+
 @lru_cache(maxsize=4096)
 def number(value: float | Fraction, dimensions: int = 1) -> Numbers:
     """Return a rational number in both lanes, shaped for arrays of so many dimensions.

@@ -15,7 +15,7 @@ import numpy as np
 
 from zsim.model import Model, Segment, Unit
 from zsim.rule import SGD, Adam, ClipNorm
-from zsim.specification.field import Numbers, Random, number, product, share, summed, total
+from zsim.specification.field import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.kernel import clipping, digest, updated
 
 
@@ -56,16 +56,7 @@ class Cut:
     def summed(self, numbers: Numbers, dimensions: Sequence[int]) -> Numbers:
         """Add up over all ranks along some dimensions, also where these are equal."""
         for place in dimensions:
-            weights = self.weights[place - 1]
-            if numbers.shape[place] == 1:
-                numbers = product(numbers, number(sum(weights), numbers.ndim))
-                continue
-            if any(weight != 1 for weight in weights):
-                factor = np.array(weights, np.uint64).reshape(
-                    *(-1 if each == place else 1 for each in range(numbers.ndim))
-                )
-                numbers = product(numbers, factor)
-            numbers = summed(numbers, place, keepdims=True)
+            numbers = weighted(numbers, place, self.weights[place - 1])
         return numbers
 
 

@@ -228,35 +228,21 @@ class Links:
         """Link what is combined place by place, or is the same, between programs."""
         (first, one), *others = together
         for cell, other in others:
-            for mine, theirs in (
-                (_whole(one), _whole(other)),
-                *(
-                    [(one.target, other.target)]
-                    if isinstance(one, AllReduce | Broadcast)
-                    and isinstance(other, AllReduce | Broadcast)
-                    else []
-                ),
-            ):
-                if mine.size != theirs.size:
-                    continue
-                tensors = self.tensors
-                here = tensors.key(first.program, mine.buffer)
-                there = tensors.key(cell.program, theirs.buffer)
-                at = self.grid.at(first, (0,) * len(first.shape))
-                low = tensors.place(first.program, mine, at)[0]
-                at = self.grid.at(cell, (0,) * len(cell.shape))
-                high = tensors.place(cell.program, theirs, at)[0]
-                tensors.spaces.link((here, low), (there, high), mine.size)
+            pairs = [(_whole(one), _whole(other))]
+            if isinstance(one, AllReduce | Broadcast) and isinstance(other, AllReduce | Broadcast):
+                pairs.append((one.target, other.target))
+            for mine, theirs in pairs:
+                if mine.size == theirs.size:
+                    here, there = self._start(first, mine), self._start(cell, theirs)
+                    self.tensors.spaces.link(here, there, mine.size)
+
+    def _start(self, cell: RunCell, view: View) -> tuple[Key, int]:
+        """Return where a view of the first rank of a cell begins, and in which space."""
+        at = self.grid.at(cell, (0,) * len(cell.shape))
+        start = self.tensors.place(cell.program, view, at)[0]
+        return self.tensors.key(cell.program, view.buffer), start
 
 
 def _whole(member: Communication) -> View:
     """Return the view of a member that is as that of the others."""
-    match member:
-        case AllGather(target=view) | Receive(target=view):
-            return view
-        case ReduceScatter(source=view) | AllReduce(source=view) | Send(source=view):
-            return view
-        case Broadcast(source=view):
-            return view
-        case _:
-            assert_never(member)
+    return member.target if isinstance(member, AllGather | Receive) else member.source

@@ -15,7 +15,7 @@ from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Index, Tensors
 from zsim.mesh import Group
 from zsim.operation import AllGather, AllReduce, Broadcast, ReduceScatter, Reduction, View
-from zsim.specification.field import Numbers, number, product, share, summed
+from zsim.specification.field import Numbers, product, share, weighted
 
 Collective = AllGather | ReduceScatter | AllReduce | Broadcast
 
@@ -216,17 +216,8 @@ class Meetings:
             first: Numbers = values.max(axis=dimensions, keepdims=True)
             self.unordered = self.unordered or bool((values != first).any())
             return first
-        for place, axis in zip(row.dimensions, dimensions, strict=True):
-            weights = row.weights[place]
-            if values.shape[axis] == 1:
-                if sum(weights) > 1:
-                    values = product(values, number(sum(weights), values.ndim))
-                continue
-            if any(weight != 1 for weight in weights):
-                shape = [1] * values.ndim
-                shape[axis] = len(weights)
-                values = product(values, np.array(weights, np.uint64).reshape(shape))
-            values = summed(values, axis, keepdims=True)
+        for place in row.dimensions:
+            values = weighted(values, 1 + place, row.weights[place])
         if reduction is Reduction.AVERAGE and row.ranks > 1:
             values = product(values, share(row.ranks, values.ndim))
         return values
