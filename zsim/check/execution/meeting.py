@@ -43,26 +43,26 @@ class Row:
     def of(cls, grid: Grid, cells: tuple[RunCell, ...], group: Group) -> "Row":
         """Lay the cells out."""
         dimensions = tuple(n for n, name in enumerate(grid.axes) if name in group.axes)
-        shape, weights = list(cells[0].shape), [each.weights for each in cells[0].along]
-        coordinates = [each.coordinates for each in cells[0].along]
-        offsets: dict[tuple[int, int], int] = {}
-        for place in dimensions:
-            alongs = sorted({cell.along[place] for cell in cells}, key=lambda a: a.coordinates)
-            end = 0
-            for along in alongs:
-                offsets[place, along.coordinates[0]] = end
-                end += len(along.coordinates)
-            shape[place] = end
-            weights[place] = tuple(weight for along in alongs for weight in along.weights)
-            coordinates[place] = tuple(each for along in alongs for each in along.coordinates)
-        starts = tuple(
-            tuple(
-                offsets[n, along.coordinates[0]] if n in dimensions else 0
-                for n, along in enumerate(cell.along)
-            )
-            for cell in cells
+        whole = [grid.tracked[name] for name in grid.axes]
+        first = np.array(
+            [
+                [
+                    each.coordinates.index(own.coordinates[0])
+                    for each, own in zip(whole, cell.along, strict=True)
+                ]
+                for cell in cells
+            ]
         )
-        return cls(cells, dimensions, tuple(shape), starts, tuple(weights), tuple(coordinates))
+        low, high = first.min(axis=0), (first + [cell.shape for cell in cells]).max(axis=0)
+        run = [(each, slice(*ends)) for each, *ends in zip(whole, low, high, strict=True)]
+        return cls(
+            cells,
+            dimensions,
+            tuple((high - low).tolist()),
+            tuple(tuple(start) for start in (first - low).tolist()),
+            tuple(each.weights[inside] for each, inside in run),
+            tuple(each.coordinates[inside] for each, inside in run),
+        )
 
     @cached_property
     def members(self) -> int:
