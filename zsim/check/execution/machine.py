@@ -149,14 +149,9 @@ class Machine:
         """Note it if an operation computes with what nobody wrote."""
         if datum.undefined is None or not datum.undefined.any():
             return
-        held = self.tensors.held(cell, view.buffer)
-        if held.is_ragged or self.tensors.index(cell, view).take is not None:
-            there = self.tensors.filled(cell, view)
-            if not (datum.undefined & there).any():
-                return
-        self._trouble(
-            cell, operation, f"computes with {view.buffer}, of which nothing wrote a part"
-        )
+        if (datum.undefined & self.tensors.filled(cell, view)).any():
+            why = f"computes with {view.buffer}, of which nothing wrote a part"
+            self._trouble(cell, operation, why)
 
     def read(self, cell: RunCell, view: View) -> Datum:
         """Return what a view holds on all ranks of a cell."""

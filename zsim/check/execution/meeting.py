@@ -225,7 +225,7 @@ class Meetings:
     def _counts(self, row: Row, views: tuple[View, ...]) -> Integers:
         """Return how many pieces each member has of its view, by member."""
         parts = [
-            self.tensors.lengths(cell, view)[..., np.newaxis]
+            self.tensors.filled(cell, view).sum(axis=-1, keepdims=True)
             for cell, view in zip(row.cells, views, strict=True)
         ]
         lengths = row.flat(row.joined(parts, 0), 0).reshape(-1, row.members)

@@ -48,11 +48,6 @@ class Held:
     counts: Integers
     width: int
 
-    @property
-    def is_ragged(self) -> bool:
-        """Return whether some rank has fewer pieces than others."""
-        return self.counts.size > 1 and bool((self.counts != self.width).any())
-
 
 class Tensors:
     """Buffers and views of all cells. Spaces are cut first, then closed, then indices are made."""
@@ -376,18 +371,8 @@ class Tensors:
             take[position][: high - low] = np.arange(low, high)
         return Index(0, width, take)
 
-    def lengths(self, cell: RunCell, view: View) -> Integers:
-        """Return how many pieces each rank has of a view, in the shape of the ranks."""
-        index, held = self.index(cell, view), self.held(cell, view.buffer)
-        if index.take is not None:
-            counts: Integers = (index.take != NOTHING).sum(axis=-1)
-            return counts
-        if held.is_ragged and (index.low, index.high) == (0, held.width):
-            return held.counts
-        return np.full((1,) * len(cell.shape), index.high - index.low, np.int64)
-
     def filled(self, cell: RunCell, view: View) -> NDArray[np.bool_]:
-        """Return where ranks that have fewer pieces of a view than others have any."""
+        """Return where each rank has a piece of a view, in the shape of ranks and places."""
         index, held = self.index(cell, view), self.held(cell, view.buffer)
         if index.take is not None:
             there: NDArray[np.bool_] = index.take != NOTHING
