@@ -7,6 +7,7 @@ them stands for.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 from zsim.access import touching
@@ -40,7 +41,7 @@ class RunCell:
     program: Program
     along: tuple[Along, ...]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Number of coordinates along each axis."""
         return tuple(len(each.coordinates) for each in self.along)
