@@ -5,7 +5,6 @@ stand for others: `Along.coordinates` are those that are run, and `weights` how 
 them stands for.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -104,14 +103,6 @@ class Grid:
             )
         return self._rows[key]
 
-    def positions(self, cell: RunCell, axes: frozenset[str]) -> Iterator[tuple[int, ...]]:
-        """Return positions of ranks that differ along `axes`; the others stay at the first."""
-        ranges = [
-            range(len(along.coordinates)) if along.name in axes else range(1)
-            for along in cell.along
-        ]
-        return product(*ranges)
-
     def at(self, cell: RunCell, position: tuple[int, ...]) -> Coordinates:
         """Return the coordinates of a rank, along joined axes too."""
         return self.mesh.completed(cell.coordinates(position))
@@ -120,9 +111,25 @@ class Grid:
         """Return positions of ranks that differ along `axes`, with their coordinates."""
         key = (cell.index, axes)
         if key not in self._ranks:
-            places = self.positions(cell, axes)
-            self._ranks[key] = [(place, self.at(cell, place)) for place in places]
+            ranges = (
+                range(len(along.coordinates)) if along.name in axes else range(1)
+                for along in cell.along
+            )
+            self._ranks[key] = [(place, self.at(cell, place)) for place in product(*ranges)]
         return self._ranks[key]
+
+    def route(self, cell: RunCell, message: Send | Receive) -> tuple[str, int, int]:
+        """Return the group of a message of the first rank of a cell, who sends it and who gets it.
+
+        Along axes on which ranks send, a cell has one coordinate.
+        """
+        group = self.schedule.group_by_name[message.group]
+        at = self.at(cell, (0,) * len(cell.shape))
+        members, own = group.members(self.mesh, at), group.index(self.mesh, at)
+        peer = members[(own + message.offset) % len(members)]
+        if isinstance(message, Send):
+            return group.name, members[own], peer
+        return group.name, peer, members[own]
 
 
 def sending_axes(schedule: Schedule) -> frozenset[str]:

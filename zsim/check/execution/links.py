@@ -208,21 +208,14 @@ class Links:
                     continue
                 group = by_name[member.group]
                 row = tuple(each.index for each in self.grid.row(cell, group))
-                queue = queues.setdefault((group.name, row, self._way(cell, member)), {})
+                route = None
+                if isinstance(member, Send | Receive):
+                    route = self.grid.route(cell, member)
+                queue = queues.setdefault((group.name, row, route), {})
                 queue.setdefault(cell.index, []).append((cell, member))
         for by_cell in queues.values():
             if len(by_cell) > 1:
                 yield from zip(*by_cell.values(), strict=False)
-
-    def _way(self, cell: RunCell, member: Communication) -> tuple[int, int] | None:
-        """Return who sends and who gets a message; nothing of a collective."""
-        if not isinstance(member, Send | Receive):
-            return None
-        group = self.tensors.schedule.group_by_name[member.group]
-        at = self.grid.at(cell, (0,) * len(cell.shape))
-        own = group.index(self.tensors.mesh, at)
-        peer = (own + member.offset) % group.size(self.tensors.mesh)
-        return (own, peer) if isinstance(member, Send) else (peer, own)
 
     def _across(self, together: Sequence[tuple[RunCell, Communication]]) -> None:
         """Link what is combined place by place, or is the same, between programs."""

@@ -109,7 +109,7 @@ class Machine:
             host, request = waiting
             cell = self.cells[index]
             if isinstance(request, Receive):
-                mail = self._mail[self._letter(cell, request)]
+                mail = self._mail[self.tensors.grid.route(cell, request)]
                 if mail:
                     self._resume(index, host, mail.popleft())
                     served = True
@@ -243,19 +243,10 @@ class Machine:
             self._need_written(cell, copy.id, copy.target, made)
         self.write(cell, copy.target, made)
 
-    def _letter(self, cell: RunCell, operation: Send | Receive) -> tuple[object, ...]:
-        """Return where a message lies: its group, who sends it and who gets it."""
-        group = self.tensors.schedule.group_by_name[operation.group]
-        at = self.tensors.grid.at(cell, (0,) * len(cell.shape))
-        members = group.members(self.tensors.mesh, at)
-        own = group.index(self.tensors.mesh, at)
-        peer = members[(own + operation.offset) % len(members)]
-        if isinstance(operation, Send):
-            return group.name, members[own], peer
-        return group.name, peer, members[own]
-
     def _send(self, cell: RunCell, operation: Send) -> None:
-        self._mail[self._letter(cell, operation)].append(self.read(cell, operation.source))
+        self._mail[self.tensors.grid.route(cell, operation)].append(
+            self.read(cell, operation.source)
+        )
 
     def _takes(self, cell: RunCell, branch: Branch) -> bool:
         """Return whether a cell takes the list `then`."""
