@@ -83,6 +83,7 @@ class Case:
     steps: int = 5
     observe: bool = False
     poison: bool = False
+    witness: bool = False
 
     def schedule(self) -> Schedule:
         model = describe(
@@ -126,7 +127,9 @@ def by_schedule(case: Case, made: Schedule | None = None) -> Result:
         made or case.schedule(),
         case.batches(rank),
         steps=case.steps,
-        option=Option(observe=case.observe, poison=case.poison, write_back=False),
+        option=Option(
+            observe=case.observe, poison=case.poison, witness=case.witness, write_back=False
+        ),
     )
     return Result(trained.full_parameters(), trained.losses, trained.trace, dict(trained.scalars))
 
