@@ -367,9 +367,17 @@ def _nothing(of: Callable[[Role], list[Numbers]]) -> list[Numbers]:
 
 
 def _in_order(compute: Compute, made: Mapping[Role, Sequence[Numbers]]) -> Sequence[Numbers]:
-    """What was made, by role, in the order of the operands."""
-    left = {role: iter(values) for role, values in made.items()}
-    return [next(left[operand.role]) for operand in compute.operands if operand.role in left]
+    """Return what was made, by role, in the order of the operands.
+
+    Raises:
+        ValueError: it writes another number of tensors of a role than the kernel makes.
+    """
+    left = {role: list(values) for role, values in made.items()}
+    for role, values in left.items():
+        count = sum(operand.role is role for operand in compute.operands)
+        if count != len(values):
+            raise ValueError(f"{compute.id}: {count} operands {role}, {len(values)} are made")
+    return [left[operand.role].pop(0) for operand in compute.operands if operand.role in left]
 
 
 def _update(
