@@ -139,11 +139,11 @@ class Compute:
     count for UPDATE, the loss scale for UNSCALE and CLIP (its norm is of scaled gradients).
 
     UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
-    and second, in this order. CLIP has a `ClipNorm` and reads one element, the sum of squares.
-    NORM writes the sum of squares of its gradients, each logical element counted once over ranks
-    that hold copies (the layout says which); FINITE 1 where a gradient is not finite, else 0;
-    INITIALIZE initial values of what the buffer's layout names, zero in the padding; LOAD a
-    micro-batch of data.
+    and second, in this order, SGD's is its momentum buffer. CLIP has a `ClipNorm` and reads one
+    element, the sum of squares. NORM writes the sum of squares of its gradients, each logical
+    element counted once over ranks that hold copies (the layout says which); FINITE 1 where a
+    gradient is not finite, else 0; INITIALIZE initial values of what the buffer's layout names,
+    zero in the padding; LOAD a micro-batch of data.
     """
 
     id: str

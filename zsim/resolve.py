@@ -16,7 +16,7 @@ from zsim.execution import Execution
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
 from zsim.outline import Batches, Outline, model_of, with_table
-from zsim.rule import SGD, Adam
+from zsim.rule import SGD, Adam, Optimizer
 from zsim.scenario import (
     ClusterTable,
     ModelTable,
@@ -331,22 +331,24 @@ def _need_bounded(model: ModelTable, batches: Batches) -> None:
 
 RULE_FIELDS = {
     "adam": ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay"),
-    "sgd": ("learning_rate",),
+    "sgd": ("learning_rate", "weight_decay", "momentum", "nesterov"),
 }
 
 
-def _rule(train: TrainTable) -> Adam | SGD:
+def _rule(train: TrainTable) -> Optimizer:
     allowed = RULE_FIELDS[train.optimizer]
-    given = {
-        name: value for name in RULE_FIELDS["adam"] if (value := getattr(train, name)) is not None
-    }
+    names = dict.fromkeys(name for fields in RULE_FIELDS.values() for name in fields)
+    given = {name: value for name in names if (value := getattr(train, name)) is not None}
     for name, value in given.items():
         if name not in allowed:
             raise ScenarioError(
-                f"train.{name}: {value} is not for {train.optimizer}, "
+                f"train.{name}: {str(value).lower()} is not for {train.optimizer}, "
                 f"which takes {', '.join(allowed)}"
             )
-    return Adam(**given) if train.optimizer == "adam" else SGD(**given)
+    try:
+        return Adam(**given) if train.optimizer == "adam" else SGD(**given)
+    except ValueError as error:
+        raise ScenarioError(f"train.{error}") from None
 
 
 def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> Strategy:

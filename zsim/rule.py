@@ -13,12 +13,35 @@ class Adam:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
 
+    @property
+    def moments(self) -> int:
+        """Numbers that it keeps for each element: averages of the gradient and of its square."""
+        return 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD:
-    """Plain stochastic gradient descent: no momentum, no state."""
+    """Stochastic gradient descent as `torch.optim.SGD` has it, without dampening.
+
+    With `momentum` it keeps a buffer, which becomes momentum * buffer + gradient and takes the
+    gradient's place; with `nesterov` gradient + momentum * buffer does. The buffer begins at zero,
+    so that after the first step it is the gradient, as in PyTorch. `weight_decay` times the
+    parameter is added to the gradient first.
+    """
 
     learning_rate: float = 1e-2
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov: true needs a momentum of more than 0")
+
+    @property
+    def moments(self) -> int:
+        """Numbers that it keeps for each element: the momentum buffer, if there is momentum."""
+        return 1 if self.momentum else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,4 +55,7 @@ class ClipNorm:
     epsilon: float = 1e-6
 
 
-Rule = Adam | SGD | ClipNorm
+Optimizer = Adam | SGD
+"""Rules that updates go by."""
+
+Rule = Optimizer | ClipNorm

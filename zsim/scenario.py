@@ -218,6 +218,8 @@ class TrainTable(Table):
     beta2: Fraction | None = None
     epsilon: NotNegative | None = None
     weight_decay: NotNegative | None = None
+    momentum: Fraction | None = None
+    nesterov: Flag | None = None
     clip_norm: Positive | None = None
     loss_scale: LossScaleTable = LossScaleTable()
     steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from zsim.dtype import DType
 from zsim.execution import PLAIN, Execution
-from zsim.rule import SGD, Adam
+from zsim.rule import Adam, Optimizer
 from zsim.runtime.options import RuntimeOptions
 
 
@@ -183,7 +183,7 @@ class Strategy:
     replicate: int = 1
     gradient_accumulation_steps: int = 1
     precision: Precision = Precision.FP32
-    optimizer: Adam | SGD = field(default_factory=Adam)
+    optimizer: Optimizer = field(default_factory=Adam)
     clip_norm: float | None = None
     loss_scale: LossScale = field(default_factory=LossScale)
     bucket_elements: int = BUCKET_ELEMENTS
@@ -325,8 +325,8 @@ class Strategy:
 
     @property
     def moments(self) -> int:
-        """Numbers that the optimizer keeps for each parameter: Adam two, SGD none."""
-        return 2 if isinstance(self.optimizer, Adam) else 0
+        """Numbers that the optimizer keeps for each parameter."""
+        return self.optimizer.moments
 
     def options(self, kind: type[Options]) -> Options:
         """Return the options of the runtime that is emulated, which is of a kind.

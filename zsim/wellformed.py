@@ -33,7 +33,7 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import ClipNorm, Optimizer
 from zsim.schedule import Buffer, Contract, Program, Schedule, ScheduleError
 from zsim.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 
@@ -285,10 +285,10 @@ class _Inspector:
 
     def _inspect_update(self, update: Compute) -> None:
         where = update.id
-        if not isinstance(update.rule, Adam | SGD):
+        if not isinstance(update.rule, Optimizer):
             raise ScheduleError(f"{where}: rule {update.rule} must be Adam or SGD")
         roles = [operand.role for operand in update.operands]
-        moments = 2 if isinstance(update.rule, Adam) else 0
+        moments = update.rule.moments
         if roles.count(Role.MOMENT) != moments:
             raise ScheduleError(
                 f"{where}: {roles.count(Role.MOMENT)} moments, {moments} needed by its rule"

@@ -15,7 +15,7 @@ class Updated:
     """Flat tensors of equal size that an update reads and writes.
 
     `trained` are the masters, or without them the parameters themselves; `moments` Adam's first and
-    second.
+    second, or the momentum buffer of SGD.
     """
 
     gradient: torch.Tensor
@@ -26,14 +26,25 @@ class Updated:
 def update(rule: Rule | None, operands: Updated, scalars: Mapping[str, float]) -> None:
     """Apply one step of `rule`; Adam reads the number of the step, from 1, in scalar "step"."""
     match rule:
-        case SGD(learning_rate=rate):
-            operands.trained.add_(operands.gradient.to(operands.trained.dtype), alpha=-rate)
+        case SGD():
+            _sgd(rule, operands)
         case Adam():
             _adam(rule, operands, scalars["step"])
         case ClipNorm() | None:
             raise ValueError(f"update: {rule} is no optimizer")
         case _:
             assert_never(rule)
+
+
+def _sgd(rule: SGD, operands: Updated) -> None:
+    """As `torch.optim.SGD` has it; the buffer begins at zero."""
+    gradient = operands.gradient.to(operands.trained.dtype)
+    if rule.weight_decay:
+        gradient = gradient.add(operands.trained, alpha=rule.weight_decay)
+    for buffer in operands.moments:
+        buffer.mul_(rule.momentum).add_(gradient)
+        gradient = gradient.add(buffer, alpha=rule.momentum) if rule.nesterov else buffer
+    operands.trained.add_(gradient, alpha=-rule.learning_rate)
 
 
 def _adam(rule: Adam, operands: Updated, step: float) -> None:

@@ -23,7 +23,11 @@ from zsim.strategy import (
 def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> Strategy:
     """Any stage with any knobs; sizes small enough that buckets split and padding appears."""
     checkpointing = draw(st.sampled_from(Checkpointing))
-    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    optimizers: list[SGD | Adam] = [
+        SGD(),
+        SGD(momentum=0.875, weight_decay=0.125, nesterov=True),
+        Adam(),
+    ]
     stage = draw(st.integers(0, 3))
     fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]

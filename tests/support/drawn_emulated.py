@@ -101,7 +101,7 @@ RUNTIMES: list[st.SearchStrategy[RuntimeOptions]] = [
 def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model and a strategy that emulates another runtime."""
     runtime = draw(st.one_of(RUNTIMES))
-    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    optimizers: list[SGD | Adam] = [SGD(), SGD(momentum=0.875), Adam()]
     data = draw(st.integers(1, 5))
     stage = draw(st.sampled_from(runtime.stages))
     if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):

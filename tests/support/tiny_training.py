@@ -143,7 +143,13 @@ def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
     """PyTorch's own optimizer for the rule of `case`."""
     rule = case.strategy.optimizer
     if isinstance(rule, SGD):
-        return torch.optim.SGD(module.parameters(), lr=rule.learning_rate)
+        return torch.optim.SGD(
+            module.parameters(),
+            lr=rule.learning_rate,
+            momentum=rule.momentum,
+            weight_decay=rule.weight_decay,
+            nesterov=rule.nesterov,
+        )
     return torch.optim.AdamW(
         module.parameters(),
         lr=rule.learning_rate,

@@ -207,6 +207,10 @@ def test_every_table_reaches_the_strategy() -> None:
     assert strategy.optimizer == Adam(beta2=0.95)
     sgd = resolved("train.optimizer=sgd", "train.learning_rate=0.5").strategy.optimizer
     assert sgd == SGD(learning_rate=0.5)
+    momentum = resolved(
+        "train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true", "train.weight_decay=0.1"
+    ).strategy.optimizer
+    assert momentum == SGD(momentum=0.9, nesterov=True, weight_decay=0.1)
 
 
 WRONG = {
@@ -216,6 +220,8 @@ WRONG = {
     "cluster.topology=balls": "cluster.topology: 'balls' must be boxes",
     "train.global_batch_size=97": "train.global_batch_size: 97 must be 96: 3 a micro-batch x 2",
     "train.beta1=0.5 train.optimizer=sgd": "train.beta1: 0.5 is not for sgd, which takes learning",
+    "train.nesterov=true": "train.nesterov: true is not for adam, which takes learning_rate, beta1",
+    "train.nesterov=true train.optimizer=sgd": "train.nesterov: true needs a momentum of more than",
     "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",

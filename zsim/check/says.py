@@ -60,8 +60,8 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
         match training.optimizer:
             case Adam(learning_rate=rate):
                 name = f"Adam {rate:g}"
-            case SGD(learning_rate=rate):
-                name = f"SGD {rate:g}"
+            case SGD(learning_rate=rate, momentum=momentum):
+                name = f"SGD {rate:g}" + (f", momentum {momentum:g}" if momentum else "")
         yield name if training.assumed else f"{name} as the contract says"
     yield f"error below 2^-{shown.error_bits}"
 

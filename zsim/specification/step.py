@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from zsim.model import Model, Segment, Unit
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import Adam, ClipNorm, Optimizer
 from zsim.specification.field import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.kernel import clipping, digest, updated
 
@@ -152,7 +152,7 @@ class PlainStep:
         factor = clipping(self.random, clip, self._squares(gradients), 1.0)
         return {name: product(each, factor) for name, each in gradients.items()}
 
-    def updated(self, state: State, gradients: dict[str, Numbers], optimizer: Adam | SGD) -> State:
+    def updated(self, state: State, gradients: dict[str, Numbers], optimizer: Optimizer) -> State:
         """Return the state after the optimizer."""
         parameters: dict[str, Numbers] = {}
         moments: list[dict[str, Numbers]] = [{} for _ in state.moments]

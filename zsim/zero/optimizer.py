@@ -22,7 +22,7 @@ from zsim.operation import (
     SetScalar,
     View,
 )
-from zsim.rule import Adam, ClipNorm
+from zsim.rule import Adam, ClipNorm, Optimizer
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
 from zsim.zero.draft import COMMUNICATION, COMPUTE, WORLD, Draft
@@ -31,6 +31,13 @@ from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
+
+
+def flops(rule: Optimizer) -> int:
+    """Operations of an update per element."""
+    if isinstance(rule, Adam):
+        return ADAM_FLOPS
+    return 2 * (1 + bool(rule.momentum) + bool(rule.weight_decay) + rule.nesterov)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +51,7 @@ class Trained:
         after: what completes the gradient.
         parameter: what the update writes: what is trained, or its copy in the compute format.
         master: what is trained, if that is not the parameter.
-        moments: first and second moments for Adam, nothing for SGD.
+        moments: as many as the optimizer keeps.
         keeps_gradient: whether the gradient's buffer outlives the step.
     """
 
@@ -304,7 +311,11 @@ class Ending:
                     trained,
                     *(Operand(role=Role.MOMENT, view=moment) for moment in item.moments),
                 ),
-                kernels=(self._kernel(gradient.size, reads=2 + moments, writes=1 + moments),),
+                kernels=(
+                    self._kernel(
+                        gradient.size, reads=2 + moments, writes=1 + moments, each=flops(rule)
+                    ),
+                ),
                 scalars=(STEP,) if isinstance(rule, Adam) else (),
                 rule=rule,
             )
@@ -320,12 +331,11 @@ class Ending:
             )
         )
 
-    def _kernel(self, elements: int, *, reads: int, writes: int) -> Kernel:
+    def _kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
         dtype: DType = self.strategy.precision.optimizer
-        streams = reads + writes
         return Kernel(
             kind=KernelKind.ELEMENTWISE,
-            flops=elements * (ADAM_FLOPS if streams > 3 else 2),
-            bytes=elements * streams * dtype.size_bytes,
+            flops=elements * each,
+            bytes=elements * (reads + writes) * dtype.size_bytes,
             dtype=dtype,
         )

@@ -36,7 +36,7 @@ class Holding:
         parameter: format of the parameters; what is trained, without masters.
         optimizer: format of masters and moments.
         has_master: whether masters are kept beside the parameters.
-        moments: how many there are: 2 for Adam.
+        moments: how many the optimizer keeps.
     """
 
     parameter: DType
@@ -54,7 +54,7 @@ class BucketState:
     Attributes:
         parameter: the rank's shard or the whole bucket, as its `Holding` says.
         master: master weights, where there are some.
-        moments: first and second moments for Adam, nothing for SGD.
+        moments: as many as the optimizer keeps.
     """
 
     parameter: str

@@ -389,7 +389,7 @@ def _update(
         case Adam() as rule:
             made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), step=step)
         case SGD() as rule:
-            made = [stand_in.sgd(rule, gradient, trained)]
+            made = stand_in.sgd(rule, gradient, trained, of(Role.MOMENT))
         case rule:
             raise AssertionError(rule)
     new, moments = made[0], iter(made[1:])

@@ -90,11 +90,23 @@ def _begin(model: Model, strategy: Strategy) -> Trained:
         }
         for place in range(model.tensor)
     ]
+    kept = _kept(strategy.optimizer)
     moments = [
-        {name: [np.zeros(len(value)), np.zeros(len(value))] for name, value in own.items()}
+        {name: [np.zeros(len(value)) for _ in range(kept)] for name, value in own.items()}
         for own in parameters
     ]
     return Trained(parameters, moments, scalars(strategy))
+
+
+def _kept(optimizer: Adam | SGD) -> int:
+    """Return how many numbers beside each parameter an optimizer needs from step to step."""
+    match optimizer:
+        case Adam():
+            return 2
+        case SGD(momentum=0):
+            return 0
+        case SGD():
+            return 1
 
 
 def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int) -> Tensors:
@@ -264,4 +276,6 @@ def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors
                         adam, used, trained[name], moments[name], step=state.scalars[STEP]
                     )
                 case SGD() as sgd:
-                    trained[name] = stand_in.sgd(sgd, used, trained[name])
+                    trained[name], *moments[name] = stand_in.sgd(
+                        sgd, used, trained[name], moments[name]
+                    )

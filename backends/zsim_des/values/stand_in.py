@@ -129,9 +129,18 @@ def adam(
     return [reduced(product(trained, decay) + change), first, second]
 
 
-def sgd(rule: SGD, gradient: Numbers, trained: Numbers) -> Numbers:
-    """New values of what is trained."""
-    return reduced(trained + product(gradient, number(-rule.learning_rate)))
+def sgd(
+    rule: SGD, gradient: Numbers, trained: Numbers, buffers: Sequence[Numbers]
+) -> list[Numbers]:
+    """New values of what is trained, and of the momentum buffer if there is one."""
+    change = reduced(gradient + product(trained, number(rule.weight_decay)))
+    made: list[Numbers] = []
+    for before in buffers:
+        buffer = reduced(product(before, number(rule.momentum)) + change)
+        made.append(buffer)
+        ahead = product(buffer, number(rule.momentum))
+        change = reduced(change + ahead) if rule.nesterov else buffer
+    return [reduced(trained + product(change, number(-rule.learning_rate))), *made]
 
 
 def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:

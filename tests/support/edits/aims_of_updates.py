@@ -36,7 +36,7 @@ from zsim.operation import (
     Role,
     SetScalar,
 )
-from zsim.rule import Adam
+from zsim.rule import SGD, Adam
 from zsim.schedule import Kind, Schedule
 
 
@@ -62,12 +62,16 @@ def constant(field: str, change: Callable[[float], float], *, one: bool = False)
     return aim
 
 
-def by_sgd(*, one: bool) -> Aim:
-    """SGD where the strategy says Adam."""
+def by_plain_sgd(kind: type[Adam | SGD], *, one: bool) -> Aim:
+    """SGD that keeps nothing where the strategy says a rule that does."""
 
     def aim(schedule: Schedule) -> Iterator[Edit]:
-        adam = [each for each in updates(schedule) if isinstance(each.rule, Adam)]
-        chosen = {each.id for each in (adam[:1] if one else adam)}
+        found = [
+            each
+            for each in updates(schedule)
+            if isinstance(each.rule, kind) and of_role(each, Role.MOMENT)
+        ]
+        chosen = {each.id for each in (found[:1] if one else found)}
         yield from through(
             schedule,
             lambda each: (other_kind(cast("Compute", each)),) if each.id in chosen else None,
@@ -313,8 +317,12 @@ UPDATES: dict[str, Aim] = {
     "other beta2 in one update": constant("beta2", lambda beta: beta / 2, one=True),
     "other epsilon": constant("epsilon", lambda epsilon: epsilon * 2),
     "weight decay": constant("weight_decay", lambda decay: decay + 0.125),
-    "SGD for Adam": by_sgd(one=False),
-    "SGD for Adam in one update": by_sgd(one=True),
+    "SGD for Adam": by_plain_sgd(Adam, one=False),
+    "SGD for Adam in one update": by_plain_sgd(Adam, one=True),
+    "no momentum": by_plain_sgd(SGD, one=False),
+    "no momentum in one update": by_plain_sgd(SGD, one=True),
+    "other momentum": constant("momentum", lambda momentum: momentum / 2),
+    "no Nesterov momentum": constant("nesterov", lambda _: False),
     "Adam without a step number": step_number(()),
     "Adam with the loss scale for a step number": step_number(("loss_scale",)),
     "Adam with good steps for a step number": step_number(("good_steps",)),

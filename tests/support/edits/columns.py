@@ -21,6 +21,7 @@ from zsim.transformer import transformer
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+MOMENTUM = SGD(learning_rate=0.01, momentum=0.875, weight_decay=0.125, nesterov=True)
 SCALE = LossScale(interval=2)
 
 
@@ -42,7 +43,14 @@ def of_stage(stage: int) -> list[Strategy]:
     full = replace(base, checkpointing=Checkpointing.FULL, bucket_elements=40)
     return [
         replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40),
-        replace(base, tensor=2, precision=Precision.FP16, clip_norm=1.0, bucket_elements=25),
+        replace(
+            base,
+            tensor=2,
+            precision=Precision.FP16,
+            clip_norm=1.0,
+            bucket_elements=25,
+            optimizer=MOMENTUM,
+        ),
         replace(full, tensor=2, optimizer=SGD(), partition_checkpoints=True, clip_norm=1.0),
         replace(
             base,

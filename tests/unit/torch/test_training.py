@@ -93,7 +93,10 @@ def drop_a_bias_gradient(made: Schedule) -> Schedule:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", list(BOUND))
-@pytest.mark.parametrize("optimizer", [SGD(learning_rate=0.1), Adam(epsilon=1e-5)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, nesterov=True), Adam(epsilon=1e-5)],
+)
 def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
     stage: int, precision: Precision, optimizer: SGD | Adam
 ) -> None:

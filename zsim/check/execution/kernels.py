@@ -20,7 +20,7 @@ from zsim.check.execution.moves import Moves
 from zsim.check.execution.segments import Segments
 from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.operation import Action, Compute, Role, View
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import Adam, ClipNorm, Optimizer
 from zsim.specification import kernel
 from zsim.specification.field import Numbers, Random, product, share
 from zsim.specification.step import PlainStep
@@ -141,7 +141,7 @@ class Kernels:
         step: float | None,
     ) -> Makes:
         rule = compute.rule
-        assert isinstance(rule, Adam | SGD)
+        assert isinstance(rule, Optimizer)
         gradients = of(Role.GRADIENT)
         trained = of(Role.MASTER) + of(Role.PARAMETER)
         touched = [*gradients, *trained, *of(Role.MOMENT)]

@@ -27,7 +27,7 @@ from zsim.check.execution.tensors import Tensors
 from zsim.check.execution.unions import Adopted
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, Segment, Unit, Value
-from zsim.rule import SGD, Adam
+from zsim.rule import SGD
 from zsim.schedule import Schedule
 from zsim.specification.field import BITS, Random
 from zsim.specification.step import Cut, PlainStep
@@ -90,7 +90,7 @@ class StepProof:
         self.random = Random(SEED)
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
-        self.moments = 2 if isinstance(training.optimizer, Adam) else 0
+        self.moments = training.optimizer.moments
         self.plain = self._plain()
         self.initial = self.plain.state(0, 0.0)
         self.kernels = Kernels(

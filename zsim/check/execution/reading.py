@@ -21,7 +21,7 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import ClipNorm, Optimizer
 from zsim.schedule import Program, Schedule
 
 TENSOR = "tensor"
@@ -40,7 +40,7 @@ class Training:
 
     micro_batches: int
     divisor: int
-    optimizer: Adam | SGD
+    optimizer: Optimizer
     clip: ClipNorm | None
     assumed: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ def training_of(schedule: Schedule) -> Training | None:
         for operation in walk(program.step)
         if isinstance(operation, Compute)
     ]
-    rules = [each.rule for each in computes if isinstance(each.rule, Adam | SGD)]
+    rules = [each.rule for each in computes if isinstance(each.rule, Optimizer)]
     clips = [each.rule for each in computes if isinstance(each.rule, ClipNorm)]
     if not rules:
         return None
