@@ -135,8 +135,8 @@ class Compute:
     """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
 
     Parameter and gradient operands follow the order of the unit's parameters. What each action
-    reads and writes is `accesses`. `scalars` are read when the host issues the operation: the step
-    count for UPDATE, the loss scale for UNSCALE and CLIP (its norm is of scaled gradients).
+    reads and writes is `accesses`. `scalars` are read as the host issues it: the step for UPDATE
+    (its rule may name another, the learning rate), the loss scale for UNSCALE and CLIP.
 
     UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
     and second, in this order, SGD's is its momentum buffer. CLIP has a `ClipNorm` and reads one

@@ -15,8 +15,8 @@ from zsim.equal_units import EQUAL_UNITS
 from zsim.execution import Execution
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
+from zsim.optimizer import learning_rates_of, rule_of
 from zsim.outline import Batches, Outline, model_of, with_table
-from zsim.rule import SGD, Adam, Optimizer
 from zsim.scenario import (
     ClusterTable,
     ModelTable,
@@ -329,28 +329,6 @@ def _need_bounded(model: ModelTable, batches: Batches) -> None:
         )
 
 
-RULE_FIELDS = {
-    "adam": ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay"),
-    "sgd": ("learning_rate", "weight_decay", "momentum", "nesterov"),
-}
-
-
-def _rule(train: TrainTable) -> Optimizer:
-    allowed = RULE_FIELDS[train.optimizer]
-    names = dict.fromkeys(name for fields in RULE_FIELDS.values() for name in fields)
-    given = {name: value for name in names if (value := getattr(train, name)) is not None}
-    for name, value in given.items():
-        if name not in allowed:
-            raise ScenarioError(
-                f"train.{name}: {str(value).lower()} is not for {train.optimizer}, "
-                f"which takes {', '.join(allowed)}"
-            )
-    try:
-        return Adam(**given) if train.optimizer == "adam" else SGD(**given)
-    except ValueError as error:
-        raise ScenarioError(f"train.{error}") from None
-
-
 def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> Strategy:
     zero, train, activations = scenario.zero, scenario.train, scenario.activations
     runtime = emulated(zero)
@@ -364,7 +342,8 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         secondary=zero.secondary,
         gradient_accumulation_steps=batches.accumulation_steps,
         precision=train.precision,
-        optimizer=_rule(train),
+        optimizer=rule_of(train),
+        learning_rates=learning_rates_of(train),
         clip_norm=train.clip_norm,
         loss_scale=LossScale(**train.loss_scale.model_dump()),
         bucket_elements=zero.bucket_elements,

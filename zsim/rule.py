@@ -1,13 +1,20 @@
 """Rules that change gradients and parameters, with their constants."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+Rate = float | str
+"""A learning rate: a number, or the name of the host scalar that the caller gives it in."""
+
+LEARNING_RATE = "learning_rate"
+"""That scalar, where a scenario asks for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1, with bias correction; decay as in AdamW)."""
 
-    learning_rate: float = 1e-3
+    learning_rate: Rate = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -29,7 +36,7 @@ class SGD:
     parameter is added to the gradient first.
     """
 
-    learning_rate: float = 1e-2
+    learning_rate: Rate = 1e-2
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
@@ -57,5 +64,17 @@ class ClipNorm:
 
 Optimizer = Adam | SGD
 """Rules that updates go by."""
+
+
+def rate_of(rule: Optimizer, scalars: Mapping[str, float]) -> float:
+    """Return the learning rate of a rule, where the host's scalars are these."""
+    rate = rule.learning_rate
+    return scalars[rate] if isinstance(rate, str) else rate
+
+
+def settled(rule: Optimizer, scalars: Mapping[str, float]) -> Optimizer:
+    """Return the rule with a number for its learning rate."""
+    return replace(rule, learning_rate=rate_of(rule, scalars))
+
 
 Rule = Optimizer | ClipNorm

@@ -22,6 +22,7 @@ from pydantic import (
 
 from zsim.architecture import Activation, Attention, Norm, Positions
 from zsim.execution import Float8
+from zsim.learning_rate import Decay
 from zsim.runtime.options import names
 from zsim.schedule import Discipline
 from zsim.strategy import BUCKET_ELEMENTS, Checkpointing, FusedBuffers, Keep, Precision
@@ -202,6 +203,15 @@ class LossScaleTable(Table):
     minimum: Positive = 1.0
 
 
+class LearningRatesTable(Table):
+    """`[train.learning_rates]`: the learning rate of each step, `train.learning_rate` its peak."""
+
+    decay: Decay = Decay.COSINE
+    warmup_steps: Whole = 0
+    decay_steps: Count | None = None
+    minimum: NotNegative = 0.0
+
+
 class TrainTable(Table):
     """`[train]`: batch sizes (two of the three say the third), precision and the optimizer."""
 
@@ -214,6 +224,7 @@ class TrainTable(Table):
     holds_logits: Flag = False
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: NotNegative | None = None
+    learning_rates: LearningRatesTable | None = None
     beta1: Fraction | None = None
     beta2: Fraction | None = None
     epsilon: NotNegative | None = None

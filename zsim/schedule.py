@@ -112,10 +112,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """A number that every host keeps from step to step: loss scale, step, skipped steps."""
+    """A number that every host keeps from step to step: loss scale, step, skipped steps.
+
+    One that is `given` is a learning rate on a schedule: the caller gives it before each step.
+    """
 
     name: str
     initial: float
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

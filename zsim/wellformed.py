@@ -128,7 +128,7 @@ class _Inspector:
         self.program = program
         self.mesh: Mesh = schedule.mesh
         self.streams = set(schedule.streams)
-        self.scalars = {scalar.name for scalar in schedule.scalars}
+        self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self.good_views: set[int] = set()
         self.in_step = False
@@ -284,15 +284,15 @@ class _Inspector:
                 pass  # what flows and is saved is the model's matter
 
     def _inspect_update(self, update: Compute) -> None:
-        where = update.id
-        if not isinstance(update.rule, Optimizer):
-            raise ScheduleError(f"{where}: rule {update.rule} must be Adam or SGD")
+        where, rule = update.id, update.rule
+        if not isinstance(rule, Optimizer):
+            raise ScheduleError(f"{where}: rule {rule} must be Adam or SGD")
+        rate = rule.learning_rate
+        if isinstance(rate, str) and not (rate in self.scalars and self.scalars[rate].given):
+            raise ScheduleError(f"{where}: learning rate {rate!r} is no scalar that is given")
         roles = [operand.role for operand in update.operands]
-        moments = update.rule.moments
-        if roles.count(Role.MOMENT) != moments:
-            raise ScheduleError(
-                f"{where}: {roles.count(Role.MOMENT)} moments, {moments} needed by its rule"
-            )
+        if (kept := roles.count(Role.MOMENT)) != (needed := rule.moments):
+            raise ScheduleError(f"{where}: {kept} moments, {needed} needed by its rule")
         if roles.count(Role.MASTER) + roles.count(Role.PARAMETER) != 1:
             raise ScheduleError(f"{where}: one operand, master or parameter, is updated")
         if roles.count(Role.GRADIENT) != 1:

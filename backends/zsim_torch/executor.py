@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, assert_never
@@ -68,6 +68,9 @@ class _Deferred(NamedTuple):
 
 SETUP: Final = -1
 
+Given = Mapping[str, Callable[[int], float]]
+"""By host scalar what the caller gives in it before a step, counted from 0."""
+
 
 @dataclass(slots=True)
 class Executor:
@@ -81,6 +84,7 @@ class Executor:
     machine: Machine
     scalars: dict[str, float]
     on_issue: Callable[[int, str], None] | None = None
+    given: Given = field(default_factory=dict[str, Callable[[int], float]])
     step: int = SETUP
     book: list[BookEntry] = field(default_factory=list[BookEntry])
     transfers: list[Transfer] = field(default_factory=list[Transfer])
@@ -102,8 +106,9 @@ class Executor:
         self._tell("")
 
     def run_step(self, step: int) -> None:
-        """Step number `step` is issued."""
+        """Step number `step` is issued, with what the caller gives for it."""
         self.step = self.machine.streams.step = step
+        self.scalars |= {name: at(step) for name, at in self.given.items()}
         self._run(self.machine.program.step)
         self.machine.streams.end_step()
         self._tell("")

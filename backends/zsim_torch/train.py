@@ -18,7 +18,7 @@ from zsim_torch.absent import emptied, is_emptied, refill_module
 from zsim_torch.agreement import agree
 from zsim_torch.bench import Bench
 from zsim_torch.compute import Initial
-from zsim_torch.executor import Executor, Machine, sighting_of
+from zsim_torch.executor import Executor, Given, Machine, sighting_of
 from zsim_torch.observer import Observer
 from zsim_torch.parameters import collect
 from zsim_torch.poison import Poison, Sighting
@@ -42,6 +42,8 @@ class Option:
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
         write_back: the module ends with the trained parameters; else it keeps none. If the run
             raises, it has those that it came with, which stay in host memory meanwhile.
+        given: by name of a host scalar what the caller gives in it before each step, counted from
+            0: a learning rate. By default the strategy's learning rates, if it says some.
         restart: moments and loss scale may begin anew although an earlier run has trained the
             module; they are not kept between two calls of `train`.
     """
@@ -52,6 +54,7 @@ class Option:
     witness: bool = False
     poison: bool = False
     write_back: bool = True
+    given: Given = field(default_factory=dict[str, Callable[[int], float]])
     restart: bool = False
 
 
@@ -102,7 +105,7 @@ def train(
         UnitError: the units do not make up the module.
         DivergedError: two ranks issued different operations as one collective.
     """
-    chosen = option or Option()
+    chosen = _with_given(schedule, option or Option())
     rank, device = _place(schedule, module, chosen)
     resolved = resolve(module, units)
     program = schedule.program_of(rank)
@@ -122,6 +125,7 @@ def train(
             on_issue=recorder.mark if recorder is not None else None,
             poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
         )
+        executor.given = chosen.given
         origin = _run(executor, (recorder, observer), taken, losses, steps=steps)
         agree(schedule, executor.transfers)
         trace = _trace(executor, recorder, losses, steps=steps, seed=seed, origin=origin)
@@ -153,6 +157,28 @@ def refuse(
         reason = blocking_host.refusal(schedule)
     if reason is not None:
         raise RefusedError(reason)
+
+
+def _with_given(schedule: Schedule, option: Option) -> Option:
+    """Return the settings with all that is given in host scalars before each step, and no more.
+
+    Raises:
+        RefusedError: nobody says what is given in one of them.
+    """
+    found = {**given_by_strategy(schedule), **option.given}
+    wanted = [scalar.name for scalar in schedule.scalars if scalar.given]
+    if missing := [name for name in wanted if name not in found]:
+        raise RefusedError(f"given: {missing[0]}: missing; its number for each step is needed")
+    return replace(option, given={name: found[name] for name in wanted})
+
+
+def given_by_strategy(schedule: Schedule) -> Given:
+    """Return the learning rates that the contract's strategy says, by host scalar."""
+    strategy = schedule.contract.strategy
+    if strategy is None or strategy.learning_rates is None:
+        return {}
+    rate = strategy.optimizer.learning_rate
+    return {rate: strategy.learning_rates.at} if isinstance(rate, str) else {}
 
 
 def _refuse_module(module: nn.Module, program: Program, option: Option) -> None:

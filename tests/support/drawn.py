@@ -8,7 +8,7 @@ from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.gpt import gpt
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.strategy import (
     BUCKET_ELEMENTS,
     Checkpointing,
@@ -28,6 +28,7 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
         SGD(momentum=0.875, weight_decay=0.125, nesterov=True),
         Adam(),
     ]
+    optimizers += [replace(each, learning_rate=LEARNING_RATE) for each in optimizers]
     stage = draw(st.integers(0, 3))
     fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]

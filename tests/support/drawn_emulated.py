@@ -9,7 +9,7 @@ from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.model import Model
 from zsim.pipeline import in_blocks
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtime.fsdp2 import FSDP2, Sync
@@ -101,7 +101,12 @@ RUNTIMES: list[st.SearchStrategy[RuntimeOptions]] = [
 def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model and a strategy that emulates another runtime."""
     runtime = draw(st.one_of(RUNTIMES))
-    optimizers: list[SGD | Adam] = [SGD(), SGD(momentum=0.875), Adam()]
+    optimizers: list[SGD | Adam] = [
+        SGD(),
+        SGD(momentum=0.875),
+        Adam(),
+        Adam(learning_rate=LEARNING_RATE),
+    ]
     data = draw(st.integers(1, 5))
     stage = draw(st.sampled_from(runtime.stages))
     if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):

@@ -8,7 +8,7 @@ from torch import nn
 from zsim.dtype import DType
 from zsim.mesh import Axis, Joined, Mesh
 from zsim.operation import FreeMode
-from zsim.rule import SGD, Adam
+from zsim.rule import SGD, Adam, rate_of
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 WIDTH, ROWS, MAXIMUM = 3, 2, 0.05
@@ -119,10 +119,10 @@ def plain_loop(flow: Flow, steps: list[list[torch.Tensor]]) -> dict[str, torch.T
         for name, value in net.named_parameters()
     }
     rule = flow.rule
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(masters.values(), lr=rule.learning_rate)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(masters.values(), lr=rate_of(rule, {}))
     if isinstance(rule, Adam):
         optimizer = torch.optim.AdamW(
-            masters.values(), lr=rule.learning_rate, eps=rule.epsilon, weight_decay=0.0
+            masters.values(), lr=rate_of(rule, {}), eps=rule.epsilon, weight_decay=0.0
         )
     for batches in steps:
         total = {name: torch.zeros_like(master) for name, master in masters.items()}

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional
 
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, rate_of
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
@@ -139,20 +139,27 @@ def all_by_schedule(cases: list[Case]) -> list[Result]:
     return [by_schedule(case) for case in cases]
 
 
+def rate(case: Case, step: int) -> float:
+    """The learning rate of a step."""
+    rates = case.strategy.learning_rates
+    given = {} if rates is None else {LEARNING_RATE: rates.at(step)}
+    return rate_of(case.strategy.optimizer, given)
+
+
 def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
     """PyTorch's own optimizer for the rule of `case`."""
     rule = case.strategy.optimizer
     if isinstance(rule, SGD):
         return torch.optim.SGD(
             module.parameters(),
-            lr=rule.learning_rate,
+            lr=rate(case, 0),
             momentum=rule.momentum,
             weight_decay=rule.weight_decay,
             nesterov=rule.nesterov,
         )
     return torch.optim.AdamW(
         module.parameters(),
-        lr=rule.learning_rate,
+        lr=rate(case, 0),
         betas=(rule.beta1, rule.beta2),
         eps=rule.epsilon,
         weight_decay=rule.weight_decay,
@@ -173,6 +180,8 @@ def by_plain_loop(case: Case) -> tuple[Parameters, Parameters, tuple[float, ...]
     losses: list[float] = []
     for step in range(case.steps):
         optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(case, step)
         total = 0.0
         for rank in range(case.strategy.replicas):
             for micro_batch in range(case.strategy.gradient_accumulation_steps):

@@ -9,8 +9,9 @@ from zsim.calibration.constants import START
 from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
 from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.dtype import DType
+from zsim.learning_rate import LearningRates
 from zsim.resolve import Resolved, resolve
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.scenario import ScenarioError, parse
 from zsim.schedule import Discipline
 from zsim.strategy import Checkpointing, FusedBuffers, Precision
@@ -210,6 +211,11 @@ def test_every_table_reaches_the_strategy() -> None:
     momentum = resolved(
         "train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true", "train.weight_decay=0.1"
     ).strategy.optimizer
+    given = resolved(
+        "train.learning_rate=0.5", "train.beta2=0.95", "train.learning_rates.decay_steps=9"
+    ).strategy
+    assert given.optimizer == Adam(learning_rate=LEARNING_RATE, beta2=0.95)
+    assert given.learning_rates == LearningRates(peak=0.5, decay_steps=9)
     assert momentum == SGD(momentum=0.9, nesterov=True, weight_decay=0.1)
 
 
@@ -222,6 +228,17 @@ WRONG = {
     "train.beta1=0.5 train.optimizer=sgd": "train.beta1: 0.5 is not for sgd, which takes learning",
     "train.nesterov=true": "train.nesterov: true is not for adam, which takes learning_rate, beta1",
     "train.nesterov=true train.optimizer=sgd": "train.nesterov: true needs a momentum of more than",
+    "train.learning_rates.decay=constant": "train.learning_rate: missing; learning_rates go up to",
+    "train.learning_rate=1.0 train.learning_rates.warmup_steps=9": (
+        "train.learning_rates.decay_steps: missing; must be more than warmup_steps 9"
+    ),
+    "train.learning_rate=1.0 train.learning_rates.minimum=2.0": (
+        "train.learning_rates.minimum: 2.0 must be from 0 to the peak 1.0"
+    ),
+    "train.learning_rate=1.0 train.learning_rates.decay=constant "
+    "train.learning_rates.decay_steps=9": (
+        "train.learning_rates.decay_steps: 9 is not for decay = constant"
+    ),
     "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Set
 from zsim.check import formats, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
-from zsim.rule import SGD, Adam
+from zsim.rule import SGD, Adam, Rate
 from zsim.schedule import Schedule
 from zsim.units import format_bytes
 
@@ -59,11 +59,15 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
     if training is not None:
         match training.optimizer:
             case Adam(learning_rate=rate):
-                name = f"Adam {rate:g}"
+                name = f"Adam {_rate(rate)}"
             case SGD(learning_rate=rate, momentum=momentum):
-                name = f"SGD {rate:g}" + (f", momentum {momentum:g}" if momentum else "")
+                name = f"SGD {_rate(rate)}" + (f", momentum {momentum:g}" if momentum else "")
         yield name if training.assumed else f"{name} as the contract says"
     yield f"error below 2^-{shown.error_bits}"
+
+
+def _rate(rate: Rate) -> str:
+    return f"with any {rate}" if isinstance(rate, str) else f"{rate:g}"
 
 
 def _unpromised(schedule: Schedule) -> Iterator[str]:

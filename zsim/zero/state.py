@@ -16,10 +16,16 @@ STEP = "step"
 
 
 def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
-    """What every host counts: steps taken and, with fp16, the loss scale and what moves it."""
-    steps = (Scalar(name=STEP, initial=0.0),)
+    """What every host counts: steps taken and, with fp16, the loss scale and what moves it.
+
+    The learning rate stands beside them if it is given anew for each step.
+    """
+    steps = [Scalar(name=STEP, initial=0.0)]
+    rate = strategy.optimizer.learning_rate
+    if isinstance(rate, str):
+        steps.append(Scalar(name=rate, initial=0.0, given=True))
     if strategy.precision is not Precision.FP16:
-        return steps
+        return tuple(steps)
     return (
         *steps,
         Scalar(name=LOSS_SCALE, initial=strategy.loss_scale.initial),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic
 
 from zsim.access import accesses
-from zsim.issue import NO_OVERFLOW
+from zsim.issue import NO_OVERFLOW, SETUP
 from zsim.operation import (
     Allocate,
     Branch,
@@ -31,6 +31,7 @@ from zsim_des.instruction import Enqueue
 from zsim_des.values.meeting import Meeting, Meetings
 from zsim_des.values.memory import Block, BlockMemory
 from zsim_des.values.running import Fault, Running, Window
+from zsim_des.values.truth import given
 
 FAULTS_MAX = 20
 """Faults that are noted: a run that goes wrong soon has thousands."""
@@ -43,6 +44,7 @@ class Carrier(Generic[A]):
     """A `Watcher` that applies `values` to a run in which every rank is simulated.
 
     What it was told is applied by `settle`, in the order of time: call it when the run is over.
+    `given` says what the caller gives in a host scalar before a step.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Carrier(Generic[A]):
         schedule: Schedule,
         values: Values[A],
         overflow_steps: frozenset[int] = NO_OVERFLOW,
+        given: Callable[[str, int], float] = given,
     ) -> None:
         self.faults: list[Fault] = []
         self.seats = [
@@ -59,6 +62,8 @@ class Carrier(Generic[A]):
         self.memory = [BlockMemory(values) for _ in self.seats]
         initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
         self.scalars = [dict(initial) for _ in self.seats]
+        self._given = given
+        self._given_for = dict.fromkeys(range(schedule.mesh.size), SETUP)
         self._schedule = schedule
         self._values = values
         self._overflow_steps = overflow_steps
@@ -74,6 +79,7 @@ class Carrier(Generic[A]):
 
     def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
         """The host allocates, frees, sets a scalar or takes a branch."""
+        self._give(rank, step)
         match operation:
             case Allocate(buffer=name):
                 self._return_deferred(rank, host_ps)
@@ -93,6 +99,7 @@ class Carrier(Generic[A]):
 
     def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
         """The host puts an operation on its stream: names are bound to the memory they have now."""
+        self._give(rank, step)
         seat, operation = self.seats[rank], entry.operation
         stream = self._schedule.streams[entry.stream]
         running: Running[A] = Running(seat, step, entry.name, stream, [])
@@ -156,9 +163,17 @@ class Carrier(Generic[A]):
     def _buffer(self, rank: int, name: str) -> Buffer:
         return self.seats[rank].program.by_name[name]
 
+    def _give(self, rank: int, step: int) -> None:
+        """Give the host what the caller gives for a step that it begins."""
+        if self._given_for[rank] != step:
+            self._given_for[rank] = step
+            for scalar in self._schedule.scalars:
+                if scalar.given:
+                    self.scalars[rank][scalar.name] = self._given(scalar.name, step)
+
     def _read_scalars(self, rank: int, operation: Compute | Fill | Copy) -> dict[str, float]:
         """The host's scalars, if the operation reads some: those of now."""
-        reads = isinstance(operation, Compute) and bool(operation.scalars)
+        reads = isinstance(operation, Compute) and bool(operation.scalars or operation.rule)
         reads = reads or (isinstance(operation, Fill) and operation.scalar is not None)
         return dict(self.scalars[rank]) if reads else {}
 

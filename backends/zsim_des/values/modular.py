@@ -181,7 +181,7 @@ class Modular:
             case Action.BACKWARD:
                 return self._overflown(compute, _backward(compute, of), seat, step)
             case Action.UPDATE:
-                return _update(compute, of, scale)
+                return _update(compute, of, scale, scalars)
             case Action.NORM:
                 return [self._squares(compute, of(Role.GRADIENT), seat)]
             case Action.FINITE:
@@ -381,15 +381,20 @@ def _in_order(compute: Compute, made: Mapping[Role, Sequence[Numbers]]) -> Seque
 
 
 def _update(
-    compute: Compute, of: Callable[[Role], list[Numbers]], step: float
+    compute: Compute,
+    of: Callable[[Role], list[Numbers]],
+    step: float,
+    scalars: Mapping[str, float],
 ) -> Sequence[Numbers]:
     (gradient,) = of(Role.GRADIENT)
     (trained,) = of(Role.MASTER) + of(Role.PARAMETER)
     match compute.rule:
         case Adam() as rule:
-            made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), step=step)
+            rate = stand_in.said(rule, scalars)
+            made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), rate=rate, step=step)
         case SGD() as rule:
-            made = stand_in.sgd(rule, gradient, trained, of(Role.MOMENT))
+            rate = stand_in.said(rule, scalars)
+            made = stand_in.sgd(rule, gradient, trained, of(Role.MOMENT), rate=rate)
         case rule:
             raise AssertionError(rule)
     new, moments = made[0], iter(made[1:])

@@ -16,7 +16,7 @@ from zsim.strategy import Precision, Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
-from zsim_des.values.truth import Part, data, initial
+from zsim_des.values.truth import Part, data, given, initial
 
 TENSOR = "tensor"
 LARGEST_SCALE = 2.0**53
@@ -48,7 +48,7 @@ def train(
         gradients = _mean_gradients(model, strategy, state, step)
         count(strategy, state.scalars, overflows=step in overflow_steps)
         if step not in overflow_steps:
-            _update(model, strategy, state, gradients)
+            _update(model, strategy, state, gradients, step=step)
     return state
 
 
@@ -257,7 +257,12 @@ def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
     return [list(sums) for _ in made]
 
 
-def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors) -> None:
+def _update(
+    model: Model, strategy: Strategy, state: Trained, gradients: Tensors, *, step: int
+) -> None:
+    rate = strategy.optimizer.learning_rate
+    if isinstance(rate, str):
+        rate = given(rate, step)
     squares = 0.0
     for parameter in model.parameters:
         copies = 1 if not parameter.tensor_sharded else model.tensor
@@ -273,9 +278,14 @@ def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors
             match strategy.optimizer:
                 case Adam() as adam:
                     trained[name], *moments[name] = stand_in.adam(
-                        adam, used, trained[name], moments[name], step=state.scalars[STEP]
+                        adam,
+                        used,
+                        trained[name],
+                        moments[name],
+                        rate=rate,
+                        step=state.scalars[STEP],
                     )
                 case SGD() as sgd:
                     trained[name], *moments[name] = stand_in.sgd(
-                        sgd, used, trained[name], moments[name]
+                        sgd, used, trained[name], moments[name], rate=rate
                     )

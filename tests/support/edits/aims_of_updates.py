@@ -45,6 +45,11 @@ def updates(schedule: Schedule) -> list[Compute]:
     return computes(schedule, Action.UPDATE)
 
 
+def has_constant_rate(update: Compute) -> bool:
+    """Whether the learning rate of an update is in its rule."""
+    return isinstance(cast("Any", update.rule).learning_rate, float)
+
+
 def constant(field: str, change: Callable[[float], float], *, one: bool = False) -> Aim:
     """Another constant in all updates, or in the last one."""
 
@@ -52,14 +57,28 @@ def constant(field: str, change: Callable[[float], float], *, one: bool = False)
         chosen = {each.id for each in (updates(schedule)[-1:] if one else updates(schedule))}
 
         def new(each: Operation) -> tuple[Operation, ...] | None:
-            if isinstance(each, Compute) and each.id in chosen and hasattr(each.rule, field):
-                rule = cast("Any", each.rule)
-                return (replace(each, rule=replace(rule, **{field: change(getattr(rule, field))})),)
-            return None
+            if not isinstance(each, Compute) or each.id not in chosen:
+                return None
+            value = getattr(each.rule, field, None)
+            if not isinstance(value, float):
+                return None
+            rule = replace(cast("Any", each.rule), **{field: change(value)})
+            return (replace(each, rule=rule),)
 
         yield from through(schedule, new, f"{field} in {len(chosen)} updates")
 
     return aim
+
+
+def without_nesterov(schedule: Schedule) -> Iterator[Edit]:
+    """Momentum where the strategy says Nesterov's."""
+
+    def change(each: Operation) -> tuple[Operation, ...] | None:
+        if isinstance(each, Compute) and isinstance(each.rule, SGD) and each.rule.nesterov:
+            return (replace(each, rule=replace(each.rule, nesterov=False)),)
+        return None
+
+    yield from through(schedule, change, "plain momentum")
 
 
 def by_plain_sgd(kind: type[Adam | SGD], *, one: bool) -> Aim:
@@ -128,7 +147,8 @@ def twice_at_half_rate(schedule: Schedule) -> Iterator[Edit]:
         half = replace(update, rule=replace(rule, learning_rate=rule.learning_rate / 2))
         return half, again(half)
 
-    yield from one_by_one(schedule, updates(schedule), halves, "twice at half the rate")
+    constant = [each for each in updates(schedule) if has_constant_rate(each)]
+    yield from one_by_one(schedule, constant, halves, "twice at half the rate")
 
 
 def twice(schedule: Schedule) -> Iterator[Edit]:
@@ -215,7 +235,7 @@ def not_updated_by_one(schedule: Schedule) -> Iterator[Edit]:
 
 def rate_of_one_rank(schedule: Schedule) -> Iterator[Edit]:
     def change(each: Operation) -> tuple[Operation, ...]:
-        if isinstance(each, Compute) and each.action is Action.UPDATE:
+        if isinstance(each, Compute) and each.action is Action.UPDATE and has_constant_rate(each):
             rule = cast("Any", each.rule)
             return (replace(each, rule=replace(rule, learning_rate=2 * rule.learning_rate)),)
         return (each,)
@@ -322,7 +342,7 @@ UPDATES: dict[str, Aim] = {
     "no momentum": by_plain_sgd(SGD, one=False),
     "no momentum in one update": by_plain_sgd(SGD, one=True),
     "other momentum": constant("momentum", lambda momentum: momentum / 2),
-    "no Nesterov momentum": constant("nesterov", lambda _: False),
+    "no Nesterov momentum": without_nesterov,
     "Adam without a step number": step_number(()),
     "Adam with the loss scale for a step number": step_number(("loss_scale",)),
     "Adam with good steps for a step number": step_number(("good_steps",)),

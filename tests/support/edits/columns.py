@@ -11,7 +11,7 @@ from zsim.architecture import GPT, Llama
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.pipeline import in_blocks
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
@@ -21,7 +21,8 @@ from zsim.transformer import transformer
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
-MOMENTUM = SGD(learning_rate=0.01, momentum=0.875, weight_decay=0.125, nesterov=True)
+GIVEN = replace(ADAM, learning_rate=LEARNING_RATE)
+MOMENTUM = SGD(learning_rate=LEARNING_RATE, momentum=0.875, weight_decay=0.125, nesterov=True)
 SCALE = LossScale(interval=2)
 
 
@@ -80,8 +81,15 @@ def of_runtimes() -> dict[str, list[Strategy]]:
                 clip_norm=1.0,
                 optimizer=ADAM,
             ),
-            emulating(named, data=2, replicate=2, micro_batches=2, optimizer=ADAM),
-            emulating(named, data=4, micro_batches=2, precision=Precision.BF16, clip_norm=1.0),
+            emulating(named, data=2, replicate=2, micro_batches=2, optimizer=GIVEN),
+            emulating(
+                named,
+                data=4,
+                micro_batches=2,
+                precision=Precision.BF16,
+                clip_norm=1.0,
+                optimizer=GIVEN,
+            ),
         ]
         kept = [replace(each, loss_scale=SCALE) for each in made if each is not None]
         found[name] = kept[:2]
@@ -102,7 +110,7 @@ def of_pipelines() -> list[Strategy]:
     )
     return [
         replace(base, data=2, precision=Precision.BF16),
-        replace(base, data=2, tensor=2, emulate=cut),
+        replace(base, data=2, tensor=2, emulate=cut, optimizer=GIVEN),
         replace(base, stage=0, precision=Precision.FP16),
         replace(base, pipeline=1, tensor=2, data=2, emulate=cut, precision=Precision.BF16),
     ]

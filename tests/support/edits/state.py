@@ -86,9 +86,13 @@ def rules(schedule: Schedule, rng: np.random.Generator) -> Edit:
     operation = one_of(rng, ruled)
     rule: Any = operation.rule
     field = one_of(rng, fields(rule)).name
-    value: float = getattr(rule, field)
-    new = one_of(rng, (value * 1000, value * 2, value / 2, value + 0.125, -value, 0.0, 1.0))
-    new = not value if isinstance(value, bool) else new
+    value: float | str = getattr(rule, field)
+    choices: tuple[float | str, ...] = (0.0, 1.0, *(each.name for each in schedule.scalars))
+    if isinstance(value, bool):
+        choices = (not value,)
+    elif not isinstance(value, str):
+        choices = (value * 1000, value * 2, value / 2, value + 0.125, -value, 0.0, 1.0)
+    new = one_of(rng, choices)
     if new == value:
         raise ValueError("the same")
     alike = [each for each in ruled if each.action is operation.action]

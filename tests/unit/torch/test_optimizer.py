@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import SGD, Adam, ClipNorm, rate_of
 from zsim_torch.optimizer import Updated, clip, is_finite, sum_of_squares, unscale, update
 
 SIZE = 7
@@ -30,7 +30,7 @@ def test_adam_is_pytorchs(rule: Adam, seed: int) -> None:
     parameter = torch.nn.Parameter(start.clone())
     theirs = torch.optim.AdamW(
         [parameter],
-        lr=rule.learning_rate,
+        lr=rate_of(rule, {}),
         betas=(rule.beta1, rule.beta2),
         eps=rule.epsilon,
         weight_decay=rule.weight_decay,
@@ -63,7 +63,7 @@ def test_sgd_is_pytorchs(rule: SGD, nesterov: bool, seed: int) -> None:
     parameter = torch.nn.Parameter(ours.clone())
     theirs = torch.optim.SGD(
         [parameter],
-        lr=rule.learning_rate,
+        lr=rate_of(rule, {}),
         momentum=rule.momentum,
         weight_decay=rule.weight_decay,
         nesterov=rule.nesterov,

@@ -16,8 +16,10 @@ from tiny_training import (
     whole_grid,
 )
 
+from zsim.backend import RefusedError
+from zsim.learning_rate import LearningRates
 from zsim.operation import Copy, Operation
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.schedule import Schedule
 from zsim.strategy import (
     Checkpointing,
@@ -159,6 +161,25 @@ def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
     for case, result in zip(cases, found, strict=True):
         before, after, _ = by_plain_loop(case)
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP64], case
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_learning_rate_that_is_given_is_that_of_its_step(stage: int) -> None:
+    rates = LearningRates(peak=0.1, warmup_steps=2, decay_steps=4, minimum=0.01)
+    given = Adam(learning_rate=LEARNING_RATE, epsilon=1e-5)
+    case = Case(
+        Strategy(stage=stage, precision=Precision.FP64, optimizer=given, learning_rates=rates)
+    )
+    before, after, _ = by_plain_loop(case)
+    result = by_schedule(case)
+    assert distance(result.parameters, after, before) <= BOUND[Precision.FP64]
+    assert result.scalars[LEARNING_RATE] == rates.at(case.steps - 1)
+
+
+def test_a_learning_rate_that_nobody_gives_is_refused() -> None:
+    case = Case(Strategy(stage=0, optimizer=SGD(learning_rate=LEARNING_RATE)))
+    with pytest.raises(RefusedError, match="given: learning_rate: missing"):
+        by_schedule(case)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])

@@ -27,7 +27,7 @@ from zsim.check.execution.tensors import Tensors
 from zsim.check.execution.unions import Adopted
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, Segment, Unit, Value
-from zsim.rule import SGD
+from zsim.rule import SGD, settled
 from zsim.schedule import Schedule
 from zsim.specification.field import BITS, Random
 from zsim.specification.step import Cut, PlainStep
@@ -195,11 +195,12 @@ class StepProof:
         self, layout: list[LaidOut], scalars: Mapping[str, float]
     ) -> tuple[list[LaidOut], list[Difference]]:
         """Run a step on each of its ways: what is left of a layout, and what differs."""
+        scalars = {**scalars, **self._given()}
         self.plain = self._plain()
         state = self.plain.state(self.moments, scalars["updates"])
         gradients = self.plain.gradients(state.parameters, self.training.divisor)
         used = self.plain.clipped(gradients, self.training.clip)
-        new = self.plain.updated(state, used, self.training.optimizer)
+        new = self.plain.updated(state, used, settled(self.training.optimizer, scalars))
         self.kernels.begin(self.plain, used)
         kept = [dict(each) for each in layout]
         differences: list[Difference] = []
@@ -210,6 +211,12 @@ class StepProof:
                 memory, layout, kept, state if overflows else new, overflows=overflows
             )
         return kept, differences
+
+    def _given(self) -> dict[str, float]:
+        """Draw what the caller gives for a step: any numbers."""
+        names = [scalar.name for scalar in self.schedule.scalars if scalar.given]
+        drawn = self.random.draw((len(names),))[0]
+        return {name: float(each) / 2**31 for name, each in zip(names, drawn, strict=True)}
 
     def _explain(self, outcome: Outcome, scalars: Mapping[str, float]) -> None:
         """Run the first round again: where does it leave plain training?"""
