@@ -15,7 +15,7 @@ from zsim.equal_units import EQUAL_UNITS
 from zsim.execution import Execution
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
-from zsim.optimizer import learning_rates_of, rule_of
+from zsim.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.outline import Batches, Outline, model_of, with_table
 from zsim.scenario import (
     ClusterTable,
@@ -344,6 +344,7 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         precision=train.precision,
         optimizer=rule_of(train),
         learning_rates=learning_rates_of(train),
+        groups=groups_of(train),
         clip_norm=train.clip_norm,
         loss_scale=LossScale(**train.loss_scale.model_dump()),
         bucket_elements=zero.bucket_elements,

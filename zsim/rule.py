@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 Rate = float | str
 """A learning rate: a number, or the name of the host scalar that the caller gives it in."""
@@ -64,6 +65,21 @@ class ClipNorm:
 
 Optimizer = Adam | SGD
 """Rules that updates go by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that have a rule of their own, as one of `param_groups` in PyTorch.
+
+    `parameters` are patterns of names as `fnmatch` has them: `*.bias`.
+    """
+
+    parameters: tuple[str, ...]
+    rule: Optimizer
+
+    def holds(self, name: str) -> bool:
+        """Return whether the parameter called `name` is one of them."""
+        return any(fnmatchcase(name, pattern) for pattern in self.parameters)
 
 
 def rate_of(rule: Optimizer, scalars: Mapping[str, float]) -> float:

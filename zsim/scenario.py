@@ -212,7 +212,25 @@ class LearningRatesTable(Table):
     minimum: NotNegative = 0.0
 
 
-class TrainTable(Table):
+class RuleTable(Table):
+    """Constants of an optimizer; what is not given is its default."""
+
+    learning_rate: NotNegative | None = None
+    beta1: Fraction | None = None
+    beta2: Fraction | None = None
+    epsilon: NotNegative | None = None
+    weight_decay: NotNegative | None = None
+    momentum: Fraction | None = None
+    nesterov: Flag | None = None
+
+
+class GroupTable(RuleTable):
+    """`[[train.group]]`: parameters by patterns of their names, with constants of their own."""
+
+    parameters: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class TrainTable(RuleTable):
     """`[train]`: batch sizes (two of the three say the third), precision and the optimizer."""
 
     micro_batch_size: Count | None = None
@@ -223,14 +241,8 @@ class TrainTable(Table):
     float8: Float8 | None = None
     holds_logits: Flag = False
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: NotNegative | None = None
     learning_rates: LearningRatesTable | None = None
-    beta1: Fraction | None = None
-    beta2: Fraction | None = None
-    epsilon: NotNegative | None = None
-    weight_decay: NotNegative | None = None
-    momentum: Fraction | None = None
-    nesterov: Flag | None = None
+    group: tuple[GroupTable, ...] = ()
     clip_norm: Positive | None = None
     loss_scale: LossScaleTable = LossScaleTable()
     steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight

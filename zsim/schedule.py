@@ -13,6 +13,7 @@ from zsim.dtype import DType
 from zsim.layout import Layout
 from zsim.mesh import Box, Coordinates, Group, Mesh
 from zsim.operation import Operation, Together, View, walk
+from zsim.rule import Optimizer
 from zsim.strategy import Strategy
 
 
@@ -182,10 +183,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalParameter:
-    """A tensor that is trained: its name and its elements on one rank of the tensor axis."""
+    """A tensor that is trained: its name and its elements on one rank of the tensor axis.
+
+    `rule` is how it is updated, where that is not the optimizer of the contract's strategy.
+    """
 
     name: str
     elements: int
+    rule: Optimizer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +234,13 @@ class Contract:
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: HostBytes | None = None
+
+    @property
+    def rules(self) -> dict[str, Optimizer]:
+        """By name of a parameter the rule that it is updated by, where somebody says one."""
+        default = None if self.strategy is None else self.strategy.optimizer
+        rules = {each.name: each.rule or default for each in self.parameters}
+        return {name: rule for name, rule in rules.items() if rule is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

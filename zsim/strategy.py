@@ -7,7 +7,7 @@ from typing import TypeVar
 from zsim.dtype import DType
 from zsim.execution import PLAIN, Execution
 from zsim.learning_rate import LearningRates
-from zsim.rule import Adam, Optimizer
+from zsim.rule import Adam, Optimizer, ParameterGroup
 from zsim.runtime.options import RuntimeOptions
 
 
@@ -149,6 +149,7 @@ class Strategy:
         optimizer: the rule of the update, with its constants.
         learning_rates: what is given as the learning rate of each step, where the optimizer reads
             it from the host; None leaves it to the caller.
+        groups: parameters that are updated by rules of their own; the first that holds one counts.
         clip_norm: largest global gradient norm; None does not clip.
         loss_scale: used with fp16 alone.
         bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
@@ -188,6 +189,7 @@ class Strategy:
     precision: Precision = Precision.FP32
     optimizer: Optimizer = field(default_factory=Adam)
     learning_rates: LearningRates | None = None
+    groups: tuple[ParameterGroup, ...] = ()
     clip_norm: float | None = None
     loss_scale: LossScale = field(default_factory=LossScale)
     bucket_elements: int = BUCKET_ELEMENTS
@@ -248,6 +250,9 @@ class Strategy:
         rate = self.optimizer.learning_rate
         if self.learning_rates is not None and not isinstance(rate, str):
             raise StrategyError(f"learning_rates: the optimizer has a constant rate, {rate}")
+        for group in self.groups:
+            if type(group.rule) is not type(self.optimizer) or group.rule.moments != self.moments:
+                raise StrategyError(f"groups: {group.rule} keeps other moments than the optimizer")
 
     def _inspect_pipeline(self) -> None:
         if self.emulate is None or not self.emulate.has_pipeline:
@@ -332,6 +337,11 @@ class Strategy:
         """Whether checkpoints do not stay where forward made them."""
         full = self.checkpointing is Checkpointing.FULL
         return full and (self.cuts_checkpoints or self.offload_checkpoints or self.contiguous)
+
+    def rule_of(self, parameter: str) -> Optimizer:
+        """Return the rule by which the parameter of that name is updated."""
+        rules = (group.rule for group in self.groups if group.holds(parameter))
+        return next(rules, self.optimizer)
 
     @property
     def moments(self) -> int:

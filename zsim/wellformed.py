@@ -99,6 +99,12 @@ def _inspect_roles(schedule: Schedule) -> None:
 
 def _inspect_contract(schedule: Schedule) -> None:
     contract = schedule.contract
+    given = {scalar.name for scalar in schedule.scalars if scalar.given}
+    for rule in contract.rules.values():
+        if isinstance(rule.learning_rate, str) and rule.learning_rate not in given:
+            raise ScheduleError(
+                f"contract: learning rate {rule.learning_rate!r} is no scalar that is given"
+            )
     roles = {role.name for role in schedule.roles}
     pools = {pool.name for pool in schedule.pools}
     _names_differ("contract.parameters", [parameter.name for parameter in contract.parameters])

@@ -8,7 +8,7 @@ from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.gpt import gpt
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.rule import LEARNING_RATE, SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy import (
     BUCKET_ELEMENTS,
     Checkpointing,
@@ -132,4 +132,21 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
 def jobs(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> tuple[Model, Strategy]:
     """A model and a strategy that fit each other."""
     strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor))
-    return draw(st.one_of(models(strategy), chains(strategy))), strategy
+    model = draw(st.one_of(models(strategy), chains(strategy)))
+    return model, draw(in_groups(model, strategy))
+
+
+@st.composite
+def in_groups(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
+    """The strategy, perhaps with rules of their own for some parameters of the model."""
+    names = [parameter.name for parameter in model.parameters]
+    if not names or draw(st.booleans()):
+        return strategy
+    some = draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True))
+    decays = replace(strategy.optimizer, weight_decay=0.25)
+    fast = replace(strategy.optimizer, learning_rate=0.5)
+    groups = (
+        ParameterGroup(parameters=tuple(some[:3]), rule=decays),
+        *([ParameterGroup(parameters=tuple(some[3:]), rule=fast)] if some[3:] else []),
+    )
+    return replace(strategy, groups=groups)

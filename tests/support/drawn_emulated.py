@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from drawn import chains, models
+from drawn import chains, in_groups, models
 from hypothesis import strategies as st
 
 from zsim.architecture import GPT
@@ -130,13 +130,14 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         emulate=runtime,
     )
     drawn = st.one_of(models(strategy), chains(strategy))
-    return draw(drawn.filter(lambda model: bool(model.parameters))), strategy
+    model = draw(drawn.filter(lambda model: bool(model.parameters)))
+    return model, draw(in_groups(model, strategy))
 
 
 @st.composite
 def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A transformer and a strategy that splits it over the stages of a pipeline, as nanotron."""
-    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    optimizers: list[SGD | Adam] = [SGD(), Adam(), Adam(learning_rate=LEARNING_RATE)]
     strategy = Strategy(
         stage=draw(st.sampled_from(Nanotron.stages)),
         pipeline=draw(st.integers(2, 4)),
@@ -166,4 +167,5 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         keeps_whole=strategy.keeps_whole,
         in_place_loss=strategy.in_place_loss,
     )
-    return in_blocks(model), strategy
+    made = in_blocks(model)
+    return made, draw(in_groups(made, strategy))

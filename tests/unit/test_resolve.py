@@ -219,7 +219,28 @@ def test_every_table_reaches_the_strategy() -> None:
     assert momentum == SGD(momentum=0.9, nesterov=True, weight_decay=0.1)
 
 
+def test_groups_of_parameters_have_constants_of_their_own() -> None:
+    strategy = resolved(
+        "train.weight_decay=0.1",
+        'train.group=[{parameters=["*.bias", "*.ln*"], weight_decay=0}, '
+        '{parameters=["head.*"], learning_rate=0.5}]',
+    ).strategy
+    assert strategy.rule_of("block0.ln1.weight") == Adam()
+    assert strategy.rule_of("head.ln.weight") == Adam()  # the first group that has it
+    assert strategy.rule_of("head.weight") == Adam(learning_rate=0.5, weight_decay=0.1)
+    assert strategy.rule_of("block0.up.weight") == Adam(weight_decay=0.1)
+
+
 WRONG = {
+    "train.group=[{weight_decay=0}]": "train.group.0.parameters: missing",
+    'train.group=[{parameters=["*"],momentum=0.5}]': "train.group.0.momentum: 0.5 is not for adam",
+    'train.optimizer=sgd train.group=[{parameters=["*"],momentum=0.5}]': (
+        "train.group.0.momentum: all groups have some, or none"
+    ),
+    "train.learning_rate=1.0 train.learning_rates.decay=constant "
+    'train.group=[{parameters=["*"],learning_rate=0.5}]': (
+        "train.group.0.learning_rate: 0.5 stands beside learning_rates"
+    ),
     "parallel.tensor=3": "parallel.tensor: 3 must divide the 16 ranks of the cluster",
     "parallel.tensor=16": "parallel.tensor: 16 must divide attention_heads 4",
     "parallel.data=17": "parallel.data: 17 must be at most 16: the cluster has 16 ranks",

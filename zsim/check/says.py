@@ -5,7 +5,7 @@ from collections.abc import Iterator, Set
 from zsim.check import formats, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
-from zsim.rule import SGD, Adam, Rate
+from zsim.rule import SGD, Adam, Optimizer, Rate
 from zsim.schedule import Schedule
 from zsim.units import format_bytes
 
@@ -57,13 +57,20 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
     yield f"{roles} role{'s' if roles > 1 else ''}"
     training = shown.training
     if training is not None:
-        match training.optimizer:
-            case Adam(learning_rate=rate):
-                name = f"Adam {_rate(rate)}"
-            case SGD(learning_rate=rate, momentum=momentum):
-                name = f"SGD {_rate(rate)}" + (f", momentum {momentum:g}" if momentum else "")
-        yield name if training.assumed else f"{name} as the contract says"
+        names = sorted({_name(rule) for rule in training.rules.values()})
+        *_, last = names
+        rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
+        groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
+        yield f"{rules}{groups}" + ("" if training.assumed else " as the contract says")
     yield f"error below 2^-{shown.error_bits}"
+
+
+def _name(rule: Optimizer) -> str:
+    match rule:
+        case Adam(learning_rate=rate):
+            return f"Adam {_rate(rate)}"
+        case SGD(learning_rate=rate, momentum=momentum):
+            return f"SGD {_rate(rate)}" + (f", momentum {momentum:g}" if momentum else "")
 
 
 def _rate(rate: Rate) -> str:

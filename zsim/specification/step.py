@@ -152,17 +152,19 @@ class PlainStep:
         factor = clipping(self.random, clip, self._squares(gradients), 1.0)
         return {name: product(each, factor) for name, each in gradients.items()}
 
-    def updated(self, state: State, gradients: dict[str, Numbers], optimizer: Optimizer) -> State:
-        """Return the state after the optimizer."""
+    def updated(
+        self, state: State, gradients: dict[str, Numbers], rules: Mapping[str, Optimizer]
+    ) -> State:
+        """Return the state after each parameter's rule; moments that it does not keep stay."""
         parameters: dict[str, Numbers] = {}
         moments: list[dict[str, Numbers]] = [{} for _ in state.moments]
-        step = state.updates + 1 if isinstance(optimizer, Adam) else None
         for name, trained in state.parameters.items():
-            held = [each[name] for each in state.moments]
+            rule, held = rules[name], [each[name] for each in state.moments]
+            step = state.updates + 1 if isinstance(rule, Adam) else None
             gradient = gradients.get(name, np.zeros_like(trained))
-            made = updated(self.random, optimizer, [gradient, trained, *held], step)
+            made = updated(self.random, rule, [gradient, trained, *held[: rule.moments]], step)
             parameters[name] = made[0]
-            for moment, value in zip(moments, made[1:], strict=True):
+            for moment, value in zip(moments, [*made[1:], *held[rule.moments :]], strict=True):
                 moment[name] = value
         return State(parameters=parameters, moments=tuple(moments), updates=state.updates + 1)
 

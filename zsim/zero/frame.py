@@ -125,7 +125,11 @@ def framed(
         programs=programs,
         contract=Contract(
             parameters=tuple(
-                LogicalParameter(name=parameter.name, elements=parameter.elements)
+                LogicalParameter(
+                    name=parameter.name,
+                    elements=parameter.elements,
+                    rule=strategy.rule_of(parameter.name) if strategy.groups else None,
+                )
                 for parameter in model.parameters
             ),
             strategy=strategy,

@@ -21,9 +21,9 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
     The learning rate stands beside them if it is given anew for each step.
     """
     steps = [Scalar(name=STEP, initial=0.0)]
-    rate = strategy.optimizer.learning_rate
-    if isinstance(rate, str):
-        steps.append(Scalar(name=rate, initial=0.0, given=True))
+    rules = (strategy.optimizer, *(group.rule for group in strategy.groups))
+    rates = dict.fromkeys(rule.learning_rate for rule in rules)
+    steps += [Scalar(name=rate, initial=0.0, given=True) for rate in rates if isinstance(rate, str)]
     if strategy.precision is not Precision.FP16:
         return tuple(steps)
     return (

@@ -6,6 +6,7 @@ gradients are averaged over all of them, and the optimizer is applied to whole p
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -90,12 +91,23 @@ def _begin(model: Model, strategy: Strategy) -> Trained:
         }
         for place in range(model.tensor)
     ]
-    kept = _kept(strategy.optimizer)
     moments = [
-        {name: [np.zeros(len(value)) for _ in range(kept)] for name, value in own.items()}
+        {
+            name: [np.zeros(len(value)) for _ in range(_kept(_rule(strategy, name)))]
+            for name, value in own.items()
+        }
         for own in parameters
     ]
     return Trained(parameters, moments, scalars(strategy))
+
+
+def _rule(strategy: Strategy, name: str) -> Adam | SGD:
+    """Return what updates a parameter: the first group that has its name, or the optimizer."""
+    for group in strategy.groups:
+        for pattern in group.parameters:
+            if fnmatchcase(name, pattern):
+                return group.rule
+    return strategy.optimizer
 
 
 def _kept(optimizer: Adam | SGD) -> int:
@@ -260,9 +272,6 @@ def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
 def _update(
     model: Model, strategy: Strategy, state: Trained, gradients: Tensors, *, step: int
 ) -> None:
-    rate = strategy.optimizer.learning_rate
-    if isinstance(rate, str):
-        rate = given(rate, step)
     squares = 0.0
     for parameter in model.parameters:
         copies = 1 if not parameter.tensor_sharded else model.tensor
@@ -275,7 +284,11 @@ def _update(
                 rule = ClipNorm(maximum=strategy.clip_norm)
                 used = stand_in.clipped(rule, reduced(np.array([squares])).item(), gradient, 1.0)
             trained, moments = state.parameters[place], state.moments[place]
-            match strategy.optimizer:
+            optimizer = _rule(strategy, name)
+            rate = optimizer.learning_rate
+            if isinstance(rate, str):
+                rate = given(rate, step)
+            match optimizer:
                 case Adam() as adam:
                     trained[name], *moments[name] = stand_in.adam(
                         adam,

@@ -11,7 +11,7 @@ from zsim.architecture import GPT, Llama
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.pipeline import in_blocks
-from zsim.rule import LEARNING_RATE, SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
@@ -21,6 +21,7 @@ from zsim.transformer import transformer
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+NO_DECAY = (ParameterGroup(parameters=("*.ln*",), rule=replace(ADAM, weight_decay=0.0)),)
 GIVEN = replace(ADAM, learning_rate=LEARNING_RATE)
 MOMENTUM = SGD(learning_rate=LEARNING_RATE, momentum=0.875, weight_decay=0.125, nesterov=True)
 SCALE = LossScale(interval=2)
@@ -43,7 +44,7 @@ def of_stage(stage: int) -> list[Strategy]:
     )
     full = replace(base, checkpointing=Checkpointing.FULL, bucket_elements=40)
     return [
-        replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40),
+        replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40, groups=NO_DECAY),
         replace(
             base,
             tensor=2,
@@ -92,7 +93,7 @@ def of_runtimes() -> dict[str, list[Strategy]]:
             ),
         ]
         kept = [replace(each, loss_scale=SCALE) for each in made if each is not None]
-        found[name] = kept[:2]
+        found[name] = [replace(kept[0], groups=NO_DECAY), *kept[1:2]]
     return found
 
 

@@ -19,7 +19,7 @@ from tiny_training import (
 from zsim.backend import RefusedError
 from zsim.learning_rate import LearningRates
 from zsim.operation import Copy, Operation
-from zsim.rule import LEARNING_RATE, SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.schedule import Schedule
 from zsim.strategy import (
     Checkpointing,
@@ -116,6 +116,8 @@ def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
     assert distance(planted.parameters, after, before) > 100 * BOUND[precision]
 
 
+ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+BIASES = (ParameterGroup(parameters=("*.bias",), rule=replace(ADAM, weight_decay=0.0)),)
 KNOBS = (
     Strategy(stage=3, prefetch_units=0, reductions_in_flight=0),
     Strategy(stage=3, prefetch_units=3, reductions_in_flight=5),
@@ -125,6 +127,9 @@ KNOBS = (
     Strategy(stage=3, host_ahead_units=1),
     Strategy(stage=3, bucket_elements=1),
     Strategy(stage=3, clip_norm=0.05),
+    Strategy(stage=0, groups=BIASES),
+    Strategy(stage=1, groups=BIASES, bucket_elements=50, clip_norm=0.05),
+    Strategy(stage=3, groups=BIASES),
     Strategy(stage=2, reductions_in_flight=0, host_ahead_units=1),
     Strategy(stage=2, bucket_elements=50, reduce_once=True),
     Strategy(stage=1, bucket_elements=1, clip_norm=0.05),
@@ -149,7 +154,7 @@ def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
                 data=2,
                 gradient_accumulation_steps=2,
                 precision=Precision.FP64,
-                optimizer=Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1),
+                optimizer=ADAM,
             ),
             poison=poison,
         )

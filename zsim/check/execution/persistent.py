@@ -44,7 +44,10 @@ class Difference:
 
 
 class Persistent:
-    """The persistent buffers of all cells; `initial` are the parameters that setup begins with."""
+    """The persistent buffers of all cells.
+
+    `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Persistent:
         *,
         random: Random,
         initial: State,
-        moments: int,
+        moments: Mapping[str, int],
     ) -> None:
         self.tensors = tensors
         self.grid = tensors.grid
@@ -242,11 +245,12 @@ class Persistent:
     def missing(self, layout: list[LaidOut]) -> Iterator[Difference]:
         """Yield parameters, or moments of them, of which no rank keeps all."""
         count = len(self.moves.names)
-        held = np.zeros((1 + self.moments, self._parts(), count + 1), bool)
+        most = max(self.moments.values(), default=0)
+        held = np.zeros((1 + most, self._parts(), count + 1), bool)
         for cell, places in zip(self.grid.cells, layout, strict=True):
             parts = self._part_of(cell)[..., np.newaxis]
             for name, kinds in places.items():
-                for kind in range(PARAMETER, MOMENT + self.moments):
+                for kind in range(PARAMETER, MOMENT + most):
                     here = kinds == kind
                     if here.any():
                         shape = np.broadcast_shapes(here.shape, parts.shape)
@@ -255,7 +259,7 @@ class Persistent:
                         held[kind, np.broadcast_to(parts, shape).ravel(), flat] = True
         for kind, part, piece in zip(*np.nonzero(~held[..., :-1]), strict=True):
             name = self.moves.names[int(piece)]
-            if part and name in self.cut.copied:
+            if (part and name in self.cut.copied) or kind > self.moments.get(name, most):
                 continue
             what = "parameter" if kind == PARAMETER else f"moment {kind}"
             why = f"no buffer that outlives the step keeps its {what}"

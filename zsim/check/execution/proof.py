@@ -27,7 +27,7 @@ from zsim.check.execution.tensors import Tensors
 from zsim.check.execution.unions import Adopted
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, Segment, Unit, Value
-from zsim.rule import SGD, settled
+from zsim.rule import settled
 from zsim.schedule import Schedule
 from zsim.specification.field import BITS, Random
 from zsim.specification.step import Cut, PlainStep
@@ -81,7 +81,7 @@ class StepProof:
         judges = model is not None and training is not None
         self.model = model = model or UNKNOWN
         self.training = training = training or Training(
-            micro_batches=1, divisor=1, optimizer=SGD(), clip=None
+            micro_batches=1, divisor=1, rules={}, clip=None
         )
         self.misfits: list[tuple[str, str, str]] = []
         along, parts = (every(schedule), {}) if unfolded else tracked(schedule)
@@ -90,7 +90,7 @@ class StepProof:
         self.random = Random(SEED)
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
-        self.moments = training.optimizer.moments
+        self.moments = max((rule.moments for rule in training.rules.values()), default=0)
         self.plain = self._plain()
         self.initial = self.plain.state(0, 0.0)
         self.kernels = Kernels(
@@ -110,7 +110,7 @@ class StepProof:
             self.kernels.contents,
             random=self.random,
             initial=self.initial,
-            moments=self.moments,
+            moments={name: rule.moments for name, rule in training.rules.items()},
         )
 
     def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
@@ -200,7 +200,8 @@ class StepProof:
         state = self.plain.state(self.moments, scalars["updates"])
         gradients = self.plain.gradients(state.parameters, self.training.divisor)
         used = self.plain.clipped(gradients, self.training.clip)
-        new = self.plain.updated(state, used, settled(self.training.optimizer, scalars))
+        rules = {name: settled(rule, scalars) for name, rule in self.training.rules.items()}
+        new = self.plain.updated(state, used, rules)
         self.kernels.begin(self.plain, used)
         kept = [dict(each) for each in layout]
         differences: list[Difference] = []

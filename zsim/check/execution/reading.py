@@ -5,6 +5,7 @@ what it keeps and which gradients it makes: so all micro-batches, ranks and reco
 against the first.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zsim.dtype import DType
@@ -36,11 +37,14 @@ def _place(view: View) -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Training as the contract has it; `assumed` is what it does not say."""
+    """Training as the contract has it; `assumed` is what it does not say.
+
+    `rules` has the rule of each parameter by name.
+    """
 
     micro_batches: int
     divisor: int
-    optimizer: Optimizer
+    rules: Mapping[str, Optimizer]
     clip: ClipNorm | None
     assumed: tuple[str, ...] = ()
 
@@ -54,7 +58,7 @@ def training_of(schedule: Schedule) -> Training | None:
         return Training(
             micro_batches=strategy.gradient_accumulation_steps,
             divisor=contract.loss_divisor,
-            optimizer=strategy.optimizer,
+            rules=contract.rules,
             clip=clip,
         )
     computes = [
@@ -70,7 +74,7 @@ def training_of(schedule: Schedule) -> Training | None:
     return Training(
         micro_batches=1 + max(each.micro_batch for each in computes),
         divisor=contract.loss_divisor,
-        optimizer=rules[0],
+        rules=dict.fromkeys((each.name for each in contract.parameters), rules[0]) | contract.rules,
         clip=clips[0] if clips else None,
         assumed=("the optimizer, which is that of the first update",),
     )

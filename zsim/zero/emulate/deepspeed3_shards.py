@@ -8,7 +8,9 @@ from zsim.layout import Layout, Piece
 from zsim.model import Model, Parameter
 from zsim.operation import View
 from zsim.runtime.deepspeed import DeepSpeed
+from zsim.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Place, Placing, numbered
+from zsim.zero.rules import by_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +71,22 @@ class Shards:
         return Layout(name=name, pieces=tuple(pieces), elements=starts[-1])
 
 
-def shards(model: Model, ranks: int, options: DeepSpeed) -> Shards:
-    """The parameters of `model`, cut over `ranks`."""
+def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
+    """The parameters of `model`, cut over the ranks of the data axis.
+
+    Parameters that are updated by one rule have sub-groups of their own
+    (`stage3._create_fp16_partitions_with_defragmentation`).
+    """
+    ranks = strategy.data
     place = _padded_each(ranks)
     alone = [[parameter] for parameter in model.parameters]
     parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")
-    groups = numbered(
-        model, sub_groups(model, ranks, options), place=place, ranks=ranks, name="sub_group"
-    )
+    own = [
+        group
+        for parameters in by_rule(model.parameters, strategy)
+        for group in sub_groups(parameters, ranks, options)
+    ]
+    groups = numbered(model, own, place=place, ranks=ranks, name="sub_group")
     starts = {
         piece.parameter: (group.index, piece.start // ranks)
         for group in groups.all
@@ -91,14 +101,16 @@ def shards(model: Model, ranks: int, options: DeepSpeed) -> Shards:
     )
 
 
-def sub_groups(model: Model, ranks: int, options: DeepSpeed) -> list[list[Parameter]]:
+def sub_groups(
+    parameters: Sequence[Parameter], ranks: int, options: DeepSpeed
+) -> list[list[Parameter]]:
     """Parameters in order; a sub-group is full with `sub_group_size` elements of shards."""
-    sizes = [-(-parameter.elements // ranks) for parameter in model.parameters]
+    sizes = [-(-parameter.elements // ranks) for parameter in parameters]
     if sum(sizes) <= options.sub_group_size:
-        return [list(model.parameters)]
+        return [list(parameters)]
     found: list[list[Parameter]] = []
     filled = options.sub_group_size
-    for parameter, size in zip(model.parameters, sizes, strict=True):
+    for parameter, size in zip(parameters, sizes, strict=True):
         if filled >= options.sub_group_size:
             found.append([])
             filled = 0

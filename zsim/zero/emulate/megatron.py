@@ -356,6 +356,7 @@ class _Step:
         trained = [
             Trained(
                 name=bucket.name,
+                layout=bucket.layout,
                 gradient=own_view(draft, bucket, self._gradient(bucket)),
                 measured=own_view(draft, bucket, self._gradient(bucket)),
                 after=(self._progress[bucket.index].written,),

@@ -358,6 +358,7 @@ class Step:
         trained = [
             Trained(
                 name=bucket.name,
+                layout=bucket.layout,
                 gradient=updated_view(draft, bucket, self._gradient(bucket), strategy),
                 measured=own_view(draft, bucket, self._gradient(bucket)),
                 after=(self._written[bucket.index],),
