@@ -3,20 +3,22 @@
 from dataclasses import replace
 
 import pytest
+from edits.aims_of_updates import updates
 from edits.columns import model_of
 from emulated_strategies import EMULATED
 from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained
+from mutation import changed
 
-from zsim.check import check
+from zsim.check import check, prove
 from zsim.closed_form.states import persistent_bytes
 from zsim.model import Model, ModelError
 from zsim.operation import Action, Compute, Role
 from zsim.plan import plan
 from zsim.rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Scalar, Schedule, ScheduleError
 from zsim.strategy import Precision, Strategy, StrategyError
-from zsim.runtimes.registry import make_schedule
 from zsim_des.values import train
 
 DECAY = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.125)
@@ -55,6 +57,22 @@ def test_every_runtime_trains_each_group_by_its_rule(name: str) -> None:
     assert check(made, model) == ()
     result = trained(made, model, train(model, ALL[name], STEPS), None)
     assert result.is_right, result
+
+
+def test_rules_of_a_contract_without_a_strategy_are_proved_and_said() -> None:
+    made, model = made_of(ALL["stage 3"])
+    bare = replace(made, contract=replace(made.contract, strategy=None, peak_bytes=()))
+    shown = prove(bare, model).values
+    assert shown is not None
+    assert (shown.findings, shown.assumed) == ((), ())
+    kept = [each for each in updates(bare) if each.rule == DECAY]
+    wrong = changed(bare, kept[0].id, rule=NONE)
+    assert [each.invariant for each in check(wrong, model)] == ["values"]
+
+
+def test_a_proof_says_how_many_rules_there_are() -> None:
+    proved = prove(*made_of(ALL["stage 1"])).proved
+    assert any("Adam 0.01 in 2 groups as the contract says" in each for each in proved)
 
 
 def updated(made: Schedule) -> dict[Optimizer, int]:

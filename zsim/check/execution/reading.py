@@ -69,14 +69,16 @@ def training_of(schedule: Schedule) -> Training | None:
     ]
     rules = [each.rule for each in computes if isinstance(each.rule, Optimizer)]
     clips = [each.rule for each in computes if isinstance(each.rule, ClipNorm)]
-    if not rules:
+    names = [each.name for each in contract.parameters]
+    said = contract.rules.keys() >= set(names)
+    if not computes or not (rules or said):
         return None
     return Training(
         micro_batches=1 + max(each.micro_batch for each in computes),
         divisor=contract.loss_divisor,
-        rules=dict.fromkeys((each.name for each in contract.parameters), rules[0]) | contract.rules,
+        rules={name: contract.rules.get(name) or rules[0] for name in names},
         clip=clips[0] if clips else None,
-        assumed=("the optimizer, which is that of the first update",),
+        assumed=() if said else ("the optimizer, which is that of the first update",),
     )
 
 
