@@ -60,8 +60,12 @@ def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[flo
             yield "divisor", target, divisor, 1 / divisor
         case Fill(value=value, scalar=None, target=target):
             yield "value", target, value
-        case Compute(action=Action.UPDATE, rule=SGD(learning_rate=rate), operands=(first, *_)):
-            yield "learning rate", first.view, -rate
+        case Compute(action=Action.UPDATE, rule=SGD() as rule, operands=(first, *_)):
+            if not isinstance(rule.learning_rate, str):
+                yield "learning rate", first.view, -rule.learning_rate
+            for what, number in (("momentum", rule.momentum), ("decay", rule.weight_decay)):
+                if number:
+                    yield what, first.view, number
         case Compute(action=Action.UPDATE, rule=Adam() as rule, operands=(first, *_)):
             yield "beta1", first.view, rule.beta1, 1 - rule.beta1
             yield "beta2", first.view, rule.beta2
