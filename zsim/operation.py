@@ -24,9 +24,9 @@ class View:
     """`size` elements of `buffer` from `start` on.
 
     With `axis`, the start grows by the rank's coordinate along it times `size`: the own shard. With
-    `layout`, `start` and `size` are a window on that layout, and the view is what the rank's
-    segment has of it: it may be empty. The buffer holds the rank's segment or, with `origin`, the
-    window, from its element `origin` on.
+    `layout`, `start` and `size` are a window on that whole tensor, and the view is what the rank's
+    segment has of it, or nothing: so are named parts of uneven shards, and single parameters. The
+    buffer holds the rank's segment or, with `origin`, the window, from its element `origin` on.
     """
 
     buffer: str

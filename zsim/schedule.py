@@ -269,11 +269,10 @@ class Schedule:
         if view.layout is not None:
             layout = self.layout_by_name[view.layout]
             assert layout.axis is not None
-            count = self.mesh.axis_size(layout.axis)
-            segment = layout.segment(coordinates[layout.axis], count)
-            start, size = layout.window(view.start, view.size, segment)
+            count, own = self.mesh.axis_size(layout.axis), coordinates[layout.axis]
+            start, size = layout.window(view.start, view.size, own, count)
             if view.origin is not None and size:
-                start += view.origin + segment[0] - view.start
+                start += view.origin + layout.segment(own, count)[0] - view.start
             return start, size
         if view.axis is not None:
             return view.start + coordinates[view.axis] * view.size, view.size

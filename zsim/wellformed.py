@@ -3,8 +3,7 @@
 Raises on the first fault, with its path. Whether the schedule is right is `zsim.check`.
 """
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import assert_never
 
 from zsim.access import COMPUTE_ACCESS
@@ -36,6 +35,7 @@ from zsim.operation import (
 )
 from zsim.rule import SGD, Adam, ClipNorm
 from zsim.schedule import Buffer, Contract, Program, Schedule, ScheduleError
+from zsim.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 
 
 def inspect(schedule: Schedule) -> None:
@@ -54,22 +54,11 @@ def inspect(schedule: Schedule) -> None:
         _inspect_group(schedule.mesh, group)
     for layout in schedule.layouts:
         if layout.axis is not None:
-            with _at(f"layout {layout.name}"):
+            with at(f"layout {layout.name}"):
                 layout.segment(0, schedule.mesh.axis_size(layout.axis))
     for program in schedule.programs:
         _Inspector(schedule, program).inspect()
     _inspect_contract(schedule)
-
-
-@contextmanager
-def _at(where: str) -> Generator[None]:
-    """Faults of the mesh or a layout are faults of the schedule, at `where`."""
-    try:
-        yield
-    except ScheduleError:
-        raise
-    except ValueError as error:
-        raise ScheduleError(f"{where}: {error}") from error
 
 
 def _names_differ(what: str, names: Iterable[str]) -> None:
@@ -82,7 +71,7 @@ def _names_differ(what: str, names: Iterable[str]) -> None:
 
 def _inspect_group(mesh: Mesh, group: Group) -> None:
     where = f"group {group.name}"
-    with _at(where):
+    with at(where):
         for axis in group.axes:
             if mesh.parts(axis) != (axis,):
                 raise ScheduleError(f"{where}: axis {axis} is joined; name {mesh.parts(axis)}")
@@ -98,7 +87,7 @@ def _inspect_roles(schedule: Schedule) -> None:
     _names_differ("role", names)
     boxes = [(role.name, box) for role in schedule.roles for box in role.boxes]
     for index, (name, box) in enumerate(boxes):
-        with _at(f"role {name}"):
+        with at(f"role {name}"):
             mesh.limits(box)
         for other_name, other in boxes[:index]:
             if mesh.boxes_meet(box, other):
@@ -182,8 +171,9 @@ class _Inspector:
                     f"{where}: shard {buffer.shard!r}, but the layout is cut along {layout.axis!r}"
                 )
             count = self.mesh.axis_size(buffer.shard)
-            indexes = range(count) if layout.cuts else range(1)  # equal cuts: one is as all
-            needed = max(layout.segment(index, count)[1] for index in indexes)
+            needed = max(
+                layout.segment(rank, count)[1] for rank in ranks_of_all_sizes(layout, count)
+            )
         if buffer.elements < needed or (buffer.elements > needed and not buffer.has_room):
             raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
 
@@ -232,13 +222,12 @@ class _Inspector:
         where, source, target = copy.id, copy.source, copy.target
         self._inspect_view(where, source)
         self._inspect_view(where, target)
-        windows = [(view.layout, view.start) for view in (source, target) if view.layout]
         if copy.by_parameter:
             self._need_parameters(where, source)
             self._need_parameters(where, target)
         elif source.size != target.size:
             raise ScheduleError(f"{where}: copies {source.size} elements to {target.size}")
-        elif windows and windows != windows[:1] * 2:
+        elif len({window_of(view) for view in (source, target)}) > 1:
             raise ScheduleError(f"{where}: copies a window to another one")
 
     def _inspect_set_scalar(self, change: SetScalar) -> None:
@@ -276,7 +265,7 @@ class _Inspector:
                     f"{where}: {compute.action} has no operand {operand.role}; it has {allowed}"
                 )
             if operand.partial:
-                with _at(where):
+                with at(where):
                     for axis in operand.partial:
                         self.mesh.axis_size(axis)
             self._inspect_view(where, operand.view)
@@ -311,6 +300,8 @@ class _Inspector:
         sizes = sorted({operand.view.size for operand in update.operands})
         if len(sizes) != 1:
             raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
+        if len({window_of(operand.view) for operand in update.operands}) > 1:
+            raise ScheduleError(f"{where}: operands are not one window on one layout")
 
     def _need_number(self, compute: Compute, role: Role) -> None:
         sizes = [operand.view.size for operand in compute.operands if operand.role is role]
@@ -364,32 +355,10 @@ class _Inspector:
             raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
 
     def _inspect_view(self, where: str, view: View) -> None:
-        if id(view) in self.good_views:
-            return
-        self._need_buffer(where, view.buffer)
-        buffer = self.program.by_name[view.buffer]
-        if view.layout is not None:
-            layout = self.schedule.layout_by_name.get(view.layout)
-            if layout is None or layout.axis is None or layout.blocks is not None:
-                raise ScheduleError(f"{where}: no layout {view.layout!r} to cut, without blocks")
-            if view.start + view.size > layout.elements:
-                raise ScheduleError(f"{where}: the window leaves layout {view.layout}")
-            if view.origin is not None:
-                if view.origin + view.size > buffer.elements:
-                    raise ScheduleError(f"{where}: the window leaves {view.buffer}")
-            elif buffer.layout != view.layout or buffer.shard is None:
-                raise ScheduleError(f"{where}: {view.buffer} is no shard of layout {view.layout}")
-        else:
-            count = 1
-            if view.axis is not None:
-                with _at(where):
-                    count = self.mesh.axis_size(view.axis)
-            end = view.start + count * view.size
-            if end > buffer.elements:
-                raise ScheduleError(
-                    f"{where}: view of {view.buffer} ends at {end}, past {buffer.elements} elements"
-                )
-        self.good_views.add(id(view))
+        if id(view) not in self.good_views:
+            self._need_buffer(where, view.buffer)
+            inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
+            self.good_views.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:
         if name not in self.program.by_name:

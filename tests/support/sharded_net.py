@@ -53,6 +53,7 @@ class Flow:
 
     `inner` splits the data axis in two; with `secondary` what was gathered is kept in shards along
     the inner part and gathered there for backward. With `together` both units are reduced as one.
+    With `windows` each parameter of a unit has an update of its own.
     With `copies` replicas see the same data, layouts say so, and all ranks sum the norm.
     """
 
@@ -64,6 +65,7 @@ class Flow:
     reduced: DType = DType.FP32
     average: bool = False
     in_place: bool = False
+    windows: bool = False
     secondary: bool = False
     together: bool = False
     copies: bool = False

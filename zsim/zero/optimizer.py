@@ -221,7 +221,16 @@ class Ending:
         outer, draft.prefix = draft.prefix, f"{draft.prefix}/{item.name}"
         cast = None
         if draft.buffers[gradient.buffer].dtype is not optimizer:
-            cast = draft.buffer(f"{item.name}/cast", gradient.size, optimizer, Kind.WORKSPACE)
+            held = draft.buffers[gradient.buffer]
+            is_shard = held.shard is not None and gradient == draft.all(held.name)
+            cast = draft.buffer(
+                f"{item.name}/cast",
+                gradient.size,
+                optimizer,
+                Kind.WORKSPACE,
+                layout=held.layout if is_shard else None,
+                shard=held.shard if is_shard else None,
+            )
             draft.allocate(cast)
             widened = Copy(
                 id=draft.path("widen"),
