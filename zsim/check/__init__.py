@@ -8,6 +8,7 @@ step run on exact numbers (`values`). What numbers cannot show is compared with 
 from dataclasses import dataclass
 
 from zsim.check import (
+    alignment,
     formats,
     lifetime,
     matching,
@@ -48,6 +49,7 @@ VALUES = {
 PROMISES = {
     memory.INVARIANT: memory.examine,
     volume.INVARIANT: volume.examine,
+    alignment.INVARIANT: alignment.examine,
 }
 """Families that compare with what the contract promises."""
 

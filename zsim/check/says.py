@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Set
 
-from zsim.check import formats, memory, places, scalars, values, volume
+from zsim.check import alignment, formats, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
 from zsim.rule import SGD, Adam
@@ -45,6 +45,8 @@ def says(
         proved.append(f"memory {format_bytes(max(peaks))}")
     if schedule.contract.wire_bytes is not None and volume.INVARIANT not in broken:
         proved.append("volume")
+    if alignment.INVARIANT not in broken and any(each.alignment > 1 for each in schedule.layouts):
+        proved.append("alignment")
     return tuple(proved), tuple(not_shown)
 
 

@@ -91,23 +91,29 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where the parameters of a bucket begin, its elements with padding, and its blocks if any."""
+    """Where the parameters of a bucket begin, its elements with padding, and its blocks if any.
+
+    Shards begin at multiples of `alignment` elements.
+    """
 
     starts: tuple[int, ...]
     elements: int
     blocks: tuple[int, ...] | None = None
+    alignment: int = 1
 
 
 Place = Callable[[Sequence[Parameter]], Placing]
 """How a runtime lays the parameters of a bucket out."""
 
 
-def one_after_the_other(ranks: int) -> Place:
-    """Parameters without gaps, padded at the end to a multiple of `ranks`."""
+def one_after_the_other(ranks: int, *, alignment: int = 1) -> Place:
+    """Parameters without gaps, padded at the end to equal shards that are multiples."""
 
     def place(parameters: Sequence[Parameter]) -> Placing:
         starts = (0, *accumulate(parameter.elements for parameter in parameters))
-        return Placing(starts=starts[:-1], elements=-(-starts[-1] // ranks) * ranks)
+        multiple = ranks * alignment
+        elements = -(-starts[-1] // multiple) * multiple
+        return Placing(starts=starts[:-1], elements=elements, alignment=alignment)
 
     return place
 
@@ -214,6 +220,7 @@ def _bucket(
         elements=placed.elements,
         axis=DATA,
         blocks=placed.blocks,
+        alignment=placed.alignment,
     )
     plain = layout
     if placed.blocks is not None:
