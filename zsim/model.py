@@ -106,12 +106,16 @@ class Unit:
 
     `checkpoint` says that full checkpointing recomputes it. The last output of its last segment is
     what the next unit reads. A parameter that several units name is one tensor (tied embedding).
+
+    One that names a `module` is another call of that earlier unit in the same forward: it has its
+    parameters and segments, and values and saved tensors of its own.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     segments: tuple[Segment, ...]
     checkpoint: bool = True
+    module: str = ""
 
 
 BATCH = "batch"
@@ -166,6 +170,7 @@ class Model:
                     if value.name in values:
                         raise ModelError(f"unit {unit.name}: makes {value.name} a second time")
                     values[value.name] = value
+        _need_known_calls(self.units)
         shapes: dict[str, Parameter] = {}
         for unit in self.units:
             for parameter in unit.parameters:
@@ -183,6 +188,11 @@ class Model:
         return tuple(found.values())
 
     @property
+    def modules(self) -> tuple[Unit, ...]:
+        """Every unit once, however often it is called."""
+        return tuple(unit for unit in self.units if not unit.module)
+
+    @property
     def parameter_count(self) -> int:
         """Trained elements, over all ranks of the tensor axis, each counted once."""
         return sum(
@@ -194,3 +204,22 @@ class Model:
     def loss(self) -> Value:
         """The value that is minimised."""
         return self.units[-1].segments[-1].outputs[-1]
+
+
+def _need_known_calls(units: tuple[Unit, ...]) -> None:
+    """Return if units that call an earlier one again have its parameters and segments.
+
+    Raises:
+        ModelError: one has not.
+    """
+    first: dict[str, Unit] = {}
+    for unit in units:
+        called = first.setdefault(unit.module or unit.name, unit)
+        if called is unit and unit.module:
+            raise ModelError(f"unit {unit.name}: calls {unit.module}, which no earlier unit is")
+        read, known = (
+            (each.parameters, each.checkpoint, [part.parameters for part in each.segments])
+            for each in (unit, called)
+        )
+        if read != known:
+            raise ModelError(f"unit {unit.name}: differs from {unit.module}, which it calls again")

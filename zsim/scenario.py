@@ -102,6 +102,7 @@ class ModelTable(Table):
     architecture: Literal["gpt", "llama"] = "gpt"
     hf_config: str | None = None
     layers: Repeat | None = None
+    hidden_groups: Count | None = None
     hidden_size: Count | None = None
     attention_heads: Count | None = None
     sequence_length: Count | None = None

@@ -54,7 +54,15 @@ def transformer(
     units = [embedding(size, batch)]
     units.append(block(size, "block0", units[-1].segments[-1].outputs[-1]))
     for layer in range(1, shape.layers):
-        units.append(like(units[1], f"block{layer}", units[-1].segments[-1].outputs[-1]))
+        module = shape.module_of(layer)
+        units.append(
+            like(
+                units[1],
+                f"block{layer}",
+                units[-1].segments[-1].outputs[-1],
+                calls=units[1 + module] if module != layer else None,
+            )
+        )
     units.append(head(size, units[-1].segments[-1].outputs[-1]))
     kernels = [kernel for unit in units for part in unit.segments for kernel in part.forward]
     products = sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)

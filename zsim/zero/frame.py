@@ -53,6 +53,20 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
         raise ModelError(f"tensor: the model is for {model.tensor} ranks, not {strategy.tensor}")
 
 
+def need_single_calls(model: Model, runtime: str) -> None:
+    """Return if no unit of `model` is called twice in a forward.
+
+    Raises:
+        ModelError: one is, and how `runtime` gathers and reduces it each time is not known.
+    """
+    for unit in model.units:
+        if unit.module:
+            raise ModelError(
+                f"hidden_groups: {unit.name} calls {unit.module} again, which is not emulated for "
+                f"{runtime}"
+            )
+
+
 PeakOf = Callable[[Program], int | None]
 """The peak of device memory that a program promises; None is nothing."""
 

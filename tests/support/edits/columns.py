@@ -19,6 +19,8 @@ from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 from zsim.transformer import transformer
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
+CALLED_AGAIN = "blocks called again"
+"""The column of models with one block that is called twice."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 SCALE = LossScale(interval=2)
@@ -103,13 +105,14 @@ def of_pipelines() -> list[Strategy]:
 def strategies() -> dict[str, list[Strategy]]:
     """What edits are made of, by column of the table."""
     found = {f"stage {stage}": of_stage(stage) for stage in range(4)}
-    return {**found, **of_runtimes(), "pipelines": of_pipelines()}
+    called = [of_stage(stage)[place] for stage, place in ((0, 0), (1, 2), (2, 3), (3, 0), (3, 5))]
+    return {**found, **of_runtimes(), "pipelines": of_pipelines(), CALLED_AGAIN: called}
 
 
-def model_of(strategy: Strategy) -> Model:
+def model_of(strategy: Strategy, shape: GPT = SHAPE) -> Model:
     """A small model that a strategy can train."""
     if not isinstance(strategy.emulate, Nanotron):
-        return gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+        return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
     made = transformer(
         DEEP if strategy.pipeline > 1 or strategy.cuts_tokens else replace(DEEP, layers=1),
         micro_batch_size=1,
@@ -124,7 +127,8 @@ def model_of(strategy: Strategy) -> Model:
 
 def cases(column: str) -> Iterator[Case]:
     """The schedules of one column."""
+    shape = replace(SHAPE, layers=2, hidden_groups=1) if column == CALLED_AGAIN else SHAPE
     for strategy in strategies()[column]:
-        model = model_of(strategy)
+        model = model_of(strategy, shape)
         made = make_schedule(model, strategy)
         yield Case(column, model, made, Court(made, model, strategy))
