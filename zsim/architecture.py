@@ -77,6 +77,9 @@ class Transformer:
         attention: how scores are held.
         recompute_attention: plain attention makes its scores again in backward instead of keeping
             them: selective recomputation (Korthikanti et al. 2022, section 5).
+        dropout: the probability that an element is dropped: of a summand of the hidden state before
+            it is added, of the sum of embeddings where positions are learned, of scores behind
+            their softmax. 0 is no dropout.
         fused: biases, dropout, scale and mask of scores cost nothing beside the kernels that they
             follow. If not, each is a kernel of its own, and there is dropout, as in the first
             Megatron-LM (Shoeybi et al. 2019, section 3); what is saved is counted without it.
@@ -103,6 +106,7 @@ class Transformer:
     parallel_residual: bool = False
     attention: Attention = Attention.FLASH
     recompute_attention: bool = False
+    dropout: float = 0.0
     fused: bool = True
     execution: Execution = PLAIN
 
@@ -122,6 +126,8 @@ class Transformer:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArchitectureError(f"{name}: {value} must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ArchitectureError(f"dropout: {self.dropout} must be at least 0 and below 1")
         if self.hidden_groups is not None and self.layers % self.hidden_groups:
             raise ArchitectureError(
                 f"hidden_groups: {self.hidden_groups} must divide layers {self.layers}"

@@ -11,6 +11,7 @@ from math import prod
 from zsim.architecture import Architecture
 from zsim.course import Turn
 from zsim.dtype import DType
+from zsim.generator import Draws
 from zsim.kernel import Kernel
 
 
@@ -73,6 +74,7 @@ class Segment:
         reduces_output: outputs are summands over the tensor axis, summed after forward.
         reduces_input_gradient: input gradients are summands over the tensor axis, summed after
             backward.
+        draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
         again: kernels of forward where a checkpoint is run again; empty if all of them.
         forward_course, backward_course: memory of single tensors that each direction takes and
@@ -89,6 +91,7 @@ class Segment:
     backward_workspace_bytes: int = 0
     reduces_output: bool = False
     reduces_input_gradient: bool = False
+    draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     again: tuple[Kernel, ...] = ()

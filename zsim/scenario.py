@@ -120,6 +120,7 @@ class ModelTable(Table):
     joined_qkv: Flag | None = None
     parallel_residual: Flag | None = None
     attention: Attention | None = None
+    dropout: Fraction | None = None
     fused: Flag | None = None
     parameters: Count | None = None
 

@@ -75,6 +75,7 @@ def models(draw: st.DrawFn, strategy: Strategy) -> Model:
         sequence_length=draw(st.integers(1, 4)),
         vocab_size=draw(st.integers(1, 13)),
         tied_embeddings=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.0, 0.5])),
     )
     return gpt(
         shape,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from zsim.check import (
     alignment,
     formats,
+    generators,
     lifetime,
     matching,
     memory,
@@ -43,6 +44,7 @@ VALUES = {
     scalars.INVARIANT: scalars.examine,
     formats.INVARIANT: formats.examine,
     places.INVARIANT: places.examine,
+    generators.INVARIANT: generators.examine,
 }
 """Families that compare with the specification."""
 
@@ -89,6 +91,7 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
             found += scalars.examine(subject)
             found += formats.examine(subject)
             found += places.examine(subject)
+            found += generators.examine(subject)
         for examine in PROMISES.values():
             found += examine(subject)
         broken = {finding.invariant for finding in found}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Set
 
-from zsim.check import alignment, formats, memory, places, scalars, values, volume
+from zsim.check import alignment, formats, generators, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
 from zsim.rule import SGD, Adam
@@ -40,6 +40,8 @@ def says(
             proved.append("number formats")
         if places.INVARIANT not in broken:
             proved.append("places")
+        if generators.INVARIANT not in broken and schedule.generators:
+            proved.append("random numbers")
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
     if peaks and memory.INVARIANT not in broken:
         proved.append(f"memory {format_bytes(max(peaks))}")
