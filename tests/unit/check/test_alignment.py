@@ -18,8 +18,8 @@ from zsim.check.subject import Subject
 from zsim.gpt import gpt
 from zsim.layout import Layout, LayoutError
 from zsim.operation import AllGather, View
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 
@@ -71,7 +71,7 @@ def test_a_layout_is_found_if_some_rank_begins_elsewhere(case: tuple[Layout, int
 def runtime(name: str) -> Schedule:
     strategy = emulating(EMULATED[name], data=2, micro_batches=1)
     assert strategy is not None
-    return schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
+    return make_schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
 
 
 @pytest.mark.parametrize("name", ["deepspeed 1", "deepspeed 2", "megatron"])

@@ -11,9 +11,9 @@ from zsim.architecture import GPT
 from zsim.check import check
 from zsim.model import Model
 from zsim.rule import Adam
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.zero import schedule
 from zsim_torch.describe import describe
 from zsim_torch.model_from import model_from
 from zsim_torch.ranks import run_ranks
@@ -62,7 +62,7 @@ def test_it_trains_as_one_process_does(stage: int, checkpointing: Checkpointing)
         bucket_elements=60,
     )
     case = Case(strategy, steps=3, poison=True)
-    made = schedule(described(case), strategy)
+    made = make_schedule(described(case), strategy)
     module = Twice(strategy.precision)
     before, optimizer = values(module), optimizer_of(case, module)
     for step in range(case.steps):
@@ -79,7 +79,7 @@ def test_two_names_of_one_module_are_described_as_two_calls() -> None:
     case = Case(Strategy(stage=3, data=2))
     model = described(case)
     assert [unit.module for unit in model.units] == ["", "", "middle", ""]
-    assert check(schedule(model, case.strategy), model) == ()
+    assert check(make_schedule(model, case.strategy), model) == ()
 
 
 def test_a_module_that_runs_twice_without_data_is_two_calls() -> None:

@@ -12,9 +12,9 @@ from zsim.operation import Action, AllGather, Compute, ReduceScatter, Role, walk
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.nanotron import Nanotron
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Strategy
-from zsim.zero import schedule
 
 SHAPE = GPT(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5)
 SHARED = replace(SHAPE, hidden_groups=2)
@@ -52,7 +52,7 @@ def test_gradients_of_all_calls_are_added_up_and_reduced_once(
     stage: int, checkpointing: Checkpointing
 ) -> None:
     strategy = Strategy(stage=stage, data=2, checkpointing=checkpointing)
-    made = schedule(model(), strategy)
+    made = make_schedule(model(), strategy)
     assert check(made, model()) == ()
     saved = [
         operand.view.buffer
@@ -72,7 +72,7 @@ def test_runtimes_that_wrap_modules_refuse_calls_by_name(emulate: FSDP1 | FSDP2 
     stage = 0 if isinstance(emulate, Nanotron) else 3
     strategy = Strategy(stage=stage, data=2, emulate=emulate)
     with pytest.raises(ModelError, match="hidden_groups: block1 calls block0 again, which is not"):
-        schedule(model(), strategy)
+        make_schedule(model(), strategy)
 
 
 def test_groups_divide_layers() -> None:
