@@ -53,6 +53,8 @@ class Layout:
     i-th N-th of each, and a buffer holds the segments one after the other, each with its part of
     every block. That is how parameters that are padded one by one are gathered as one. Starts of
     pieces and blocks, and windows, are counted as if the blocks stood whole, one after the other.
+
+    It promises that ranks' parts, of each block too, begin at multiples of `alignment` elements.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Layout:
     axis: str | None = None
     cuts: tuple[int, ...] | None = None
     blocks: tuple[int, ...] | None = None
+    alignment: int = 1
     divisor: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +71,8 @@ class Layout:
         object.__setattr__(self, "divisor", gcd(*(self.blocks or ()), self.elements))
         if self.elements < 0:
             raise LayoutError(f"layout {self.name}: elements {self.elements} must be >= 0")
+        if self.alignment < 1:
+            raise LayoutError(f"layout {self.name}: alignment {self.alignment} must be >= 1")
         for piece in self.pieces:
             if piece.start < 0 or piece.size < 0:
                 raise LayoutError(

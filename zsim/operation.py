@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import DType
+from zsim.generator import Draw
 from zsim.kernel import Kernel
 from zsim.rule import Rule
 
@@ -143,7 +144,8 @@ class Compute:
     element, the sum of squares. NORM writes the sum of squares of its gradients, each logical
     element counted once over ranks that hold copies (the layout says which); FINITE 1 where a
     gradient is not finite, else 0; INITIALIZE initial values of what the buffer's layout names,
-    zero in the padding; LOAD a micro-batch of data.
+    zero in the padding; LOAD a micro-batch of data. FORWARD and RECOMPUTE of a segment with
+    dropout say what they `draw` with.
     """
 
     id: str
@@ -157,6 +159,7 @@ class Compute:
     kernels: tuple[Kernel, ...] = ()
     scalars: tuple[str, ...] = ()
     rule: Rule | None = None
+    draw: Draw | None = None
 
 
 class Reduction(StrEnum):
@@ -358,37 +361,10 @@ class Branch:
     otherwise: tuple["Operation", ...]
 
 
-Operation = (
-    Allocate
-    | Free
-    | Compute
-    | AllGather
-    | ReduceScatter
-    | AllReduce
-    | Broadcast
-    | Send
-    | Receive
-    | Together
-    | Fill
-    | Copy
-    | HostWait
-    | SetScalar
-    | Branch
-)
-
-StreamOperation = (
-    Compute
-    | AllGather
-    | ReduceScatter
-    | AllReduce
-    | Broadcast
-    | Send
-    | Receive
-    | Together
-    | Fill
-    | Copy
-)
+StreamOperation = Compute | Communication | Together | Fill | Copy
 """Operations that run on a stream; the others are actions of the host."""
+
+Operation = Allocate | Free | StreamOperation | HostWait | SetScalar | Branch
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:

@@ -73,6 +73,7 @@ TABLE_OF = {
     "offload_checkpoints": "activations.offload",
     "checkpointing": "activations.checkpointing",
     "micro_batch_size": "train.micro_batch_size",
+    "hidden_groups": "model.hidden_groups",
 }
 """Where a scenario has a field of `Strategy` or `Model`, if not in `[zero]` or `[model]`."""
 

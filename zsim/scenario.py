@@ -103,6 +103,7 @@ class ModelTable(Table):
     architecture: Literal["gpt", "llama"] = "gpt"
     hf_config: str | None = None
     layers: Repeat | None = None
+    hidden_groups: Count | None = None
     hidden_size: Count | None = None
     attention_heads: Count | None = None
     sequence_length: Count | None = None
@@ -120,6 +121,7 @@ class ModelTable(Table):
     joined_qkv: Flag | None = None
     parallel_residual: Flag | None = None
     attention: Attention | None = None
+    dropout: Fraction | None = None
     fused: Flag | None = None
     parameters: Count | None = None
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from zsim.course import Course
 from zsim.dtype import DType
+from zsim.generator import Generator
 from zsim.layout import Layout
 from zsim.mesh import Box, Coordinates, Group, Mesh
 from zsim.operation import Operation, Together, View, walk
@@ -255,6 +256,7 @@ class Schedule:
     pools: tuple[Pool, ...]
     layouts: tuple[Layout, ...] = ()
     scalars: tuple[Scalar, ...] = ()
+    generators: tuple[Generator, ...] = ()
     programs: tuple[Program, ...]
     contract: Contract = Contract()
     group_by_name: dict[str, Group] = field(init=False, repr=False, compare=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from zsim.access import COMPUTE_ACCESS
+from zsim.generator import Draw
 from zsim.mesh import Group, Mesh
 from zsim.operation import (
     Action,
@@ -48,10 +49,13 @@ def inspect(schedule: Schedule) -> None:
     _names_differ("layout", [layout.name for layout in schedule.layouts])
     _names_differ("stream", schedule.streams)
     _names_differ("scalar", [scalar.name for scalar in schedule.scalars])
+    _names_differ("generator", [generator.name for generator in schedule.generators])
     _names_differ("pool", [pool.name for pool in schedule.pools])
     _inspect_roles(schedule)
     for group in schedule.groups:
         _inspect_group(schedule.mesh, group)
+    for generator in schedule.generators:
+        _inspect_axes(schedule.mesh, f"generator {generator.name}", generator.axes)
     for layout in schedule.layouts:
         if layout.axis is not None:
             with at(f"layout {layout.name}"):
@@ -72,11 +76,16 @@ def _names_differ(what: str, names: Iterable[str]) -> None:
 def _inspect_group(mesh: Mesh, group: Group) -> None:
     where = f"group {group.name}"
     with at(where):
-        for axis in group.axes:
+        mesh.limits(group.where)
+    _inspect_axes(mesh, where, group.axes)
+
+
+def _inspect_axes(mesh: Mesh, where: str, axes: tuple[str, ...]) -> None:
+    with at(where):
+        for axis in axes:
             if mesh.parts(axis) != (axis,):
                 raise ScheduleError(f"{where}: axis {axis} is joined; name {mesh.parts(axis)}")
-        mesh.limits(group.where)
-    _names_differ(f"{where}: axis", group.axes)
+    _names_differ(f"{where}: axis", axes)
 
 
 def _inspect_roles(schedule: Schedule) -> None:
@@ -277,6 +286,8 @@ class _Inspector:
             self._inspect_view(where, operand.view)
         for scalar in compute.scalars:
             self._need_scalar(where, scalar)
+        if compute.draw is not None:
+            self._inspect_draw(where, compute.action, compute.draw)
         match compute.action:
             case Action.UPDATE:
                 self._inspect_update(compute)
@@ -288,6 +299,16 @@ class _Inspector:
                 self._need_number(compute, Role.OUTPUT)
             case _:
                 pass  # what flows and is saved is the model's matter
+
+    def _inspect_draw(self, where: str, action: Action, draw: Draw) -> None:
+        if action not in (Action.FORWARD, Action.RECOMPUTE):
+            raise ScheduleError(f"{where}: {action} draws no random numbers, forward does")
+        if draw.generator not in {generator.name for generator in self.schedule.generators}:
+            raise ScheduleError(f"{where}: no generator {draw.generator!r}")
+        if draw.restores is not None:
+            drawn = self.program.by_id.get(draw.restores)
+            if not isinstance(drawn, Compute) or drawn.draw is None:
+                raise ScheduleError(f"{where}: restores {draw.restores!r}, which draws nothing")
 
     def _inspect_update(self, update: Compute) -> None:
         where, rule = update.id, update.rule

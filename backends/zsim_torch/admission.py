@@ -72,6 +72,8 @@ def _model(job: Job) -> str | None:
             "attention_heads, sequence_length and vocab_size, or train a module of your own with "
             "zsim_torch.train"
         )
+    if shape.dropout:
+        return f"model.dropout: {shape.dropout} is simulated only"
     if shape.positions is Positions.ALIBI and shape.attention is not Attention.PLAIN:
         return (
             f"model.attention: {shape.attention} has no torch module with positions alibi, "

@@ -9,6 +9,8 @@ from zsim.dtype import DType
 from zsim.gpt import gpt
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.megatron import Megatron
 from zsim.strategy import (
     BUCKET_ELEMENTS,
     Checkpointing,
@@ -67,13 +69,18 @@ def small_buckets(strategy: Strategy) -> Strategy:
 def models(draw: st.DrawFn, strategy: Strategy) -> Model:
     """A small GPT that `strategy` can train; widths that ranks do not divide come up often."""
     heads = strategy.tensor * draw(st.integers(1, 2))
+    layers, groups = draw(st.integers(1, 3)), None
+    if calls_again(strategy):
+        groups = draw(st.sampled_from([None, None, 1, layers]))
     shape = GPT(
-        layers=draw(st.integers(1, 3)),
+        layers=layers,
+        hidden_groups=groups,
         hidden_size=heads * draw(st.integers(1, 3)),
         attention_heads=heads,
         sequence_length=draw(st.integers(1, 4)),
         vocab_size=draw(st.integers(1, 13)),
         tied_embeddings=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.0, 0.5])),
     )
     return gpt(
         shape,
@@ -120,12 +127,29 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
             )
         )
         source = output.name
+        if not last and calls_again(strategy) and draw(st.integers(0, 3)) == 0:
+            called = units[draw(st.integers(0, len(units) - 1))]
+            units.append(_called_again(called, f"again{index}", source))
+            source = units[-1].segments[0].outputs[0].name
     return Model(
         name="chain",
         units=tuple(units),
         batch=Value(name=BATCH, elements=4, dtype=DType.INT64, requires_gradient=False),
         tensor=strategy.tensor,
     )
+
+
+def calls_again(strategy: Strategy) -> bool:
+    """Whether a unit can be called several times in a forward."""
+    return isinstance(strategy.emulate, DeepSpeed | Megatron | None)
+
+
+def _called_again(unit: Unit, name: str, source: str) -> Unit:
+    """Another call of a unit, or of what it is a call of, on what was made last."""
+    (segment,) = unit.segments
+    output = replace(segment.outputs[0], name=f"{name}/output")
+    again = replace(segment, inputs=(source,), outputs=(output,))
+    return replace(unit, name=name, module=unit.module or unit.name, segments=(again,))
 
 
 @st.composite

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Set
 
-from zsim.check import formats, memory, places, scalars, values, volume
+from zsim.check import alignment, formats, generators, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
 from zsim.rule import SGD, Adam, Optimizer, Rate
@@ -40,11 +40,15 @@ def says(
             proved.append("number formats")
         if places.INVARIANT not in broken:
             proved.append("places")
+        if generators.INVARIANT not in broken and schedule.generators:
+            proved.append("random numbers")
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
     if peaks and memory.INVARIANT not in broken:
         proved.append(f"memory {format_bytes(max(peaks))}")
     if schedule.contract.wire_bytes is not None and volume.INVARIANT not in broken:
         proved.append("volume")
+    if alignment.INVARIANT not in broken and any(each.alignment > 1 for each in schedule.layouts):
+        proved.append("alignment")
     return tuple(proved), tuple(not_shown)
 
 

@@ -19,14 +19,15 @@ def bucket_elements(model: Model, strategy: Strategy) -> list[int]:
     """Elements of each bucket without padding.
 
     Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
-    would make it too large, and in stage 3 at the end of its unit.
+    would make it too large, and in stage 3 at the end of its unit. A unit that is called again is
+    taken once.
     """
     limit = strategy.bucket_limit
-    uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+    uses = Counter(parameter.name for unit in model.modules for parameter in unit.parameters)
     shared = {parameter.name: parameter.elements for parameter in model.parameters}
     sizes = [shared[name] for name, count in uses.items() if count > 1]
     filled: int | None = None
-    for unit in reversed(model.units):
+    for unit in reversed(model.modules):
         if strategy.stage == 3 and filled is not None:
             sizes.append(filled)
             filled = None

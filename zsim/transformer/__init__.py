@@ -8,7 +8,7 @@ which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same ten
 
 from zsim.architecture import Architecture
 from zsim.dtype import DType
-from zsim.model import BATCH, Model, ModelError, Value
+from zsim.model import BATCH, Model, ModelError, Unit, Value
 from zsim.strategy import Precision
 from zsim.transformer.block import block, like
 from zsim.transformer.ends import embedding, head
@@ -51,11 +51,7 @@ def transformer(
         dtype=DType.INT64,
         requires_gradient=False,
     )
-    units = [embedding(size, batch)]
-    units.append(block(size, "block0", units[-1].segments[-1].outputs[-1]))
-    for layer in range(1, shape.layers):
-        units.append(like(units[1], f"block{layer}", units[-1].segments[-1].outputs[-1]))
-    units.append(head(size, units[-1].segments[-1].outputs[-1]))
+    units = _units(size, batch)
     kernels = [kernel for unit in units for part in unit.segments for kernel in part.forward]
     products = sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
     return Model(
@@ -70,6 +66,20 @@ def transformer(
         attention_flops=3 * tensor * sum(kernel.flops for kernel in kernels if kernel.causal),
         architecture=shape,
     )
+
+
+def _units(size: Size, batch: Value) -> list[Unit]:
+    """The embedding, the blocks and the head, each of which reads what the one before makes."""
+    units = [embedding(size, batch)]
+    for layer in range(size.shape.layers):
+        name, source = f"block{layer}", units[-1].segments[-1].outputs[-1]
+        if not layer:
+            units.append(block(size, name, source))
+            continue
+        module = size.shape.module_of(layer)
+        calls = units[1 + module] if module != layer else None
+        units.append(like(units[1], name, source, calls=calls))
+    return [*units, head(size, units[-1].segments[-1].outputs[-1])]
 
 
 def _need_dividing(

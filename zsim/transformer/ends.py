@@ -43,7 +43,9 @@ def embedding(size: Size, batch: Value) -> Unit:
     add = Operator(
         reads=(tensor_of(found),),
         makes=tensor_of(output),
-        shares_gradient=True,
+        saves=size.masks(output),
+        shares_gradient=not size.shape.dropout,
+        draws=size.draws,
         parameters=(places,),
         forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
         backward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=1, backward=True),),

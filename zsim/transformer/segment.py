@@ -33,6 +33,7 @@ def segment(stretch: Stretch, execution: Execution = PLAIN) -> Segment:
         backward_workspace_bytes=_backward_workspace(course),
         reduces_output=stretch.reduces_output,
         reduces_input_gradient=stretch.reduces_input_gradient,
+        draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
         forward=_forward(stretch.operators),
         backward=backward,
         again=_forward(again) if execution.early_stop else (),

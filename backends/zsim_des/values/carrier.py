@@ -7,11 +7,13 @@ free spoils its block on the home stream, after what was issued there before: so
 too early really overlaps.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic
 
 from zsim.access import accesses
+from zsim.generator import Draw
 from zsim.issue import NO_OVERFLOW, SETUP
 from zsim.operation import (
     Allocate,
@@ -35,6 +37,9 @@ from zsim_des.values.truth import given
 
 FAULTS_MAX = 20
 """Faults that are noted: a run that goes wrong soon has thousands."""
+
+STATE = "state of its generator"
+"""What an operation draws random numbers with, beside what it reads of the host's numbers."""
 
 Touch = tuple[str, int, int, bool, bool]
 """Buffer, start and size on a rank, whether it is read, whether it is written."""
@@ -67,6 +72,8 @@ class Carrier(Generic[A]):
         self._schedule = schedule
         self._values = values
         self._overflow_steps = overflow_steps
+        self._counts: list[Counter[str]] = [Counter() for _ in self.seats]
+        self._states: list[dict[str, int]] = [{} for _ in self.seats]
         self._touches: dict[tuple[int, str], list[Touch]] = {}
         self._events: list[tuple[int, int, Callable[[], Iterable[Fault] | None]]] = []
         self._running: dict[tuple[int, int, int], tuple[Running[A], list[Meeting[A]]]] = {}
@@ -172,10 +179,22 @@ class Carrier(Generic[A]):
                     self.scalars[rank][scalar.name] = self._given(scalar.name, step)
 
     def _read_scalars(self, rank: int, operation: Compute | Fill | Copy) -> dict[str, float]:
-        """The host's scalars, if the operation reads some: those of now."""
+        """The host's scalars, if the operation reads some: those of now; what it draws with."""
+        if isinstance(operation, Compute) and operation.draw is not None:
+            return {STATE: self._state(rank, operation.id, operation.draw)}
         reads = isinstance(operation, Compute) and bool(operation.scalars or operation.rule)
         reads = reads or (isinstance(operation, Fill) and operation.scalar is not None)
         return dict(self.scalars[rank]) if reads else {}
+
+    def _state(self, rank: int, name: str, draw: Draw) -> int:
+        """The number of the state that an operation draws with: counted on, or restored."""
+        counts, states = self._counts[rank], self._states[rank]
+        if draw.restores is None:
+            counts[draw.generator] += 1
+            states[name] = counts[draw.generator]
+        else:
+            states[name] = states.get(draw.restores, 0)
+        return states[name]
 
     def _windows(self, rank: int, step: int, operation: Operation) -> list[Window[A]]:
         key = (rank, operation.id)

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from zsim.generator import Draws
 from zsim.issue import NO_OVERFLOW
 from zsim.model import BATCH, Model, Parameter, Segment, Unit
 from zsim.rule import SGD, Adam, ClipNorm
@@ -17,7 +18,7 @@ from zsim.strategy import Precision, Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
-from zsim_des.values.truth import Part, data, given, initial
+from zsim_des.values.truth import Part, data, given, initial, mask
 
 TENSOR = "tensor"
 LARGEST_SCALE = 2.0**53
@@ -130,7 +131,7 @@ def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int)
     for replica in range(strategy.replicas):
         for micro_batch in range(micro_batches):
             batch = data(replica, step, micro_batch, model.batch.elements)
-            run = _Run(model, state.parameters, batch)
+            run = _Run(model, state.parameters, batch, (replica, step, micro_batch))
             state.losses.append(run.loss)
             for place, own in enumerate(run.gradients):
                 for name, gradient in own.items():
@@ -142,8 +143,11 @@ def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int)
 class _Run:
     """One micro-batch on one replica: forward through all units, and backward."""
 
-    def __init__(self, model: Model, parameters: Tensors, batch: Numbers) -> None:
+    def __init__(
+        self, model: Model, parameters: Tensors, batch: Numbers, which: tuple[int, int, int]
+    ) -> None:
         self._model = model
+        self._which = which
         self._parameters = parameters
         self._places = range(model.tensor)
         self._values: Tensors = [{BATCH: batch} for _ in self._places]
@@ -208,8 +212,12 @@ class _Run:
         segment = unit.segments[position]
         made: list[list[Numbers]] = []
         for place in self._places:
+            name, drawn = f"{unit.name}/{position}", ""
+            if segment.draws is not None:
+                own = place if segment.draws is Draws.APART else None
+                drawn = mask(self._which, name, own)
             done = stand_in.forward(
-                f"{unit.name}/{position}",
+                f"{name}{drawn}",
                 self._inputs(place, segment),
                 [self._parameters[place][name] for name in segment.parameters],
                 self._elements(

@@ -19,6 +19,10 @@ from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 from zsim.transformer import transformer
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
+CALLED_AGAIN = "blocks called again"
+"""The column of models with one block that is called twice."""
+DROPOUT = "dropout"
+"""The column of models that draw random numbers."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 NO_DECAY = (ParameterGroup(parameters=("*.ln*",), rule=replace(ADAM, weight_decay=0.0)),)
@@ -120,15 +124,40 @@ def of_pipelines() -> list[Strategy]:
 def strategies() -> dict[str, list[Strategy]]:
     """What edits are made of, by column of the table."""
     found = {f"stage {stage}": of_stage(stage) for stage in range(4)}
-    return {**found, **of_runtimes(), "pipelines": of_pipelines()}
+    called = [of_stage(stage)[place] for stage, place in ((0, 0), (1, 2), (2, 3), (3, 0), (3, 5))]
+    return {
+        **found,
+        **of_runtimes(),
+        "pipelines": of_pipelines(),
+        CALLED_AGAIN: called,
+        DROPOUT: of_dropout(),
+    }
 
 
-def model_of(strategy: Strategy) -> Model:
+def of_dropout() -> list[Strategy]:
+    """Strategies of a model that draws random numbers: run again, on parts and on copies."""
+    base = Strategy(stage=2, data=2, gradient_accumulation_steps=2, optimizer=ADAM)
+    cut = replace(base, tensor=2, clip_norm=1.0, checkpointing=Checkpointing.FULL)
+    return [
+        replace(base, checkpointing=Checkpointing.FULL, precision=Precision.FP16, loss_scale=SCALE),
+        replace(cut, stage=3, partition_checkpoints=True),
+        replace(base, stage=0, data=1, tensor=2),
+        replace(cut, stage=0, emulate=Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)),
+    ]
+
+
+def model_of(strategy: Strategy, column: str = "") -> Model:
     """A small model that a strategy can train."""
+    shape = SHAPE
+    if column == CALLED_AGAIN:
+        shape = replace(SHAPE, layers=2, hidden_groups=1)
+    elif column == DROPOUT:
+        shape = replace(SHAPE, dropout=0.5)
     if not isinstance(strategy.emulate, Nanotron):
-        return gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+        return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    deep = strategy.pipeline > 1 or strategy.cuts_tokens
     made = transformer(
-        DEEP if strategy.pipeline > 1 or strategy.cuts_tokens else replace(DEEP, layers=1),
+        replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout),
         micro_batch_size=1,
         tensor=strategy.tensor,
         precision=strategy.precision,
@@ -142,6 +171,6 @@ def model_of(strategy: Strategy) -> Model:
 def cases(column: str) -> Iterator[Case]:
     """The schedules of one column."""
     for strategy in strategies()[column]:
-        model = model_of(strategy)
+        model = model_of(strategy, column)
         made = make_schedule(model, strategy)
         yield Case(column, model, made, Court(made, model, strategy))

@@ -217,6 +217,8 @@ class Persistent:
                     if overflows and datum.words is not None:
                         other = other | (datum.words != 0).any(axis=0)
                     bad = bad | (other & laid_out)
+                held = self.tensors.held(cell, name)  # ranks with fewer pieces have nothing behind
+                bad = bad & (np.arange(held.width) < held.counts[..., np.newaxis])
                 if bad.any():
                     given_up = np.where(undefined, NOTHING, ANY)
                     left[name] = np.where(bad, given_up, left[name])

@@ -28,7 +28,7 @@ from zsim.zero.rules import by_rule
 from zsim.zero.state import BucketState, Holding, gather_path, own_view, write_setup
 
 ALIGNMENT = 2
-"""The flat tensor is a multiple of this times the ranks (`nccl_start_alignment_factor`)."""
+"""Shards begin at multiples of so many elements (`nccl_start_alignment_factor`)."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -68,7 +68,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 def flat(ranks: int) -> Place:
     """Parameters without gaps, the end padded to a multiple of twice the ranks."""
-    return one_after_the_other(ALIGNMENT * ranks)
+    return one_after_the_other(ranks, alignment=ALIGNMENT)
 
 
 class _Step:

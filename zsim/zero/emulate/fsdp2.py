@@ -24,7 +24,7 @@ from zsim.zero.emulate.fsdp2_gather import ALL_GATHER, COPY_IN, Gathers
 from zsim.zero.emulate.fsdp2_reduce import ALL_REDUCE, REDUCE_SCATTER, Reductions
 from zsim.zero.emulate.wrapping import Wrapping, groups, write_ending
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting, whole
+from zsim.zero.frame import framed, need_fitting, need_single_calls, whole
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, write_setup
 
@@ -38,6 +38,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     options = strategy.options(FSDP2)
     need_fitting(model, strategy)
+    need_single_calls(model, "FSDP2")
     buckets = numbered(model, groups(model), place=padded_rows(strategy.data), ranks=strategy.data)
     draft = Draft()
     precision = strategy.precision

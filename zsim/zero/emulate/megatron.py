@@ -117,7 +117,8 @@ def aligned(ranks: int) -> Place:
     def place(parameters: Sequence[Parameter]) -> Placing:
         multiple = lcm(ranks, END)
         elements = -(-_end(parameters) // multiple) * multiple
-        return Placing(starts=_starts(parameters), elements=elements)
+        starts = _starts(parameters)
+        return Placing(starts=starts, elements=elements, alignment=multiple // ranks)
 
     return place
 
