@@ -1,1 +1,84 @@
-"""A simulation-first testbed for ZeRO training: the pure core."""
+"""A simulation-first testbed for ZeRO training.
+
+    import zsim
+
+    scenario = zsim.load("llama2_7b", {"zero.stage": 3, "cluster.nodes": 8})
+    result = zsim.run(scenario)
+    print(result.step_time_s, result.peak_reserved_bytes)
+    result.report("run.html")
+
+This is the index. A name is imported when it is first used, so that `import zsim` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zsim.api.comparison import compare as compare
+    from zsim.api.largest_model import largest as largest
+    from zsim.api.proof import prove as prove
+    from zsim.api.running import run as run
+    from zsim.api.scenario import load as load
+    from zsim.api.study import sweep as sweep
+    from zsim.cluster import Cluster as Cluster
+    from zsim.model import Model as Model
+    from zsim.schedule import Schedule as Schedule
+    from zsim.shell.mistake import MistakeError as MistakeError
+    from zsim.strategy import Strategy as Strategy
+    from zsim.trace import Trace as Trace
+    from zsim.runtimes.registry import make_schedule as make_schedule
+
+    __version__: str
+
+# No name may be that of a module in this folder: importing the module would replace it here.
+_INDEX = {
+    "Cluster": "zsim.cluster:Cluster",
+    "MistakeError": "zsim.shell.mistake:MistakeError",
+    "Model": "zsim.model:Model",
+    "Schedule": "zsim.schedule:Schedule",
+    "Strategy": "zsim.strategy:Strategy",
+    "Trace": "zsim.trace:Trace",
+    "compare": "zsim.api.comparison:compare",
+    "largest": "zsim.api.largest_model:largest",
+    "load": "zsim.api.scenario:load",
+    "make_schedule": "zsim.runtimes.registry:make_schedule",
+    "prove": "zsim.api.proof:prove",
+    "run": "zsim.api.running:run",
+    "sweep": "zsim.api.study:sweep",
+}
+
+__all__ = [
+    "Cluster",
+    "MistakeError",
+    "Model",
+    "Schedule",
+    "Strategy",
+    "Trace",
+    "__version__",
+    "compare",
+    "largest",
+    "load",
+    "make_schedule",
+    "prove",
+    "run",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import what the index has under `name`, once."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        found: object = version("zsim")
+    elif name in _INDEX:
+        module, _, attribute = _INDEX[name].partition(":")
+        found = getattr(import_module(module), attribute)
+    else:
+        raise AttributeError(f"module 'zsim' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,6 +19,8 @@ FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 400
 CORE_MAY_NOT_CALL = {"open", "print", "input"}
 CORE_MAY_NOT_IMPORT = {"time", "typer", "rich"}
+EDGES = {"api", "shell"}
+"""Where effects live, beside the backends."""
 
 Sources = Mapping[PurePosixPath, str]
 Trees = Mapping[PurePosixPath, ast.Module]
@@ -40,7 +42,7 @@ def module_of(path: PurePosixPath) -> str:
 
 
 def in_core(path: PurePosixPath) -> bool:
-    return path.parts[0] == "zsim" and path.parts[1] != "shell"
+    return path.parts[0] == "zsim" and path.parts[1] not in {*EDGES, "__init__.py"}
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:

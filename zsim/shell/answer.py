@@ -13,7 +13,7 @@ from zsim.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from zsim.check import Proof
+    from zsim.api.proof import ProofResult
     from zsim.check.finding import Finding
 
 
@@ -140,25 +140,6 @@ def _table(*columns: str) -> "Table":
     return table
 
 
-def findings_object(findings: Sequence["Finding"]) -> dict[str, object]:
-    """Return findings as `--json` has them."""
-    return {
-        "findings": [
-            {"invariant": finding.invariant, "where": finding.where, "why": finding.why}
-            for finding in findings
-        ]
-    }
-
-
-def proof_object(proof: "Proof", findings: Sequence["Finding"]) -> dict[str, object]:
-    """Return the answer of `zsim check --json`."""
-    return {
-        **findings_object(findings),
-        "proved": list(proof.proved),
-        "not_shown": list(proof.not_shown),
-    }
-
-
 def print_findings(schedule: Schedule, findings: Sequence["Finding"]) -> None:
     """Print how many findings there are, then each in a line."""
     print(f"{schedule.name}: {len(findings)} finding{'s' if len(findings) > 1 else ''}")
@@ -166,12 +147,12 @@ def print_findings(schedule: Schedule, findings: Sequence["Finding"]) -> None:
         print(f"{number}. {finding.invariant}: {finding.where}: {finding.why}")
 
 
-def print_proof(schedule: Schedule, proof: "Proof", findings: Sequence["Finding"]) -> None:
+def print_proof(proof: "ProofResult") -> None:
     """Print the answer of `zsim check`: findings or no findings, what is proved and what is not."""
-    if findings:
-        print_findings(schedule, findings)
+    if proof.findings:
+        print_findings(proof.schedule, proof.findings)
     else:
-        print(f"{schedule.name}: no findings")
+        print(f"{proof.schedule.name}: no findings")
     for name, lines in (("proved", proof.proved), ("not shown", proof.not_shown)):
         if lines:
             print(f"{name}: {'; '.join(lines) if name == 'not shown' else ', '.join(lines)}")

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from zsim.backend import BackendError, NoWayError
-from zsim.comparison import Comparison, Difference, Measure, compare, counts, sort_of
-from zsim.document import DocumentError, decode_trace
+from zsim.api.comparison import ComparisonResult, compare, is_trace
+from zsim.api.scenario import LoadedScenario, find_scenario
+from zsim.comparison import Comparison, Difference, Measure, sort_of
 from zsim.shell.answer import print_json
-from zsim.shell.mistake import MistakeError, file_fault, mistakes
-from zsim.shell.source import Changes, Source, read
-from zsim.trace import Trace
+from zsim.shell.mistake import MistakeError
+from zsim.shell.source import Changes
+from zsim.shell.spinner import spinner
 from zsim.units import format_bytes, format_seconds
 
 FIGURES, SORTS, OPERATIONS = 10, 6, 8
@@ -31,14 +30,6 @@ class Request:
     as_json: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One of the two: what it is called, and what happened."""
-
-    name: str
-    trace: Trace
-
-
 def compare_runs(request: Request) -> None:
     """Print how the two differ.
 
@@ -52,77 +43,31 @@ def compare_runs(request: Request) -> None:
         _side(request.first, request.settings, ()),
         _side(second, request.settings, request.but),
     )
-    found = compare(sides[0].trace, sides[1].trace)
+    with spinner("two runs"):
+        result = compare(*sides)
     if request.as_json:
-        print_json(_object(sides, found))
+        print_json(result.to_dict())
     else:
-        _print(sides, found)
+        _print(result)
 
 
-def _side(name: str, settings: tuple[str, ...], but: tuple[str, ...]) -> Side:
-    trace = _trace(name)
-    if trace is None:
-        source = read(name, Changes(settings=(*settings, *but)))
-        changed = ", ".join((*settings, *but))
-        return Side(name=f"{name} with {changed}" if changed else name, trace=_simulated(source))
+def _side(name: str, settings: tuple[str, ...], but: tuple[str, ...]) -> str | LoadedScenario:
+    """Return what is compared under `name`: a trace by its name, or a scenario."""
+    if not is_trace(name):
+        return find_scenario(name).but(Changes(settings=(*settings, *but)))
     for option, given in (("--set", settings), ("--but", but)):
         if given:
             raise MistakeError(f"{option}: {name} is a trace; settings are for scenarios")
-    return Side(name=name, trace=trace)
+    return name
 
 
-def _trace(name: str) -> Trace | None:
-    """The trace in the file `name`, or None if it is something else."""
-    path = Path(name)
-    if path.suffix != ".json":
-        return None
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise file_fault(name, error) from None
-    except UnicodeDecodeError:
-        raise MistakeError(f"{name}: not text: traces and schedules are JSON") from None
-    if '"zsim": "job"' in text[:200]:
-        return None
-    with mistakes(DocumentError, prefix=f"{name}: "):
-        return decode_trace(text)
-
-
-def _simulated(source: Source) -> Trace:
-    job = source.job()
-    with mistakes(BackendError, NoWayError, prefix=f"{source.title}: "):
-        return source.simulation().run(job, seed=0)
-
-
-def _object(sides: tuple[Side, Side], found: Comparison) -> dict[str, object]:
-    return {
-        "first": sides[0].name,
-        "second": sides[1].name,
-        "step_time_s": _entry(found.step),
-        "step_time_differs_by_more_than_error": _differ(sides, found.step),
-        "figures": [_entry(each) for each in found.figures],
-        "sorts": [_entry(each) for each in found.sorts],
-        "operations": [_entry(each) for each in found.operations],
-        "operations_only_in_first": found.only_first,
-        "operations_only_in_second": found.only_second,
-    }
-
-
-def _entry(each: Difference) -> dict[str, object]:
-    return {
-        "name": each.name,
-        f"first_{each.measure}": each.first,
-        f"second_{each.measure}": each.second,
-        "relative": each.relative,
-    }
-
-
-def _print(sides: tuple[Side, Side], found: Comparison) -> None:
+def _print(result: ComparisonResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    print(f"A: {sides[0].name} ({sides[0].trace.backend})")
-    print(f"B: {sides[1].name} ({sides[1].trace.backend})")
+    found = result.found
+    for letter, side in (("A", result.first), ("B", result.second)):
+        print(f"{letter}: {side.name} ({side.trace.backend})")
     table = Table(box=None, pad_edge=False)
     table.add_column("", overflow="fold")
     for name in ("A", "B", "B - A", ""):
@@ -141,28 +86,23 @@ def _print(sides: tuple[Side, Side], found: Comparison) -> None:
             table.add_row(*_row(each))
     Console(width=100, highlight=False).print(table)
     print(_rest(found))
-    verdict = _verdict(sides, found.step)
+    verdict = _verdict(result)
     if verdict:
         print(verdict)
 
 
-def _verdict(sides: tuple[Side, Side], step: Difference) -> str:
-    """How sure it is that steps of two simulations differ; nothing of what was measured."""
-    if not step.relative or any(each.trace.backend != "sim" for each in sides):
+def _verdict(result: ComparisonResult) -> str:
+    """Return how sure it is that steps of two simulations differ; nothing of measured ones."""
+    traces = (result.first.trace, result.second.trace)
+    if not result.found.step.relative or any(each.backend != "sim" for each in traces):
         return ""
-    differ = _differ(sides, step)
-    if differ is None:
+    if result.steps_differ is None:
         return (
             "No measurement has judged predictions like these: nobody knows how far off they are."
         )
-    error = max(each.trace.error or 0.0 for each in sides)
-    how = "more" if differ else "less"
+    error = max(each.error or 0.0 for each in traces)
+    how = "more" if result.steps_differ else "less"
     return f"The steps differ by {how} than the error of the prediction, {error:.1%}."
-
-
-def _differ(sides: tuple[Side, Side], step: Difference) -> bool | None:
-    """Whether the steps differ by more than predictions are off; None where nobody knows that."""
-    return counts(step.relative or 0.0, [each.trace.error for each in sides])
 
 
 def _firsts(operations: Sequence[Difference]) -> list[Difference]:

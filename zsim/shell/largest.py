@@ -1,185 +1,24 @@
-"""`zsim largest`: the largest model that fits, and what stops the next one."""
+"""`zsim largest`: its answer."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from zsim.backend import Job
-from zsim.footprint import Footprint, depends_on_time, states_alone
-from zsim.largest import Largest, Tried, largest
-from zsim.moment import moment
-from zsim.pipeline import fewest_layers
+from zsim.api.largest_model import largest
+from zsim.api.scenario import find_scenario
 from zsim.shell.answer import print_json, print_lines, print_title
-from zsim.shell.lack import alive_text, lack_object
-from zsim.shell.memory import footprint_of
-from zsim.shell.mistake import MistakeError
-from zsim.shell.source import Changes, described, resolved
-from zsim.units import format_bytes, format_count
-
-if TYPE_CHECKING:
-    from zsim.scenario import Scenario
-
-MOST_LAYERS = 1000
-"""No deeper model is tried: its schedule takes longer to write than an answer may."""
-
-MOST_SIMULATED_LAYERS, SIMULATED_DIGITS = 300, 2
-"""The same where only runs say what is taken, and to how many digits layers are then searched."""
-
-MOST_PARAMETERS = 10**15
-
-DIGITS = 4
-"""Parameters are searched to so many digits: the paper prints four at most."""
-
-UNITS = 32
-"""Equal units of a model that is known by its parameters alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What was found: by layers or parameters; of parameters also by model states alone."""
-
-    title: str
-    by: str
-    found: Largest
-    states: Largest | None = None
+from zsim.shell.source import Changes
+from zsim.shell.spinner import spinner
 
 
 def print_largest(name: str, changes: Changes, *, as_json: bool) -> bool:
-    """Print the largest model that fits; whether there is one.
+    """Print the largest model that fits; return whether there is one.
 
     Raises:
         MistakeError: `name` is no scenario, or cannot be used.
     """
-    answer = _answer(name, changes)
+    scenario = find_scenario(name).but(changes)
+    with spinner(f"the largest model of {name}"):
+        result = largest(scenario)
     if as_json:
-        print_json(_object(answer))
+        print_json(result.to_dict())
     else:
-        print_title(answer.title)
-        print_lines(_lines(answer))
-    return answer.found.fits is not None
-
-
-def _answer(name: str, changes: Changes) -> Answer:
-    scenario = described(name, changes)
-    if scenario is None:
-        raise MistakeError(f"{name}: a schedule; the largest model is that of a scenario")
-    return answer_of(name, scenario, ranks=changes.ranks)
-
-
-def answer_of(name: str, scenario: "Scenario", *, ranks: int | None = None) -> Answer:
-    """The largest model that fits of `scenario`, called `name`.
-
-    Raises:
-        MistakeError: it cannot be used.
-    """
-    jobs = _Jobs(name=name, scenario=scenario, ranks=ranks)
-    if scenario.model.parameters is None:
-        job = jobs.of({})
-        assert job.model.architecture is not None  # a model that is not parameters alone has one
-        simulated = depends_on_time(job.schedule)
-        layers = job.model.architecture.layers
-        most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
-        found = largest(
-            lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
-            start=min(layers, most),
-            smallest=fewest_layers(job.model, layers, scenario.parallel.pipeline),
-            most=most,
-            digits=SIMULATED_DIGITS if simulated else None,
-        )
-        return Answer(title=scenario.title, by="layers", found=found)
-    smallest = UNITS * scenario.parallel.tensor
-    start = max(smallest, scenario.model.parameters)
-
-    def search(by: Callable[[Job], Footprint]) -> Largest:
-        return largest(
-            lambda size: _tried(size, jobs.of({"parameters": size}), by),
-            start=start,
-            smallest=smallest,
-            most=MOST_PARAMETERS,
-            digits=DIGITS,
-        )
-
-    found, states = search(footprint_of), search(states_alone)
-    return Answer(title=scenario.title, by="parameters", found=found, states=states)
-
-
-def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:
-    return Tried(size=size, parameters=job.model.parameter_count, footprint=by(job))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Jobs:
-    """The jobs that a scenario describes with models of other sizes."""
-
-    name: str
-    scenario: "Scenario"
-    ranks: int | None
-
-    def of(self, size: dict[str, int]) -> Job:
-        """The job with `size` in place of what `[model]` says."""
-        model = self.scenario.model.model_copy(update=size)
-        scenario = self.scenario.model_copy(update={"model": model})
-        return resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)).job()
-
-
-def _object(answer: Answer) -> dict[str, object]:
-    main = answer.found if answer.states is None else answer.states
-    found = {"title": answer.title, "by": answer.by, **_largest_object(answer.by, main)}
-    if answer.states is not None:
-        found["with_buffers"] = _largest_object(answer.by, answer.found)
-    return found
-
-
-def _largest_object(by: str, found: Largest) -> dict[str, object]:
-    refused = found.refused
-    following = None if refused is None else {**_size_object(by, refused)}
-    if refused is not None and refused.footprint.lack is not None and following is not None:
-        following["out_of_memory"] = lack_object(refused.footprint.lack)
-    if found.fits is None:
-        return {by: None, "parameters": None, "next": following}
-    return {**_size_object(by, found.fits), "next": following}
-
-
-def _size_object(by: str, tried: Tried) -> dict[str, object]:
-    taken = tried.footprint
-    short = taken.lack is not None and taken.reserved_bytes < taken.lack.needed_bytes
-    return {
-        by: tried.size,
-        "parameters": tried.parameters,
-        "peak_allocated_bytes": taken.allocated_bytes,
-        "peak_reserved_bytes": None if short else taken.reserved_bytes,
-        "usable_memory_bytes": taken.usable_bytes,
-    }
-
-
-def _lines(answer: Answer) -> list[tuple[str, str]]:
-    if answer.states is None:
-        return _found_lines("largest", answer.by, answer.found)
-    of_states = _found_lines("by model states alone", answer.by, answer.states)
-    return [*of_states, *_found_lines("with all buffers", answer.by, answer.found)]
-
-
-def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    fits, refused = found.fits, found.refused
-    if fits is None:
-        lines.append((what, "none: not even the smallest fits"))
-    else:
-        taken = fits.footprint
-        memory = f"{format_bytes(taken.reserved_bytes)} of {format_bytes(taken.usable_bytes)}"
-        lines.append((what, f"{_size(by, fits)}, which takes {memory}"))
-    if refused is None:
-        lines.append(("the next size", "was not tried: no larger one can be asked for"))
-    elif refused.footprint.lack is not None:
-        lack = refused.footprint.lack
-        needed = f"needs {format_bytes(lack.needed_bytes)}"
-        when = f" at {moment(lack.operation)}" if lack.operation else ""
-        lines.append(("the next size", f"{_size(by, refused)}: {needed}{when}"))
-        lines.append(("alive then", alive_text(lack)))
-    return lines
-
-
-def _size(by: str, tried: Tried) -> str:
-    if by == "parameters":
-        return f"{tried.parameters:,} parameters"
-    return f"{tried.size:,} layers, {format_count(tried.parameters)} parameters"
+        print_title(result.title)
+        print_lines(result.facts())
+    return result.fits

@@ -45,16 +45,15 @@ def need_html(option: str, path: Path) -> None:
     if path.suffix not in {".html", ".htm"}:
         raise MistakeError(f"{option}: {path}: must end in .html")
     need_folder(option, path)
-    _template()
-    _script()
+    try:
+        _template()
+        _script()
+    except ImportError as error:
+        raise MistakeError(f"{option}: needs {error.name} (pip install 'zsim[report]')") from None
 
 
 def render(page: Page) -> str:
-    """`page` as HTML.
-
-    Raises:
-        MistakeError: what pages are made with is not installed.
-    """
+    """Return `page` as HTML; `need_html` said that it can be made."""
     figures = {
         f"figure{at}": {"traces": each.figure.traces, "layout": _layout(each.figure)}
         for at, each in enumerate(page.sections)
@@ -84,20 +83,11 @@ def _in_script(value: object) -> str:
 
 
 def _template() -> "Template":
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise _missing(error) from None
+    from jinja2 import Environment, StrictUndefined
+
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(files("zsim.shell").joinpath(TEMPLATE).read_text("utf-8"))
 
 
 def _script() -> str:
-    try:
-        return cast("_Offline", import_module("plotly.offline")).get_plotlyjs()
-    except ImportError as error:
-        raise _missing(error) from None
-
-
-def _missing(error: ImportError) -> MistakeError:
-    return MistakeError(f"--report: needs {error.name} (pip install 'zsim[report]')")
+    return cast("_Offline", import_module("plotly.offline")).get_plotlyjs()

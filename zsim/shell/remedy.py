@@ -1,6 +1,6 @@
 """What would make a run fit that did not: each change is made and run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zsim.backend import Backend, BackendError, Job, NoWayError
@@ -13,15 +13,18 @@ from zsim.units import format_seconds
 
 
 def remedies_of(
-    name: str, changes: Changes, backend: Callable[[Source], Backend], seed: int
+    name: str,
+    tables: Mapping[str, object],
+    changes: Changes,
+    *,
+    backend: Callable[[Source], Backend],
+    seed: int,
 ) -> tuple[Remedy, ...]:
-    """The cheapest changes with which the scenario `name` fits; none for a schedule.
+    """Return the cheapest changes with which the scenario `name` in `tables` fits.
 
     `backend` makes the backend that a source asks for, with its faults.
     """
-    scenario = described(name, changes)
-    if scenario is None:
-        return ()
+    scenario = described(name, tables, changes)
     before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
     strategy = before.schedule.contract.strategy
     assert strategy is not None  # the schedule of a scenario promises what its strategy says
@@ -37,9 +40,7 @@ def remedies_of(
     def made(settings: tuple[str, ...]) -> tuple[Source, Job] | None:
         put = replace(changes, settings=(*changes.settings, *settings))
         try:
-            again = described(name, put)
-            if again is None:
-                return None
+            again = described(name, tables, put)
             source = resolved(name, again, ranks=changes.ranks, quiet=True)
             return source, source.job()
         except MistakeError:  # the change contradicts what the scenario says

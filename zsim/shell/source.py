@@ -2,9 +2,10 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zsim.shell.installed import (
     kernel_profile,
@@ -33,6 +34,12 @@ class Changes:
     settings: tuple[str, ...] = ()
     ranks: int | None = None
     steps: int | None = None
+
+    @property
+    def all_settings(self) -> tuple[str, ...]:
+        """The settings, with the steps as one of them."""
+        steps = () if self.steps is None else (f"train.steps={self.steps}",)
+        return (*self.settings, *steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,25 +87,30 @@ class Source:
 
 
 def read(name: str, changes: Changes) -> Source:
-    """The scenario called `name`, or in the file `name`, or the schedule in it.
+    """Return the scenario called `name`, or in the file `name`, or the schedule in it.
 
     Raises:
         MistakeError: there is none, or it cannot be used.
     """
+    found = tables_or_schedule(name)
+    if isinstance(found, str):
+        return schedule_source(name, found, changes)
+    return resolved(name, described(name, found, changes), ranks=changes.ranks)
+
+
+def tables_or_schedule(name: str) -> dict[str, Any] | str:
+    """Return the tables of the scenario that `read` would find, or the JSON of the schedule.
+
+    Raises:
+        MistakeError: there is none, or it cannot be read.
+    """
+    from zsim.scenario import ScenarioError, tables_of
+
     text = _text(name)
     if _is_schedule(name, text):
-        return _schedule(name, text, changes)
-    return resolved(name, _scenario(name, text, changes), ranks=changes.ranks)
-
-
-def described(name: str, changes: Changes) -> "Scenario | None":
-    """What `read` would resolve: the scenario with its settings; None if `name` is a schedule.
-
-    Raises:
-        MistakeError: there is none, or it cannot be used.
-    """
-    text = _text(name)
-    return None if _is_schedule(name, text) else _scenario(name, text, changes)
+        return text
+    with mistakes(ScenarioError, prefix=f"{name}: "):
+        return tables_of(text)
 
 
 def _text(name: str) -> str:
@@ -163,7 +175,12 @@ def _config_text(scenario: str, key: str, config: str) -> str:
         raise MistakeError(f"{scenario}: {key}: {config!r}: {why.lower()}") from None
 
 
-def _schedule(name: str, text: str, changes: Changes) -> Source:
+def schedule_source(name: str, text: str, changes: Changes) -> Source:
+    """Return what the schedule in JSON `text`, read under `name`, comes to.
+
+    Raises:
+        MistakeError: it is none, or cannot be changed so.
+    """
     from zsim.document import DocumentError, decode
 
     if changes.settings:
@@ -177,16 +194,19 @@ def _schedule(name: str, text: str, changes: Changes) -> Source:
     return Source(name=name, title=document.schedule.name, document=document)
 
 
-def _scenario(name: str, text: str, changes: Changes) -> "Scenario":
-    from zsim.scenario import ScenarioError, parse
+def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Scenario":
+    """Return the scenario in `tables`, called `name`, with `changes`, and with its title.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    from zsim.scenario import ScenarioError, from_tables, with_settings
     from zsim.shell.title import title_of
 
-    settings = list(changes.settings)
-    if changes.steps is not None:
-        settings.append(f"train.steps={changes.steps}")
+    settings = changes.all_settings
     with mistakes(ScenarioError, prefix=f"{name}: "):
-        found = parse(text, settings)
-    title = title_of(found.title, text, settings, changes.ranks)
+        found = from_tables(with_settings(tables, settings))
+    title = title_of(found.title, tables, settings, changes.ranks)
     return found.model_copy(update={"title": title})
 
 

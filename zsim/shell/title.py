@@ -1,18 +1,18 @@
 """The title of a run: that of its scenario, and what the command line changed in it."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 from zsim.scenario import apply
 
 
-def title_of(title: str, text: str, settings: Sequence[str], ranks: int | None = None) -> str:
-    """Return the title of a run of the scenario in TOML `text` with `settings` on top.
+def title_of(
+    title: str, written: Mapping[str, object], settings: Sequence[str], ranks: int | None = None
+) -> str:
+    """Return the title of a run of the scenario in the tables `written` with `settings` on top.
 
     A key that `settings` leave as it was is not named, nor is the title itself.
     """
-    written = tomllib.loads(text)
     changed: dict[str, str] = {}
     for setting in settings:
         path, _, value = setting.partition("=")

@@ -15,20 +15,22 @@ def is_folder(where: str) -> bool:
     return where.endswith("/") or Path(where).is_dir()
 
 
-def need_trace(where: str) -> None:
-    """Return if a trace can be put at `where`: a file in a folder, or a folder that can be made.
+def need_trace(option: str, where: str) -> None:
+    """Check that a trace can be put at `where`, given with `option`: a file, or a folder.
+
+    A folder is made.
 
     Raises:
         MistakeError: it cannot.
     """
     path = Path(where)
     if not is_folder(where):
-        need_folder("--trace", path)
+        need_folder(option, path)
         return
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise file_fault(f"--trace: {where}", error) from None
+        raise file_fault(f"{option}: {where}", error) from None
 
 
 def write_trace(where: str, job: Job, trace: Trace) -> None:

@@ -6,12 +6,12 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from pathlib import Path
 
+from zsim.api.largest_model import largest_of
 from zsim.backend import BackendError, NoWayError
 from zsim.scenario import ScenarioError, from_tables
 from zsim.shell.answer import print_json
 from zsim.shell.errors import errors_object
 from zsim.shell.installed import published_papers
-from zsim.shell.largest import answer_of
 from zsim.shell.mistake import MistakeError
 from zsim.shell.picture import need_format, write_picture
 from zsim.shell.source import resolved
@@ -71,7 +71,7 @@ def _answer(quantity: Quantity, run: Run) -> Answer:
 
 
 def _largest(quantity: Quantity, tables: Mapping[str, object]) -> Answer:
-    answer = answer_of("scenario", from_tables(tables))
+    answer = largest_of("scenario", from_tables(tables))
     found = answer.states if quantity is Quantity.STATES else answer.found
     if found is None or found.fits is None:
         return "no size fits"

@@ -10,7 +10,7 @@ from stat import S_IMODE
 
 from zsim.shell.mistake import MistakeError
 
-Output = Callable[[], None]
+Output = Callable[[], object]
 """Makes one of the files that were asked for beside the answer, and writes it."""
 
 STREAMS = (1, 2)

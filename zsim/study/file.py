@@ -5,6 +5,7 @@ field, the value, and what is allowed.
 """
 
 import tomllib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError
@@ -81,6 +82,15 @@ def parse(text: str) -> StudyFile:
         raise StudyError(f"not TOML: {error}") from None
     except RecursionError:
         raise StudyError("not TOML: nested too deeply") from None
+    return from_tables(data)
+
+
+def from_tables(data: Mapping[str, Any]) -> StudyFile:
+    """Return the study in `data`, as TOML is read.
+
+    Raises:
+        StudyError: it cannot be used.
+    """
     try:
         return StudyFile.model_validate(data)
     except ValidationError as error:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from zsim.api.largest_model import DIGITS
 from zsim.shell.cli import answer
-from zsim.shell.largest import DIGITS
 
 PRINTED = {0: "2.0", 1: "7.6", 2: "14.4", 3: "128.0"}
 """Rajbhandari et al. 2020 (arXiv 1910.02054v3), Table 2, first row: billions by stage, 64 GPUs."""

@@ -275,7 +275,7 @@ def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
     def gone(*_: object) -> Generator[Crew]:
         yield Crew(executor=Gone(), workers=1)
 
-    monkeypatch.setattr("zsim.shell.sweep.sweep.crew", gone)
+    monkeypatch.setattr("zsim.api.study.crew", gone)
     code, out, error = ask("sweep", "cut.toml")
     assert (code, out, error.count("\n")) == (3, "", 1)
     assert error.startswith(
@@ -359,9 +359,9 @@ def test_a_terminal_shows_a_bar_with_rate_and_remaining_time(
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress(10, 2) as advance:
-        advance(3)
-        advance(5)
+    with progress() as told:
+        for done in (2, 5, 10):
+            told(done, 10)
     shown = screen.getvalue()
     assert "10/10" in shown
     assert "runs/s" in shown

@@ -1,6 +1,5 @@
 """`zsim check SCENARIO`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,29 +29,18 @@ def check(
     json: Json = False,
 ) -> Code:
     """Prove a schedule: deadlocks, races, memory, values, volume."""
-    from zsim.check import prove, refinement
-    from zsim.shell.answer import explain_finding, print_json, print_proof, proof_object
-    from zsim.shell.source import Changes, read
-    from zsim.shell.traced import read_trace
+    from zsim.api.proof import prove
+    from zsim.api.scenario import find_scenario
+    from zsim.shell.answer import explain_finding, print_json, print_proof
+    from zsim.shell.source import Changes
 
     changes = Changes(settings=tuple(settings or ()), ranks=ranks)
-    document = read(scenario, changes).document
-    trace = None if against is None else read_trace(against)
-    proof = prove(document.schedule, document.model)
+    proof = prove(find_scenario(scenario).but(changes), against=against)
     findings = proof.findings
-    if trace is not None:
-        found = refinement.examine(document.schedule, trace)
-        findings = (*findings, *found)
-        proved, not_shown = refinement.says(trace, found)
-        proof = replace(
-            proof,
-            proved=(*proof.proved, *proved),
-            not_shown=(*proof.not_shown, *not_shown),
-        )
     if json:
-        print_json(proof_object(proof, findings))
+        print_json(proof.to_dict())
     elif explain is None:
-        print_proof(document.schedule, proof, findings)
+        print_proof(proof)
     elif explain <= len(findings):
         explain_finding(explain, findings[explain - 1])
     else:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from zsim.shell.mistake import MistakeError
 from zsim.shell.option import Code, Json, Scenario, Settings
 
 
@@ -18,23 +17,20 @@ def plan(
     json: Json = False,
 ) -> Code:
     """What it will hold and move: memory, bytes on the wire."""
+    from zsim.api.scenario import find_scenario
     from zsim.document import encode
-    from zsim.plan import plan as plan_of
     from zsim.shell.answer import plan_object, print_json, print_plan
-    from zsim.shell.source import Changes, read
+    from zsim.shell.source import Changes
     from zsim.shell.written import answer_before, need_folder, write
 
     if schedule is not None:
         need_folder("--schedule", schedule)
-    source = read(scenario, Changes(settings=tuple(settings or ())))
-    document = source.document
-    if document.model is None:
-        raise MistakeError(f"{scenario}: model: missing; a plan needs it")
-    found = plan_of(document.schedule, document.model)
-    outputs = [] if schedule is None else [lambda: write(schedule, encode(document))]
+    found = find_scenario(scenario).but(Changes(settings=tuple(settings or ())))
+    planned = found.plan()
+    outputs = [] if schedule is None else [lambda: write(schedule, encode(found.document))]
     with answer_before(*outputs):
         if json:
-            print_json(plan_object(source.title, found))
+            print_json(plan_object(found.title, planned))
         else:
-            print_plan(source.title, found)
+            print_plan(found.title, planned)
     return Code.DONE

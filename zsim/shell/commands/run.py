@@ -70,8 +70,7 @@ def run(
     json: Json = False,
 ) -> Code:
     """Does it fit, how long does a step take, what bounds it."""
-    from zsim.shell.running import Request
-    from zsim.shell.running import run as run_request
+    from zsim.shell.running import Request, print_run
     from zsim.shell.source import Changes
 
     request = Request(
@@ -89,4 +88,4 @@ def run(
         check=check,
         as_json=json,
     )
-    return Code.DONE if run_request(request) else Code.NO
+    return Code.DONE if print_run(request) else Code.NO

@@ -38,8 +38,7 @@ def sweep(
     json: Json = False,
 ) -> Code:
     """Many runs of what-if: which is best, and why not the others."""
-    from zsim.shell.sweep.sweep import Request, need_workers
-    from zsim.shell.sweep.sweep import sweep as sweep_study
+    from zsim.shell.sweep.sweep import Request, need_workers, print_sweep
 
     need_workers(workers, scheduler)
     request = Request(
@@ -53,4 +52,4 @@ def sweep(
         dry_run=dry_run,
         as_json=json,
     )
-    return Code.DONE if sweep_study(request) else Code.NO
+    return Code.DONE if print_sweep(request) else Code.NO

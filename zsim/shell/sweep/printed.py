@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from zsim.shell.answer import LINE_WIDTH, print_lines
-from zsim.shell.sweep.table import columns
 from zsim.study.outcome import Status
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import Row
@@ -25,21 +24,6 @@ BELOW, UNJUDGED = "({})", "{} ?"
 """Differences below the error of the prediction, and those whose error nobody knows."""
 
 Cell = Callable[[Row], str]
-
-
-def result_object(result: StudyResult) -> dict[str, object]:
-    """`zsim sweep --json`."""
-    accepted = result.ranking.accepted
-    return {
-        "question": result.question,
-        "answer": result.answer,
-        "best": accepted[0].name if accepted else None,
-        "goal": result.goal.minimize,
-        "held_fixed": result.held,
-        "dropped_combinations": result.dropped,
-        "trust": result.trust,
-        "runs": [{"name": row.name, **columns(result, row)} for row in result.rows],
-    }
 
 
 def print_result(result: StudyResult, store: Path) -> None:

@@ -4,15 +4,15 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-Advance = Callable[[int], None]
-"""Told how many more runs are done."""
+Told = Callable[[int, int], object]
+"""Told how many runs are done, and of how many."""
 
 
 @contextmanager
-def progress(total: int, done: int) -> Generator[Advance]:
-    """A bar of `total` runs of which some are done, on standard error if that is a terminal."""
+def progress() -> Generator[Told]:
+    """Show a bar of the runs that are done, on standard error if that is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _done, _total: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -21,6 +21,7 @@ def progress(total: int, done: int) -> Generator[Advance]:
         Progress,
         ProgressColumn,
         Task,
+        TaskID,
         TimeRemainingColumn,
     )
     from rich.text import Text
@@ -34,5 +35,11 @@ def progress(total: int, done: int) -> Generator[Advance]:
 
     columns = (BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, completed=done)
-        yield lambda count: bar.update(task, advance=count)
+        tasks: list[TaskID] = []
+
+        def told(done: int, total: int) -> None:
+            if not tasks:  # what was kept before does not count as done at once
+                tasks.append(bar.add_task("", total=total, completed=done))
+            bar.update(tasks[0], completed=done)
+
+        yield told

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,45 @@ from zsim.shell.installed import (
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.source import file_text, with_files
 from zsim.study.axis import changed, flat
-from zsim.study.file import StudyError, StudyFile, parse
+from zsim.study.file import StudyError, StudyFile, from_tables, parse
 from zsim.study.plan import Reader, StudyPlan, planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study that was found: what files beside it are called after, and its runs."""
+    """A study that was found.
 
+    Attributes:
+        given: what it was asked for as; the first word of messages about it.
+        name: what files beside it are called after.
+        plan: its runs.
+    """
+
+    given: str
     name: str
     plan: StudyPlan
 
 
-def read(name: str) -> Study:
-    """The study called `name`, or in the file `name`.
+def read(study: str | PathLike[str] | Mapping[str, Any]) -> Study:
+    """Return the study of that name, in that file, or in these tables.
 
     Raises:
         MistakeError: there is none, or it cannot be used.
     """
-    shipped = studies()
-    text = shipped[name] if name in shipped else file_text("study", name, tuple(shipped))
-    with mistakes(StudyError, ScenarioError, prefix=f"{name}: "):
-        study = parse(text)
-        where, base = _base(study, Path(name).parent)
-        plan = planned(study, base, reader(where))
-    return Study(name=name if name in shipped else Path(name).stem, plan=plan)
+    if isinstance(study, Mapping):
+        given = name = "study"
+        with mistakes(StudyError, prefix=f"{given}: "):
+            found = from_tables(study)
+    else:
+        shipped, given = studies(), fspath(study)
+        name = given if given in shipped else Path(given).stem
+        text = shipped[given] if given in shipped else file_text("study", given, tuple(shipped))
+        with mistakes(StudyError, prefix=f"{given}: "):
+            found = parse(text)
+    with mistakes(StudyError, ScenarioError, prefix=f"{given}: "):
+        where, base = _base(found, Path(given).parent)
+        plan = planned(found, base, reader(where))
+    return Study(given=given, name=name, plan=plan)
 
 
 def reader(where: str) -> Reader:

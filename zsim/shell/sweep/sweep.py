@@ -1,35 +1,25 @@
 """`zsim sweep`: what is left of a study is run and kept; then it says what came out."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.backend import RunFailedError
-from zsim.outline import Outline
-from zsim.report.chart import chart
-from zsim.report.study import study_page
+from zsim.api.study import SweepResult, sweep
 from zsim.shell.answer import print_json
-from zsim.shell.mistake import MistakeError, mistakes, one_line
-from zsim.shell.page import need_html, render
-from zsim.shell.picture import need_format, write_picture
+from zsim.shell.mistake import MistakeError, one_line
+from zsim.shell.page import need_html
+from zsim.shell.picture import need_format
 from zsim.shell.sweep.code_version import code_version
 from zsim.shell.sweep.executor import cores, crew
 from zsim.shell.sweep.forecast import forecast, print_forecast
-from zsim.shell.sweep.printed import print_result, result_object
+from zsim.shell.sweep.printed import print_result
 from zsim.shell.sweep.progress import progress
 from zsim.shell.sweep.source import Study, read
-from zsim.shell.sweep.store import Store, opened
-from zsim.shell.sweep.table import csv_text
-from zsim.shell.sweep.work import keys_of, left_of, work_off
-from zsim.shell.sweep.worker import Batch, Done, simulated
-from zsim.shell.written import Output, answer_before, need_folder, write
-from zsim.study.file import StudyError
+from zsim.shell.sweep.store import opened
+from zsim.shell.sweep.work import keys_of, left_of
+from zsim.shell.written import Output, answer_before, need_folder
 from zsim.study.outcome import Outcome
-from zsim.study.result import StudyResult, result_of
-
-Known = dict[str, Outcome]
-"""Outcomes by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +37,8 @@ class Request:
     as_json: bool
 
 
-def sweep(request: Request) -> bool:
-    """Run what is left of the study and print the answer; whether some run meets the goal.
+def print_sweep(request: Request) -> bool:
+    """Run what is left of the study and print the answer; return whether some run meets the goal.
 
     Raises:
         MistakeError: the study, the store or the scheduler cannot be used.
@@ -66,29 +56,40 @@ def sweep(request: Request) -> bool:
     path = request.store or Path(f"{study.name}.sqlite")
     if request.dry_run:
         return _forecast(request, study, path)
-    with opened(path) as store:
-        result = _result(request, study, store, path)
+    try:
+        with progress() as told:
+            result = sweep(
+                study,
+                store=path,
+                workers=request.workers or cores(),
+                scheduler=request.scheduler,
+                progress=told,
+            )
+    except KeyboardInterrupt as stopped:
+        if str(stopped):  # what is kept, where some runs are done
+            print(one_line(str(stopped)), file=sys.stderr)
+        raise
     with answer_before(*_outputs(request, result)):
         if request.as_json:
-            print_json(result_object(result))
+            print_json(result.to_dict())
         else:
-            print_result(result, path)
-    return bool(result.ranking.accepted)
+            print_result(result.study, path)
+    return result.best is not None
 
 
-def _outputs(request: Request, result: StudyResult) -> Iterator[Output]:
+def _outputs(request: Request, result: SweepResult) -> Iterator[Output]:
     """Yield the files that are asked for."""
     csv, report, drawing = request.csv, request.report, request.picture
     if csv is not None:
-        yield lambda: write(csv, csv_text(result))
+        yield lambda: result.csv(csv)
     if report is not None:
-        yield lambda: write(report, render(study_page(result)))
+        yield lambda: result.report(report)
     if drawing is not None:
-        yield lambda: write_picture("--picture", drawing, chart(result))
+        yield lambda: result.picture(drawing)
 
 
 def _forecast(request: Request, study: Study, path: Path) -> bool:
-    keys, known = keys_of(study.plan.runs, code_version()), Known()
+    keys, known = keys_of(study.plan.runs, code_version()), dict[str, Outcome]()
     if path.exists():
         with opened(path) as store:
             known = store.get(tuple(keys.values()))
@@ -100,53 +101,6 @@ def _forecast(request: Request, study: Study, path: Path) -> bool:
     found = forecast(study.plan, left, workers)
     print_forecast(found, as_json=request.as_json)
     return True
-
-
-def _result(request: Request, study: Study, store: Store, path: Path) -> StudyResult:
-    runs = study.plan.runs
-    keys = keys_of(runs, code_version())
-    known = store.get(tuple(dict.fromkeys(keys.values())))
-    left = left_of(runs, keys, known)
-    try:
-        _work(request, keys, store, left=left, known=known)
-    except KeyboardInterrupt:
-        print(one_line(_go_on(known, keys, path)), file=sys.stderr)
-        raise
-    except RunFailedError as error:
-        raise RunFailedError(f"{error}; {_go_on(known, keys, path)}") from error
-    outcomes = {name: known[key] for name, key in keys.items()}
-    with mistakes(StudyError, prefix=f"{request.study}: "):
-        return result_of(study.plan, outcomes)
-
-
-def _work(
-    request: Request, keys: dict[str, str], store: Store, *, left: dict[str, Outline], known: Known
-) -> None:
-    """Run what is left; outcomes go into the store and into `known`."""
-    if not left:
-        return
-    names = {key: name for name, key in keys.items()}
-    workers = min(request.workers or cores(), len(left))
-    with (
-        crew(workers, request.scheduler) as found,
-        progress(len(names), len(names) - len(left)) as advance,
-    ):
-
-        def keep(done: Sequence[tuple[str, Done]]) -> None:
-            store.put(
-                (key, names[key], each.outcome, each.seconds) for key, each in done if each.keep
-            )
-            known.update({key: each.outcome for key, each in done})
-            advance(len(done))
-
-        how = Batch((), simulated, code_version() if found.remote else None)
-        work_off(left, found, how, keep)
-
-
-def _go_on(known: Known, keys: dict[str, str], path: Path) -> str:
-    """How much is kept, and what to do to have the rest."""
-    done = len(set(keys.values()) & set(known))
-    return f"{done:,} of {len(set(keys.values())):,} runs are in {path}; the same command goes on"
 
 
 def need_workers(workers: int | None, scheduler: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What `zsim run` prints: the figures of a run, and the sentence of trust beside them."""
+"""What there is to tell of a run: its figures, the answer first, and how far to trust them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ from zsim.footprint import Lack, lack_of_run
 from zsim.moment import moment
 from zsim.remedy import Remedy
 from zsim.schedule import Place
-from zsim.shell.answer import print_lines, print_title
 from zsim.shell.lack import alive_text, lack_object
 from zsim.shell.remedy import remedy_lines, remedy_objects
 from zsim.summary import Summary
@@ -31,20 +30,15 @@ class Outcome:
     job: Job
     trace: Trace
     summary: Summary
+    losses: tuple[float, ...]
     wall_time_s: float
-    healthy_step_time_s: float | None = None
-    remedies: tuple[Remedy, ...] | None = None
-    fitted: tuple[str, ...] = ()
-
-    @property
-    def losses(self) -> tuple[float, ...]:
-        """The mean loss over the ranks, for each step; empty where nothing was trained."""
-        of_ranks = [rank.losses for rank in self.trace.ranks if rank.losses]
-        return tuple(sum(each) / len(each) for each in zip(*of_ranks, strict=True))
+    healthy_step_time_s: float | None
+    remedies: tuple[Remedy, ...] | None
+    fitted: tuple[str, ...]
 
 
-def outcome_object(outcome: Outcome) -> dict[str, object]:
-    """`zsim run --json`."""
+def run_object(outcome: Outcome) -> dict[str, object]:
+    """Return the object of `zsim run --json`."""
     found, trace = outcome.summary, outcome.trace
     lack = lack_of_run(outcome.job.schedule, trace)
     return {
@@ -82,14 +76,8 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def print_outcome(outcome: Outcome) -> None:
-    """`zsim run`: the answer first, at most 15 lines."""
-    print_title(outcome.title)
-    print_lines(outcome_lines(outcome))
-
-
-def outcome_lines(outcome: Outcome) -> list[tuple[str, str]]:
-    """What a run came to, the answer first: what each line is about, and the line."""
+def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what a run came to, the answer first: what each line is about, and the line."""
     found, trace = outcome.summary, outcome.trace
     lines = [("fits", _fits(outcome))]
     lack = lack_of_run(outcome.job.schedule, trace)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.footprint import Footprint, Lack
-from zsim.largest import Tried, largest
+from zsim.largest_model import Tried, largest
 from zsim.moment import moment
 from zsim.schedule import Kind
 

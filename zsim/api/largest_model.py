@@ -1,0 +1,219 @@
+"""`zsim.largest`: the largest model that fits, and what stops the next one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+
+from zsim.api.html import facts_html
+from zsim.api.scenario import LoadedScenario, find_scenario
+from zsim.backend import Job
+from zsim.footprint import Footprint, depends_on_time, states_alone
+from zsim.largest_model import Largest, Tried
+from zsim.largest_model import largest as search_for
+from zsim.moment import moment
+from zsim.pipeline import fewest_layers
+from zsim.scenario import Scenario
+from zsim.shell.lack import alive_text, lack_object
+from zsim.shell.memory import footprint_of
+from zsim.shell.mistake import MistakeError
+from zsim.shell.source import resolved
+from zsim.units import format_bytes, format_count
+
+MOST_LAYERS = 1000
+"""No deeper model is tried: its schedule takes longer to write than an answer may."""
+
+MOST_SIMULATED_LAYERS, SIMULATED_DIGITS = 300, 2
+"""The same where only runs say what is taken, and to how many digits layers are then searched."""
+
+MOST_PARAMETERS = 10**15
+
+DIGITS = 4
+"""Parameters are searched to so many digits: the paper prints four at most."""
+
+UNITS = 32
+"""Equal units of a model that is known by its parameters alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestResult:
+    """The largest model of a scenario that fits.
+
+    Attributes:
+        title: of the scenario, with what was changed in it.
+        by: what was searched: "layers", or "parameters" of a model that is known by them alone.
+        found: the largest size that fits, and the next one, which does not.
+        states: of parameters the same by model states alone, without any buffer.
+    """
+
+    title: str
+    by: str
+    found: Largest
+    states: Largest | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether any size does."""
+        return self.found.fits is not None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the largest model that fits; None if not even the smallest does."""
+        return None if self.found.fits is None else self.found.fits.parameters
+
+    @property
+    def layers(self) -> int | None:
+        """Layers of the largest model that fits; None if none does, or it is known without."""
+        fits = self.found.fits
+        return fits.size if fits is not None and self.by == "layers" else None
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """Bytes of device memory that the largest model reserves."""
+        return None if self.found.fits is None else self.found.fits.footprint.reserved_bytes
+
+    @property
+    def usable_memory_bytes(self) -> int | None:
+        """Bytes of a GPU that a rank may reserve."""
+        return None if self.found.fits is None else self.found.fits.footprint.usable_bytes
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the lines that `zsim largest` prints: what each is about, and the text."""
+        if self.states is None:
+            return _found_lines("largest", self.by, self.found)
+        of_states = _found_lines("by model states alone", self.by, self.states)
+        return [*of_states, *_found_lines("with all buffers", self.by, self.found)]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim largest --json` prints."""
+        main = self.found if self.states is None else self.states
+        found = {"title": self.title, "by": self.by, **_largest_object(self.by, main)}
+        if self.states is not None:
+            found["with_buffers"] = _largest_object(self.by, self.found)
+        return found
+
+    def _repr_html_(self) -> str:
+        return facts_html(self.title, self.facts())
+
+
+def largest(
+    scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
+    changes: Mapping[str, object] | None = None,
+) -> LargestResult:
+    """Find the largest model with which a scenario fits its GPUs.
+
+    Args:
+        scenario: what to load, as `load` takes it; its layers or parameters are searched.
+        changes: values by key, as `load` takes them.
+
+    Raises:
+        MistakeError: it is no scenario, or cannot be used.
+    """
+    read = find_scenario(scenario)
+    if read.tables is None:
+        raise MistakeError(f"{read.name}: a schedule; the largest model is that of a scenario")
+    loaded = read.changed(changes)
+    return largest_of(loaded.name, loaded.scenario, ranks=loaded.changes.ranks)
+
+
+def largest_of(name: str, scenario: Scenario, *, ranks: int | None = None) -> LargestResult:
+    """Return the largest model that fits of `scenario`, called `name`.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    jobs = _Jobs(name=name, scenario=scenario, ranks=ranks)
+    if scenario.model.parameters is None:
+        job = jobs.of({})
+        assert job.model.architecture is not None  # a model that is not parameters alone has one
+        simulated = depends_on_time(job.schedule)
+        layers = job.model.architecture.layers
+        most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
+        found = search_for(
+            lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
+            start=min(layers, most),
+            smallest=fewest_layers(job.model, layers, scenario.parallel.pipeline),
+            most=most,
+            digits=SIMULATED_DIGITS if simulated else None,
+        )
+        return LargestResult(title=scenario.title, by="layers", found=found)
+    smallest = UNITS * scenario.parallel.tensor
+    start = max(smallest, scenario.model.parameters)
+
+    def search(by: Callable[[Job], Footprint]) -> Largest:
+        return search_for(
+            lambda size: _tried(size, jobs.of({"parameters": size}), by),
+            start=start,
+            smallest=smallest,
+            most=MOST_PARAMETERS,
+            digits=DIGITS,
+        )
+
+    found, states = search(footprint_of), search(states_alone)
+    return LargestResult(title=scenario.title, by="parameters", found=found, states=states)
+
+
+def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:
+    return Tried(size=size, parameters=job.model.parameter_count, footprint=by(job))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Jobs:
+    """The jobs that a scenario describes with models of other sizes."""
+
+    name: str
+    scenario: Scenario
+    ranks: int | None
+
+    def of(self, size: dict[str, int]) -> Job:
+        """The job with `size` in place of what `[model]` says."""
+        model = self.scenario.model.model_copy(update=size)
+        scenario = self.scenario.model_copy(update={"model": model})
+        return resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)).job()
+
+
+def _largest_object(by: str, found: Largest) -> dict[str, object]:
+    refused = found.refused
+    following = None if refused is None else {**_size_object(by, refused)}
+    if refused is not None and refused.footprint.lack is not None and following is not None:
+        following["out_of_memory"] = lack_object(refused.footprint.lack)
+    if found.fits is None:
+        return {by: None, "parameters": None, "next": following}
+    return {**_size_object(by, found.fits), "next": following}
+
+
+def _size_object(by: str, tried: Tried) -> dict[str, object]:
+    taken = tried.footprint
+    short = taken.lack is not None and taken.reserved_bytes < taken.lack.needed_bytes
+    return {
+        by: tried.size,
+        "parameters": tried.parameters,
+        "peak_allocated_bytes": taken.allocated_bytes,
+        "peak_reserved_bytes": None if short else taken.reserved_bytes,
+        "usable_memory_bytes": taken.usable_bytes,
+    }
+
+
+def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    fits, refused = found.fits, found.refused
+    if fits is None:
+        lines.append((what, "none: not even the smallest fits"))
+    else:
+        taken = fits.footprint
+        memory = f"{format_bytes(taken.reserved_bytes)} of {format_bytes(taken.usable_bytes)}"
+        lines.append((what, f"{_size(by, fits)}, which takes {memory}"))
+    if refused is None:
+        lines.append(("the next size", "was not tried: no larger one can be asked for"))
+    elif refused.footprint.lack is not None:
+        lack = refused.footprint.lack
+        needed = f"needs {format_bytes(lack.needed_bytes)}"
+        when = f" at {moment(lack.operation)}" if lack.operation else ""
+        lines.append(("the next size", f"{_size(by, refused)}: {needed}{when}"))
+        lines.append(("alive then", alive_text(lack)))
+    return lines
+
+
+def _size(by: str, tried: Tried) -> str:
+    if by == "parameters":
+        return f"{tried.parameters:,} parameters"
+    return f"{tried.size:,} layers, {format_count(tried.parameters)} parameters"

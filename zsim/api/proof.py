@@ -1,0 +1,115 @@
+"""`zsim.prove`: what is proved of a schedule before it runs, and what is wrong with it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from zsim.api.html import facts_html
+from zsim.api.run_result import RunResult
+from zsim.api.scenario import LoadedScenario, load
+from zsim.check import prove as proof_of
+from zsim.check import refinement
+from zsim.check.finding import Finding
+from zsim.model import Model
+from zsim.schedule import Schedule
+from zsim.shell.traced import read_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofResult:
+    """What was proved of a schedule.
+
+    Attributes:
+        schedule: what was proved.
+        findings: what is wrong, each with where, why and a witness; none if it is proved.
+        proved: what holds, and for what.
+        not_shown: what was not looked at, and why.
+    """
+
+    schedule: Schedule
+    findings: tuple[Finding, ...]
+    proved: tuple[str, ...]
+    not_shown: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether there are no findings."""
+        return not self.findings
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return names and lines: findings, what is proved, and what is not shown."""
+        wrong = [(each.invariant, f"{each.where}: {each.why}") for each in self.findings]
+        lines = [
+            *wrong,
+            ("proved", ", ".join(self.proved)),
+            ("not shown", "; ".join(self.not_shown)),
+        ]
+        return [(name, text) for name, text in lines if text]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim check --json` prints."""
+        return {
+            **findings_object(self.findings),
+            "proved": list(self.proved),
+            "not_shown": list(self.not_shown),
+        }
+
+    def _repr_html_(self) -> str:
+        count = len(self.findings)
+        said = f"{count} finding{'s' if count > 1 else ''}" if count else "no findings"
+        return facts_html(f"{self.schedule.name}: {said}", self.facts())
+
+
+def findings_object(findings: tuple[Finding, ...]) -> dict[str, object]:
+    """Return findings as `--json` has them."""
+    return {
+        "findings": [
+            {"invariant": finding.invariant, "where": finding.where, "why": finding.why}
+            for finding in findings
+        ]
+    }
+
+
+def prove(
+    scenario: LoadedScenario | Schedule | str | PathLike[str] | Mapping[str, object],
+    changes: Mapping[str, object] | None = None,
+    *,
+    model: Model | None = None,
+    against: RunResult | str | PathLike[str] | None = None,
+) -> ProofResult:
+    """Prove a schedule: no deadlock, no race, no use after free, the values of plain training.
+
+    Args:
+        scenario: what to prove: a scenario as `load` takes it, or a schedule made by hand.
+        changes: values by key, as `load` takes them.
+        model: what a schedule made by hand trains; without it no values are compared.
+        against: a run, or the file that `RunResult.trace` wrote; it must be one of the schedule.
+
+    Raises:
+        MistakeError: it cannot be read.
+    """
+    if isinstance(scenario, Schedule):
+        schedule = scenario
+    else:
+        document = load(scenario, changes).document
+        schedule, model = document.schedule, document.model
+    trace = against.recorded if isinstance(against, RunResult) else None
+    if trace is None and against is not None:
+        trace = read_trace(Path(str(against)))
+    proof = proof_of(schedule, model)
+    if trace is not None:
+        found = refinement.examine(schedule, trace)
+        proved, not_shown = refinement.says(trace, found)
+        proof = replace(
+            proof,
+            findings=(*proof.findings, *found),
+            proved=(*proof.proved, *proved),
+            not_shown=(*proof.not_shown, *not_shown),
+        )
+    return ProofResult(
+        schedule=schedule,
+        findings=proof.findings,
+        proved=proof.proved,
+        not_shown=proof.not_shown,
+    )

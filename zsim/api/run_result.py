@@ -1,0 +1,261 @@
+"""The result of a run: figures with units in their names, and pages, traces and pictures of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zsim.api.html import facts_html
+from zsim.api.picture import Picture
+from zsim.api.run_facts import Outcome, run_facts, run_object
+from zsim.api.table import data_frame
+from zsim.footprint import Lack, lack_of_run
+from zsim.shell.installed import fitted_for
+from zsim.shell.mistake import MistakeError
+from zsim.shell.picture import need_format, write_picture
+from zsim.shell.traced import need_trace, write_trace
+from zsim.shell.written import unwritten, write
+from zsim.summary import Summary, summary
+from zsim.timeline import TimelineError, timeline
+from zsim.units import PICOSECONDS_PER_SECOND
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from zsim.backend import Job
+    from zsim.remedy import Remedy
+    from zsim.trace import Trace
+
+Path_ = str | PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to; every figure is of the last step, of the rank that has most of it.
+
+    Attributes:
+        title: of the scenario, with what was changed in it.
+        job: what ran: schedule, model, cluster.
+        recorded: what happened, operation by operation.
+        wall_time_s: how long the run took to compute, in seconds.
+        healthy_step_time_s: the step time without the faults and neighbours of the scenario, in
+            seconds; None where it has none.
+        look_for_remedies: finds what would make it fit.
+    """
+
+    title: str
+    job: "Job"
+    recorded: "Trace"
+    wall_time_s: float
+    healthy_step_time_s: float | None
+    look_for_remedies: "Callable[[Trace], tuple[Remedy, ...] | None]"
+
+    @cached_property
+    def summary(self) -> Summary:
+        """All figures as one value; each is documented there."""
+        return summary(self.job, self.recorded)
+
+    @property
+    def backend(self) -> str:
+        """Where it ran: "sim", "torch", or another one that is installed."""
+        return self.recorded.backend
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has the memory that it reserves."""
+        return self.summary.fits
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step; 0 from a backend that has no clock."""
+        return self.summary.step_time_s
+
+    @property
+    def bound_by(self) -> str:
+        """What takes most of the step: "compute", "communication" or "the host"."""
+        return self.summary.bound_by
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Seconds of the step in which a rank communicates or waits for it and computes nothing."""
+        return self.summary.exposed_communication_s
+
+    @property
+    def exposed_communication_s_by_axis(self) -> dict[str, float]:
+        """The same seconds by group of ranks; where two groups overlap, both count."""
+        return dict(self.summary.exposed_by_group)
+
+    @property
+    def host_bound_s(self) -> float:
+        """Seconds of the step in which a GPU waits for its host to issue work."""
+        return self.summary.host_bound_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all replicas and micro-batches per second."""
+        return self.summary.tokens_per_s
+
+    @property
+    def model_tflops_per_gpu(self) -> float:
+        """10^12 FLOPs of forward and backward per second and GPU, without recomputation."""
+        return self.summary.model_tflops_per_gpu
+
+    @property
+    def hardware_tflops_per_gpu(self) -> float:
+        """The same with recomputation."""
+        return self.summary.hardware_tflops_per_gpu
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: a fraction of the GPU's peak; 0 without a peak."""
+        return self.summary.mfu
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization: the same with recomputation."""
+        return self.summary.hfu
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Bytes of device memory that the largest rank has allocated at the peak."""
+        return self.summary.peak_allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """Bytes that the caching allocator reserves at most; None if memory ran out before."""
+        return self.summary.reserved_bytes
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """Bytes of a GPU that a rank may reserve: its memory less what CUDA and NCCL take."""
+        return self.summary.usable_bytes
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that are allocated at the peak by kind: parameter, gradient, moment, ..."""
+        return {str(kind): size for kind, size in self.summary.memory_by_kind}
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The mean loss over the ranks, for each step; empty where nothing was trained."""
+        of_ranks = [rank.losses for rank in self.recorded.ranks if rank.losses]
+        return tuple(sum(each) / len(each) for each in zip(*of_ranks, strict=True))
+
+    @property
+    def trust(self) -> str:
+        """How far the times can be trusted, in words."""
+        return self.recorded.trust
+
+    @property
+    def out_of_memory(self) -> Lack | None:
+        """The operation at which memory ran out, and what had it; None if it fits."""
+        return lack_of_run(self.job.schedule, self.recorded)
+
+    @cached_property
+    def remedies(self) -> "tuple[Remedy, ...] | None":
+        """The cheapest changes with which a simulated run fits; None if it fits as it is.
+
+        They are looked for when they are first asked for: each is simulated.
+        """
+        return self.look_for_remedies(self.recorded)
+
+    @property
+    def _outcome(self) -> Outcome:
+        return Outcome(
+            title=self.title,
+            job=self.job,
+            trace=self.recorded,
+            summary=self.summary,
+            losses=self.losses,
+            wall_time_s=self.wall_time_s,
+            healthy_step_time_s=self.healthy_step_time_s,
+            remedies=self.remedies,
+            fitted=fitted_for(self.job.cluster) if self.backend == "sim" else (),
+        )
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the lines that `zsim run` prints: what each is about, and the text."""
+        return run_facts(self._outcome)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return all figures as `zsim run --json` prints them, units last in their names."""
+        return run_object(self._outcome)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return each operation of the last step of each recorded rank, times in seconds.
+
+        Ranks that nobody can tell apart are recorded once; `ranks` says how many they are.
+        """
+        last = self.recorded.steps - 1
+        return [
+            {
+                "rank": rank.rank,
+                "ranks": rank.stands_for,
+                "operation": event.operation,
+                "stream": event.stream,
+                "start_s": event.start_ps / PICOSECONDS_PER_SECOND,
+                "duration_s": (event.end_ps - event.start_ps) / PICOSECONDS_PER_SECOND,
+            }
+            for rank in self.recorded.ranks
+            for event in rank.events
+            if event.step == last
+        ]
+
+    def to_pandas(self) -> "DataFrame":
+        """Return `rows()` as a table of pandas.
+
+        Raises:
+            MistakeError: pandas is not installed.
+        """
+        return data_frame(self.rows())
+
+    def report(self, path: Path_) -> None:
+        """Write a page about the run to `path`, which ends in .html.
+
+        Raises:
+            MistakeError: it cannot be a page, or the extra `report` is not installed.
+            UnwrittenError: it cannot be written.
+        """
+        from zsim.report.run import run_page
+        from zsim.shell.page import need_html, render
+
+        need_html("report", Path(path))
+        page = run_page(self.job, self.recorded, self.summary, title=self.title, facts=self.facts())
+        write(Path(path), render(page))
+
+    def trace(self, path: Path_) -> None:
+        """Write what happened to `path`, in the form of PyTorch's profiler.
+
+        A path that ends in `/`, or is a folder, gets a file for each recorded rank.
+
+        Raises:
+            MistakeError: there is no such folder.
+            UnwrittenError: it cannot be written.
+        """
+        need_trace("trace", str(path))
+        write_trace(str(path), self.job, self.recorded)
+
+    def timeline(self, path: Path_ | None = None) -> Picture:
+        """Draw the last step on the first rank, and write it to `path`: .svg or .png.
+
+        Raises:
+            MistakeError: it cannot be drawn, or PNG needs the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        where = None if path is None else Path(path)
+        if where is not None:
+            need_format("timeline", where)
+        try:
+            drawn = timeline(self.job.schedule, self.job.model, self.recorded)
+        except TimelineError as error:
+            if where is None:
+                raise MistakeError(f"timeline: {error}") from None
+            raise unwritten(where, str(error)) from None
+        if where is not None:
+            write_picture("timeline", where, drawn)
+        return Picture(drawn)
+
+    def _repr_html_(self) -> str:
+        return facts_html(self.title, self.facts())

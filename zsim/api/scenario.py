@@ -1,0 +1,272 @@
+"""Scenarios from Python: `zsim.load` reads one, changes it, and tells what is wrong in one line."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from numbers import Integral, Real
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, cast
+
+from zsim.api.html import facts_html
+from zsim.scenario import NONE, Scenario, with_settings
+from zsim.shell.mistake import MistakeError
+from zsim.shell.source import (
+    Changes,
+    Source,
+    described,
+    resolved,
+    schedule_source,
+    tables_or_schedule,
+)
+from zsim.units import format_count
+
+if TYPE_CHECKING:
+    from zsim.backend import Job
+    from zsim.cluster import Cluster
+    from zsim.document import Document
+    from zsim.model import Model
+    from zsim.plan import Plan
+    from zsim.schedule import Schedule
+
+TABLES = "scenario"
+"""What a scenario given as tables is called in messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedScenario:
+    """A scenario, or a schedule in a JSON file, that was found and read; an immutable value.
+
+    What it comes to (`job`, `schedule`, `model`, `cluster`) is made when it is first asked for.
+
+    Attributes:
+        name: what it was loaded as; the first word of messages about it.
+        tables: the scenario as its file has it, without changes; None of a schedule.
+        changes: what was changed in it.
+        schedule_json: the schedule in the file; None of a scenario.
+    """
+
+    name: str
+    tables: Mapping[str, object] | None
+    changes: Changes
+    schedule_json: str | None = None
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        """The tables with all changes, every key looked at.
+
+        Raises:
+            MistakeError: a key is wrong, or this is a schedule.
+        """
+        if self.tables is None:
+            raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
+        return described(self.name, self.tables, self.changes)
+
+    @cached_property
+    def source(self) -> Source:
+        """Everything settled, and the schedule made.
+
+        Raises:
+            MistakeError: fields contradict each other, or a file that is named cannot be read.
+        """
+        if self.schedule_json is not None:
+            return schedule_source(self.name, self.schedule_json, self.changes)
+        return resolved(self.name, self.scenario, ranks=self.changes.ranks)
+
+    @property
+    def title(self) -> str:
+        """The title of the file, and what was changed in it."""
+        return self.source.title if self.tables is None else self.scenario.title
+
+    @property
+    def document(self) -> "Document":
+        """The schedule, with model and cluster as far as they are known; it can be encoded."""
+        return self.source.document
+
+    @property
+    def job(self) -> "Job":
+        """What a backend runs: schedule, model, cluster and number of steps."""
+        return self.source.job()
+
+    @property
+    def schedule(self) -> "Schedule":
+        """What every rank does."""
+        return self.document.schedule
+
+    @property
+    def model(self) -> "Model":
+        """What is trained."""
+        return self.job.model
+
+    @property
+    def cluster(self) -> "Cluster":
+        """What it runs on."""
+        return self.job.cluster
+
+    def changed(
+        self,
+        changes: Mapping[str, object] | None = None,
+        *,
+        ranks: int | None = None,
+        steps: int | None = None,
+    ) -> "LoadedScenario":
+        """Return this scenario with `changes` by key, as `load` takes them.
+
+        Raises:
+            MistakeError: a key or value is wrong.
+        """
+        settings = tuple(as_setting(key, value) for key, value in (changes or {}).items())
+        made = self.but(Changes(settings=settings, ranks=ranks, steps=steps))
+        _ = made.source if made.tables is None else made.scenario  # wrong ones are told now
+        return made
+
+    def but(self, more: Changes) -> "LoadedScenario":
+        """Return this scenario with `more` changes, of which none is looked at yet."""
+        mine = self.changes
+        return replace(
+            self,
+            changes=Changes(
+                settings=(*mine.settings, *more.settings),
+                ranks=mine.ranks if more.ranks is None else more.ranks,
+                steps=mine.steps if more.steps is None else more.steps,
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its tables with all changes, as `load` takes them."""
+        if self.tables is None:
+            raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
+        return with_settings(self.tables, self.changes.all_settings)
+
+    def plan(self) -> "Plan":
+        """Return what a rank holds and sends in a step, in bytes, read off the schedule.
+
+        Raises:
+            MistakeError: it cannot be settled, or is a schedule without a model.
+        """
+        from zsim.plan import plan
+
+        if self.document.model is None:
+            raise MistakeError(f"{self.name}: model: missing; a plan needs it")
+        return plan(self.schedule, self.document.model)
+
+    def _repr_html_(self) -> str:
+        tables = {} if self.tables is None else self.to_dict()
+        facts = [
+            (name, ", ".join(f"{key} = {_shown(each)}" for key, each in table.items()))
+            for name, table in tables.items()
+            if isinstance(table, dict)
+        ]
+        return facts_html(self.title, facts or [("operations", format_count(self._operations))])
+
+    @property
+    def _operations(self) -> int:
+        return sum(len(program.step) for program in self.schedule.programs)
+
+
+def load(
+    scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
+    changes: Mapping[str, object] | None = None,
+    *,
+    ranks: int | None = None,
+    steps: int | None = None,
+) -> LoadedScenario:
+    """Load a scenario: the name of one that ships, a file in TOML, or its tables.
+
+    A file in JSON is a schedule that `zsim plan --schedule` wrote. `load("llama2_7b",
+    {"zero.stage": 3, "cluster.nodes": 8})` changes two keys; sizes and times have units
+    (`"80 GB"`), and None takes a key away.
+
+    Args:
+        scenario: what to load; a loaded one is changed.
+        changes: values by key, on top of what the scenario says.
+        ranks: so many ranks instead of those of the cluster.
+        steps: optimizer steps of a run.
+
+    Raises:
+        MistakeError: there is none, or it cannot be used: one line with field, value, and what is
+            allowed, as the command line has it.
+    """
+    return find_scenario(scenario).changed(changes, ranks=ranks, steps=steps)
+
+
+def find_scenario(
+    scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
+) -> LoadedScenario:
+    """Return what `load` loads, read but not looked at yet.
+
+    Raises:
+        MistakeError: there is none, or it cannot be read.
+    """
+    match scenario:
+        case LoadedScenario():
+            return scenario
+        case Mapping():
+            return LoadedScenario(name=TABLES, tables=deepcopy(dict(scenario)), changes=Changes())
+        case str() | PathLike():
+            name = fspath(scenario)
+            read = tables_or_schedule(name)
+            if isinstance(read, str):
+                return LoadedScenario(name=name, tables=None, schedule_json=read, changes=Changes())
+            return LoadedScenario(name=name, tables=read, changes=Changes())
+        case _:
+            raise MistakeError(
+                f"scenario: {scenario!r} must be a name, a path, or tables by name in a dict"
+            )
+
+
+def as_setting(key: str, value: object) -> str:
+    """Return `key` set to `value` as the command line has it: `zero.stage=3`.
+
+    Raises:
+        MistakeError: no scenario has a value of that type.
+    """
+    if value is None:
+        return f"{key}={NONE}"
+    text = _toml(value)
+    if text is None:
+        raise MistakeError(
+            f"{key}: {value!r} must be a number, a string, true or false, a list, or None"
+        )
+    bare = value if isinstance(value, str) else ""
+    return f"{key}={bare if _stays_a_word(bare) else text}"
+
+
+def _stays_a_word(text: str) -> bool:
+    """Tell whether the command line reads `text` without quotes as the same string."""
+    return text.replace("_", "").isalnum() and text[0].isalpha() and text not in _NOT_WORDS
+
+
+_NOT_WORDS = frozenset({NONE, "true", "false", "inf", "nan"})
+
+
+def _toml(value: object) -> str | None:
+    """Return `value` as TOML, on one line; None if it has no such form."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case Enum():
+            return _toml(value.value)
+        case str() | PathLike():
+            return json.dumps(fspath(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case Integral():
+            return str(int(value))
+        case Real():
+            return repr(float(value))
+        case list() | tuple():
+            items = [_toml(item) for item in cast("list[object]", value)]
+            return None if None in items else f"[{', '.join(map(str, items))}]"
+        case dict():
+            pairs = cast("dict[str, object]", value).items()
+            each = {str(key): _toml(item) for key, item in pairs}
+            if None in each.values():
+                return None
+            return f"{{{', '.join(f'{json.dumps(key)} = {text}' for key, text in each.items())}}}"
+        case _:
+            return None
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else _toml(value) or str(value)

@@ -1,0 +1,220 @@
+"""`zsim.sweep`: the runs of a study, ranked by its goal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zsim.api.html import table_html
+from zsim.api.picture import Picture
+from zsim.api.table import data_frame
+from zsim.backend import RunFailedError
+from zsim.outline import Outline
+from zsim.shell.mistake import MistakeError, mistakes
+from zsim.shell.picture import need_format, write_picture
+from zsim.shell.sweep.code_version import code_version
+from zsim.shell.sweep.executor import crew
+from zsim.shell.sweep.source import Study, read
+from zsim.shell.sweep.store import Store, opened
+from zsim.shell.sweep.table import columns, csv_text
+from zsim.shell.sweep.work import keys_of, left_of, work_off
+from zsim.shell.sweep.worker import Batch, Done, simulated
+from zsim.shell.written import need_folder, write
+from zsim.study.file import StudyError
+from zsim.study.outcome import Outcome
+from zsim.study.result import StudyResult, result_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+IN_MEMORY = Path(":memory:")
+"""SQLite's name of a store that nobody keeps."""
+
+Progress = Callable[[int, int], object]
+"""Told how many runs are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """What came out of a study.
+
+    Attributes:
+        study: every run with its outcome, and the ranking.
+    """
+
+    study: StudyResult
+
+    @property
+    def question(self) -> str:
+        """The question that the study asks."""
+        return self.study.question
+
+    @property
+    def answer(self) -> str:
+        """The best run in one sentence, or that there is none."""
+        return self.study.answer
+
+    @property
+    def best(self) -> str | None:
+        """The name of the best run; None if none meets the goal."""
+        accepted = self.study.ranking.accepted
+        return accepted[0].name if accepted else None
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return every run, in the order of the study: axes, how it ended, figures, cost.
+
+        Units are last in the names; a figure that a run does not have is None.
+        """
+        return [{"name": row.name, **columns(self.study, row)} for row in self.study.rows]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim sweep --json` prints."""
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            "best": self.best,
+            "goal": self.study.goal.minimize,
+            "held_fixed": self.study.held,
+            "dropped_combinations": self.study.dropped,
+            "trust": self.study.trust,
+            "runs": self.rows(),
+        }
+
+    def to_pandas(self) -> "DataFrame":
+        """Return `rows()` as a table of pandas.
+
+        Raises:
+            MistakeError: pandas is not installed.
+        """
+        return data_frame(self.rows())
+
+    def csv(self, path: str | PathLike[str]) -> None:
+        """Write all runs to `path`, as CSV.
+
+        Raises:
+            MistakeError: there is no such folder.
+            UnwrittenError: it cannot be written.
+        """
+        need_folder("csv", Path(path))
+        write(Path(path), csv_text(self.study))
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write a page about the study to `path`, which ends in .html.
+
+        Raises:
+            MistakeError: it cannot be a page, or the extra `report` is not installed.
+            UnwrittenError: it cannot be written.
+        """
+        from zsim.report.study import study_page
+        from zsim.shell.page import need_html, render
+
+        need_html("report", Path(path))
+        write(Path(path), render(study_page(self.study)))
+
+    def picture(self, path: str | PathLike[str] | None = None) -> Picture:
+        """Draw the runs, and write that to `path`: .svg or .png.
+
+        Raises:
+            MistakeError: PNG needs the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        from zsim.report.chart import chart
+
+        if path is not None:
+            need_format("picture", Path(path))
+        drawn = chart(self.study)
+        if path is not None:
+            write_picture("picture", Path(path), drawn)
+        return Picture(drawn)
+
+    def _repr_html_(self) -> str:
+        return table_html(f"{self.question} {self.answer}", self.rows())
+
+
+def sweep(
+    study: str | PathLike[str] | Mapping[str, Any] | Study,
+    *,
+    store: str | PathLike[str] | None = None,
+    workers: int = 1,
+    scheduler: str | None = None,
+    progress: Progress | None = None,
+) -> SweepResult:
+    """Run a study: many runs of what-if, of which the best is named.
+
+    Args:
+        study: the name of one that ships, a file in TOML, or its tables.
+        store: a file in SQLite that keeps outcomes; what it has is not run again.
+        workers: processes; of more than 1, each imports the program that calls this.
+        scheduler: the address of a Dask cluster to run on instead.
+        progress: told how many runs are done, and of how many.
+
+    Raises:
+        MistakeError: the study, the store or the scheduler cannot be used.
+        RunFailedError: a worker died; what was done is in the store.
+    """
+    if workers < 1:
+        raise MistakeError(f"workers: {workers} must be at least 1")
+    asked = study if isinstance(study, Study) else read(study)
+    path = IN_MEMORY if store is None else Path(store)
+    with opened(path) as opened_store:
+        runs = asked.plan.runs
+        sweeping = _Sweep(
+            keys=keys_of(runs, code_version()),
+            store=opened_store,
+            path=path,
+            workers=workers,
+            scheduler=scheduler,
+            progress=progress or (lambda _done, _total: None),
+        )
+        known = opened_store.get(tuple(dict.fromkeys(sweeping.keys.values())))
+        sweeping.work(left_of(runs, sweeping.keys, known), known)
+        outcomes = {name: known[key] for name, key in sweeping.keys.items()}
+    with mistakes(StudyError, prefix=f"{asked.given}: "):
+        return SweepResult(study=result_of(asked.plan, outcomes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sweep:
+    """How the runs of a study are worked off, and where they are kept."""
+
+    keys: Mapping[str, str]
+    store: Store
+    path: Path
+    workers: int
+    scheduler: str | None
+    progress: Progress
+
+    def work(self, left: Mapping[str, Outline], known: dict[str, Outcome]) -> None:
+        """Run what is left; outcomes go into the store and into `known`."""
+        if not left:
+            return
+        try:
+            self._work(left, known)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._kept(known)) from None
+        except RunFailedError as error:
+            raise RunFailedError(f"{error}; {self._kept(known)}") from error
+
+    def _work(self, left: Mapping[str, Outline], known: dict[str, Outcome]) -> None:
+        names = {key: name for name, key in self.keys.items()}
+        self.progress(len(names) - len(left), len(names))
+        with crew(min(self.workers, len(left)), self.scheduler) as found:
+
+            def keep(done: Sequence[tuple[str, Done]]) -> None:
+                self.store.put(
+                    (key, names[key], each.outcome, each.seconds) for key, each in done if each.keep
+                )
+                known.update({key: each.outcome for key, each in done})
+                self.progress(len(names.keys() & known.keys()), len(names))
+
+            how = Batch((), simulated, code_version() if found.remote else None)
+            work_off(left, found, how, keep)
+
+    def _kept(self, known: Mapping[str, Outcome]) -> str:
+        """Return how much is kept, and what to do to have the rest."""
+        keys = set(self.keys.values())
+        done = f"{len(keys & known.keys()):,} of {len(keys):,} runs"
+        if self.path == IN_MEMORY:
+            return f"{done} were done, and are lost without a store"
+        return f"{done} are in {self.path}; the same command goes on"
