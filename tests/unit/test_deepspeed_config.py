@@ -12,7 +12,8 @@ from zsim.deepspeed_silence import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
 from zsim.dtype import DType
 from zsim.emulated import emulated
 from zsim.runtime.deepspeed import DeepSpeed
-from zsim.scenario import LossScaleTable, Scenario, ScenarioError, parse
+from zsim.scenario import LossScaleTable, Scenario, ScenarioError
+from zsim.setting import parse
 
 TEXT = """
 title = "from a configuration"

@@ -9,7 +9,8 @@ import zsim_topologies
 from zsim.hugging_face import configured, shape_fields
 from zsim.model import Model
 from zsim.resolve import resolve
-from zsim.scenario import Scenario, ScenarioError, parse
+from zsim.scenario import Scenario, ScenarioError
+from zsim.setting import parse
 
 Config = dict[str, object]
 

@@ -12,7 +12,7 @@ from shown import Command, steps
 
 import zsim_scenarios
 from zsim.backend import Backend
-from zsim.scenario import parse
+from zsim.setting import parse
 from zsim.shell.cli import answer
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,9 @@ from zsim.dtype import DType
 from zsim.learning_rate import LearningRates
 from zsim.resolve import Resolved, resolve
 from zsim.rule import LEARNING_RATE, SGD, Adam
-from zsim.scenario import ScenarioError, parse
+from zsim.scenario import ScenarioError
 from zsim.schedule import Discipline
+from zsim.setting import parse
 from zsim.strategy import Checkpointing, FusedBuffers, Precision
 from zsim.topology import Part, UnknownTopologyError
 
@@ -83,8 +84,9 @@ def resolved(*settings: str, text: str = TEXT) -> Resolved:
 def test_fitted_constants_are_had_by_name() -> None:
     assert resolved().cluster.network is None
     assert resolved("network.profile=any").cluster.network == START
-    with pytest.raises(ScenarioError, match=r"network\.profile: 'none' must be any"):
-        resolved("network.profile=none")
+    with pytest.raises(ScenarioError, match=r"network\.profile: 'other' must be any"):
+        resolved("network.profile=other")
+    assert resolved("network.profile=any", "network.profile=none").cluster.network is None
 
 
 ON_A_TREE = TEXT.replace('topology = "boxes"', 'node = "box"\nfabric = "tree"')

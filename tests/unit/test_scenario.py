@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from zsim.runtimes.registry import runtimes
-from zsim.scenario import LossScaleTable, Scenario, ScenarioError, ZeroTable, parse
+from zsim.scenario import LossScaleTable, Scenario, ScenarioError, ZeroTable
+from zsim.setting import parse
 from zsim.strategy import Checkpointing, LossScale, Strategy
 
 TEXT = """

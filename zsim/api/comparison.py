@@ -1,7 +1,7 @@
 """`zsim.compare`: two runs side by side, the largest difference first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ class Side:
     """One of the two runs: what it is called, and what happened."""
 
     name: str
-    trace: Trace
+    trace: Trace = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class ComparisonResult:
 
     first: Side
     second: Side
-    found: Comparison
+    found: Comparison = field(repr=False)
 
     @property
     def step_times_s(self) -> tuple[float, float]:

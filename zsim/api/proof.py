@@ -1,7 +1,7 @@
 """`zsim.prove`: what is proved of a schedule before it runs, and what is wrong with it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class ProofResult:
         not_shown: what was not looked at, and why.
     """
 
-    schedule: Schedule
+    schedule: Schedule = field(repr=False)
     findings: tuple[Finding, ...]
     proved: tuple[str, ...]
     not_shown: tuple[str, ...]

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from zsim.remedy import Remedy
     from zsim.trace import Trace
 
-Path_ = str | PathLike[str]
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
     """What a run came to; every figure is of the last step, of the rank that has most of it.
 
@@ -211,7 +209,7 @@ class RunResult:
         """
         return data_frame(self.rows())
 
-    def report(self, path: Path_) -> None:
+    def report(self, path: str | PathLike[str]) -> None:
         """Write a page about the run to `path`, which ends in .html.
 
         Raises:
@@ -225,7 +223,7 @@ class RunResult:
         page = run_page(self.job, self.recorded, self.summary, title=self.title, facts=self.facts())
         write(Path(path), render(page))
 
-    def trace(self, path: Path_) -> None:
+    def trace(self, path: str | PathLike[str]) -> None:
         """Write what happened to `path`, in the form of PyTorch's profiler.
 
         A path that ends in `/`, or is a folder, gets a file for each recorded rank.
@@ -237,7 +235,7 @@ class RunResult:
         need_trace("trace", str(path))
         write_trace(str(path), self.job, self.recorded)
 
-    def timeline(self, path: Path_ | None = None) -> Picture:
+    def timeline(self, path: str | PathLike[str] | None = None) -> Picture:
         """Draw the last step on the first rank, and write it to `path`: .svg or .png.
 
         Raises:
@@ -256,6 +254,12 @@ class RunResult:
         if where is not None:
             write_picture("timeline", where, drawn)
         return Picture(drawn)
+
+    def __repr__(self) -> str:
+        return (
+            f"RunResult(title={self.title!r}, fits={self.fits}, step_time_s={self.step_time_s}, "
+            f"peak_reserved_bytes={self.peak_reserved_bytes})"
+        )
 
     def _repr_html_(self) -> str:
         return facts_html(self.title, self.facts())

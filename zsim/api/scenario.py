@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
@@ -11,7 +11,8 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast
 
 from zsim.api.html import facts_html
-from zsim.scenario import NONE, Scenario, with_settings
+from zsim.scenario import Scenario, ScenarioError
+from zsim.setting import NONE, setting_value, with_settings
 from zsim.shell.mistake import MistakeError
 from zsim.shell.source import (
     Changes,
@@ -49,9 +50,9 @@ class LoadedScenario:
     """
 
     name: str
-    tables: Mapping[str, object] | None
+    tables: Mapping[str, object] | None = field(repr=False)
     changes: Changes
-    schedule_json: str | None = None
+    schedule_json: str | None = field(default=None, repr=False)
 
     @cached_property
     def scenario(self) -> Scenario:
@@ -230,16 +231,15 @@ def as_setting(key: str, value: object) -> str:
         raise MistakeError(
             f"{key}: {value!r} must be a number, a string, true or false, a list, or None"
         )
-    bare = value if isinstance(value, str) else ""
-    return f"{key}={bare if _stays_a_word(bare) else text}"
+    return f"{key}={value if isinstance(value, str) and _is_read_bare(value) else text}"
 
 
-def _stays_a_word(text: str) -> bool:
+def _is_read_bare(text: str) -> bool:
     """Tell whether the command line reads `text` without quotes as the same string."""
-    return text.replace("_", "").isalnum() and text[0].isalpha() and text not in _NOT_WORDS
-
-
-_NOT_WORDS = frozenset({NONE, "true", "false", "inf", "nan"})
+    try:
+        return text != NONE and setting_value(text, text.strip()) == text
+    except ScenarioError:
+        return False
 
 
 def _toml(value: object) -> str | None:
@@ -260,10 +260,10 @@ def _toml(value: object) -> str | None:
             return None if None in items else f"[{', '.join(map(str, items))}]"
         case dict():
             pairs = cast("dict[str, object]", value).items()
-            each = {str(key): _toml(item) for key, item in pairs}
-            if None in each.values():
+            each = [(_toml(str(key)), _toml(item)) for key, item in pairs]
+            if any(text is None for _, text in each):
                 return None
-            return f"{{{', '.join(f'{json.dumps(key)} = {text}' for key, text in each.items())}}}"
+            return f"{{{', '.join(f'{name} = {text}' for name, text in each)}}}"
         case _:
             return None
 

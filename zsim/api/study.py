@@ -35,7 +35,7 @@ Progress = Callable[[int, int], object]
 """Told how many runs are done, and of how many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SweepResult:
     """What came out of a study.
 
@@ -127,6 +127,9 @@ class SweepResult:
         if path is not None:
             write_picture("picture", Path(path), drawn)
         return Picture(drawn)
+
+    def __repr__(self) -> str:
+        return f"SweepResult(question={self.question!r}, answer={self.answer!r})"
 
     def _repr_html_(self) -> str:
         return table_html(f"{self.question} {self.answer}", self.rows())

@@ -104,7 +104,8 @@ def tables_or_schedule(name: str) -> dict[str, Any] | str:
     Raises:
         MistakeError: there is none, or it cannot be read.
     """
-    from zsim.scenario import ScenarioError, tables_of
+    from zsim.scenario import ScenarioError
+    from zsim.setting import tables_of
 
     text = _text(name)
     if _is_schedule(name, text):
@@ -200,7 +201,8 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
     Raises:
         MistakeError: it cannot be used.
     """
-    from zsim.scenario import ScenarioError, from_tables, with_settings
+    from zsim.scenario import ScenarioError, from_tables
+    from zsim.setting import with_settings
     from zsim.shell.title import title_of
 
     settings = changes.all_settings

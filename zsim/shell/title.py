@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from zsim.scenario import apply
+from zsim.setting import apply
 
 
 def title_of(

@@ -8,7 +8,7 @@ import zsim_scenarios
 from zsim.backend import Job
 from zsim.outline import model_of
 from zsim.runtimes.registry import make_schedule
-from zsim.scenario import parse
+from zsim.setting import parse
 from zsim.shell.sweep.source import reader
 from zsim.shell.sweep.worker import simulated
 from zsim.study.outcome import Status
