@@ -11,8 +11,8 @@ This is the index. A name is imported when it is first used, so that `import zsi
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest
 if TYPE_CHECKING:
     from zsim.api.comparison import compare as compare
     from zsim.api.largest_model import largest as largest

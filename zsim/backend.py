@@ -10,6 +10,7 @@ from zsim.collective.demand import Decision
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
 from zsim.schedule import Schedule
+from zsim.suggestion import one_of
 from zsim.trace import LastStep, Trace
 
 GROUP = "zsim.backends"
@@ -108,7 +109,7 @@ def load(name: str) -> type[Backend]:
     """
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
-        raise UnknownBackendError(f"backend: {name!r} must be one of {', '.join(names())}")
+        raise UnknownBackendError(f"backend: {one_of(name, names())}")
     if len(found) > 1:
         owners = ", ".join(entry.value for entry in found)
         raise BackendError(f"backend {name!r} is registered more than once: {owners}")

@@ -88,8 +88,6 @@ def with_table(message: str, table: str = "zero") -> str:
 SEQUENCE = 1024
 """Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""
 
-SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_size")
-
 
 FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
 
@@ -133,12 +131,6 @@ def _shape(table: ModelTable, strategy: Strategy) -> Architecture:
     """The shape that `[model]` gives; what it does not say is the family's."""
     if table.hf_config is not None:
         raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")
-    for name in SHAPE:
-        if getattr(table, name) is None:
-            raise ScenarioError(
-                f"model.{name}: missing; a model has {', '.join(SHAPE)}, or hf_config, "
-                "or parameters alone"
-            )
     given = table.model_dump(exclude={"architecture", "hf_config", "parameters"}, exclude_none=True)
     again = strategy.checkpointing is Checkpointing.SELECTIVE
     return FAMILIES[table.architecture](

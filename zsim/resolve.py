@@ -14,6 +14,7 @@ from zsim.emulated import emulated, stage_of
 from zsim.equal_units import EQUAL_UNITS
 from zsim.execution import Execution
 from zsim.fault import Fault, Neighbour
+from zsim.missing import need_cluster_keys, need_keys
 from zsim.model import Model
 from zsim.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.outline import Batches, Outline, model_of, with_table
@@ -93,6 +94,7 @@ def outline(
     Raises:
         ScenarioError: two fields contradict each other, or the topology does not exist.
     """
+    need_keys(scenario)
     cluster = _cluster(scenario, topology)
     if scenario.compute.profile is not None:
         try:
@@ -144,14 +146,16 @@ def outline(
     )
 
 
-def replicas(scenario: Scenario, topology: Topology) -> int:
-    """Ranks that train on different data, over which a global batch is spread.
+def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
+    """Return the cluster, and how many ranks train on different data: a global batch is over them.
 
     Raises:
         ScenarioError: the axes do not fit the cluster, or there is none.
     """
-    _, data = _degrees(scenario, _cluster(scenario, topology))
-    return data * scenario.parallel.replicate
+    need_cluster_keys(scenario)
+    cluster = _cluster(scenario, topology)
+    _, data = _degrees(scenario, cluster)
+    return cluster, data * scenario.parallel.replicate
 
 
 def _decision(table: NetworkTable) -> Decision | None:
@@ -196,10 +200,18 @@ def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
     table, parallel = scenario.cluster, scenario.parallel
     cluster = _nodes_of(table, topology, table.nodes or 1)
     if table.nodes is None:
-        if parallel.data is None:
-            raise ScenarioError("cluster.nodes: missing; give it, or parallel.data")
+        assert parallel.data is not None  # one of the two is given
         ranks = parallel.replicate * parallel.data * parallel.tensor * parallel.pipeline
         cluster = _nodes_of(table, topology, -(-ranks // cluster.gpus_per_node))
+    return with_overrides(table, cluster)
+
+
+def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
+    """Return `cluster` with what `table` says in place of its topology.
+
+    Raises:
+        ScenarioError: the fabric has no leaves whose oversubscription could be changed.
+    """
     if table.gpu_memory is not None:
         gpu = replace(
             cluster.gpu,
@@ -227,8 +239,6 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
         name, where = table.topology, "cluster.topology"
     elif node is not None and fabric is not None:
         name, where = node, "cluster"
-    elif node is None and fabric is None:
-        raise ScenarioError("cluster.topology: missing; give it, or node and fabric")
     else:
         missing, other = ("node", "fabric") if node is None else ("fabric", "node")
         raise ScenarioError(f"cluster.{missing}: missing beside {other}")
@@ -288,18 +298,9 @@ def _batches(train: TrainTable, data: int) -> Batches:
         train.global_batch_size,
     )
     if total is None:
-        if micro is None or steps is None:
-            missing = "micro_batch_size" if micro is None else "gradient_accumulation_steps"
-            raise ScenarioError(
-                f"train.{missing}: missing; give two of micro_batch_size, "
-                "gradient_accumulation_steps, global_batch_size"
-            )
+        assert micro is not None  # two of the three are given
+        assert steps is not None
         return Batches(micro_batch_size=micro, accumulation_steps=steps)
-    if micro is None and steps is None:
-        raise ScenarioError(
-            "train.micro_batch_size: missing; give it or gradient_accumulation_steps "
-            "beside global_batch_size"
-        )
     known = (micro or 1) * (steps or 1) * data
     if total % known or (micro and steps and total != known):
         parts = [f"{micro} a micro-batch"] if micro else []

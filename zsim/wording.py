@@ -50,7 +50,10 @@ Path = tuple[int | str, ...]
 
 
 def line(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
-    """The first of `errors` of a `root`; an unknown key goes first: it explains what is missing."""
+    """Return the first of `errors` of a `root` in words, or all keys that are missing.
+
+    An unknown key goes first: it explains what is missing.
+    """
     strangers = [error for error in errors if error["type"] == "extra_forbidden"]
     if strangers:
         path, _ = _path(strangers[0], root)
@@ -73,7 +76,8 @@ def line(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
         )
     field = _field(path[:-2] if path[-1] == KEY else path)
     if first["type"] == "missing":
-        return f"{field}: missing"
+        missing = [_field(_path(each, root)[0]) for each in errors if each["type"] == "missing"]
+        return f"{', '.join(missing)}: missing"
     given, wording = shown(first["input"]), _wording(first)
     if first["type"] == "tuple_type" and isinstance(first["input"], dict):
         wording = f"{wording} of tables, each under [[{field}]]"

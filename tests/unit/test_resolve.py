@@ -308,6 +308,22 @@ def test_what_is_missing_is_named(old: str, new: str, why: str) -> None:
     assert str(caught.value).startswith(why)
 
 
+def test_all_keys_that_are_missing_are_told_at_once() -> None:
+    text = TEXT
+    for key in ("layers = 2", "nodes = 2", "stage = 2", "micro_batch_size = 3"):
+        assert key in text
+        text = text.replace(key, "")
+    with pytest.raises(ScenarioError) as caught:
+        resolved("model.hidden_size=none", text=text)
+    told = [each.partition(": missing; ")[0] for each in str(caught.value).split("; also ")]
+    assert told == [
+        "cluster.nodes",
+        "zero.stage",
+        "model.layers, model.hidden_size",
+        "train.micro_batch_size",
+    ]
+
+
 def test_too_few_parameters_alone_are_refused() -> None:
     with pytest.raises(ScenarioError, match=r"^model\.parameters: 31 must be at least 32"):
         resolved("model.parameters=31", text=ALONE)

@@ -1,9 +1,11 @@
 """The command line: `zsim run`, `check`, `plan`, `topology`, `list`, `show` and others."""
 
+import errno
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
-from typing import Protocol, cast
+from typing import Annotated, Protocol, cast
 
 import typer
 
@@ -22,12 +24,37 @@ from zsim.shell.mistake import MistakeError, one_line
 from zsim.shell.option import Code
 from zsim.shell.written import UnwrittenError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that takes no more."""
+
 app = typer.Typer(
-    help="One ZeRO schedule, simulated on a cluster or run on real ranks.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(given: bool) -> None:  # noqa: FBT001  (typer hands it over)
+    if given:
+        from importlib.metadata import version
+
+        print(f"zsim {version('zsim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """One ZeRO schedule, simulated on a cluster or run on real ranks."""
+
+
 app.command("run")(run)
 app.command("check")(check)
 app.command("plan")(plan)
@@ -72,6 +99,8 @@ def answer(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):  # the reader has seen enough; typer ends on it
         sys.stdout = None
         return Code.DONE
+    except OSError as error:
+        return _refuse_unwritten(error)
     except Exception as error:  # whatever it is, the caller gets one line
         from zsim.shell.failure import report
 
@@ -81,9 +110,26 @@ def answer(arguments: Sequence[str]) -> int:
     return found if isinstance(found, int) else Code.DONE
 
 
+def _refuse_unwritten(error: OSError) -> Code:
+    """Say that the disk behind standard output, or behind another file, is full."""
+    try:
+        print(flush=True)  # what did not get through is not kept for a second flush
+    except OSError as why:
+        sys.stdout = None  # what is left in its buffer cannot be written at the end either
+        reason = (why.strerror or str(why)).lower()
+        return _refuse(f"the answer could not be written: {reason}", Code.UNWRITTEN)
+    from zsim.shell.failure import report
+
+    if error.errno in FULL:
+        where = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{where}{(error.strerror or str(error)).lower()}", Code.FAILED)
+    return _refuse(report(error), Code.FAILED)
+
+
 def _refuse(message: str, code: Code) -> Code:
-    """One line on standard error, whatever the message holds."""
-    print(one_line(message), file=sys.stderr)
+    """Print one line on standard error, whatever the message holds, if that can be written."""
+    with suppress(OSError):
+        print(one_line(message), file=sys.stderr, flush=True)
     return code
 
 

@@ -7,13 +7,16 @@ from zsim.backend import RunFailedError
 
 
 def report(error: Exception) -> str:
-    """One line about `error` that names a file with the details."""
+    """Return one line about `error` that names a file with the details."""
     failed = isinstance(error, RunFailedError)
     line = str(error) if failed else f"internal error: {type(error).__name__}: {error}"
     if failed and "details: " in line:
         return line
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", prefix="zsim-", suffix=".log", delete=False
-    ) as file:
-        file.write("".join(traceback.format_exception(error)))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="zsim-", suffix=".log", delete=False
+        ) as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as why:  # a full disk may be what failed
+        return f"{line} (details could not be written: {(why.strerror or str(why)).lower()})"
     return f"{line} (details: {file.name})"

@@ -17,6 +17,7 @@ from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.collective.profiles import Profiles, parse
 from zsim.cost.kernel_profile import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cost.kernel_profile import parse as parse_kernels
+from zsim.suggestion import one_of
 from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
 from zsim.topology.edges import fabric_from_edges
 from zsim.topology.nccl import node_from_nccl
@@ -118,7 +119,7 @@ def network_profile(name: str) -> NetworkProfile:
     known = network_profiles()
     names = [*known, *(f"{each}/{one}" for each in known for one in sorted(known[each].systems))]
     if name not in names:
-        raise ProfileError(f"{name!r} must be one of {', '.join(names)}")
+        raise ProfileError(one_of(name, names))
     return known[gpu].of(system)
 
 
@@ -138,7 +139,7 @@ def kernel_profile(name: str) -> KernelProfile:
     """
     known = fitted_kernels()
     if name not in known:
-        raise KernelProfileError(f"{name!r} must be one of {', '.join(known)}")
+        raise KernelProfileError(one_of(name, known))
     return known[name].constants
 
 
@@ -185,9 +186,7 @@ def find(part: Part, name: str) -> dict[str, Any]:
         case ".csv", Part.FABRIC:
             return fabric_from_edges(name, _file_text(name))
         case _:
-            raise UnknownTopologyError(
-                f"{name!r} must be one of {', '.join(part_names(part))}", part
-            )
+            raise UnknownTopologyError(one_of(name, part_names(part)), part)
 
 
 def topology(name: str, fabric: str | None, nodes: int) -> Cluster:

@@ -50,8 +50,63 @@ def more_than_nothing(given: str | float) -> float:
     return number
 
 
+def scenario_names(begun: str) -> list[str]:
+    """Return the scenarios that ship whose names begin so, for completion."""
+    from zsim.shell.installed import scenarios
+
+    return [name for name in scenarios() if name.startswith(begun)]
+
+
+def study_names(begun: str) -> list[str]:
+    """Return the studies that ship whose names begin so."""
+    from zsim.shell.installed import studies
+
+    return [name for name in studies() if name.startswith(begun)]
+
+
+def backend_names(begun: str) -> list[str]:
+    """Return the backends that are installed whose names begin so."""
+    from zsim.backend import names
+
+    return [name for name in names() if name.startswith(begun)]
+
+
+def topology_names(begun: str) -> list[str]:
+    """Return the systems and nodes that ship whose names begin so."""
+    from zsim.shell.installed import part_names
+    from zsim.topology import Part
+
+    names = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
+    return [name for name in names if name.startswith(begun)]
+
+
+def shown_names(begun: str) -> list[str]:
+    """Return all names that ship which begin so."""
+    from zsim.shell.source import shipped_names
+
+    return [name for name in shipped_names() if name.startswith(begun)]
+
+
+def setting_keys(begun: str) -> list[str]:
+    """Return the keys of a scenario that begin so, with what stands behind them."""
+    from zsim.scenario import Scenario as Tables
+    from zsim.scenario import Table
+
+    keys: list[str] = []
+    for name, field in Tables.model_fields.items():
+        table = field.annotation
+        if isinstance(table, type) and issubclass(table, Table):
+            keys += [f"{name}.{key}=" for key in table.model_fields]
+    return [key for key in keys if key.startswith(begun)]
+
+
 Scenario = Annotated[
-    str, typer.Argument(help="A scenario that ships (zsim list), or a file.", show_default=False)
+    str,
+    typer.Argument(
+        help="A scenario that ships (zsim list), or a file.",
+        show_default=False,
+        autocompletion=scenario_names,
+    ),
 ]
 Schedulish = Annotated[
     str,
@@ -59,12 +114,16 @@ Schedulish = Annotated[
         metavar="SCENARIO|FILE.json",
         help="A scenario that ships (zsim list), a file, or a schedule in JSON.",
         show_default=False,
+        autocompletion=scenario_names,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change the scenario: zero.stage=3. Many are allowed."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change the scenario: zero.stage=3; none takes a key away. Many are allowed.",
+        autocompletion=setting_keys,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -17,6 +17,7 @@ from zsim.shell.installed import (
     topology,
 )
 from zsim.shell.mistake import MistakeError, file_fault, mistakes, one_line
+from zsim.suggestion import one_of
 from zsim.topology import Part
 
 if TYPE_CHECKING:
@@ -134,12 +135,15 @@ def shipped_text(name: str) -> str:
     shipped = scenarios() | studies()
     if name in shipped:
         return shipped[name]
-    known = [*shipped]
     for part in Part:
         if name in part_names(part):
             return part_text(part, name)
-        known += part_names(part)
-    raise MistakeError(f"name: {name!r} must be one of {', '.join(known)}")
+    raise MistakeError(f"name: {one_of(name, shipped_names())}")
+
+
+def shipped_names() -> list[str]:
+    """Return all names that `shipped_text` takes."""
+    return [*scenarios(), *studies(), *(name for part in Part for name in part_names(part))]
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
@@ -148,7 +152,7 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
     Raises:
         MistakeError: it cannot be read.
     """
-    missing = f"{what}: {name!r} must be a file or one of {', '.join(shipped)}"
+    missing = f"{what}: {one_of(name, shipped, or_else='a file or ')}"
     if not name:
         raise MistakeError(missing)
     try:
@@ -203,12 +207,12 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
     """
     from zsim.scenario import ScenarioError, from_tables
     from zsim.setting import with_settings
-    from zsim.shell.title import title_of
+    from zsim.shell.title import filled, title_of
 
     settings = changes.all_settings
     with mistakes(ScenarioError, prefix=f"{name}: "):
         found = from_tables(with_settings(tables, settings))
-    title = title_of(found.title, tables, settings, changes.ranks)
+    title = title_of(filled(found, changes.ranks), tables, settings, changes.ranks)
     return found.model_copy(update={"title": title})
 
 

@@ -1,9 +1,19 @@
 """The title of a run: that of its scenario, and what the command line changed in it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from zsim.resolve import placed
+from zsim.scenario import Scenario, ScenarioError
 from zsim.setting import apply
+from zsim.shell.installed import topology
+from zsim.units import format_count
+
+FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+HARDWARE = ("ranks", "gpu")
+LARGE = 10**6
+"""Larger numbers are words in a title: 7.5 billion."""
 
 
 def title_of(
@@ -25,6 +35,35 @@ def title_of(
     if ranks is not None:
         changed["ranks"] = f"ranks = {ranks}"
     return f"{title}, with {', '.join(changed.values())}" if changed else title
+
+
+def filled(scenario: Scenario, ranks: int | None = None) -> str:
+    """Return the title of `scenario` with `{zero.stage}`, `{ranks}` and `{gpu}` filled in.
+
+    So a title follows what runs. Of a scenario that cannot be, the hardware is a question mark.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] in HARDWARE:
+            return _hardware(scenario, ranks)[HARDWARE.index(found[1])]
+        value: object = scenario
+        for name in found[1].split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, int) and value >= LARGE:
+            return format_count(value)
+        return found[0] if value is None else str(value)
+
+    return FIELD.sub(value, scenario.title)
+
+
+def _hardware(scenario: Scenario, ranks: int | None) -> tuple[str, str]:
+    try:
+        cluster, replicas = placed(scenario, topology)
+    except ScenarioError:
+        return "?", "?"
+    parallel = scenario.parallel
+    count = replicas * parallel.tensor * parallel.pipeline if ranks is None else ranks
+    return str(count), cluster.gpu.name.partition("-")[0]
 
 
 def _at(tables: Mapping[str, object], key: str) -> object:

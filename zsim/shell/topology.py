@@ -1,21 +1,29 @@
 """`zsim topology`: what a cluster is made of, what it can carry, and its picture."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from zsim.cluster import Cluster, ClusterError, FabricKind
+from zsim.resolve import with_overrides
+from zsim.scenario import ClusterTable, Count, Ratio, Repeat, ScenarioError, Size, Table
+from zsim.setting import with_settings
 from zsim.shell.answer import print_json, print_lines
 from zsim.shell.installed import part_names, topology
 from zsim.shell.mistake import MistakeError, mistakes
 from zsim.shell.picture import need_format, write_picture
+from zsim.shell.title import title_of
 from zsim.shell.written import answer_before
+from zsim.suggestion import one_of
 from zsim.topology import Part, TopologyError
 from zsim.topology.cut import Cut, cuts, narrowest
 from zsim.topology.description import LinkClass, link_classes
 from zsim.topology.drawing import draw
 from zsim.topology.note import rate, speed
 from zsim.units import format_bytes, format_rate
+from zsim.wording import line
 
 ONE_SWITCH = "single_switch"
 """What a node is put on where no fabric is named."""
@@ -29,6 +37,7 @@ class Request:
     nodes: int
     fabric: str | None
     drawing: Path | None
+    settings: tuple[str, ...]
     as_json: bool
 
 
@@ -62,12 +71,42 @@ def _cluster(request: Request) -> Cluster:
     if fabric is None and (name in part_names(Part.NODE) or name.endswith(".xml")):
         fabric = ONE_SWITCH
     if fabric is None and name not in part_names(Part.SYSTEM) and not name.endswith(".toml"):
-        known = ", ".join((*part_names(Part.SYSTEM), *part_names(Part.NODE)))
-        raise MistakeError(f"name: {name!r} must be a file (.toml, .xml) or one of {known}")
+        known = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
+        raise MistakeError(f"name: {one_of(name, known, or_else='a file (.toml, .xml) or ')}")
     if fabric is not None and name in part_names(Part.SYSTEM):
         raise MistakeError(f"--fabric: {name} is a node on a fabric already")
-    with mistakes(TopologyError, ClusterError):
-        return topology(name, fabric, request.nodes)
+    with mistakes(TopologyError, ClusterError, ScenarioError):
+        table = _changed(request.settings)
+        cluster = topology(name, fabric, table.nodes or request.nodes)
+        changed = with_overrides(ClusterTable().model_copy(update=dict(table)), cluster)
+    return replace(changed, name=title_of(cluster.name, {}, request.settings))
+
+
+class _ClusterSettings(Table):
+    """What `--set` changes of a topology, as in a scenario."""
+
+    nodes: Count | None = None
+    gpu_memory: Size | None = None
+    nics_per_node: Repeat | None = None
+    oversubscription: Ratio | None = None
+
+
+class _Settings(Table):
+    """Tables that `--set` may name."""
+
+    cluster: _ClusterSettings = _ClusterSettings()
+
+
+def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
+    """Return what `settings` (`cluster.oversubscription=2`) say.
+
+    Raises:
+        ScenarioError: one is none of a topology.
+    """
+    try:
+        return _Settings.model_validate(with_settings({}, settings)).cluster
+    except ValidationError as error:
+        raise ScenarioError(line(error.errors(include_url=False), _Settings)) from None
 
 
 def _lines(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:

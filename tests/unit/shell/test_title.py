@@ -8,14 +8,17 @@ from asked import Ask
 
 TINY = "Tiny: a GPT of 3 layers, to try on a laptop"
 NODES = ("--set", "cluster.nodes=64")
-LLAMA = "Llama 2 7B: ZeRO stage 3 on 32 H100, with cluster.nodes = 64"
+LLAMA = "Llama 2 7B: ZeRO stage 3 on 512 H100, with cluster.nodes = 64"
 
 
 @pytest.mark.parametrize(
     ("words", "title"),
     [
         ((), TINY),
-        (("--set", "model.layers=5"), f"{TINY}, with model.layers = 5"),
+        (
+            ("--set", "model.layers=5"),
+            f"{TINY.replace('3 layers', '5 layers')}, with model.layers = 5",
+        ),
         (
             ("--set", "zero.stage=2", "--set", "train.precision=bf16"),
             f"{TINY}, with zero.stage = 2, train.precision = bf16",
@@ -41,6 +44,34 @@ def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str) -> No
     _, out, _ = ask(name, "llama2_7b", *options, *NODES)
     assert out.startswith(f"{LLAMA}\n")
     assert json.loads(ask(name, "llama2_7b", *options, *NODES, "--json")[1])["title"] == LLAMA
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "title"),
+    [
+        ("llama2_7b", "--set zero.stage=2", "Llama 2 7B: ZeRO stage 2 on 32 H100, "),
+        (
+            "gpt3_175b",
+            "--set cluster.topology=dgx_a100_infiniband",
+            "GPT-3 175B: ZeRO stage 3 on 512 A100",
+        ),
+        (
+            "zero_table1",
+            "--set model.parameters=1e12",
+            "ZeRO Table 1: 1 trillion parameters, stage 2,",
+        ),
+        ("tiny", '--set title="{zero.stage}{no.key}{"', "3{no.key}{"),
+    ],
+)
+def test_a_title_follows_what_is_run(ask: Ask, name: str, words: str, title: str) -> None:
+    code, out, _ = ask("plan", name, *words.split())
+    assert (code, out.startswith(title)) == (0, True), out.partition("\n")[0]
+
+
+def test_the_ranks_of_the_command_line_are_in_the_title(ask: Ask) -> None:
+    assert ask("plan", "llama2_7b", "--json")[1]
+    _, out, _ = ask("run", "llama2_7b", "--ranks", "16", "--no-check")
+    assert out.startswith("Llama 2 7B: ZeRO stage 3 on 16 H100, with ranks = 16\n")
 
 
 def test_the_page_of_a_run_has_the_title_of_what_ran(ask: Ask, tmp_path: Path) -> None:

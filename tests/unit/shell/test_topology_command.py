@@ -247,3 +247,34 @@ def test_the_picture_in_the_documentation_is_what_the_command_draws(
     assert ask("dgx_h100", "--fabric", "rail_optimized", "--nodes", 128, "--draw", path)[0] == 0
     shown = (ROOT / "docs" / "dgx_h100_rail_optimized.svg").read_text("utf-8")
     assert path.read_text("utf-8") == shown
+
+
+def test_a_topology_is_changed_by_the_keys_of_a_scenario(described: Callable[..., Json]) -> None:
+    words = ("dgx_h100", "--fabric", "rail_optimized", "--nodes", "128")
+    plain = described(*words)
+    changed = described(*words, "--set", "cluster.oversubscription=4", "--set", "cluster.nodes=64")
+    assert changed["nodes"] == 64
+    assert changed["tiers"][0]["oversubscription"] == 4
+    assert plain["tiers"][0]["oversubscription"] == 1
+    assert changed["name"] == (
+        f"{plain['name']}, with cluster.oversubscription = 4, cluster.nodes = 64"
+    )
+    assert described("dgx_h100", "--set", "cluster.gpu_memory=40 GB")["gpu_memory_bytes"] == 40e9
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("zero.stage=3", "zero: unknown key; allowed: cluster"),
+        ("cluster.nods=3", "cluster.nods: unknown key; did you mean nodes? allowed: nodes, gpu"),
+        ("cluster.gpu_memory=40 Gb", "cluster.gpu_memory: '40 Gb' must be a size such as"),
+        ("cluster.oversubscription=2", "cluster.oversubscription: 2 is for a fabric with leaves"),
+        ("cluster", "--set: 'cluster' must be KEY=VALUE"),
+    ],
+)
+def test_a_setting_that_a_topology_does_not_have_is_one_line(
+    ask: Ask, setting: str, why: str
+) -> None:
+    code, out, error = ask("dgx_h100", "--set", setting)
+    assert (code, out) == (2, "")
+    assert error.startswith(f"zsim: {why}")

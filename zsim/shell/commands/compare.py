@@ -4,24 +4,37 @@ from typing import Annotated
 
 import typer
 
-from zsim.shell.option import Code, Json, Settings
+from zsim.shell.option import Code, Json, Settings, scenario_names, setting_keys
 
 
 def compare(
     first: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="A scenario, schedule or trace (FILE.json).", show_default=False
+            metavar="A",
+            help="A scenario, schedule or trace (FILE.json).",
+            show_default=False,
+            autocompletion=scenario_names,
         ),
     ],
     second: Annotated[
         str | None,
-        typer.Argument(metavar="B", help="Another; without it A again.", show_default=False),
+        typer.Argument(
+            metavar="B",
+            help="Another; without it A again.",
+            show_default=False,
+            autocompletion=scenario_names,
+        ),
     ] = None,
     settings: Settings = None,
     but: Annotated[
         list[str] | None,
-        typer.Option("--but", metavar="KEY=VALUE", help="Change B alone. Many are allowed."),
+        typer.Option(
+            "--but",
+            metavar="KEY=VALUE",
+            help="Change B alone. Many are allowed.",
+            autocompletion=setting_keys,
+        ),
     ] = None,
     json: Json = False,
 ) -> Code:

@@ -7,12 +7,13 @@ def list_() -> Code:
     """Name what is installed."""
     import tomllib
 
+    from zsim.api.scenario import load
     from zsim.backend import names
     from zsim.shell.answer import print_installed
     from zsim.shell.installed import part_names, scenarios, studies
     from zsim.topology import Part
 
-    titles = [(name, tomllib.loads(text)["title"]) for name, text in scenarios().items()]
+    titles = [(name, load(name).title) for name in scenarios()]
     questions = [(name, tomllib.loads(text)["question"]) for name, text in studies().items()]
     parts = {
         "topologies": part_names(Part.SYSTEM),

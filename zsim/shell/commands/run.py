@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from zsim.shell.option import Code, Json, Schedulish, Settings, at_least, more_than_nothing
+from zsim.shell.option import (
+    Code,
+    Json,
+    Schedulish,
+    Settings,
+    at_least,
+    backend_names,
+    more_than_nothing,
+)
 
 Timeout = Annotated[
     float | None,
@@ -33,7 +41,9 @@ Witness = Annotated[
 
 def run(
     scenario: Schedulish,
-    backend: Annotated[str, typer.Option(help="Where it runs: sim, torch or null.")] = "sim",
+    backend: Annotated[
+        str, typer.Option(help="Where it runs: sim, torch or null.", autocompletion=backend_names)
+    ] = "sim",
     ranks: Annotated[
         int | None,
         typer.Option(metavar="N", parser=at_least(1), help="So many ranks, not the cluster's."),

@@ -4,12 +4,17 @@ from typing import Annotated
 
 import typer
 
-from zsim.shell.option import Code
+from zsim.shell.option import Code, shown_names
 
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="A scenario, study, topology or part of one.", show_default=False)
+        str,
+        typer.Argument(
+            help="A scenario, study, topology or part of one.",
+            show_default=False,
+            autocompletion=shown_names,
+        ),
     ],
 ) -> Code:
     """Print a scenario, study, topology, node, fabric or GPU."""

@@ -5,12 +5,17 @@ from typing import Annotated
 
 import typer
 
-from zsim.shell.option import Code, Json, at_least
+from zsim.shell.option import Code, Json, at_least, study_names
 
 
 def sweep(
     study: Annotated[
-        str, typer.Argument(help="A study that ships (zsim list), or a file.", show_default=False)
+        str,
+        typer.Argument(
+            help="A study that ships (zsim list), or a file.",
+            show_default=False,
+            autocompletion=study_names,
+        ),
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many runs there are, and about how long.")

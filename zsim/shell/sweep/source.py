@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.outline import Outline
-from zsim.resolve import outline, replicas
+from zsim.resolve import outline, placed
 from zsim.scenario import Scenario, ScenarioError
 from zsim.shell.installed import (
     kernel_profile,
@@ -64,7 +64,7 @@ def read(study: str | PathLike[str] | Mapping[str, Any]) -> Study:
 
 def reader(where: str) -> Reader:
     """What settles scenarios; `where` is the file beside which they name others."""
-    placed = cache(topology)
+    found = cache(topology)
 
     def configured(scenario: Scenario) -> Scenario:
         try:
@@ -73,11 +73,11 @@ def reader(where: str) -> Reader:
             raise ScenarioError(str(mistake)) from None
 
     def settled(scenario: Scenario) -> Outline:
-        return outline(scenario, placed, network_profile, kernel_profile)
+        return outline(scenario, found, network_profile, kernel_profile)
 
     return Reader(
         configured=configured,
-        replicas=lambda scenario: replicas(scenario, placed),
+        replicas=lambda scenario: placed(scenario, found)[1],
         outline=settled,
     )
 
