@@ -26,7 +26,7 @@ from zsim.backend import Trier
 from zsim.check import check
 from zsim.cluster import Cluster
 from zsim.outline import Recipe
-from zsim.resolve import outline, replicas
+from zsim.resolve import outline, placed
 from zsim.rule import SGD
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
@@ -115,7 +115,7 @@ def proved_step(recipe: Recipe) -> Proved | Outcome:
 LAYERS = model()
 READER = Reader(
     configured=lambda scenario: scenario,
-    replicas=lambda scenario: replicas(scenario, topology),
+    replicas=lambda scenario: placed(scenario, topology)[1],
     outline=lambda scenario: outline(scenario, topology, network_profile, kernel_profile),
 )
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from zsim.api.study import sweep as sweep
     from zsim.cluster import Cluster as Cluster
     from zsim.model import Model as Model
+    from zsim.runtimes.registry import make_schedule as make_schedule
     from zsim.schedule import Schedule as Schedule
     from zsim.shell.mistake import MistakeError as MistakeError
     from zsim.strategy import Strategy as Strategy
     from zsim.trace import Trace as Trace
-    from zsim.runtimes.registry import make_schedule as make_schedule
 
     __version__: str
 

@@ -131,8 +131,7 @@ def outline(
             f"activations.offload: true needs a node with host memory behind PCIe, {cluster.name} "
             "describes none"
         )
-    nodes = -(-strategy.ranks // cluster.gpus_per_node)
-    cluster = replace(cluster, nodes=nodes)
+    cluster = replace(cluster, nodes=-(-strategy.ranks // cluster.gpus_per_node))
     return Outline(
         model=scenario.model,
         cluster=cluster,
