@@ -3,11 +3,11 @@
 After a change that means to change an answer: `zsim run NAME > scenarios/zsim_scenarios/NAME.out`.
 """
 
-import tomllib
 from importlib.resources import files
 
 import pytest
 
+import zsim
 import zsim_scenarios
 from zsim.footprint import footprint
 from zsim.shell.cli import answer
@@ -30,7 +30,7 @@ def test_the_promised_scenarios_ship() -> None:
 
 @pytest.mark.parametrize("name", zsim_scenarios.names())
 def test_a_title_fits_a_line(name: str) -> None:
-    assert len(tomllib.loads(zsim_scenarios.text(name))["title"]) <= 60
+    assert len(zsim.load(name).title) <= 60
 
 
 def test_an_unknown_scenario_is_a_lookup_error_with_those_that_ship() -> None:
