@@ -7,7 +7,7 @@ from inspect import signature
 from os import PathLike
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
@@ -45,6 +45,22 @@ class RefutedError(ValueError):
         super().__init__(f"{schedule.name}: {first.invariant}: {first.where}: {first.why}")
 
 
+class BackendOptions(TypedDict, total=False):
+    """What only some backends take; one that does not take it refuses to run.
+
+    Attributes:
+        data: a text to train on, bytes as tokens (torch).
+        timeout_s: seconds without progress on any rank after which a run has failed (torch).
+        poison: no numbers in memory that is not valid, ranks late at random (torch).
+        witness: record what torch is seen to do; steps take longer (torch).
+    """
+
+    data: str | PathLike[str] | None
+    timeout_s: float | None
+    poison: bool
+    witness: bool
+
+
 def run(
     scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
     changes: Mapping[str, object] | None = None,
@@ -52,10 +68,7 @@ def run(
     backend: str = "sim",
     seed: int = 0,
     check: bool = True,
-    data: str | PathLike[str] | None = None,
-    timeout_s: float | None = None,
-    poison: bool = False,
-    witness: bool = False,
+    **options: Unpack[BackendOptions],
 ) -> RunResult:
     """Prove the schedule of a scenario, run it, and return its figures.
 
@@ -65,10 +78,7 @@ def run(
         backend: "sim" simulates, "torch" trains on real ranks, "null" only records.
         seed: of all that is drawn.
         check: whether the schedule is proved first.
-        data: a text to train on, bytes as tokens (torch).
-        timeout_s: seconds without progress on any rank after which a run has failed (torch).
-        poison: no numbers in memory that is not valid, ranks late at random (torch).
-        witness: record what torch is seen to do; steps take longer (torch).
+        options: what only some backends take, as in `BackendOptions`.
 
     Raises:
         MistakeError: it cannot be run as asked.
@@ -76,15 +86,13 @@ def run(
         NoWayError: faults leave ranks without a way to each other.
         RunFailedError: it began and could not end.
     """
+    for name in options.keys() - BackendOptions.__annotations__:
+        raise TypeError(f"run() got an unexpected keyword argument {name!r}")
     loaded, source = _source(scenario, changes, backend)
-    asked: dict[str, object] = {
-        "data": None if data is None else Path(data),
-        "timeout_s": timeout_s,
-        "poison": poison or None,
-        "witness": witness or None,
-        "decision": source.decision,
-    }
-    settings = {name: value for name, value in asked.items() if value is not None}
+    data = options.get("data")
+    text = None if data is None else Path(data)
+    asked = {**options, "data": text, "decision": source.decision}
+    settings = {name: value for name, value in asked.items() if value not in (None, False)}
     how = _How(name=backend, settings=settings, seed=seed)
     job = source.job()
     made = how.backend(source)

@@ -69,8 +69,11 @@ def test_the_notebook_has_the_form_of_one_and_keeps_no_outputs() -> None:
     assert all(not cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
-def test_a_run_on_real_ranks_is_one_argument_away() -> None:
-    result = zsim.run("tiny", {"train.steps": 2, "parallel.data": 2}, backend="torch")
+def test_a_run_on_real_ranks_is_one_argument_away(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be " * 200, "utf-8")
+    changes = {"train.steps": 2, "parallel.data": 2}
+    result = zsim.run("tiny", changes, backend="torch", data=str(text))
     assert result.backend == "torch"
     assert len(result.losses) == 2
     assert result.fits

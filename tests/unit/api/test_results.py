@@ -267,3 +267,27 @@ def test_a_notebook_shows_what_every_result_says() -> None:
         assert len(repr(result)) < 1000
     assert "&lt;x&gt;" in shown_as(run, "html")
     assert f"step_time_s={run.step_time_s}" in repr(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"data": "text.txt"}, "--data: text.txt: backend sim reads no data"),
+        ({"timeout_s": 3}, "--timeout: 3: backend sim waits for nobody"),
+        ({"poison": True}, "--poison: backend sim has no memory to poison"),
+        ({"witness": True}, "--witness: backend sim runs nothing that could be watched"),
+    ],
+)
+def test_an_option_that_a_backend_does_not_take_is_refused(
+    options: dict[str, Json], why: str
+) -> None:
+    with pytest.raises(zsim.MistakeError) as mistake:
+        zsim.run("tiny", **options)
+    assert str(mistake.value) == why
+    zsim.run("tiny", data=None, timeout_s=None, poison=False, witness=False)
+
+
+def test_an_option_that_no_backend_takes_is_a_type_error() -> None:
+    wrong: dict[str, Json] = {"stepz": 3}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stepz'"):
+        zsim.run("tiny", **wrong)
