@@ -178,10 +178,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalParameter:
-    """A tensor that is trained: its name and its elements on one rank of the tensor axis."""
+    """A tensor of weights: its name, and its elements on one rank of the tensor axis.
+
+    One that is `frozen` is not trained: it stays as set-up leaves it.
+    """
 
     name: str
     elements: int
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

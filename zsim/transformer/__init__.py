@@ -6,9 +6,13 @@ et al. 2021, section 3.1 and appendix); how many of them causal masking leaves o
 which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same tensors.
 """
 
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
 from zsim.architecture import Architecture
 from zsim.dtype import DType
-from zsim.model import BATCH, Model, ModelError, Value
+from zsim.kernel import Kernel
+from zsim.model import BATCH, Model, ModelError, Unit, Value
 from zsim.strategy import Precision
 from zsim.transformer.block import block, like
 from zsim.transformer.ends import embedding, head
@@ -52,30 +56,67 @@ def transformer(
         requires_gradient=False,
     )
     units = [embedding(size, batch)]
-    units.append(block(size, "block0", units[-1].segments[-1].outputs[-1]))
-    for layer in range(1, shape.layers):
-        units.append(like(units[1], f"block{layer}", units[-1].segments[-1].outputs[-1]))
+    units += _blocks(size, units[-1].segments[-1].outputs[-1])
     units.append(head(size, units[-1].segments[-1].outputs[-1]))
-    kernels = [kernel for unit in units for part in unit.segments for kernel in part.forward]
-    products = sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
-    return Model(
+    parts = [part for unit in units for part in unit.segments]
+    forward = [kernel for part in parts for kernel in part.forward]
+    # What is computed again is no gradient.
+    backward = [kernel for part in parts for kernel in part.backward if kernel.backward]
+    model = Model(
         name=f"{type(shape).__name__.lower()}-{shape.layers}x{shape.hidden_size}",
         units=tuple(units),
         batch=batch,
         micro_batch_size=micro_batch_size,
         tokens=size.tokens,
         tensor=tensor,
-        forward_flops=products * tensor,
-        backward_flops=2 * products * tensor,
-        attention_flops=3 * tensor * sum(kernel.flops for kernel in kernels if kernel.causal),
+        forward_flops=tensor * _products(forward),
+        backward_flops=tensor * _products(backward),
+        attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
         architecture=shape,
     )
+    _need_matching(shape, model)
+    return model
+
+
+def _products(kernels: Sequence[Kernel]) -> int:
+    """FLOPs of matrix products."""
+    return sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
+
+
+def _blocks(size: Size, source: Value) -> Iterator[Unit]:
+    """All blocks: those in which the same has a gradient are made once."""
+    alike: dict[tuple[bool, ...], Unit] = {}
+    first = block(size, "block0", source)
+    names = [parameter.name.removeprefix(first.name) for parameter in first.parameters]
+    for layer in range(size.shape.layers):
+        name = f"block{layer}"
+        kind = (source.requires_gradient, *(size.is_frozen(f"{name}{each}") for each in names))
+        if kind not in alike:
+            alike[kind] = block(size, name, source)
+        unit = like(alike[kind], name, source)
+        yield unit
+        source = unit.segments[-1].outputs[-1]
+
+
+def _need_matching(shape: Architecture, model: Model) -> None:
+    """Return if each pattern of frozen parameters has some, and something is trained."""
+    names = [parameter.name for parameter in model.parameters]
+    for pattern in shape.frozen:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ModelError(
+                f"frozen: {pattern!r} is the name of no parameter; there are {names[0]}, "
+                f"{names[1]}, ..., {names[-1]}"
+            )
+    if names and model.frozen.issuperset(names):
+        raise ModelError(f"frozen: {', '.join(map(repr, shape.frozen))} leave nothing to train")
 
 
 def _need_dividing(
     shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
 ) -> None:
     """Return if `tensor` ranks divide what they share, and there is a sequence."""
+    if shape.lora is not None and tensor > 1:
+        raise ModelError(f"lora: not modelled with tensor {tensor}, allowed is 1")
     for name, extent in (
         ("attention_heads", shape.attention_heads),
         ("key_value_heads", shape.shared_heads),

@@ -125,7 +125,9 @@ def framed(
         programs=programs,
         contract=Contract(
             parameters=tuple(
-                LogicalParameter(name=parameter.name, elements=parameter.elements)
+                LogicalParameter(
+                    name=parameter.name, elements=parameter.elements, frozen=parameter.frozen
+                )
                 for parameter in model.parameters
             ),
             strategy=strategy,
