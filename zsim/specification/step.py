@@ -1,7 +1,8 @@
 """One step of plain training: what every schedule of a model and an optimizer has to come to.
 
 Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
-their norm, the optimizer. Ranks of the tensor axis run beside each other, as the model says.
+their norm, the optimizer. Frozen parameters are read and stay as they are; where nothing before a
+segment is trained, no gradient goes further back. Ranks of the tensor axis run beside each other, as the model says.
 
 Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
 of size 1 holds what is equal along that axis.
@@ -67,7 +68,7 @@ class Application:
     Attributes:
         inputs, parameters, kept: what forward reads, and which inputs backward reads again.
         outputs, saved: what forward makes.
-        towards: what the gradient of the outputs is multiplied with to make those of parameters
+        towards: what the gradient of the outputs is multiplied with to make those of what is trained
             and then of inputs, one after the other; `ends` is where each of them ends.
     """
 
@@ -159,6 +160,11 @@ class PlainStep:
         step = state.updates + 1 if isinstance(optimizer, Adam) else None
         for name, trained in state.parameters.items():
             held = [each[name] for each in state.moments]
+            if name in self.model.frozen:
+                parameters[name] = trained
+                for moment, value in zip(moments, held, strict=True):
+                    moment[name] = value
+                continue
             gradient = gradients.get(name, np.zeros_like(trained))
             made = updated(self.random, optimizer, [gradient, trained, *held], step)
             parameters[name] = made[0]
@@ -191,7 +197,8 @@ class PlainStep:
         gradients: dict[str, Numbers] = {}
         for unit in reversed(self.model.units):
             for place in reversed(range(len(unit.segments))):
-                self._backward(slopes, gradients, unit, place, micro_batch=micro_batch)
+                if self.model.runs_backward(unit.segments[place]):
+                    self._backward(slopes, gradients, unit, place, micro_batch=micro_batch)
         return gradients
 
     def _is_cut(self, name: str) -> bool:
@@ -283,10 +290,11 @@ class PlainStep:
             ],
         )
         parts = made.parts(product(made.towards, slope))
-        for parameter, gradient in zip(segment.parameters, parts, strict=False):
+        trained = self.model.trained_of(segment)
+        for parameter, gradient in zip(trained, parts, strict=False):
             known = gradients.get(parameter)
             gradients[parameter] = gradient if known is None else total(known, gradient)
-        for value, towards in zip(wanted, parts[len(segment.parameters) :], strict=True):
+        for value, towards in zip(wanted, parts[len(trained) :], strict=True):
             gradient = towards
             if segment.reduces_input_gradient:
                 gradient = self._sum(gradient, value)
@@ -306,7 +314,7 @@ class PlainStep:
     def _towards(
         self, name: str, made: Application, segment: Segment, wanted: Sequence[str]
     ) -> tuple[Numbers, list[int]]:
-        counts = [len(self.cut.parameters[each]) for each in segment.parameters]
+        counts = [len(self.cut.parameters[each]) for each in self.model.trained_of(segment)]
         counts += [self._pieces(each, whole=segment.reduces_input_gradient) for each in wanted]
         ends = list(accumulate(counts))
         count = ends[-1] if ends else 0

@@ -141,5 +141,7 @@ def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator
         parameters=tuple(parameters),
         saves=(source, statistics),
         forward=(streaming(KernelKind.NORM, area, dtype, streams=2),),
-        backward=(streaming(KernelKind.NORM, area, dtype, streams=3 if frozen else 5, backward=True),),
+        backward=(
+            streaming(KernelKind.NORM, area, dtype, streams=3 if frozen else 5, backward=True),
+        ),
     )

@@ -37,6 +37,7 @@ class Holding:
         optimizer: format of masters and moments.
         has_master: whether masters are kept beside the parameters.
         moments: how many there are: 2 for Adam.
+        frozen: format of parameters that are not trained, where it is another.
     """
 
     parameter: DType
@@ -45,6 +46,7 @@ class Holding:
     optimizer_sharded: bool
     has_master: bool
     moments: int
+    frozen: DType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class BucketState:
 
     Attributes:
         parameter: the rank's shard or the whole bucket, as its `Holding` says.
-        master: master weights, where there are some.
-        moments: first and second moments for Adam, nothing for SGD.
+        master: master weights, where there are some; frozen parameters have none.
+        moments: first and second moments for Adam, nothing for SGD and frozen parameters.
     """
 
     parameter: str
@@ -76,6 +78,10 @@ def declare(draft: Draft, bucket: Bucket, holding: Holding) -> BucketState:
         )
 
     sharded, optimizer = holding.optimizer_sharded, holding.optimizer
+    if bucket.frozen:
+        dtype, cut = holding.frozen or holding.parameter, holding.parameter_sharded
+        name = buffer("parameter", dtype, Kind.PARAMETER, sharded=cut)
+        return BucketState(parameter=name, master=None, moments=())
     return BucketState(
         parameter=buffer(
             "parameter", holding.parameter, Kind.PARAMETER, sharded=holding.parameter_sharded

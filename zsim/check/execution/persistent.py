@@ -44,7 +44,10 @@ class Difference:
 
 
 class Persistent:
-    """The persistent buffers of all cells; `initial` are the parameters that setup begins with."""
+    """The persistent buffers of all cells; `initial` are the parameters that setup begins with.
+
+    Of parameters that are `frozen` no moments are asked for.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Persistent:
         random: Random,
         initial: State,
         moments: int,
+        frozen: frozenset[str],
     ) -> None:
         self.tensors = tensors
         self.grid = tensors.grid
@@ -64,6 +68,7 @@ class Persistent:
         self.random = random
         self.initial = initial
         self.moments = moments
+        self.frozen = frozen
         self._orders, self._trained = self._updated()
 
     def _updated(self) -> tuple[Kinds, Kinds]:
@@ -255,7 +260,7 @@ class Persistent:
                         held[kind, np.broadcast_to(parts, shape).ravel(), flat] = True
         for kind, part, piece in zip(*np.nonzero(~held[..., :-1]), strict=True):
             name = self.moves.names[int(piece)]
-            if part and name in self.cut.copied:
+            if (part and name in self.cut.copied) or (kind != PARAMETER and name in self.frozen):
                 continue
             what = "parameter" if kind == PARAMETER else f"moment {kind}"
             why = f"no buffer that outlives the step keeps its {what}"

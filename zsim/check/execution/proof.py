@@ -111,6 +111,7 @@ class StepProof:
             random=self.random,
             initial=self.initial,
             moments=self.moments,
+            frozen=model.frozen,
         )
 
     def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
@@ -200,7 +201,8 @@ class StepProof:
         gradients = self.plain.gradients(state.parameters, self.training.divisor)
         used = self.plain.clipped(gradients, self.training.clip)
         new = self.plain.updated(state, used, self.training.optimizer)
-        self.kernels.begin(self.plain, used)
+        none = {name: np.zeros_like(each) for name, each in state.parameters.items()}
+        self.kernels.begin(self.plain, none | used)
         kept = [dict(each) for each in layout]
         differences: list[Difference] = []
         for overflows in (False, True) if self.kernels.follows_overflow else (False,):
