@@ -1,6 +1,6 @@
 """Parameters and gradients in DeepSpeed's stages 1 and 2: a gather a step, and all-reduced buckets.
 
-The flat tensor of all parameters is padded to a multiple of twice the ranks. Gradients are
+The flat tensor of all parameters that are trained is padded to a multiple of twice the ranks. Gradients are
 all-reduced whole, in the order in which backward completes them, at most `reduce_bucket_size`
 elements at a time: once a step in stage 1, in every micro-batch in stage 2.
 """
@@ -15,17 +15,18 @@ from zsim.strategy import Strategy
 
 def padded_elements(model: Model, ranks: int) -> int:
     """Elements of the flat tensor."""
-    elements = sum(parameter.elements for parameter in model.parameters)
+    elements = sum(parameter.elements for parameter in model.parameters if not parameter.frozen)
     return -(-elements // (2 * ranks)) * 2 * ranks
 
 
 def completed(model: Model) -> list[int]:
-    """Elements of each parameter in the order in which backward completes its gradient."""
+    """Elements of each trained parameter in the order in which backward completes its gradient."""
     order: dict[str, int] = {}
     for unit in reversed(model.units):
         for parameter in reversed(unit.parameters):
             order.pop(parameter.name, None)  # another unit adds to it
-            order[parameter.name] = parameter.elements
+            if not parameter.frozen:
+                order[parameter.name] = parameter.elements
     return list(order.values())
 
 
@@ -35,7 +36,8 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ranks = strategy.data
     sizes = completed(model)
     if strategy.stage == 1 and not options.overlap_comm:
-        sizes = [parameter.elements for parameter in reversed(model.parameters)]
+        trained = [parameter for parameter in model.parameters if not parameter.frozen]
+        sizes = [parameter.elements for parameter in reversed(trained)]
     buckets: list[int] = []
     filled = 0
     for size in sizes:

@@ -5,7 +5,8 @@ to a multiple of twice the ranks; each rank updates an N-th of it, whose borders
 parameters. Gradients are copied into a bucket as backward makes them; a full bucket is divided by
 the ranks, all-reduced, and what the rank owns of it is kept. Stage 1 does so once a step, stage 2
 in every micro-batch. The norm is reduced in every step, clipping or not. One gather in place ends
-the step. One group of parameters is assumed.
+the step. One group of parameters is assumed. What is
+frozen is in none (`bit16_groups` has what `requires_grad`) and stays as it is, here in one tensor.
 """
 
 from collections import Counter
@@ -40,7 +41,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     options = strategy.options(DeepSpeed)
     need_fitting(model, strategy)
     place = flat(strategy.data)
-    buckets = numbered(model, [model.parameters], place=place, ranks=strategy.data)
+    kinds = [[each for each in model.parameters if each.frozen is kind] for kind in (False, True)]
+    groups = [group for group in kinds if group]
+    buckets = numbered(model, groups, place=place, ranks=strategy.data)
     draft = Draft()
     precision = strategy.precision
     holding = Holding(
@@ -51,9 +54,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         has_master=True,
         moments=strategy.moments,
     )
-    (state,) = write_setup(draft, buckets, holding)
+    states = write_setup(draft, buckets, holding)
     setup, draft.operations = draft.operations, []
-    _Step(draft, model, strategy, options=options, buckets=buckets, state=state).write()
+    _Step(draft, model, strategy, options=options, buckets=buckets, states=states).write()
     return framed(
         f"DeepSpeed ZeRO stage {strategy.stage}",
         model=model,
@@ -81,15 +84,15 @@ class _Step:
         *,
         options: DeepSpeed,
         buckets: Buckets,
-        state: BucketState,
+        states: tuple[BucketState, ...],
     ) -> None:
         self.draft = draft
         self.model = model
         self.strategy = strategy
         self.options = options
         self.buckets = buckets
-        self.state = state
-        (self.bucket,) = buckets.all
+        self.states = states
+        (self.bucket,) = buckets.trained
         self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
         self.reductions = Reductions(draft, strategy, options, bucket=self.bucket)
         self._uses = Counter(each.name for unit in model.units for each in unit.parameters)
@@ -100,8 +103,8 @@ class _Step:
             for parameter, start in zip(run.parameters, run.starts, strict=True)
         }
 
-    def _held(self, _bucket: int, _visit: UnitVisit) -> str:
-        return self.state.parameter
+    def _held(self, bucket: int, _visit: UnitVisit) -> str:
+        return self.states[bucket].parameter
 
     def write(self) -> None:
         """Append the step to the draft."""
@@ -141,7 +144,7 @@ class _Step:
     ) -> None:
         """Move a unit's gradients where they collect: the bucket, or whole ones in stage 1."""
         ready: list[Parameter] = []
-        for position, run in enumerate(self.buckets.runs[unit]):
+        for position, run in self.buckets.trained_runs(unit):
             source = self.passes.transient(unit, position)
             for parameter, view in reversed(_views(source, run)):
                 first = not contributed[parameter.name]
@@ -228,12 +231,14 @@ class _Step:
         if not self.options.overlap_comm:
             self.reductions.begin()
             for parameter in reversed(self.model.parameters):
-                self._bucket(parameter, self._accumulated(parameter), divides=False)
+                if not parameter.frozen:
+                    self._bucket(parameter, self._accumulated(parameter), divides=False)
         self.reductions.finish(last=last)
         self.draft.free("accumulated")
 
     def _update(self) -> None:
-        draft, bucket, state = self.draft, self.bucket, self.state
+        draft, bucket = self.draft, self.bucket
+        state = self.states[bucket.index]
         reduced = self.reductions.reduced
         assert state.master is not None
         trained = Trained(

@@ -17,7 +17,8 @@ class Shards:
 
     Attributes:
         parameters: each in a bucket of its own, in the order of the model.
-        groups: sub-groups, which are updated one after the other.
+        groups: sub-groups, which are updated one after the other; shards of frozen parameters,
+            which are not, stand in one of their own (in DeepSpeed each alone).
         where: by number of parameter its sub-group, and where its shard begins in that of a rank.
         persistent: numbers of the parameters that stay whole from one update to the next.
     """
@@ -74,9 +75,10 @@ def shards(model: Model, ranks: int, options: DeepSpeed) -> Shards:
     place = _padded_each(ranks)
     alone = [[parameter] for parameter in model.parameters]
     parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")
-    groups = numbered(
-        model, sub_groups(model, ranks, options), place=place, ranks=ranks, name="sub_group"
-    )
+    frozen = [parameter for parameter in model.parameters if parameter.frozen]
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
+    together = sub_groups(trained, ranks, options) + ([frozen] if frozen else [])
+    groups = numbered(model, together, place=place, ranks=ranks, name="sub_group")
     starts = {
         piece.parameter: (group.index, piece.start // ranks)
         for group in groups.all
@@ -91,14 +93,16 @@ def shards(model: Model, ranks: int, options: DeepSpeed) -> Shards:
     )
 
 
-def sub_groups(model: Model, ranks: int, options: DeepSpeed) -> list[list[Parameter]]:
+def sub_groups(
+    parameters: Sequence[Parameter], ranks: int, options: DeepSpeed
+) -> list[list[Parameter]]:
     """Parameters in order; a sub-group is full with `sub_group_size` elements of shards."""
-    sizes = [-(-parameter.elements // ranks) for parameter in model.parameters]
+    sizes = [-(-parameter.elements // ranks) for parameter in parameters]
     if sum(sizes) <= options.sub_group_size:
-        return [list(model.parameters)]
+        return [list(parameters)]
     found: list[list[Parameter]] = []
     filled = options.sub_group_size
-    for parameter, size in zip(model.parameters, sizes, strict=True):
+    for parameter, size in zip(parameters, sizes, strict=True):
         if filled >= options.sub_group_size:
             found.append([])
             filled = 0
