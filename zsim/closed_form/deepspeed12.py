@@ -1,8 +1,8 @@
 """Parameters and gradients in DeepSpeed's stages 1 and 2: a gather a step, and all-reduced buckets.
 
-The flat tensor of all parameters that are trained is padded to a multiple of twice the ranks. Gradients are
-all-reduced whole, in the order in which backward completes them, at most `reduce_bucket_size`
-elements at a time: once a step in stage 1, in every micro-batch in stage 2.
+The flat tensor of all parameters that are trained is padded to a multiple of twice the ranks.
+Gradients are all-reduced whole, in the order in which backward completes them, at most
+`reduce_bucket_size` elements at a time: once a step in stage 1, in every micro-batch in stage 2.
 """
 
 from zsim.closed_form.ring import all_reduces

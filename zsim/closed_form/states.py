@@ -1,8 +1,9 @@
 """Model states that persist on a rank, by kind, from model and strategy alone: zsim's own stages.
 
 Rajbhandari et al. 2020, section 3.1: parameters, and of those that are trained fp32 masters where
-the precision has them, and the optimizer's moments; a stage shards over the data axis what it names (section 5). With memory
-in a row (MD, section 6.3) what gradients collect in and checkpoints lie in persists as well.
+the precision has them, and the optimizer's moments; a stage shards over the data axis what it names
+(section 5). With memory in a row (MD, section 6.3) what gradients collect in and checkpoints lie in
+persists as well.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes

@@ -2,7 +2,8 @@
 
 Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
 their norm, the optimizer. Frozen parameters are read and stay as they are; where nothing before a
-segment is trained, no gradient goes further back. Ranks of the tensor axis run beside each other, as the model says.
+segment is trained, no gradient goes further back. Ranks of the tensor axis run beside each other,
+as the model says.
 
 Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
 of size 1 holds what is equal along that axis.
@@ -68,8 +69,8 @@ class Application:
     Attributes:
         inputs, parameters, kept: what forward reads, and which inputs backward reads again.
         outputs, saved: what forward makes.
-        towards: what the gradient of the outputs is multiplied with to make those of what is trained
-            and then of inputs, one after the other; `ends` is where each of them ends.
+        towards: what the gradient of the outputs is multiplied with to make those of parameters
+            that are trained, then of inputs, one after the other; `ends` is where each ends.
     """
 
     inputs: list[Numbers]

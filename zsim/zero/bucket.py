@@ -4,8 +4,8 @@ A bucket of zsim's own stages holds whole parameters and is padded to a multiple
 so that every rank owns an equal shard. It is of a constant size (ZeRO-R CB, Rajbhandari et al.
 2020, section 6.2), or takes everything. In stage 3 a bucket never crosses a unit; in the others it
 may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
-that several units use is a bucket of its own. A bucket holds trained parameters, or frozen ones. Other runtimes fill and pad in their own way:
-`numbered` makes buckets of any groups of parameters.
+that several units use is a bucket of its own. Frozen parameters have buckets of their own. Other
+runtimes fill and pad in their own way: `numbered` makes buckets of any groups of parameters.
 """
 
 from collections import Counter

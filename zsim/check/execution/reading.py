@@ -156,9 +156,7 @@ class _Reader:
         )
 
     def _settle_gradients(self) -> None:
-        """Say which values have a gradient: those that backward makes one of, and those after what
-        is trained, whatever it makes.
-        """
+        """Say which values have a gradient: where backward makes one, and after what is trained."""
         sloped: set[str] = set()
         for draft in self.drafts.values():
             if any(not each.frozen for each in draft.parameters) or not sloped.isdisjoint(
