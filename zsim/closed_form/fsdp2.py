@@ -75,13 +75,16 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     inner = 0
     for block in blocks:
         stays = options.reshard_after_forward is False
-        gathered += block.elements * (1 if kept and (block.back or stays) else micro_batches)
-        again = 0 if stays or not block.again else micro_batches * block.elements
+        again = 0 if stays or not block.again else micro_batches
+        whole = 1 if kept and (block.back or stays) else micro_batches
         if strategy.inner is None:
-            gathered += again
-        else:
-            # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
-            inner += (strategy.inner - 1) * (again * ranks // strategy.inner)
+            gathered += (whole + again) * block.elements
+            continue
+        if kept and not block.back:  # still sharded over the inner ranks
+            again, whole = again + micro_batches - 1, 1
+        gathered += whole * block.elements
+        # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
+        inner += (strategy.inner - 1) * (again * block.elements * ranks // strategy.inner)
     trained = [each.trained for each in (*blocks, root)]
     syncs = 1 if options.gradient_sync is Sync.LAST else micro_batches
     sums = 1 if Sync.LAST in (options.gradient_sync, options.all_reduce) else micro_batches

@@ -62,7 +62,7 @@ class Gathers:
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """The buffer that holds the whole bucket during `visit`."""
         again = visit.backward and self.strategy.keep_after_forward is Keep.NOTHING
-        return f"bucket{bucket}/{'gathered_again' if again else 'gathered'}"
+        return f"{self.buckets.all[bucket].name}/{'gathered_again' if again else 'gathered'}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
         """What is needed when, in order of first use."""

@@ -16,13 +16,14 @@ from zlib import crc32
 import numpy as np
 
 from edits import OPERATORS, Edit, edits
+from edits.aims_of_frozen import FROZEN
 from edits.aims_of_gradients import GRADIENTS
 from edits.aims_of_scaling import SCALING
 from edits.aims_of_updates import UPDATES
 from edits.columns import Case, cases, strategies
 from zsim.check import check
 
-AIMED = {**UPDATES, **GRADIENTS, **SCALING}
+AIMED = {**UPDATES, **GRADIENTS, **SCALING, **FROZEN}
 """Named kinds of edits."""
 
 

@@ -210,19 +210,19 @@ class Gathers:
     def after_backward(self, number: int) -> None:
         """Free whole parameters, unless they are kept for the next micro-batch.
 
-        Of a block that backward did not come to there may be others: sharded over the inner ranks,
-        or gathered again for nothing.
+        A block that backward did not come to may be sharded over the inner ranks, or be gathered
+        again for nothing.
         """
         draft, bucket = self.draft, self.buckets.all[number]
-        if self.whole(bucket) in draft.alive:
-            if self.last or self.options.reshard_after_backward:
-                draft.free(self.whole(bucket))
-            return
-        gather = self._pending.pop(number, "")
-        resharded = self._resharded.pop(number, "")
+        inner, gather = number in self._resharded, self._pending.pop(number, "")
         if gather:
-            draft.free(self._gathered(bucket, inner=bool(resharded)), (gather,))
-        if resharded:
+            draft.free(self._gathered(bucket, inner=inner), (gather,))
+        if not (self.last or self.options.reshard_after_backward):
+            return
+        if self.whole(bucket) in draft.alive:
+            draft.free(self.whole(bucket))
+        if inner:
+            del self._resharded[number]
             draft.free(self._sharded_over_inner(bucket), (gather,) if gather else ())
 
     def _gathered(self, bucket: Bucket, *, inner: bool) -> str:
