@@ -138,6 +138,8 @@ def begins_otherwise(schedule: Schedule) -> Iterator[Edit]:
 
 def _backward_of_frozen(schedule: Schedule) -> Iterator[tuple[Compute, Operand]]:
     """Backwards that read a frozen parameter, and the operand."""
+    if not frozen_names(schedule):
+        return
     program = schedule.programs[0]
     for each in computes(schedule, Action.BACKWARD):
         for operand in of_role(each, Role.PARAMETER):
