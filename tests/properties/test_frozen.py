@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from zsim.check import check, prove
 from zsim.model import Model
 from zsim.operation import Action, AllReduce, Compute, ReduceScatter, Role
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
-from zsim.zero import schedule
 from zsim_des.values import train
 
 Job = tuple[Model, Strategy]
@@ -22,13 +22,13 @@ often = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter
 @often
 @given(any_jobs)
 def test_every_drawn_schedule_with_frozen_parameters_is_proved(job: Job) -> None:
-    assert check(schedule(*job), job[0]) == ()
+    assert check(make_schedule(*job), job[0]) == ()
 
 
 @often
 @given(any_jobs.filter(lambda job: job[1].tensor == 1))
 def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
-    proof = prove(schedule(*job))
+    proof = prove(make_schedule(*job))
     assert proof.findings == ()
 
 
@@ -41,7 +41,7 @@ def test_it_trains_what_plain_data_parallelism_does(
     if strategy.precision is not Precision.FP16:
         overflow_steps = frozenset()
     expected = train(model, strategy, STEPS, overflow_steps)
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     for durations in (None, timing):
         result = trained(made, model, expected, durations, overflow_steps=overflow_steps)
         assert result.is_right, result
@@ -51,7 +51,7 @@ def test_it_trains_what_plain_data_parallelism_does(
 @given(any_jobs)
 def test_frozen_parameters_have_no_state_and_no_gradient(job: Job) -> None:
     model, strategy = job
-    made = schedule(model, strategy)
+    made = make_schedule(model, strategy)
     pieces = {layout.name: {each.parameter for each in layout.pieces} for layout in made.layouts}
     (program,) = made.programs
 

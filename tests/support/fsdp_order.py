@@ -146,4 +146,4 @@ def of_frozen_gpt(
     theirs = recorded(module, blocks, batch, strategy=strategy, options=options)
     shape = replace(SHAPE, frozen=patterns)
     model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
-    return list(issued(schedule(model, strategy))), theirs
+    return list(issued(make_schedule(model, strategy))), theirs

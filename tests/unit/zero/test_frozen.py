@@ -12,15 +12,16 @@ from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.runtime.megatron import Megatron
 from zsim.runtime.nanotron import Nanotron
+from zsim.runtime.options import RuntimeOptions
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Schedule
-from zsim.strategy import Precision, Runtime, Strategy
+from zsim.strategy import Precision, Strategy
 from zsim.transformer import transformer
-from zsim.zero import schedule
 
 RANKS = 4
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=4, sequence_length=8, vocab_size=32)
 ADAPTED = replace(SHAPE, joined_qkv=False, lora=LoRA(rank=4))
-EVERY: dict[str, tuple[int, Runtime | None]] = {
+EVERY: dict[str, tuple[int, RuntimeOptions | None]] = {
     **{f"stage {stage}": (stage, None) for stage in range(4)},
     **{f"deepspeed {stage}": (stage, DeepSpeed(reduce_bucket_size=500)) for stage in (1, 2, 3)},
     "fsdp2": (3, FSDP2()),
@@ -31,9 +32,11 @@ def model_of(shape: GPT, precision: Precision = Precision.BF16) -> Model:
     return transformer(shape, micro_batch_size=1, precision=precision)
 
 
-def made(stage: int, emulate: Runtime | None, precision: Precision = Precision.BF16) -> Schedule:
+def made(
+    stage: int, emulate: RuntimeOptions | None, precision: Precision = Precision.BF16
+) -> Schedule:
     strategy = Strategy(stage=stage, data=RANKS, precision=precision, emulate=emulate)
-    return schedule(model_of(ADAPTED, precision), strategy)
+    return make_schedule(model_of(ADAPTED, precision), strategy)
 
 
 def persistent(schedule: Schedule, kind: Kind) -> int:
@@ -67,11 +70,13 @@ def test_frozen_parameters_are_held_in_16_bits_whole_or_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize("emulate", [FSDP1(), Megatron(), Nanotron()])
-def test_a_runtime_that_trains_all_refuses_frozen_parameters_by_name(emulate: Runtime) -> None:
+def test_a_runtime_that_trains_all_refuses_frozen_parameters_by_name(
+    emulate: RuntimeOptions,
+) -> None:
     strategy = Strategy(stage=3 if isinstance(emulate, FSDP1) else 1, data=2, emulate=emulate)
     why = rf"^frozen: block0\.down\.bias; {type(emulate).__name__} trains every parameter here"
     with pytest.raises(ModelError, match=why):
-        schedule(model_of(ADAPTED, Precision.FP32), strategy)
+        make_schedule(model_of(ADAPTED, Precision.FP32), strategy)
 
 
 def test_plan_tells_trained_parameters_apart() -> None:
@@ -95,7 +100,7 @@ def test_adapters_of_gpt3_are_as_many_as_the_paper_says_and_states_take_2_bytes_
     model = transformer(gpt3, micro_batch_size=1, precision=Precision.FP16)
     assert model.trained_count == 96 * 2 * 2 * 4 * 12288 == 18_874_368
     strategy = Strategy(stage=3, data=96, precision=Precision.FP16)
-    found = plan(schedule(model, strategy), model).model_state_bytes * strategy.data
+    found = plan(make_schedule(model, strategy), model).model_state_bytes * strategy.data
     assert found == pytest.approx(2 * 175.2e9, rel=0.01)
 
 
