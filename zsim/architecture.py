@@ -72,6 +72,9 @@ class Transformer:
 
     Attributes:
         layers: blocks.
+        hidden_groups: modules that are blocks, each called by so many in a row: parameters shared
+            across layers (Lan et al. 2020, "ALBERT", section 3.1; `num_hidden_groups` of Hugging
+            Face); None is one for each.
         sequence_length, vocab_size: in tokens.
         tied_embeddings: the output projection is the token embedding.
         key_value_heads: heads of keys and values, each for as many of queries (Ainslie et al. 2023,
@@ -87,6 +90,9 @@ class Transformer:
         attention: how scores are held.
         recompute_attention: plain attention makes its scores again in backward instead of keeping
             them: selective recomputation (Korthikanti et al. 2022, section 5).
+        dropout: the probability that an element is dropped: of a summand of the hidden state before
+            it is added, of the sum of embeddings where positions are learned, of scores behind
+            their softmax. 0 is no dropout.
         fused: biases, dropout, scale and mask of scores cost nothing beside the kernels that they
             follow. If not, each is a kernel of its own, and there is dropout, as in the first
             Megatron-LM (Shoeybi et al. 2019, section 3); what is saved is counted without it.
@@ -100,6 +106,7 @@ class Transformer:
     attention_heads: int
     sequence_length: int
     vocab_size: int
+    hidden_groups: int | None = None
     tied_embeddings: bool = False
     key_value_heads: int | None = None
     head_size: int | None = None
@@ -114,6 +121,7 @@ class Transformer:
     parallel_residual: bool = False
     attention: Attention = Attention.FLASH
     recompute_attention: bool = False
+    dropout: float = 0.0
     fused: bool = True
     frozen: tuple[str, ...] = ()
     lora: LoRA | None = None
@@ -122,6 +130,7 @@ class Transformer:
     def __post_init__(self) -> None:
         for name in (
             "layers",
+            "hidden_groups",
             "hidden_size",
             "attention_heads",
             "sequence_length",
@@ -134,6 +143,12 @@ class Transformer:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArchitectureError(f"{name}: {value} must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ArchitectureError(f"dropout: {self.dropout} must be at least 0 and below 1")
+        if self.hidden_groups is not None and self.layers % self.hidden_groups:
+            raise ArchitectureError(
+                f"hidden_groups: {self.hidden_groups} must divide layers {self.layers}"
+            )
         if self.sequence_length % self.execution.context:
             raise ArchitectureError(
                 f"sequence_length: {self.sequence_length} must be a multiple of context "
@@ -191,6 +206,10 @@ class Transformer:
         if self.lora is None:
             return frozenset()
         return frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
+
+    def module_of(self, layer: int) -> int:
+        """The first of the blocks that are calls of one module, `layer` among them."""
+        return layer - layer % (self.layers // (self.hidden_groups or self.layers))
 
     @property
     def shared_heads(self) -> int:

@@ -127,9 +127,9 @@ class ScheduleBuilder(RoleBuilder):
         self.streams.append(name)
         return name
 
-    def scalar(self, name: str, initial: float) -> str:
+    def scalar(self, name: str, initial: float, *, given: bool = False) -> str:
         """Declare a host scalar."""
-        self.scalars.append(Scalar(name=name, initial=initial))
+        self.scalars.append(Scalar(name=name, initial=initial, given=given))
         return name
 
     def role(self, name: str, *spans: Span) -> RoleBuilder:

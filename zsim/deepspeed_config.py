@@ -273,9 +273,14 @@ def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     if kind is not None:
         said["train.optimizer"] = Said("optimizer.type", kind)
         del options["optimizer.type"]
-    names = {"lr": "learning_rate"}
-    if (kind or train.get("optimizer", "adam")) == "adam":
-        names |= {"eps": "epsilon", "weight_decay": "weight_decay"}
+    names = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    if (kind or train.get("optimizer", "adam")) == "sgd":
+        names["momentum"] = "momentum"
+        nesterov = _take(options, "optimizer.params.nesterov", _flag)
+        if nesterov is not None:
+            said["train.nesterov"] = nesterov
+    else:
+        names["eps"] = "epsilon"
         betas = _take(options, "optimizer.params.betas", _pair)
         if betas is not None:
             for name, beta in zip(("beta1", "beta2"), cast("Betas", betas.value), strict=True):

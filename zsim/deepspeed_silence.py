@@ -12,9 +12,7 @@ DEFAULTS: Mapping[str, object] = {
     "seq_parallel_comm_data_type": "fp32",
     "optimizer.params.bias_correction": True,
     "optimizer.params.adam_w_mode": True,
-    "optimizer.params.momentum": 0,
     "optimizer.params.dampening": 0,
-    "optimizer.params.weight_decay": 0,  # left over where the optimizer is SGD
     "fp16.hysteresis": 1,  # zsim's scale falls at the first overflow; DeepSpeed's own default is 2
     "zero_optimization.contiguous_gradients": True,
     "zero_optimization.reduce_scatter": True,

@@ -53,6 +53,8 @@ class Layout:
     i-th N-th of each, and a buffer holds the segments one after the other, each with its part of
     every block. That is how parameters that are padded one by one are gathered as one. Starts of
     pieces and blocks, and windows, are counted as if the blocks stood whole, one after the other.
+
+    It promises that ranks' parts, of each block too, begin at multiples of `alignment` elements.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Layout:
     axis: str | None = None
     cuts: tuple[int, ...] | None = None
     blocks: tuple[int, ...] | None = None
+    alignment: int = 1
     divisor: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +71,8 @@ class Layout:
         object.__setattr__(self, "divisor", gcd(*(self.blocks or ()), self.elements))
         if self.elements < 0:
             raise LayoutError(f"layout {self.name}: elements {self.elements} must be >= 0")
+        if self.alignment < 1:
+            raise LayoutError(f"layout {self.name}: alignment {self.alignment} must be >= 1")
         for piece in self.pieces:
             if piece.start < 0 or piece.size < 0:
                 raise LayoutError(
@@ -154,8 +159,33 @@ class Layout:
                     row = index * segment if coordinate is None else 0
                     yield low, low + part, row + start // count
 
-    def window(self, start: int, size: int, segment: tuple[int, int]) -> tuple[int, int]:
-        """What a segment has of the window, counted from the segment's first element."""
-        low = max(start, segment[0])
-        high = min(start + size, segment[0] + segment[1])
-        return (low - segment[0], high - low) if low < high else (0, 0)
+    def window(
+        self, start: int, size: int, coordinate: int, count: int, *, ranks: int = 1
+    ) -> tuple[int, int]:
+        """Return start and size of what a rank's segment has of a window, (0, 0) for nothing.
+
+        The start is counted from the segment's first element. What a segment has of a window lies
+        in a row, with blocks too: the end of one block, all of those between, the begin of another.
+
+        Args:
+            start: of the window in the whole tensor, as those of pieces.
+            size: of the window.
+            coordinate: of the rank along the axis.
+            count: ranks along the axis.
+            ranks: how many neighbours from `coordinate` on are taken as one; not with blocks.
+        """
+        first = self._before(start, coordinate, count, ranks)
+        end = self._before(start + size, coordinate, count, ranks)
+        return (first, end - first) if first < end else (0, 0)
+
+    def _before(self, place: int, coordinate: int, count: int, ranks: int) -> int:
+        """Return how many elements of a segment come before `place` of the whole tensor."""
+        if self.blocks is None:
+            low = self.segment(coordinate, count)[0]
+            last = self.segment(coordinate + ranks - 1, count)
+            return min(max(place - low, 0), sum(last) - low)
+        block = bisect_right(self.blocks, place)
+        start = self.blocks[block - 1]
+        end = self.blocks[block] if block < len(self.blocks) else self.elements
+        part = (end - start) // count
+        return start // count + min(max(place - start - coordinate * part, 0), part)

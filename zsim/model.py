@@ -11,6 +11,7 @@ from math import prod
 from zsim.architecture import Architecture
 from zsim.course import Turn
 from zsim.dtype import DType
+from zsim.generator import Draws
 from zsim.kernel import Kernel
 
 
@@ -76,6 +77,7 @@ class Segment:
         reduces_output: outputs are summands over the tensor axis, summed after forward.
         reduces_input_gradient: input gradients are summands over the tensor axis, summed after
             backward.
+        draws: how its forward draws random numbers, as for dropout; None if it draws none.
         forward, backward: kernels of each direction.
         again: kernels of forward where a checkpoint is run again; empty if all of them.
         forward_course, backward_course: memory of single tensors that each direction takes and
@@ -92,6 +94,7 @@ class Segment:
     backward_workspace_bytes: int = 0
     reduces_output: bool = False
     reduces_input_gradient: bool = False
+    draws: Draws | None = None
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     again: tuple[Kernel, ...] = ()
@@ -109,12 +112,16 @@ class Unit:
 
     `checkpoint` says that full checkpointing recomputes it. The last output of its last segment is
     what the next unit reads. A parameter that several units name is one tensor (tied embedding).
+
+    One that names a `module` is another call of that earlier unit in the same forward: it has its
+    parameters and segments, and values and saved tensors of its own.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     segments: tuple[Segment, ...]
     checkpoint: bool = True
+    module: str = ""
 
 
 BATCH = "batch"
@@ -171,6 +178,7 @@ class Model:
                     if value.name in values:
                         raise ModelError(f"unit {unit.name}: makes {value.name} a second time")
                     values[value.name] = value
+        _need_known_calls(self.units)
         shapes: dict[str, Parameter] = {}
         for unit in self.units:
             for parameter in unit.parameters:
@@ -195,6 +203,15 @@ class Model:
             for parameter in unit.parameters:
                 found.setdefault(parameter.name, parameter)
         return tuple(found.values())
+
+    @property
+    def modules(self) -> tuple[Unit, ...]:
+        """Every unit once, however often it is called."""
+        return tuple(unit for unit in self.units if not unit.module)
+
+    def calls_of(self, module: Unit) -> tuple[Unit, ...]:
+        """Return the units that are calls of a unit: itself, and those that run it again."""
+        return tuple(unit for unit in self.units if module.name in (unit.name, unit.module))
 
     @property
     def parameter_count(self) -> int:
@@ -222,3 +239,22 @@ class Model:
     def loss(self) -> Value:
         """The value that is minimised."""
         return self.units[-1].segments[-1].outputs[-1]
+
+
+def _need_known_calls(units: tuple[Unit, ...]) -> None:
+    """Return if units that call an earlier one again have its parameters and segments.
+
+    Raises:
+        ModelError: one has not.
+    """
+    first: dict[str, Unit] = {}
+    for unit in units:
+        called = first.setdefault(unit.module or unit.name, unit)
+        if called is unit and unit.module:
+            raise ModelError(f"unit {unit.name}: calls {unit.module}, which no earlier unit is")
+        read, known = (
+            (each.parameters, each.checkpoint, [part.parameters for part in each.segments])
+            for each in (unit, called)
+        )
+        if read != known:
+            raise ModelError(f"unit {unit.name}: differs from {unit.module}, which it calls again")

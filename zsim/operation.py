@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import DType
+from zsim.generator import Draw
 from zsim.kernel import Kernel
 from zsim.rule import Rule
 
@@ -24,9 +25,9 @@ class View:
     """`size` elements of `buffer` from `start` on.
 
     With `axis`, the start grows by the rank's coordinate along it times `size`: the own shard. With
-    `layout`, `start` and `size` are a window on that layout, and the view is what the rank's
-    segment has of it: it may be empty. The buffer holds the rank's segment or, with `origin`, the
-    window, from its element `origin` on.
+    `layout`, `start` and `size` are a window on that whole tensor, and the view is what the rank's
+    segment has of it, or nothing: so are named parts of uneven shards, and single parameters. The
+    buffer holds the rank's segment or, with `origin`, the window, from its element `origin` on.
     """
 
     buffer: str
@@ -135,15 +136,16 @@ class Compute:
     """One segment of a unit for one micro-batch, or a step of the optimizer on a shard.
 
     Parameter and gradient operands follow the order of the unit's parameters. What each action
-    reads and writes is `accesses`. `scalars` are read when the host issues the operation: the step
-    count for UPDATE, the loss scale for UNSCALE and CLIP (its norm is of scaled gradients).
+    reads and writes is `accesses`. `scalars` are read as the host issues it: the step for UPDATE
+    (its rule may name another, the learning rate), the loss scale for UNSCALE and CLIP.
 
     UPDATE has a rule (Adam or SGD) and element-wise operands of one size; Adam's moments are first
-    and second, in this order. CLIP has a `ClipNorm` and reads one element, the sum of squares.
-    NORM writes the sum of squares of its gradients, each logical element counted once over ranks
-    that hold copies (the layout says which); FINITE 1 where a gradient is not finite, else 0;
-    INITIALIZE initial values of what the buffer's layout names, zero in the padding; LOAD a
-    micro-batch of data.
+    and second, in this order, SGD's is its momentum buffer. CLIP has a `ClipNorm` and reads one
+    element, the sum of squares. NORM writes the sum of squares of its gradients, each logical
+    element counted once over ranks that hold copies (the layout says which); FINITE 1 where a
+    gradient is not finite, else 0; INITIALIZE initial values of what the buffer's layout names,
+    zero in the padding; LOAD a micro-batch of data. FORWARD and RECOMPUTE of a segment with
+    dropout say what they `draw` with.
     """
 
     id: str
@@ -157,6 +159,7 @@ class Compute:
     kernels: tuple[Kernel, ...] = ()
     scalars: tuple[str, ...] = ()
     rule: Rule | None = None
+    draw: Draw | None = None
 
 
 class Reduction(StrEnum):
@@ -358,37 +361,10 @@ class Branch:
     otherwise: tuple["Operation", ...]
 
 
-Operation = (
-    Allocate
-    | Free
-    | Compute
-    | AllGather
-    | ReduceScatter
-    | AllReduce
-    | Broadcast
-    | Send
-    | Receive
-    | Together
-    | Fill
-    | Copy
-    | HostWait
-    | SetScalar
-    | Branch
-)
-
-StreamOperation = (
-    Compute
-    | AllGather
-    | ReduceScatter
-    | AllReduce
-    | Broadcast
-    | Send
-    | Receive
-    | Together
-    | Fill
-    | Copy
-)
+StreamOperation = Compute | Communication | Together | Fill | Copy
 """Operations that run on a stream; the others are actions of the host."""
+
+Operation = Allocate | Free | StreamOperation | HostWait | SetScalar | Branch
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:

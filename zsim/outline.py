@@ -74,6 +74,7 @@ TABLE_OF = {
     "checkpointing": "activations.checkpointing",
     "micro_batch_size": "train.micro_batch_size",
     "frozen": "model.frozen",
+    "hidden_groups": "model.hidden_groups",
 }
 """Where a scenario has a field of `Strategy` or `Model`, if not in `[zero]` or `[model]`."""
 

@@ -156,6 +156,11 @@ def _need_apart(model: Model, found: list[int]) -> None:
         for parameter in unit.parameters:
             other = owner.setdefault(parameter.name, stage)
             if other != stage:
+                if unit.module:
+                    raise ModelError(
+                        f"hidden_groups: {unit.module} would be on stages {other} and {stage} of "
+                        "the pipeline"
+                    )
                 raise ModelError(
                     f"model.tied_embeddings: {parameter.name} would be on stages {other} and "
                     f"{stage} of the pipeline, and must be false"

@@ -15,8 +15,8 @@ from zsim.equal_units import EQUAL_UNITS
 from zsim.execution import Execution
 from zsim.fault import Fault, Neighbour
 from zsim.model import Model
+from zsim.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.outline import Batches, Outline, model_of, with_table
-from zsim.rule import SGD, Adam
 from zsim.scenario import (
     ClusterTable,
     ModelTable,
@@ -329,26 +329,6 @@ def _need_bounded(model: ModelTable, batches: Batches) -> None:
         )
 
 
-RULE_FIELDS = {
-    "adam": ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay"),
-    "sgd": ("learning_rate",),
-}
-
-
-def _rule(train: TrainTable) -> Adam | SGD:
-    allowed = RULE_FIELDS[train.optimizer]
-    given = {
-        name: value for name in RULE_FIELDS["adam"] if (value := getattr(train, name)) is not None
-    }
-    for name, value in given.items():
-        if name not in allowed:
-            raise ScenarioError(
-                f"train.{name}: {value} is not for {train.optimizer}, "
-                f"which takes {', '.join(allowed)}"
-            )
-    return Adam(**given) if train.optimizer == "adam" else SGD(**given)
-
-
 def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> Strategy:
     zero, train, activations = scenario.zero, scenario.train, scenario.activations
     runtime = emulated(zero)
@@ -362,7 +342,9 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
         secondary=zero.secondary,
         gradient_accumulation_steps=batches.accumulation_steps,
         precision=train.precision,
-        optimizer=_rule(train),
+        optimizer=rule_of(train),
+        learning_rates=learning_rates_of(train),
+        groups=groups_of(train),
         clip_norm=train.clip_norm,
         loss_scale=LossScale(**train.loss_scale.model_dump()),
         bucket_elements=zero.bucket_elements,

@@ -22,6 +22,7 @@ from pydantic import (
 
 from zsim.architecture import Activation, Attention, Norm, Positions
 from zsim.execution import Float8
+from zsim.learning_rate import Decay
 from zsim.runtime.options import names
 from zsim.schedule import Discipline
 from zsim.strategy import BUCKET_ELEMENTS, Checkpointing, FusedBuffers, Keep, Precision
@@ -109,6 +110,7 @@ class ModelTable(Table):
     architecture: Literal["gpt", "llama"] = "gpt"
     hf_config: str | None = None
     layers: Repeat | None = None
+    hidden_groups: Count | None = None
     hidden_size: Count | None = None
     attention_heads: Count | None = None
     sequence_length: Count | None = None
@@ -126,6 +128,7 @@ class ModelTable(Table):
     joined_qkv: Flag | None = None
     parallel_residual: Flag | None = None
     attention: Attention | None = None
+    dropout: Fraction | None = None
     fused: Flag | None = None
     frozen: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     lora: LoRATable | None = None
@@ -211,7 +214,34 @@ class LossScaleTable(Table):
     minimum: Positive = 1.0
 
 
-class TrainTable(Table):
+class LearningRatesTable(Table):
+    """`[train.learning_rates]`: the learning rate of each step, `train.learning_rate` its peak."""
+
+    decay: Decay = Decay.COSINE
+    warmup_steps: Whole = 0
+    decay_steps: Count | None = None
+    minimum: NotNegative = 0.0
+
+
+class RuleTable(Table):
+    """Constants of an optimizer; what is not given is its default."""
+
+    learning_rate: NotNegative | None = None
+    beta1: Fraction | None = None
+    beta2: Fraction | None = None
+    epsilon: NotNegative | None = None
+    weight_decay: NotNegative | None = None
+    momentum: Fraction | None = None
+    nesterov: Flag | None = None
+
+
+class GroupTable(RuleTable):
+    """`[[train.group]]`: parameters by patterns of their names, with constants of their own."""
+
+    parameters: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class TrainTable(RuleTable):
     """`[train]`: batch sizes (two of the three say the third), precision and the optimizer."""
 
     micro_batch_size: Count | None = None
@@ -222,11 +252,8 @@ class TrainTable(Table):
     float8: Float8 | None = None
     holds_logits: Flag = False
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: NotNegative | None = None
-    beta1: Fraction | None = None
-    beta2: Fraction | None = None
-    epsilon: NotNegative | None = None
-    weight_decay: NotNegative | None = None
+    learning_rates: LearningRatesTable | None = None
+    group: tuple[GroupTable, ...] = ()
     clip_norm: Positive | None = None
     loss_scale: LossScaleTable = LossScaleTable()
     steps: Repeat = 2  # figures are of the last step: the first one begins with nothing in flight

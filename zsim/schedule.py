@@ -10,9 +10,11 @@ from enum import StrEnum
 
 from zsim.course import Course
 from zsim.dtype import DType
+from zsim.generator import Generator
 from zsim.layout import Layout
 from zsim.mesh import Box, Coordinates, Group, Mesh
 from zsim.operation import Operation, Together, View, walk
+from zsim.rule import Optimizer
 from zsim.strategy import Strategy
 
 
@@ -112,10 +114,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """A number that every host keeps from step to step: loss scale, step, skipped steps."""
+    """A number that every host keeps from step to step: loss scale, step, skipped steps.
+
+    One that is `given` is a learning rate on a schedule: the caller gives it before each step.
+    """
 
     name: str
     initial: float
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +186,14 @@ class Program:
 class LogicalParameter:
     """A tensor of weights: its name, and its elements on one rank of the tensor axis.
 
-    One that is `frozen` is not trained: it stays as set-up leaves it.
+    One that is `frozen` is not trained: it stays as set-up leaves it. `rule` is how it is updated,
+    where that is not the optimizer of the contract's strategy.
     """
 
     name: str
     elements: int
     frozen: bool = False
+    rule: Optimizer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +238,13 @@ class Contract:
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: HostBytes | None = None
 
+    @property
+    def rules(self) -> dict[str, Optimizer]:
+        """By name of a parameter the rule that it is updated by, where somebody says one."""
+        default = None if self.strategy is None else self.strategy.optimizer
+        rules = {each.name: each.rule or default for each in self.parameters}
+        return {name: rule for name, rule in rules.items() if rule is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -243,6 +258,7 @@ class Schedule:
     pools: tuple[Pool, ...]
     layouts: tuple[Layout, ...] = ()
     scalars: tuple[Scalar, ...] = ()
+    generators: tuple[Generator, ...] = ()
     programs: tuple[Program, ...]
     contract: Contract = Contract()
     group_by_name: dict[str, Group] = field(init=False, repr=False, compare=False)
@@ -273,11 +289,10 @@ class Schedule:
         if view.layout is not None:
             layout = self.layout_by_name[view.layout]
             assert layout.axis is not None
-            count = self.mesh.axis_size(layout.axis)
-            segment = layout.segment(coordinates[layout.axis], count)
-            start, size = layout.window(view.start, view.size, segment)
+            count, own = self.mesh.axis_size(layout.axis), coordinates[layout.axis]
+            start, size = layout.window(view.start, view.size, own, count)
             if view.origin is not None and size:
-                start += view.origin + segment[0] - view.start
+                start += view.origin + layout.segment(own, count)[0] - view.start
             return start, size
         if view.axis is not None:
             return view.start + coordinates[view.axis] * view.size, view.size

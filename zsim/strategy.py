@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from zsim.dtype import DType
 from zsim.execution import PLAIN, Execution
-from zsim.rule import SGD, Adam
+from zsim.learning_rate import LearningRates
+from zsim.rule import Adam, Optimizer, ParameterGroup
 from zsim.runtime.options import RuntimeOptions
 
 
@@ -146,6 +147,9 @@ class Strategy:
         gradient_accumulation_steps: micro-batches per optimizer step.
         precision: format of forward and backward.
         optimizer: the rule of the update, with its constants.
+        learning_rates: what is given as the learning rate of each step, where the optimizer reads
+            it from the host; None leaves it to the caller.
+        groups: parameters that are updated by rules of their own; the first that holds one counts.
         clip_norm: largest global gradient norm; None does not clip.
         loss_scale: used with fp16 alone.
         bucket_elements: parameters are gathered and gradients reduced in buckets of at most so many
@@ -183,7 +187,9 @@ class Strategy:
     replicate: int = 1
     gradient_accumulation_steps: int = 1
     precision: Precision = Precision.FP32
-    optimizer: Adam | SGD = field(default_factory=Adam)
+    optimizer: Optimizer = field(default_factory=Adam)
+    learning_rates: LearningRates | None = None
+    groups: tuple[ParameterGroup, ...] = ()
     clip_norm: float | None = None
     loss_scale: LossScale = field(default_factory=LossScale)
     bucket_elements: int = BUCKET_ELEMENTS
@@ -222,8 +228,7 @@ class Strategy:
             raise StrategyError(f"host_ahead_units: {self.host_ahead_units} must be at least 1")
         if self.gathered_elements is not None and self.gathered_elements < 0:
             raise StrategyError(f"gathered_elements: {self.gathered_elements} must be at least 0")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise StrategyError(f"clip_norm: {self.clip_norm} must be more than 0")
+        self._inspect_optimizer()
         if self.pipeline > 1:
             self._inspect_pipeline()
         if self.emulate is not None:
@@ -238,6 +243,16 @@ class Strategy:
                 raise StrategyError(f"{name}: true needs checkpointing = full")
         if self.fused_buffers is FusedBuffers.MODEL:
             self._inspect_fused()
+
+    def _inspect_optimizer(self) -> None:
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise StrategyError(f"clip_norm: {self.clip_norm} must be more than 0")
+        rate = self.optimizer.learning_rate
+        if self.learning_rates is not None and not isinstance(rate, str):
+            raise StrategyError(f"learning_rates: the optimizer has a constant rate, {rate}")
+        for group in self.groups:
+            if type(group.rule) is not type(self.optimizer) or group.rule.moments != self.moments:
+                raise StrategyError(f"groups: {group.rule} keeps other moments than the optimizer")
 
     def _inspect_pipeline(self) -> None:
         if self.emulate is None or not self.emulate.has_pipeline:
@@ -323,10 +338,15 @@ class Strategy:
         full = self.checkpointing is Checkpointing.FULL
         return full and (self.cuts_checkpoints or self.offload_checkpoints or self.contiguous)
 
+    def rule_of(self, parameter: str) -> Optimizer:
+        """Return the rule by which the parameter of that name is updated."""
+        rules = (group.rule for group in self.groups if group.holds(parameter))
+        return next(rules, self.optimizer)
+
     @property
     def moments(self) -> int:
-        """Numbers that the optimizer keeps for each parameter: Adam two, SGD none."""
-        return 2 if isinstance(self.optimizer, Adam) else 0
+        """Numbers that the optimizer keeps for each parameter."""
+        return self.optimizer.moments
 
     def options(self, kind: type[Options]) -> Options:
         """Return the options of the runtime that is emulated, which is of a kind.

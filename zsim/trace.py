@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.schedule import Kind
+from zsim.witness import Witness
 
 Interval = tuple[int, int]
 """When something begins and ends, in picoseconds."""
@@ -94,7 +95,7 @@ class RankTrace:
 
     `reservations` are there where a backend simulates memory. `host_bound_ps` has, for each step,
     how long the stream of its Computes had nothing to do but what its host was still issuing; it is
-    there where a backend simulates what hosts cost.
+    there where a backend simulates what hosts cost. `witness` is there where somebody watched.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class RankTrace:
     losses: tuple[float, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     host_bound_ps: tuple[int, ...] = ()
+    witness: Witness | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

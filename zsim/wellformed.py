@@ -3,11 +3,11 @@
 Raises on the first fault, with its path. Whether the schedule is right is `zsim.check`.
 """
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import assert_never
 
 from zsim.access import COMPUTE_ACCESS
+from zsim.generator import Draw
 from zsim.mesh import Group, Mesh
 from zsim.operation import (
     Action,
@@ -34,8 +34,9 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import ClipNorm, Optimizer
 from zsim.schedule import Buffer, Contract, Program, Schedule, ScheduleError
+from zsim.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 
 
 def inspect(schedule: Schedule) -> None:
@@ -48,28 +49,20 @@ def inspect(schedule: Schedule) -> None:
     _names_differ("layout", [layout.name for layout in schedule.layouts])
     _names_differ("stream", schedule.streams)
     _names_differ("scalar", [scalar.name for scalar in schedule.scalars])
+    _names_differ("generator", [generator.name for generator in schedule.generators])
     _names_differ("pool", [pool.name for pool in schedule.pools])
     _inspect_roles(schedule)
     for group in schedule.groups:
         _inspect_group(schedule.mesh, group)
+    for generator in schedule.generators:
+        _inspect_axes(schedule.mesh, f"generator {generator.name}", generator.axes)
     for layout in schedule.layouts:
         if layout.axis is not None:
-            with _at(f"layout {layout.name}"):
+            with at(f"layout {layout.name}"):
                 layout.segment(0, schedule.mesh.axis_size(layout.axis))
     for program in schedule.programs:
         _Inspector(schedule, program).inspect()
     _inspect_contract(schedule)
-
-
-@contextmanager
-def _at(where: str) -> Generator[None]:
-    """Faults of the mesh or a layout are faults of the schedule, at `where`."""
-    try:
-        yield
-    except ScheduleError:
-        raise
-    except ValueError as error:
-        raise ScheduleError(f"{where}: {error}") from error
 
 
 def _names_differ(what: str, names: Iterable[str]) -> None:
@@ -82,12 +75,17 @@ def _names_differ(what: str, names: Iterable[str]) -> None:
 
 def _inspect_group(mesh: Mesh, group: Group) -> None:
     where = f"group {group.name}"
-    with _at(where):
-        for axis in group.axes:
+    with at(where):
+        mesh.limits(group.where)
+    _inspect_axes(mesh, where, group.axes)
+
+
+def _inspect_axes(mesh: Mesh, where: str, axes: tuple[str, ...]) -> None:
+    with at(where):
+        for axis in axes:
             if mesh.parts(axis) != (axis,):
                 raise ScheduleError(f"{where}: axis {axis} is joined; name {mesh.parts(axis)}")
-        mesh.limits(group.where)
-    _names_differ(f"{where}: axis", group.axes)
+    _names_differ(f"{where}: axis", axes)
 
 
 def _inspect_roles(schedule: Schedule) -> None:
@@ -98,7 +96,7 @@ def _inspect_roles(schedule: Schedule) -> None:
     _names_differ("role", names)
     boxes = [(role.name, box) for role in schedule.roles for box in role.boxes]
     for index, (name, box) in enumerate(boxes):
-        with _at(f"role {name}"):
+        with at(f"role {name}"):
             mesh.limits(box)
         for other_name, other in boxes[:index]:
             if mesh.boxes_meet(box, other):
@@ -110,6 +108,12 @@ def _inspect_roles(schedule: Schedule) -> None:
 
 def _inspect_contract(schedule: Schedule) -> None:
     contract = schedule.contract
+    given = {scalar.name for scalar in schedule.scalars if scalar.given}
+    for rule in contract.rules.values():
+        if isinstance(rule.learning_rate, str) and rule.learning_rate not in given:
+            raise ScheduleError(
+                f"contract: learning rate {rule.learning_rate!r} is no scalar that is given"
+            )
     roles = {role.name for role in schedule.roles}
     pools = {pool.name for pool in schedule.pools}
     _names_differ("contract.parameters", [parameter.name for parameter in contract.parameters])
@@ -139,7 +143,7 @@ class _Inspector:
         self.program = program
         self.mesh: Mesh = schedule.mesh
         self.streams = set(schedule.streams)
-        self.scalars = {scalar.name for scalar in schedule.scalars}
+        self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self.good_views: set[int] = set()
         self.in_step = False
@@ -182,8 +186,9 @@ class _Inspector:
                     f"{where}: shard {buffer.shard!r}, but the layout is cut along {layout.axis!r}"
                 )
             count = self.mesh.axis_size(buffer.shard)
-            indexes = range(count) if layout.cuts else range(1)  # equal cuts: one is as all
-            needed = max(layout.segment(index, count)[1] for index in indexes)
+            needed = max(
+                layout.segment(rank, count)[1] for rank in ranks_of_all_sizes(layout, count)
+            )
         if buffer.elements < needed or (buffer.elements > needed and not buffer.has_room):
             raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
 
@@ -232,13 +237,12 @@ class _Inspector:
         where, source, target = copy.id, copy.source, copy.target
         self._inspect_view(where, source)
         self._inspect_view(where, target)
-        windows = [(view.layout, view.start) for view in (source, target) if view.layout]
         if copy.by_parameter:
             self._need_parameters(where, source)
             self._need_parameters(where, target)
         elif source.size != target.size:
             raise ScheduleError(f"{where}: copies {source.size} elements to {target.size}")
-        elif windows and windows != windows[:1] * 2:
+        elif len({window_of(view) for view in (source, target)}) > 1:
             raise ScheduleError(f"{where}: copies a window to another one")
 
     def _inspect_set_scalar(self, change: SetScalar) -> None:
@@ -276,12 +280,14 @@ class _Inspector:
                     f"{where}: {compute.action} has no operand {operand.role}; it has {allowed}"
                 )
             if operand.partial:
-                with _at(where):
+                with at(where):
                     for axis in operand.partial:
                         self.mesh.axis_size(axis)
             self._inspect_view(where, operand.view)
         for scalar in compute.scalars:
             self._need_scalar(where, scalar)
+        if compute.draw is not None:
+            self._inspect_draw(where, compute.action, compute.draw)
         match compute.action:
             case Action.UPDATE:
                 self._inspect_update(compute)
@@ -294,16 +300,26 @@ class _Inspector:
             case _:
                 pass  # what flows and is saved is the model's matter
 
+    def _inspect_draw(self, where: str, action: Action, draw: Draw) -> None:
+        if action not in (Action.FORWARD, Action.RECOMPUTE):
+            raise ScheduleError(f"{where}: {action} draws no random numbers, forward does")
+        if draw.generator not in {generator.name for generator in self.schedule.generators}:
+            raise ScheduleError(f"{where}: no generator {draw.generator!r}")
+        if draw.restores is not None:
+            drawn = self.program.by_id.get(draw.restores)
+            if not isinstance(drawn, Compute) or drawn.draw is None:
+                raise ScheduleError(f"{where}: restores {draw.restores!r}, which draws nothing")
+
     def _inspect_update(self, update: Compute) -> None:
-        where = update.id
-        if not isinstance(update.rule, Adam | SGD):
-            raise ScheduleError(f"{where}: rule {update.rule} must be Adam or SGD")
+        where, rule = update.id, update.rule
+        if not isinstance(rule, Optimizer):
+            raise ScheduleError(f"{where}: rule {rule} must be Adam or SGD")
+        rate = rule.learning_rate
+        if isinstance(rate, str) and not (rate in self.scalars and self.scalars[rate].given):
+            raise ScheduleError(f"{where}: learning rate {rate!r} is no scalar that is given")
         roles = [operand.role for operand in update.operands]
-        moments = 2 if isinstance(update.rule, Adam) else 0
-        if roles.count(Role.MOMENT) != moments:
-            raise ScheduleError(
-                f"{where}: {roles.count(Role.MOMENT)} moments, {moments} needed by its rule"
-            )
+        if (kept := roles.count(Role.MOMENT)) != (needed := rule.moments):
+            raise ScheduleError(f"{where}: {kept} moments, {needed} needed by its rule")
         if roles.count(Role.MASTER) + roles.count(Role.PARAMETER) != 1:
             raise ScheduleError(f"{where}: one operand, master or parameter, is updated")
         if roles.count(Role.GRADIENT) != 1:
@@ -311,6 +327,8 @@ class _Inspector:
         sizes = sorted({operand.view.size for operand in update.operands})
         if len(sizes) != 1:
             raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
+        if len({window_of(operand.view) for operand in update.operands}) > 1:
+            raise ScheduleError(f"{where}: operands are not one window on one layout")
 
     def _need_number(self, compute: Compute, role: Role) -> None:
         sizes = [operand.view.size for operand in compute.operands if operand.role is role]
@@ -364,32 +382,10 @@ class _Inspector:
             raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
 
     def _inspect_view(self, where: str, view: View) -> None:
-        if id(view) in self.good_views:
-            return
-        self._need_buffer(where, view.buffer)
-        buffer = self.program.by_name[view.buffer]
-        if view.layout is not None:
-            layout = self.schedule.layout_by_name.get(view.layout)
-            if layout is None or layout.axis is None or layout.blocks is not None:
-                raise ScheduleError(f"{where}: no layout {view.layout!r} to cut, without blocks")
-            if view.start + view.size > layout.elements:
-                raise ScheduleError(f"{where}: the window leaves layout {view.layout}")
-            if view.origin is not None:
-                if view.origin + view.size > buffer.elements:
-                    raise ScheduleError(f"{where}: the window leaves {view.buffer}")
-            elif buffer.layout != view.layout or buffer.shard is None:
-                raise ScheduleError(f"{where}: {view.buffer} is no shard of layout {view.layout}")
-        else:
-            count = 1
-            if view.axis is not None:
-                with _at(where):
-                    count = self.mesh.axis_size(view.axis)
-            end = view.start + count * view.size
-            if end > buffer.elements:
-                raise ScheduleError(
-                    f"{where}: view of {view.buffer} ends at {end}, past {buffer.elements} elements"
-                )
-        self.good_views.add(id(view))
+        if id(view) not in self.good_views:
+            self._need_buffer(where, view.buffer)
+            inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
+            self.good_views.add(id(view))
 
     def _need_buffer(self, where: str, name: str) -> None:
         if name not in self.program.by_name:

@@ -15,6 +15,7 @@ from zsim_torch.machine import memory_bytes
 from zsim_torch.process_group import DeviceChoice, DeviceError, Placement, device_of
 from zsim_torch.refusal import of_schedule
 from zsim_torch.text import TextError, read_text
+from zsim_torch.train import given_by_strategy
 
 LOCAL_RANKS_MAX = 64
 """More processes than these on one machine help nobody: each takes memory and a turn."""
@@ -34,6 +35,7 @@ def refusal(
         or _model(job)
         or _text(job, data)
         or _ranks(job.schedule, torchrun)
+        or _given(job.schedule)
         or of_schedule(job.schedule)
         or _machine(job, device, torchrun)
     )
@@ -70,6 +72,8 @@ def _model(job: Job) -> str | None:
             "attention_heads, sequence_length and vocab_size, or train a module of your own with "
             "zsim_torch.train"
         )
+    if shape.dropout:
+        return f"model.dropout: {shape.dropout} is simulated only"
     if shape.positions is Positions.ALIBI and shape.attention is not Attention.PLAIN:
         return (
             f"model.attention: {shape.attention} has no torch module with positions alibi, "
@@ -102,6 +106,15 @@ def _text(job: Job, data: Path | None) -> str | None:
         read_text(data, shape.sequence_length, vocab_size=shape.vocab_size)
     except TextError as error:
         return str(error)
+    return None
+
+
+def _given(schedule: Schedule) -> str | None:
+    """Whether the strategy says what is given before each step."""
+    known = given_by_strategy(schedule)
+    for scalar in schedule.scalars:
+        if scalar.given and scalar.name not in known:
+            return f"scalar {scalar.name}: is given before each step, and no learning_rates say it"
     return None
 
 

@@ -26,6 +26,7 @@ class Assignment:
     seed: int
     data: Path | None
     poison: bool
+    witness: bool = False
 
 
 class TorchBackend:
@@ -41,11 +42,13 @@ class TorchBackend:
             that the largest operation of the schedule may take on slow cores.
         poison: fill memory that is not valid with what is no number, and delay ranks at random; a
             run in which somebody reads it has failed.
+        witness: record what torch is seen to do on each rank, for `zsim check --against`.
         device: where ranks compute; see `zsim_torch.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
 
     Raises:
         TextError: `data` is not a file that can be read, or is empty.
+        RefusedError: poison and witnesses are both asked for.
     """
 
     name = "torch"
@@ -56,14 +59,18 @@ class TorchBackend:
         data: Path | None = None,
         timeout_s: float = TIMEOUT_S,
         poison: bool = False,
+        witness: bool = False,
         device: DeviceChoice = DeviceChoice.AUTO,
         pool: RankPool | None = None,
     ) -> None:
         if data is not None:
             admission.look_at(data)
+        if poison and witness:
+            raise RefusedError("witness: must be off with poison, whose copies it would record")
         self.data = None if data is None else data.absolute()
         self.timeout_s = timeout_s
         self.poison = poison
+        self.witness = witness
         self.device = device
         self.pool = pool
 
@@ -86,7 +93,9 @@ class TorchBackend:
             raise RefusedError(
                 f"ranks: the schedule is for {ranks}, the pool has {self.pool.ranks}"
             )
-        work = Assignment(job=job, seed=seed, data=self.data, poison=self.poison)
+        work = Assignment(
+            job=job, seed=seed, data=self.data, poison=self.poison, witness=self.witness
+        )
         if self.pool is not None:
             return merged(self.pool.run(train_on_rank, work))
         timeout_s = self.timeout_s + slowest_operation_s(job.schedule, ranks)
@@ -101,7 +110,7 @@ def train_on_rank(work: Assignment) -> Trace:
     module: nn.Module = nn.Sequential(nn.Identity())  # where no unit runs
     units: tuple[str, ...] = ("0",)
     batches: Iterable[object] = ()
-    option = Option(poison=work.poison, write_back=False)
+    option = Option(poison=work.poison, witness=work.witness, write_back=False)
     shape = job.model.architecture
     if shape is not None:
         module = decoder = transformer(shape, seed=None)

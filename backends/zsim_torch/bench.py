@@ -48,6 +48,7 @@ class Bench:
         next_batch: Callable[[], object],
         on_loss: Callable[[torch.Tensor], None],
         poison: Poison,
+        on_issue: Callable[[int, str], None] | None = None,
     ) -> Executor:
         """An executor at the start of setup."""
         setting = MemorySetting(
@@ -79,7 +80,7 @@ class Bench:
             poison=poison,
         )
         scalars = {scalar.name: scalar.initial for scalar in self.schedule.scalars}
-        return Executor(machine, scalars)
+        return Executor(machine, scalars, on_issue)
 
     def close(self) -> None:
         """Nothing is left but the executor's memory."""

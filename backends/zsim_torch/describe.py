@@ -1,7 +1,7 @@
 """The `Model` of a user's module, measured on one micro-batch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -43,7 +43,8 @@ def describe(
 
     `reads` names for a unit what it is called with: earlier units, for what they return, and
     "batch". By default the first reads the batch, each other one what the one before returned, and
-    the last the batch as well where there are several. Under mixed precision tensors of floats in
+    the last the batch as well where there are several. A module that is given under two names is
+    called twice. Under mixed precision tensors of floats in
     the batch are cast to its format, as they are in training. The module is not changed, save what
     its own forward changes; nothing is trained.
 
@@ -67,7 +68,9 @@ def describe(
             raise UnitError(f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes")
         measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
         values[unit.name] = measured.output
-        described.append(_unit(unit, names, measured, precision.compute))
+        called = next(other.name for other in resolved if other.module is unit.module)
+        made = _unit(unit, names, measured, precision.compute)
+        described.append(made if called == unit.name else replace(made, module=called))
     loss = described[-1].segments[-1].outputs[-1]
     if loss.elements != 1:
         raise UnitError(f"unit {described[-1].name}: the loss has {loss.elements} elements, not 1")

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, assert_never
@@ -68,17 +68,23 @@ class _Deferred(NamedTuple):
 
 SETUP: Final = -1
 
+Given = Mapping[str, Callable[[int], float]]
+"""By host scalar what the caller gives in it before a step, counted from 0."""
+
 
 @dataclass(slots=True)
 class Executor:
     """One rank's host: issues operations, keeps the book and the list of transfers.
 
     Every operation is a call of its own, so that no local variable keeps memory alive past it. In
-    poison mode `sighting` is the first operation that wrote what is no number.
+    poison mode `sighting` is the first operation that wrote what is no number. `on_issue` is told
+    the step and id of each operation before it is issued, and at the end of a step an empty id.
     """
 
     machine: Machine
     scalars: dict[str, float]
+    on_issue: Callable[[int, str], None] | None = None
+    given: Given = field(default_factory=dict[str, Callable[[int], float]])
     step: int = SETUP
     book: list[BookEntry] = field(default_factory=list[BookEntry])
     transfers: list[Transfer] = field(default_factory=list[Transfer])
@@ -97,16 +103,24 @@ class Executor:
         self._run(self.machine.program.setup)
         self.machine.streams.drain()
         self.machine.streams.end_step()
+        self._tell("")
 
     def run_step(self, step: int) -> None:
-        """Step number `step` is issued."""
+        """Step number `step` is issued, with what the caller gives for it."""
         self.step = self.machine.streams.step = step
+        self.scalars |= {name: at(step) for name, at in self.given.items()}
         self._run(self.machine.program.step)
         self.machine.streams.end_step()
+        self._tell("")
+
+    def _tell(self, operation: str) -> None:
+        if self.on_issue is not None:
+            self.on_issue(self.step, operation)
 
     def _run(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
             note(operation.id if self.step == SETUP else f"{operation.id} in step {self.step}")
+            self._tell(operation.id)
             self._issue(operation)
 
     def _issue(self, operation: Operation) -> None:

@@ -217,9 +217,12 @@ def _described(
             forward=tuple(window.forward),
             backward=tuple(window.backward),
         )
+        module, again, _ = window.name.partition("@")
+        shared = any(each.name == module and each.segments[0].parameters == own for each in units)
         units.append(
             Unit(
                 name=window.name,
+                module=module if again and shared else "",
                 parameters=tuple(Parameter(name=n, shape=tuple(parameters[n].shape)) for n in own),
                 segments=(segment,),
                 checkpoint=window.name not in (START, END),

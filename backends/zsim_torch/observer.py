@@ -111,7 +111,7 @@ class Traffic:
 
     def see(self, operator: str, arguments: tuple[Any, ...]) -> None:
         """Count a call of the operator `operator` of torch.distributed's own operators."""
-        group = _process_group(arguments)
+        group = process_group_of(arguments)
         ranks = group.size()
         for kind, whole, sends in _handed(operator, arguments, ranks):
             key = (group.group_desc, kind, whole.numel() == 1)
@@ -124,7 +124,8 @@ class Traffic:
         self.count.clear()
 
 
-def _process_group(arguments: tuple[Any, ...]) -> distributed.ProcessGroup:
+def process_group_of(arguments: tuple[Any, ...]) -> distributed.ProcessGroup:
+    """Return the process group among the arguments of an operator of torch.distributed."""
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             found: distributed.ProcessGroup = distributed.ProcessGroup.unbox(argument)
@@ -142,31 +143,32 @@ def _handed(
     others = ranks - 1
     match operator:
         case "_allgather_base_" | "allgather_into_tensor_coalesced_":
-            for whole, part in zip(_tensors(first), _tensors(second), strict=True):
+            for whole, part in zip(tensors_in(first), tensors_in(second), strict=True):
                 yield "all_gather", whole, others * part.numel()
         case "_reduce_scatter_base_" | "reduce_scatter_tensor_coalesced_":
-            for part, whole in zip(_tensors(first), _tensors(second), strict=True):
+            for part, whole in zip(tensors_in(first), tensors_in(second), strict=True):
                 yield "reduce_scatter", whole, others * part.numel()
         case "allreduce_" | "allreduce_coalesced_":
-            for tensor in _tensors(first):
+            for tensor in tensors_in(first):
                 yield "all_reduce", tensor, 2 * others * -(-tensor.numel() // ranks)
         case "broadcast_":
-            for tensor in _tensors(first):
+            for tensor in tensors_in(first):
                 yield "broadcast", tensor, others * -(-tensor.numel() // ranks)
         case "recv_":
-            for tensor in _tensors(first):
+            for tensor in tensors_in(first):
                 yield "receive", tensor, 0
         case _:
-            for tensor in _tensors(first):
+            for tensor in tensors_in(first):
                 yield operator.rstrip("_"), tensor, tensor.numel()
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Yield every tensor in `value`, lists and tuples gone through."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -195,7 +197,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
             self.traffic.see(func._schema.name.removeprefix("c10d::"), args)
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self.meter.see(tensor, self._maker)
         return result
 
@@ -221,7 +223,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _watched_grad(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         found = self._grad(*args, **kwargs)
-        for tensor in _tensors(found):
+        for tensor in tensors_in(found):
             self.meter.claim(tensor, Maker.GRADIENT)
         return found
 

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import torch
 
-from zsim.rule import SGD, Adam, ClipNorm, Rule
+from zsim.rule import SGD, Adam, ClipNorm, Rule, rate_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Updated:
     """Flat tensors of equal size that an update reads and writes.
 
     `trained` are the masters, or without them the parameters themselves; `moments` Adam's first and
-    second.
+    second, or the momentum buffer of SGD.
     """
 
     gradient: torch.Tensor
@@ -25,29 +25,40 @@ class Updated:
 
 def update(rule: Rule | None, operands: Updated, scalars: Mapping[str, float]) -> None:
     """Apply one step of `rule`; Adam reads the number of the step, from 1, in scalar "step"."""
+    if rule is None or isinstance(rule, ClipNorm):
+        raise ValueError(f"update: {rule} is no optimizer")
+    rate = rate_of(rule, scalars)
     match rule:
-        case SGD(learning_rate=rate):
-            operands.trained.add_(operands.gradient.to(operands.trained.dtype), alpha=-rate)
+        case SGD():
+            _sgd(rule, operands, rate)
         case Adam():
-            _adam(rule, operands, scalars["step"])
-        case ClipNorm() | None:
-            raise ValueError(f"update: {rule} is no optimizer")
+            _adam(rule, operands, rate, scalars["step"])
         case _:
             assert_never(rule)
 
 
-def _adam(rule: Adam, operands: Updated, step: float) -> None:
+def _sgd(rule: SGD, operands: Updated, rate: float) -> None:
+    """As `torch.optim.SGD` has it; the buffer begins at zero."""
+    gradient = operands.gradient.to(operands.trained.dtype)
+    if rule.weight_decay:
+        gradient = gradient.add(operands.trained, alpha=rule.weight_decay)
+    for buffer in operands.moments:
+        buffer.mul_(rule.momentum).add_(gradient)
+        gradient = gradient.add(buffer, alpha=rule.momentum) if rule.nesterov else buffer
+    operands.trained.add_(gradient, alpha=-rate)
+
+
+def _adam(rule: Adam, operands: Updated, rate: float, step: float) -> None:
     """Kingma and Ba 2015, algorithm 1; decay as in Loshchilov and Hutter 2019, algorithm 2."""
     first, second = operands.moments
     gradient = operands.gradient.to(first.dtype)
     if rule.weight_decay:
-        operands.trained.mul_(1 - rule.learning_rate * rule.weight_decay)
+        operands.trained.mul_(1 - rate * rule.weight_decay)
     first.lerp_(gradient, 1 - rule.beta1)
     second.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
     correction = math.sqrt(1 - rule.beta2**step)
     divisor = second.sqrt().div_(correction).add_(rule.epsilon)
-    rate = rule.learning_rate / (1 - rule.beta1**step)
-    operands.trained.addcdiv_(first, divisor, value=-rate)
+    operands.trained.addcdiv_(first, divisor, value=-rate / (1 - rule.beta1**step))
 
 
 def sum_of_squares(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:

@@ -122,6 +122,8 @@ def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -
             continue
         if operation.action not in (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD):
             continue
+        if operation.draw is not None:
+            return f"{operation.id}: draws from {operation.draw.generator}, which is simulated only"
         if operation.unit not in by_name:
             return f"{operation.id}: no unit {operation.unit!r}; units are {', '.join(by_name)}"
         try:

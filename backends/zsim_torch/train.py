@@ -18,11 +18,12 @@ from zsim_torch.absent import emptied, is_emptied, refill_module
 from zsim_torch.agreement import agree
 from zsim_torch.bench import Bench
 from zsim_torch.compute import Initial
-from zsim_torch.executor import Executor, Machine, sighting_of
+from zsim_torch.executor import Executor, Given, Machine, sighting_of
 from zsim_torch.observer import Observer
 from zsim_torch.parameters import collect
 from zsim_torch.poison import Poison, Sighting
 from zsim_torch.process_group import DeviceError, backends, rank_device
+from zsim_torch.recorder import Recorder, unwatched
 from zsim_torch.state import leave_state, lost_state
 from zsim_torch.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.whereabouts import note
@@ -37,9 +38,12 @@ class Option:
             current GPU if the process group has NCCL for it, else the CPU.
         initial: the initial value of a parameter, by name; by default what the module holds.
         observe: watch live storages and collectives; each operator takes a little longer.
+        witness: record what torch is seen to do (`zsim.witness`); each operator takes longer.
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
         write_back: the module ends with the trained parameters; else it keeps none. If the run
             raises, it has those that it came with, which stay in host memory meanwhile.
+        given: by name of a host scalar what the caller gives in it before each step, counted from
+            0: a learning rate. By default the strategy's learning rates, if it says some.
         restart: moments and loss scale may begin anew although an earlier run has trained the
             module; they are not kept between two calls of `train`.
     """
@@ -47,8 +51,10 @@ class Option:
     device: torch.device | None = None
     initial: Initial | None = None
     observe: bool = True
+    witness: bool = False
     poison: bool = False
     write_back: bool = True
+    given: Given = field(default_factory=dict[str, Callable[[int], float]])
     restart: bool = False
 
 
@@ -99,7 +105,7 @@ def train(
         UnitError: the units do not make up the module.
         DivergedError: two ranks issued different operations as one collective.
     """
-    chosen = option or Option()
+    chosen = _with_given(schedule, option or Option())
     rank, device = _place(schedule, module, chosen)
     resolved = resolve(module, units)
     program = schedule.program_of(rank)
@@ -108,6 +114,7 @@ def train(
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     with emptied(module, keep=chosen.write_back) as taken:
         observer = Observer() if chosen.observe else None
+        recorder = Recorder() if chosen.witness else None
         losses = _Losses()
         bench = Bench(schedule, program, rank=rank, device=device, observer=observer)
         executor = bench.executor(
@@ -115,13 +122,13 @@ def train(
             initial=chosen.initial or taken.__getitem__,
             next_batch=_feed(batches, device),
             on_loss=losses.add,
+            on_issue=recorder.mark if recorder is not None else None,
             poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
         )
-        origin = _run(executor, observer, taken, losses, steps=steps)
+        executor.given = chosen.given
+        origin = _run(executor, (recorder, observer), taken, losses, steps=steps)
         agree(schedule, executor.transfers)
-        trace = _trace(
-            executor, rank=rank, steps=steps, seed=seed, origin=origin, losses=losses.means()
-        )
+        trace = _trace(executor, recorder, losses, steps=steps, seed=seed, origin=origin)
         trained = Trained(
             losses=_mean_over_ranks(losses.means(), device),
             trace=replace(trace, observed=_figures(bench, executor)),
@@ -150,6 +157,28 @@ def refuse(
         reason = blocking_host.refusal(schedule)
     if reason is not None:
         raise RefusedError(reason)
+
+
+def _with_given(schedule: Schedule, option: Option) -> Option:
+    """Return the settings with all that is given in host scalars before each step, and no more.
+
+    Raises:
+        RefusedError: nobody says what is given in one of them.
+    """
+    found = {**given_by_strategy(schedule), **option.given}
+    wanted = [scalar.name for scalar in schedule.scalars if scalar.given]
+    if missing := [name for name in wanted if name not in found]:
+        raise RefusedError(f"given: {missing[0]}: missing; its number for each step is needed")
+    return replace(option, given={name: found[name] for name in wanted})
+
+
+def given_by_strategy(schedule: Schedule) -> Given:
+    """Return the learning rates that the contract's strategy says, by host scalar."""
+    strategy = schedule.contract.strategy
+    if strategy is None or strategy.learning_rates is None:
+        return {}
+    rate = strategy.optimizer.learning_rate
+    return {rate: strategy.learning_rates.at} if isinstance(rate, str) else {}
 
 
 def _refuse_module(module: nn.Module, program: Program, option: Option) -> None:
@@ -228,7 +257,10 @@ class _Losses:
 
     def add(self, loss: torch.Tensor) -> None:
         """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
-        self.steps[-1].append(float(loss) if loss.device.type == "cpu" else loss.detach().clone())
+        with unwatched():
+            self.steps[-1].append(
+                float(loss) if loss.device.type == "cpu" else loss.detach().clone()
+            )
 
     def means(self) -> tuple[float, ...]:
         """The mean of each step that had a loss."""
@@ -277,14 +309,15 @@ def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
 
 def _run(
     executor: Executor,
-    observer: Observer | None,
+    watching: tuple[Recorder | None, Observer | None],
     taken: dict[str, torch.Tensor],
     losses: _Losses,
     *,
     steps: int,
 ) -> int:
     """Run setup and all steps; returns when the first step began. `taken` is empty after setup."""
-    with observer or nullcontext():
+    recorder, observer = watching
+    with recorder or nullcontext(), observer or nullcontext():
         executor.run_setup()
         taken.clear()
         if distributed.is_initialized():
@@ -302,12 +335,12 @@ def _run(
 
 def _trace(
     executor: Executor,
+    recorder: Recorder | None,
+    losses: _Losses,
     *,
-    rank: int,
     steps: int,
     seed: int,
     origin: int,
-    losses: tuple[float, ...],
 ) -> Trace:
     machine = executor.machine
     events = machine.streams.events(origin)
@@ -316,13 +349,14 @@ def _trace(
         if event.step >= 0:
             ends[event.step] = max(ends[event.step], event.end_ps)
     own = RankTrace(
-        rank=rank,
+        rank=machine.schedule.mesh.rank(machine.coordinates),
         role=machine.program.role,
         stands_for=1,
         events=tuple(events),
         book=tuple(executor.book),
         transfers=tuple(executor.transfers),
-        losses=losses,
+        losses=losses.means(),
+        witness=recorder.witness() if recorder is not None else None,
     )
     return Trace(
         backend="torch",

@@ -126,11 +126,14 @@ class Decoder(nn.Module):
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
         self.embedding = Embedding(shape, dtype)
-        for layer in range(shape.layers):
-            self.add_module(f"block{layer}", Block(shape, dtype))
+        blocks = [f"block{layer}" for layer in range(shape.layers)]
+        for layer, name in enumerate(blocks):
+            module = shape.module_of(layer)
+            made = Block(shape, dtype) if module == layer else self.get_submodule(blocks[module])
+            self.add_module(name, made)
         token = cast("nn.Parameter", self.embedding.token.weight)
         self.head = Head(shape, dtype, tied=token if shape.tied_embeddings else None)
-        self.units = tuple(name for name, _ in self.named_children())
+        self.units = ("embedding", *blocks, "head")
 
     def forward(self, batch: Tensor) -> Tensor:
         """The loss of one micro-batch."""

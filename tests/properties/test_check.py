@@ -15,6 +15,7 @@ from zsim.operation import Allocate, AllReduce, Compute, Free, Operation, Reduce
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Strategy
+from zsim.view_bounds import window_of
 
 Job = tuple[Model, Strategy]
 
@@ -104,7 +105,7 @@ def test_a_reduction_that_is_left_out_is_found(job: Job, data: st.DataObject) ->
 def test_an_update_with_the_gradient_of_another_bucket_is_found(
     job: Job, data: st.DataObject
 ) -> None:
-    """Sizes agree, layouts do not."""
+    """Sizes agree, layouts do not; windows on another layout are refused before."""
     assume(job[1].data > 1)
     made = make_schedule(*job)
     (program,) = made.programs
@@ -123,6 +124,7 @@ def test_an_update_with_the_gradient_of_another_bucket_is_found(
         for one, mine in enumerate(views)
         for other, yours in enumerate(views)
         if one != other
+        and window_of(mine) == window_of(yours)
         and mine.size == yours.size > 0  # where there is nothing, any other nothing will do
         and program.by_name[mine.buffer].layout
         and program.by_name[yours.buffer].layout

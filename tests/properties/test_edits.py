@@ -14,6 +14,7 @@ FEW = (
     "deepspeed 3",
     "megatron overlapped",
     "pipelines",
+    "dropout",
     "frozen, stage 3",
     "frozen, fsdp2",
 )

@@ -248,6 +248,24 @@ def test_a_gathered_parameter_is_copied_in_one_move(columns: int, ranks: int, ot
     assert found.padding == ()
 
 
+@given(cases(), st.data())
+def test_a_window_is_what_a_segment_has_of_it(
+    case: tuple[Layout, int], data: st.DataObject
+) -> None:
+    layout, ranks = case
+    start = data.draw(st.integers(0, layout.elements))
+    size = data.draw(st.integers(0, layout.elements - start))
+    places = {piece.parameter: piece.start for piece in layout.pieces}
+    for rank in range(ranks):
+        first, length = layout.window(start, size, rank, ranks)
+        assert 0 <= first <= first + length <= layout.segment(rank, ranks)[1]
+        for position, (parameter, element) in elements(list(layout.fragments(ranks, rank))).items():
+            is_in = start <= places[parameter] + element < start + size
+            assert is_in == (first <= position < first + length)
+    lengths = [layout.window(start, size, rank, ranks)[1] for rank in range(ranks)]
+    assert sum(lengths) == size
+
+
 @given(
     st.integers(1, 4), st.integers(1, 9), st.integers(0, 36), st.integers(0, 36), st.integers(0, 5)
 )

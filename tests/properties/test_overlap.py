@@ -1,6 +1,6 @@
 """Views meet where some rank has an element of both, counted rank by rank."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,18 +31,22 @@ def schedules(draw: st.DrawFn) -> Schedule:
     build.layout(Layout(name="uneven", pieces=(), elements=elements, axis="data", cuts=cuts))
     size = draw(st.integers(0, 3)) * ranks
     build.layout(Layout(name="even", pieces=(), elements=size, axis="data"))
+    parts = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    ends = [0, *accumulate(part * ranks for part in parts)]
+    blocks = tuple(ends[:-1])
+    build.layout(Layout(name="blocks", pieces=(), elements=ends[-1], axis="data", blocks=blocks))
     return build.schedule()
 
 
 @st.composite
 def views(draw: st.DrawFn, schedule: Schedule) -> View:
     """A view of any kind, empty ones too."""
-    kind = draw(st.sampled_from(["plain", *AXES, "uneven", "even"]))
+    kind = draw(st.sampled_from(["plain", *AXES, "uneven", "even", "blocks"]))
     if kind in schedule.layout_by_name:
         elements = schedule.layout_by_name[kind].elements
         start = draw(st.integers(0, elements))
         size = draw(st.integers(0, elements - start))
-        origin = draw(st.sampled_from([None, None, 0, 2]))
+        origin = None if kind == "blocks" else draw(st.sampled_from([None, None, 0, 2]))
         return View(buffer="x", start=start, size=size, layout=kind, origin=origin)
     axis = None if kind == "plain" else kind
     return View(buffer="x", start=draw(st.integers(0, 9)), size=draw(st.integers(0, 6)), axis=axis)

@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise, permutations
 from typing import TypeVar
 
+import numpy as np
 from drawn import jobs
 from drawn_clusters import NO_MODEL, clusters, harmless_schedules
 from drawn_emulated import emulated_jobs
+from exact_training import cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutated_trace import MUTATIONS, Mutator
 
 from zsim.backend import Job
+from zsim.builder import ScheduleBuilder
 from zsim.check import refinement
 from zsim.runtimes.registry import make_schedule
 from zsim.trace import Trace
@@ -57,6 +61,65 @@ def test_a_run_is_one_whatever_clocks_its_ranks_have(
     )
     late = tuple(end + 10**12 for end in trace.step_end_ps)
     assert refinement.examine(job.schedule, replace(trace, ranks=ranks, step_end_ps=late)) == []
+
+
+ROUNDS, LONGEST_PS = 2, 9
+REACH = 2 * ROUNDS * LONGEST_PS
+"""No clock has to be set further than a rank runs."""
+
+
+@st.composite
+def timings(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
+    """Of each of three ranks, by its own clock, when each of its operations ran: one by one."""
+    found: list[list[tuple[int, int]]] = []
+    for _ in range(3):
+        lengths = draw(st.lists(st.integers(0, LONGEST_PS), min_size=4, max_size=4))
+        ends = list(accumulate(lengths))
+        found.append(list(pairwise([0, *ends])))
+    return found
+
+
+def some_clocks_explain(times: list[list[tuple[int, int]]]) -> bool:
+    """Whether any of all shifts lets each rank have a sum only when all have filled, by trying."""
+    shifts = np.arange(-REACH, REACH + 1)
+    grid = np.zeros(1), shifts[:, None], shifts[None, :]
+    good = np.ones((shifts.size, shifts.size), dtype=bool)
+    for number in range(ROUNDS):
+        for taker, giver in permutations(range(3), 2):
+            filled = times[giver][2 * number][1] + grid[giver]
+            good &= times[taker][2 * number + 1][1] + grid[taker] >= filled
+    return bool(good.any())
+
+
+@given(timings())
+@settings(deadline=None, max_examples=60)
+def test_times_are_refused_exactly_if_no_clocks_explain_them(
+    times: list[list[tuple[int, int]]],
+) -> None:
+    build = ScheduleBuilder.of("rounds", data=3)
+    group, x = build.group("data", "data"), build.buffer("x", 4)
+    build.step.allocate(x)
+    before: list[str] = []
+    for number in range(ROUNDS):
+        filled = build.step.fill(f"fill{number}", x.all, 1.0, after=before)
+        before = [build.step.all_reduce(f"sum{number}", group, x.all, after=[filled])]
+    build.step.free(x, uses=before)
+    made = build.schedule()
+    trace = SimBackend(unfold=True).run(
+        Job(schedule=made, model=NO_MODEL, cluster=cluster(3)), seed=0
+    )
+    ranks = tuple(
+        replace(
+            rank,
+            events=tuple(
+                replace(event, start_ps=start, end_ps=end)
+                for event, (start, end) in zip(rank.events, own, strict=True)
+            ),
+        )
+        for rank, own in zip(trace.ranks, times, strict=True)
+    )
+    found = refinement.examine(made, replace(trace, ranks=ranks, step_end_ps=(10**6,)))
+    assert (found == []) is some_clocks_explain(times)
 
 
 @given(runs(), st.data())

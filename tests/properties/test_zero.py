@@ -47,7 +47,7 @@ def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, 
     width, wide = (
         dtype.size_bytes for dtype in (strategy.precision.compute, strategy.precision.optimizer)
     )
-    state = sum((strategy.precision.has_master, 2 * (type(strategy.optimizer).__name__ == "Adam")))
+    state = sum((strategy.precision.has_master, strategy.moments))
     expected = (
         padded * width // share[3] + padded * width // share[2] + padded * wide * state // share[1]
     )

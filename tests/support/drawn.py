@@ -8,7 +8,9 @@ from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.gpt import gpt
 from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.megatron import Megatron
 from zsim.strategy import (
     BUCKET_ELEMENTS,
     Checkpointing,
@@ -23,7 +25,12 @@ from zsim.strategy import (
 def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> Strategy:
     """Any stage with any knobs; sizes small enough that buckets split and padding appears."""
     checkpointing = draw(st.sampled_from(Checkpointing))
-    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    optimizers: list[SGD | Adam] = [
+        SGD(),
+        SGD(momentum=0.875, weight_decay=0.125, nesterov=True),
+        Adam(),
+    ]
+    optimizers += [replace(each, learning_rate=LEARNING_RATE) for each in optimizers]
     stage = draw(st.integers(0, 3))
     fused = FusedBuffers.CONSTANT if stage == 3 else draw(st.sampled_from(FusedBuffers))
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
@@ -62,13 +69,18 @@ def small_buckets(strategy: Strategy) -> Strategy:
 def models(draw: st.DrawFn, strategy: Strategy) -> Model:
     """A small GPT that `strategy` can train; widths that ranks do not divide come up often."""
     heads = strategy.tensor * draw(st.integers(1, 2))
+    layers, groups = draw(st.integers(1, 3)), None
+    if calls_again(strategy):
+        groups = draw(st.sampled_from([None, None, 1, layers]))
     shape = GPT(
-        layers=draw(st.integers(1, 3)),
+        layers=layers,
+        hidden_groups=groups,
         hidden_size=heads * draw(st.integers(1, 3)),
         attention_heads=heads,
         sequence_length=draw(st.integers(1, 4)),
         vocab_size=draw(st.integers(1, 13)),
         tied_embeddings=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.0, 0.5])),
     )
     return gpt(
         shape,
@@ -115,6 +127,10 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
             )
         )
         source = output.name
+        if not last and calls_again(strategy) and draw(st.integers(0, 3)) == 0:
+            called = units[draw(st.integers(0, len(units) - 1))]
+            units.append(_called_again(called, f"again{index}", source))
+            source = units[-1].segments[0].outputs[0].name
     return Model(
         name="chain",
         units=tuple(units),
@@ -123,8 +139,38 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
     )
 
 
+def calls_again(strategy: Strategy) -> bool:
+    """Whether a unit can be called several times in a forward."""
+    return isinstance(strategy.emulate, DeepSpeed | Megatron | None)
+
+
+def _called_again(unit: Unit, name: str, source: str) -> Unit:
+    """Another call of a unit, or of what it is a call of, on what was made last."""
+    (segment,) = unit.segments
+    output = replace(segment.outputs[0], name=f"{name}/output")
+    again = replace(segment, inputs=(source,), outputs=(output,))
+    return replace(unit, name=name, module=unit.module or unit.name, segments=(again,))
+
+
 @st.composite
 def jobs(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) -> tuple[Model, Strategy]:
     """A model and a strategy that fit each other."""
     strategy = draw(zero_strategies(max_data=max_data, max_tensor=max_tensor))
-    return draw(st.one_of(models(strategy), chains(strategy))), strategy
+    model = draw(st.one_of(models(strategy), chains(strategy)))
+    return model, draw(in_groups(model, strategy))
+
+
+@st.composite
+def in_groups(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
+    """The strategy, perhaps with rules of their own for some parameters of the model."""
+    names = [parameter.name for parameter in model.parameters]
+    if not names or draw(st.booleans()):
+        return strategy
+    some = draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True))
+    decays = replace(strategy.optimizer, weight_decay=0.25)
+    fast = replace(strategy.optimizer, learning_rate=0.5)
+    groups = (
+        ParameterGroup(parameters=tuple(some[:3]), rule=decays),
+        *([ParameterGroup(parameters=tuple(some[3:]), rule=fast)] if some[3:] else []),
+    )
+    return replace(strategy, groups=groups)

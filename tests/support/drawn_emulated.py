@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from drawn import chains, models
+from drawn import chains, in_groups, models
 from hypothesis import strategies as st
 
 from zsim.architecture import GPT
 from zsim.dtype import DType
 from zsim.model import Model
 from zsim.pipeline import in_blocks
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtime.fsdp2 import FSDP2, Sync
@@ -101,7 +101,12 @@ RUNTIMES: list[st.SearchStrategy[RuntimeOptions]] = [
 def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model and a strategy that emulates another runtime."""
     runtime = draw(st.one_of(RUNTIMES))
-    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    optimizers: list[SGD | Adam] = [
+        SGD(),
+        SGD(momentum=0.875),
+        Adam(),
+        Adam(learning_rate=LEARNING_RATE),
+    ]
     data = draw(st.integers(1, 5))
     stage = draw(st.sampled_from(runtime.stages))
     if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):
@@ -125,13 +130,14 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         emulate=runtime,
     )
     drawn = st.one_of(models(strategy), chains(strategy))
-    return draw(drawn.filter(lambda model: bool(model.parameters))), strategy
+    model = draw(drawn.filter(lambda model: bool(model.parameters)))
+    return model, draw(in_groups(model, strategy))
 
 
 @st.composite
 def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A transformer and a strategy that splits it over the stages of a pipeline, as nanotron."""
-    optimizers: list[SGD | Adam] = [SGD(), Adam()]
+    optimizers: list[SGD | Adam] = [SGD(), Adam(), Adam(learning_rate=LEARNING_RATE)]
     strategy = Strategy(
         stage=draw(st.sampled_from(Nanotron.stages)),
         pipeline=draw(st.integers(2, 4)),
@@ -161,4 +167,5 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         keeps_whole=strategy.keeps_whole,
         in_place_loss=strategy.in_place_loss,
     )
-    return in_blocks(model), strategy
+    made = in_blocks(model)
+    return made, draw(in_groups(made, strategy))

@@ -6,8 +6,10 @@ they promise of memory and volume is left out. Whether they are right is judged 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from edits.aim import of_role, with_operands
+from edits.aims_of_regions import in_windows, sharded
 from edits.aims_of_scaling import numbers_reduced
 from edits.programs import Edit, apart, changed, everywhere, rewritten, with_buffer
 
@@ -225,6 +227,17 @@ def updated_in_halves(schedule: Schedule, program: Program, each: Operation) -> 
         for number in (0, 1)
     ]
     return [], [replace(made[0], id=f"{each.id}/first"), made[1]]
+
+
+def updated_by_windows(schedule: Schedule, program: Program, each: Operation) -> Parts | None:
+    """An update of a shard is three: of what the rank has of each part of the whole tensor."""
+    del program
+    layout = sharded(schedule).get(each.id)
+    if layout is None or not isinstance(each, Compute):
+        return None
+    bounds = (0, min(1, layout.elements), layout.elements * 2 // 3 + 1, layout.elements + 1)
+    ends = [min(bound, layout.elements) for bound in bounds]
+    return [], list(in_windows(each, layout, tuple(pairwise(ends))))
 
 
 def through_scratch(schedule: Schedule, program: Program, each: Operation) -> Parts | None:

@@ -25,6 +25,7 @@ from equivalents import (
     summed_apart,
     through_scratch,
     unpromised,
+    updated_by_windows,
     updated_in_halves,
 )
 
@@ -262,6 +263,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
     "collective as a group of one": everywhere_spread(as_a_group, "as a group"),
     "gathered twice": everywhere_spread(gathered_twice, "gathered twice"),
     "update in halves": everywhere_spread(updated_in_halves, "in halves"),
+    "update by windows": everywhere_spread(updated_by_windows, "by windows"),
     "copies through scratch": everywhere_spread(through_scratch, "through scratch"),
     "summands divided apart": everywhere_spread(summed_apart, "apart"),
     "copies added to zero": everywhere_spread(added_to_zero, "added to zero"),

@@ -1,5 +1,7 @@
 """Steps as other runtimes take them, written by hand: two parameters, one unit, few ranks."""
 
+from itertools import pairwise
+
 from zsim.builder import Named, ScheduleBuilder
 from zsim.dtype import DType
 from zsim.layout import Layout, Piece
@@ -236,3 +238,54 @@ def megatron() -> Schedule:
         )
     step.host_wait("wait", gather)
     return build.schedule(contract(2, "data"))
+
+
+def owners(
+    cuts: tuple[int, ...] = (0, 4, 4, 7, 8), parts: tuple[tuple[int, int], ...] = ((0, 5), (5, 3))
+) -> Schedule:
+    """Shards of unlike size, one of them empty, as ZeroRedundancyOptimizer of torch 2 has them.
+
+    Gradients are all-reduced, each rank updates what it owns of each of `parts` (start, size) of
+    the whole, and the owners send their parameters to all.
+    """
+    run = Runtime(
+        "owners",
+        Mesh(axes=(Axis(name="data", size=len(cuts) - 1),)),
+        Layout(name="flat", pieces=pieces(w=0, b=5), elements=8, axis="data", cuts=cuts),
+        Layout(name="whole", pieces=pieces(w=0, b=5), elements=8),
+    )
+    build, step = run.build, run.step
+    data = build.group("data", "data")
+    largest = max(high - low for low, high in pairwise(cuts))
+    flat = build.buffer(
+        "flat", 8, dtype=DType.BF16, kind=Kind.PARAMETER, layout="flat", persistent=True
+    )
+    run.setup.allocate(flat)
+    run.setup.compute("flat/initialize", Action.INITIALIZE, [(Role.PARAMETER, flat.all)])
+    master = run.state("master", largest, Kind.MASTER, "flat", "data")
+    run.forward(flat[:5], flat[5:8])
+    made = run.narrow("made", 8, "whole")
+    run.backward((flat[:5], flat[5:8]), (made[:5], made[5:]))
+    divided = step.copy("divide", made.all, made.all, divisor=len(cuts) - 1)
+    last = step.all_reduce("reduce", data, made.all, after=[divided])
+    gradient = build.buffer("gradient", largest, layout="flat", shard="data")
+    wide = build.buffer("wide", 8)
+    step.allocate(gradient, wide)
+    step.copy("widen", made.all, wide.all, after=[last])
+    for number, (start, size) in enumerate(parts):
+        own = gradient.window("flat", size, start)
+        step.copy(f"slice{number}", wide.window("flat", size, start, origin=start), own)
+    for number, (start, size) in enumerate(parts):
+        operands = [
+            (Role.GRADIENT, gradient.window("flat", size, start)),
+            (Role.MASTER, master.window("flat", size, start)),
+        ]
+        step.compute(f"update{number}", Action.UPDATE, operands, rule=SGD())
+    step.free(made, gradient, wide, uses=[last])
+    last = step.copy(
+        "cast", master.window("flat", 8), flat.window("flat", 8, origin=0), after=[last]
+    )
+    for root, (low, high) in enumerate(pairwise(cuts)):
+        last = step.broadcast(f"send{root}", data, flat[low:high], root=root, after=[last])
+    step.host_wait("wait", last)
+    return build.schedule(contract(len(cuts) - 1, "data"))

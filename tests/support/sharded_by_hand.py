@@ -34,7 +34,7 @@ class Unit:
     def __post_init__(self) -> None:
         build, flow, name = self.build, self.flow, self.name
         ranks = flow.data
-        rows = -(-WIDTH // ranks) * ranks
+        rows = self.rows = -(-WIDTH // ranks) * ranks
         sizes = {f"{name}.weight": WIDTH * WIDTH, f"{name}.bias": WIDTH}
         padded = (rows * WIDTH, rows)
         starts = (0, *accumulate(padded))
@@ -118,6 +118,11 @@ class Unit:
     def pieces(self, role: Role, buffer: Named) -> list[tuple[Role, View]]:
         """Both parameters in a tight buffer."""
         return [(role, buffer[: WIDTH * WIDTH]), (role, buffer[WIDTH * WIDTH :])]
+
+    def window(self, buffer: str, parameter: int) -> View:
+        """What a shard has of the weight (0) or of the bias (1), padding included."""
+        start, size = (0, self.rows * WIDTH) if parameter == 0 else (self.rows * WIDTH, self.rows)
+        return View(buffer=buffer, start=start, size=size, layout=self.name)
 
     @property
     def trained_by(self) -> View:
@@ -303,14 +308,23 @@ class ByHand:
         operands = [(Role.PARAMETER, unit.own.all), (Role.GRADIENT, unit.trained_by)]
         if flow.adam:
             operands += [(Role.MOMENT, unit.first.all), (Role.MOMENT, unit.second.all)]
-        updated = step.compute(
-            f"{unit.name}/update",
-            Action.UPDATE,
-            operands,
-            rule=flow.rule,
-            scalars=["step"] if flow.adam else [],
-            after=after,
-        )
+        parts = [("update", operands)]
+        if flow.windows:
+            parts = [
+                (name, [(role, unit.window(view.buffer, which)) for role, view in operands])
+                for name, which in (("update_weight", 0), ("update", 1))
+            ]
+        *_, updated = [
+            step.compute(
+                f"{unit.name}/{name}",
+                Action.UPDATE,
+                views,
+                rule=flow.rule,
+                scalars=["step"] if flow.adam else [],
+                after=after,
+            )
+            for name, views in parts
+        ]
         held = unit.input if flow.in_place else unit.reduced
         step.add(HostWait(id=f"step/{unit.name}/updated", operation=updated))
         step.free(held, mode=flow.free, uses=[*after, updated])

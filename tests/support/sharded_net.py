@@ -8,7 +8,7 @@ from torch import nn
 from zsim.dtype import DType
 from zsim.mesh import Axis, Joined, Mesh
 from zsim.operation import FreeMode
-from zsim.rule import SGD, Adam
+from zsim.rule import SGD, Adam, rate_of
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 WIDTH, ROWS, MAXIMUM = 3, 2, 0.05
@@ -53,6 +53,7 @@ class Flow:
 
     `inner` splits the data axis in two; with `secondary` what was gathered is kept in shards along
     the inner part and gathered there for backward. With `together` both units are reduced as one.
+    With `windows` each parameter of a unit has an update of its own.
     With `copies` replicas see the same data, layouts say so, and all ranks sum the norm.
     """
 
@@ -64,6 +65,7 @@ class Flow:
     reduced: DType = DType.FP32
     average: bool = False
     in_place: bool = False
+    windows: bool = False
     secondary: bool = False
     together: bool = False
     copies: bool = False
@@ -117,10 +119,10 @@ def plain_loop(flow: Flow, steps: list[list[torch.Tensor]]) -> dict[str, torch.T
         for name, value in net.named_parameters()
     }
     rule = flow.rule
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(masters.values(), lr=rule.learning_rate)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(masters.values(), lr=rate_of(rule, {}))
     if isinstance(rule, Adam):
         optimizer = torch.optim.AdamW(
-            masters.values(), lr=rule.learning_rate, eps=rule.epsilon, weight_decay=0.0
+            masters.values(), lr=rate_of(rule, {}), eps=rule.epsilon, weight_decay=0.0
         )
     for batches in steps:
         total = {name: torch.zeros_like(master) for name, master in masters.items()}

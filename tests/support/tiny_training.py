@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -9,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional
 
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, Optimizer, rate_of
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy
@@ -83,6 +84,7 @@ class Case:
     steps: int = 5
     observe: bool = False
     poison: bool = False
+    witness: bool = False
 
     def schedule(self) -> Schedule:
         model = describe(
@@ -126,7 +128,9 @@ def by_schedule(case: Case, made: Schedule | None = None) -> Result:
         made or case.schedule(),
         case.batches(rank),
         steps=case.steps,
-        option=Option(observe=case.observe, poison=case.poison, write_back=False),
+        option=Option(
+            observe=case.observe, poison=case.poison, witness=case.witness, write_back=False
+        ),
     )
     return Result(trained.full_parameters(), trained.losses, trained.trace, dict(trained.scalars))
 
@@ -137,17 +141,30 @@ def all_by_schedule(cases: list[Case]) -> list[Result]:
 
 
 def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
-    """PyTorch's own optimizer for the rule of `case`."""
-    rule = case.strategy.optimizer
-    if isinstance(rule, SGD):
-        return torch.optim.SGD(module.parameters(), lr=rule.learning_rate)
-    return torch.optim.AdamW(
-        module.parameters(),
-        lr=rule.learning_rate,
-        betas=(rule.beta1, rule.beta2),
-        eps=rule.epsilon,
-        weight_decay=rule.weight_decay,
-    )
+    """PyTorch's own optimizer for the rules of `case`, each with a group of its own."""
+    held: dict[Optimizer, list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        held.setdefault(case.strategy.rule_of(name), []).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": own, "rule": rule, "weight_decay": rule.weight_decay}
+        | (
+            {"momentum": rule.momentum, "nesterov": rule.nesterov}
+            if isinstance(rule, SGD)
+            else {"betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
+        )
+        for rule, own in held.items()
+    ]
+    if isinstance(case.strategy.optimizer, SGD):
+        return torch.optim.SGD(groups, lr=0.0)
+    return torch.optim.AdamW(groups, lr=0.0)
+
+
+def give(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The learning rate of a step."""
+    rates = case.strategy.learning_rates
+    given = {} if rates is None else {LEARNING_RATE: rates.at(step)}
+    for group in optimizer.param_groups:
+        group["lr"] = rate_of(group["rule"], given)
 
 
 def values(module: nn.Module) -> Parameters:
@@ -164,6 +181,7 @@ def by_plain_loop(case: Case) -> tuple[Parameters, Parameters, tuple[float, ...]
     losses: list[float] = []
     for step in range(case.steps):
         optimizer.zero_grad()
+        give(case, optimizer, step)
         total = 0.0
         for rank in range(case.strategy.replicas):
             for micro_batch in range(case.strategy.gradient_accumulation_steps):
@@ -187,6 +205,7 @@ def by_fsdp(case: Case) -> Parameters:
     micro_batches = case.strategy.gradient_accumulation_steps
     for step in range(case.steps):
         optimizer.zero_grad()
+        give(case, optimizer, step)
         for micro_batch in range(micro_batches):
             loss = module(case.batch(step, micro_batch, distributed.get_rank())) / micro_batches
             loss.backward()

@@ -109,15 +109,14 @@ def test_optimizer_clipping_and_bf16_are_those_of_training() -> None:
     assert train.loss_scale == LossScaleTable()  # of fp16 alone
 
 
-def test_sgd_has_a_learning_rate_and_no_decay() -> None:
-    config: Config = {"optimizer": {"type": "SGD", "params": {"lr": 0.5, "weight_decay": 0}}}
+def test_sgd_has_momentum_and_decay_and_its_dampening_is_named() -> None:
+    params = {"lr": 0.5, "weight_decay": 1, "momentum": 0.9, "nesterov": True}
+    config: Config = {"optimizer": {"type": "SGD", "params": params}}
     train = read(zero(1) | config).train
-    assert (train.optimizer, train.learning_rate, train.weight_decay) == ("sgd", 0.5, None)
-    config = {"optimizer": {"type": "SGD", "params": {"momentum": 0.9, "weight_decay": 1}}}
-    assert named(zero(1) | config) == (
-        "optimizer.params.momentum",
-        "optimizer.params.weight_decay",
-    )
+    assert (train.optimizer, train.learning_rate, train.weight_decay) == ("sgd", 0.5, 1.0)
+    assert (train.momentum, train.nesterov) == (0.9, True)
+    config = {"optimizer": {"type": "SGD", "params": {"momentum": 0.9, "dampening": 0.1}}}
+    assert named(zero(1) | config) == ("optimizer.params.dampening",)
 
 
 def test_the_loss_scale_is_dynamic_at_0_and_else_constant() -> None:

@@ -28,9 +28,9 @@ def test_cuts_may_leave_a_rank_with_nothing() -> None:
 
 def test_a_window_past_a_segment_is_empty() -> None:
     layout = Layout(name="b", pieces=WHOLE, elements=6, axis="data", cuts=(0, 4, 6))
-    assert layout.window(4, 2, layout.segment(0, 2)) == (0, 0)
-    assert layout.window(3, 2, layout.segment(0, 2)) == (3, 1)
-    assert layout.window(3, 2, layout.segment(1, 2)) == (0, 1)
+    assert layout.window(4, 2, 0, 2) == (0, 0)
+    assert layout.window(3, 2, 0, 2) == (3, 1)
+    assert layout.window(3, 2, 1, 2) == (0, 1)
 
 
 def test_cuts_for_another_number_of_ranks_are_refused() -> None:

@@ -9,8 +9,9 @@ from zsim.calibration.constants import START
 from zsim.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
 from zsim.collective.profile import NetworkProfile, ProfileError
 from zsim.dtype import DType
+from zsim.learning_rate import LearningRates
 from zsim.resolve import Resolved, resolve
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam
 from zsim.scenario import ScenarioError, parse
 from zsim.schedule import Discipline
 from zsim.strategy import Checkpointing, FusedBuffers, Precision
@@ -207,15 +208,58 @@ def test_every_table_reaches_the_strategy() -> None:
     assert strategy.optimizer == Adam(beta2=0.95)
     sgd = resolved("train.optimizer=sgd", "train.learning_rate=0.5").strategy.optimizer
     assert sgd == SGD(learning_rate=0.5)
+    momentum = resolved(
+        "train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true", "train.weight_decay=0.1"
+    ).strategy.optimizer
+    given = resolved(
+        "train.learning_rate=0.5", "train.beta2=0.95", "train.learning_rates.decay_steps=9"
+    ).strategy
+    assert given.optimizer == Adam(learning_rate=LEARNING_RATE, beta2=0.95)
+    assert given.learning_rates == LearningRates(peak=0.5, decay_steps=9)
+    assert momentum == SGD(momentum=0.9, nesterov=True, weight_decay=0.1)
+
+
+def test_groups_of_parameters_have_constants_of_their_own() -> None:
+    strategy = resolved(
+        "train.weight_decay=0.1",
+        'train.group=[{parameters=["*.bias", "*.ln*"], weight_decay=0}, '
+        '{parameters=["head.*"], learning_rate=0.5}]',
+    ).strategy
+    assert strategy.rule_of("block0.ln1.weight") == Adam()
+    assert strategy.rule_of("head.ln.weight") == Adam()  # the first group that has it
+    assert strategy.rule_of("head.weight") == Adam(learning_rate=0.5, weight_decay=0.1)
+    assert strategy.rule_of("block0.up.weight") == Adam(weight_decay=0.1)
 
 
 WRONG = {
+    "train.group=[{weight_decay=0}]": "train.group.0.parameters: missing",
+    'train.group=[{parameters=["*"],momentum=0.5}]': "train.group.0.momentum: 0.5 is not for adam",
+    'train.optimizer=sgd train.group=[{parameters=["*"],momentum=0.5}]': (
+        "train.group.0.momentum: all groups have some, or none"
+    ),
+    "train.learning_rate=1.0 train.learning_rates.decay=constant "
+    'train.group=[{parameters=["*"],learning_rate=0.5}]': (
+        "train.group.0.learning_rate: 0.5 stands beside learning_rates"
+    ),
     "parallel.tensor=3": "parallel.tensor: 3 must divide the 16 ranks of the cluster",
     "parallel.tensor=16": "parallel.tensor: 16 must divide attention_heads 4",
     "parallel.data=17": "parallel.data: 17 must be at most 16: the cluster has 16 ranks",
     "cluster.topology=balls": "cluster.topology: 'balls' must be boxes",
     "train.global_batch_size=97": "train.global_batch_size: 97 must be 96: 3 a micro-batch x 2",
     "train.beta1=0.5 train.optimizer=sgd": "train.beta1: 0.5 is not for sgd, which takes learning",
+    "train.nesterov=true": "train.nesterov: true is not for adam, which takes learning_rate, beta1",
+    "train.nesterov=true train.optimizer=sgd": "train.nesterov: true needs a momentum of more than",
+    "train.learning_rates.decay=constant": "train.learning_rate: missing; learning_rates go up to",
+    "train.learning_rate=1.0 train.learning_rates.warmup_steps=9": (
+        "train.learning_rates.decay_steps: missing; must be more than warmup_steps 9"
+    ),
+    "train.learning_rate=1.0 train.learning_rates.minimum=2.0": (
+        "train.learning_rates.minimum: 2.0 must be from 0 to the peak 1.0"
+    ),
+    "train.learning_rate=1.0 train.learning_rates.decay=constant "
+    "train.learning_rates.decay_steps=9": (
+        "train.learning_rates.decay_steps: 9 is not for decay = constant"
+    ),
     "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from zsim.architecture import GPT, Architecture, ArchitectureError, Attention, Llama, Norm
 from zsim.dtype import DType
+from zsim.generator import Draws
 from zsim.kernel import Kernel, KernelKind
 from zsim.model import Model, ModelError
 from zsim.strategy import Precision
@@ -182,3 +183,46 @@ def test_every_block_is_the_one_that_would_be_built_by_itself(
     for layer in range(3):
         source = units[layer].segments[-1].outputs[-1]
         assert units[layer + 1] == block(size, f"block{layer}", source)
+
+
+@pytest.mark.parametrize("attention", [Attention.PLAIN, Attention.FLASH])
+def test_dropout_keeps_a_byte_of_mask_for_each_element(attention: Attention) -> None:
+    """Korthikanti et al. 2022, section 4.1: 2 s b h of masks in a block, 3 a s^2 b of scores."""
+    shape = replace(GPT3, layers=2, vocab_size=50, attention=attention)
+    kept, without = (
+        transformer(each, micro_batch_size=4, tensor=1, precision=Precision.FP16)
+        for each in (replace(shape, dropout=0.1), shape)
+    )
+    hidden = shape.sequence_length * 4 * shape.hidden_size
+    scores = shape.attention_heads * shape.sequence_length**2 * 4
+    more = 3 * scores if attention is Attention.PLAIN else 16
+    saved = [
+        sum(segment.saved_bytes for segment in one.segments)
+        - sum(segment.saved_bytes for segment in other.segments)
+        for one, other in zip(kept.units, without.units, strict=True)
+    ]
+    assert saved == [hidden, 2 * hidden + more, 2 * hidden + more, 0]
+
+
+@pytest.mark.parametrize(("sequence", "expected"), [(False, Draws.ALIKE), (True, Draws.APART)])
+def test_ranks_of_the_tensor_axis_draw_alike_where_they_hold_copies(
+    *, sequence: bool, expected: Draws
+) -> None:
+    shape = replace(GPT3, layers=1, dropout=0.1)
+    model = transformer(shape, micro_batch_size=1, tensor=2, sequence=sequence)
+    embedding, layer, head = model.units
+    assert [segment.draws for segment in embedding.segments] == [None, expected]
+    assert [segment.draws for segment in layer.segments] == [
+        None,
+        Draws.APART,
+        expected,
+        None,
+        None,
+        expected,
+    ]
+    assert all(segment.draws is None for segment in head.segments)
+
+
+def test_a_probability_of_one_is_refused() -> None:
+    with pytest.raises(ArchitectureError, match=r"dropout: 1\.0 must be at least 0 and below 1"):
+        replace(GPT3, dropout=1.0)

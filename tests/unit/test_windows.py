@@ -5,7 +5,8 @@ import pytest
 from zsim.builder import Named, ScheduleBuilder
 from zsim.layout import Layout, Piece
 from zsim.mesh import Axis, Joined, Mesh
-from zsim.operation import OperationError, View
+from zsim.operation import Action, OperationError, Role, View
+from zsim.rule import SGD
 from zsim.schedule import Contract, Kind, ScheduleError
 
 PIECE = Piece(parameter="w", start=0, size=8)
@@ -56,10 +57,56 @@ def test_a_window_without_an_origin_lies_in_a_shard() -> None:
         build.schedule()
 
 
-def test_there_are_no_windows_on_blocks() -> None:
+def test_a_window_with_an_origin_on_blocks_is_refused() -> None:
     build, whole, _ = start()
     build.step.fill("fill", whole.window("blocks", 2, origin=0), 0.0)
-    with pytest.raises(ScheduleError, match="no layout 'blocks' to cut, without blocks"):
+    with pytest.raises(ScheduleError, match="fill: origin 0 on layout blocks, in blocks"):
+        build.schedule()
+
+
+def test_a_window_in_a_shard_in_blocks_is_the_rank_s_part_of_it() -> None:
+    build, _, _ = start()
+    cut = build.buffer("cut", 2, layout="blocks", shard="data")
+    window = cut.window("blocks", 4, 1)
+    build.step.allocate(cut)
+    build.step.fill("fill", window, 0.0)
+    schedule = build.schedule()
+    coordinates = [schedule.mesh.coordinates(rank) for rank in range(4)]
+    # Rank i has elements i and 4 + i of the whole; the window is [1, 5).
+    assert [schedule.extent(window, each) for each in coordinates] == [
+        (1, 1),
+        (0, 1),
+        (0, 1),
+        (0, 1),
+    ]
+
+
+def test_operands_of_an_update_are_one_window() -> None:
+    build, _, shard = start()
+    operands = [
+        (Role.GRADIENT, shard.window("flat", 4)),
+        (Role.PARAMETER, shard.window("flat", 4, 4)),
+    ]
+    build.step.compute("update", Action.UPDATE, operands, rule=SGD())
+    with pytest.raises(ScheduleError, match="update: operands are not one window on one layout"):
+        build.schedule()
+
+
+def test_a_part_of_a_shard_that_some_rank_does_not_have_is_refused() -> None:
+    build, _, _ = start()
+    build.layout(
+        Layout(name="uneven", pieces=(PIECE,), elements=8, axis="data", cuts=(0, 4, 4, 7, 8))
+    )
+    cut = build.buffer("cut", 4, layout="uneven", shard="data")
+    build.step.allocate(cut)
+    build.step.fill("all", cut.all, 0.0)
+    build.step.fill("window", cut.window("uneven", 2), 0.0)
+    build.schedule()
+    build.step.fill("part", cut[:2], 0.0)
+    why = (
+        "step/part: view of cut ends at 2, but some rank has 0 elements of layout uneven; a window"
+    )
+    with pytest.raises(ScheduleError, match=why):
         build.schedule()
 
 

@@ -8,7 +8,9 @@ step run on exact numbers (`values`). What numbers cannot show is compared with 
 from dataclasses import dataclass
 
 from zsim.check import (
+    alignment,
     formats,
+    generators,
     lifetime,
     matching,
     memory,
@@ -42,12 +44,14 @@ VALUES = {
     scalars.INVARIANT: scalars.examine,
     formats.INVARIANT: formats.examine,
     places.INVARIANT: places.examine,
+    generators.INVARIANT: generators.examine,
 }
 """Families that compare with the specification."""
 
 PROMISES = {
     memory.INVARIANT: memory.examine,
     volume.INVARIANT: volume.examine,
+    alignment.INVARIANT: alignment.examine,
 }
 """Families that compare with what the contract promises."""
 
@@ -87,6 +91,7 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
             found += scalars.examine(subject)
             found += formats.examine(subject)
             found += places.examine(subject)
+            found += generators.examine(subject)
         for examine in PROMISES.values():
             found += examine(subject)
         broken = {finding.invariant for finding in found}

@@ -8,6 +8,7 @@ ranks together have of each meet; along two axes that is exact, since coordinate
 """
 
 from bisect import bisect_right
+from itertools import pairwise
 
 from zsim.layout import Layout
 from zsim.mesh import Group, Mesh
@@ -33,6 +34,7 @@ class Overlap:
         self.mesh: Mesh = schedule.mesh
         self.layouts = schedule.layout_by_name
         self._sizes: dict[str, int] = {}
+        self._known: dict[View, list[Span]] = {}
 
     def ranks(self, axis: str) -> int:
         """Ranks along `axis`."""
@@ -74,19 +76,23 @@ class Overlap:
 
     def _parts(self, window: View) -> list[Span]:
         """What segments have of a window, counted from where each begins: one of each class."""
-        assert window.layout is not None
-        layout = self.layouts[window.layout]
-        assert layout.axis is not None
-        cuts = _cuts(layout, self.ranks(layout.axis))
-        end = window.start + window.size
-        found: list[Span] = []
-        first = bisect_right(cuts, window.start) - 1
-        last = bisect_right(cuts, end - 1) - 1
-        if window.size and first < len(cuts) - 1:
-            found.append((window.start - cuts[first], min(end, cuts[first + 1]) - cuts[first]))
-        if last > first:
-            widest = max((cuts[i + 1] - cuts[i] for i in range(first + 1, last)), default=0)
-            found.append((0, max(widest, end - cuts[last])))
+        found = self._known.get(window)
+        if found is None:
+            assert window.layout is not None
+            layout = self.layouts[window.layout]
+            assert layout.axis is not None
+            count, end = self.ranks(layout.axis), window.start + window.size
+            if layout.blocks is None:
+                found = _parts(_cuts(layout, count), window.start, end)
+            else:
+                found = [
+                    (low + start // count, high + start // count)
+                    for start, stop in pairwise((*layout.blocks, layout.elements))
+                    for low, high in _parts(
+                        _even(stop - start, count), max(window.start - start, 0), end - start
+                    )
+                ]
+            self._known[window] = found
         return found
 
     def _own_parts_meet(self, one: View, other: View) -> bool:
@@ -133,9 +139,26 @@ def _frame(window: View) -> int | None:
     return None if window.origin is None else window.origin - window.start
 
 
+def _parts(cuts: "tuple[int, ...] | range", start: int, end: int) -> list[Span]:
+    """What segments with these cuts have of [start, end), from where each begins."""
+    start, end = max(start, cuts[0]), min(end, cuts[-1])
+    found: list[Span] = []
+    if start >= end:
+        return found
+    first, last = bisect_right(cuts, start) - 1, bisect_right(cuts, end - 1) - 1
+    found.append((start - cuts[first], min(end, cuts[first + 1]) - cuts[first]))
+    if last > first:
+        widest = max((cuts[i + 1] - cuts[i] for i in range(first + 1, last)), default=0)
+        found.append((0, max(widest, end - cuts[last])))
+    return found
+
+
 def _cuts(layout: Layout, count: int) -> "tuple[int, ...] | range":
     """Where segments begin, and where the last one ends."""
-    if layout.cuts is not None:
-        return layout.cuts
-    size = layout.elements // count
-    return range(0, layout.elements + 1, size) if size else (0,) * (count + 1)
+    return _even(layout.elements, count) if layout.cuts is None else layout.cuts
+
+
+def _even(elements: int, count: int) -> "tuple[int, ...] | range":
+    """Where equal segments begin, and where the last one ends."""
+    size = elements // count
+    return range(0, elements + 1, size) if size else (0,) * (count + 1)

@@ -8,8 +8,10 @@ and stays within the promised peak. Of all ranks together: each role is there as
 ranks, all took the same way through every branch, steps end after what is in them, and their
 clocks can be set so that nobody had what nobody had begun to send (`traced_clocks`).
 
-What it rests on: a trace says the truth. Values are not looked at, nor how long anything took.
-Costs as much as the trace is long; clocks at worst that times the number of ranks.
+That is what a run says of itself. Where ranks were watched (`zsim.witness`), memory, accesses and
+collectives are compared as torch saw them (`witnessed_memory`, `witnessed_elements`,
+`witnessed_collectives`); where not, `says` lists it as not shown. How long anything took is not
+looked at. Costs as much as the trace is long; clocks at worst that times the number of ranks.
 """
 
 from collections import Counter
@@ -26,17 +28,20 @@ from zsim.check.sequence import (
     Unexpected,
     differences,
 )
-from zsim.check.traced import Instance, TracedRank
+from zsim.check.traced import Instance, TracedRank, in_words, refuted
 from zsim.check.traced_book import Book, found
 from zsim.check.traced_clocks import impossible
 from zsim.check.traced_time import Times
+from zsim.check.witnessed import WitnessedRank
+from zsim.check.witnessed_collectives import flights, handed_over, kept, matched
+from zsim.check.witnessed_elements import moved
+from zsim.check.witnessed_memory import lifetimes, touched
 from zsim.collective.volume import communications, element_count, is_scalar, ring_equivalent_bytes
 from zsim.issue import SETUP
 from zsim.plan import COLLECTIVE
 from zsim.schedule import Schedule
 from zsim.trace import Trace
 
-INVARIANT = "refinement"
 SHOWN = 8
 """Lines of a disorder that a witness shows of each side."""
 
@@ -55,16 +60,38 @@ def examine(schedule: Schedule, trace: Trace) -> list[Finding]:
         result += _transfers(schedule, rank)
         result += _book(schedule, rank)
     result += _clocks(schedule, ranks, times)
+    result += _witnesses(schedule, ranks)
     return result
 
 
-def _finding(operation: str, why: str, *witness: str, role: str = "") -> Finding:
-    return Finding(invariant=INVARIANT, role=role, operation=operation, why=why, witness=witness)
+def says(trace: Trace, found: Sequence[Finding]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is proved of the run of `trace`, and what is not shown."""
+    total = sum(one.stands_for for one in trace.ranks)
+    ranks = f"{total} rank{'s' if total > 1 else ''}"
+    unseen = [str(one.rank) for one in trace.ranks if one.witness is None]
+    if not unseen:
+        return (() if found else (f"run ({ranks}, by witnesses)",)), ()
+    where = (
+        "the trace" if len(unseen) == len(trace.ranks) else f"the trace of rank {', '.join(unseen)}"
+    )
+    not_shown = f"what the run did beyond its own word: no witnesses in {where}"
+    return (() if found else (f"run ({ranks}, as it says itself)",)), (not_shown,)
 
 
-def _at(instance: Instance) -> str:
-    step, operation = instance
-    return operation if step == SETUP else f"{operation} of step {step}"
+def _witnesses(schedule: Schedule, ranks: Sequence[TracedRank]) -> Iterator[Finding]:
+    """Compare what torch was seen to do, on the ranks where somebody watched."""
+    seen: list[WitnessedRank] = []
+    for rank in ranks:
+        if rank.trace.witness is None:
+            continue
+        cut = WitnessedRank.of(schedule, rank, rank.trace.witness)
+        if isinstance(cut, Finding):
+            yield cut
+            continue
+        seen.append(cut)
+        for family in (lifetimes, touched, moved, handed_over, flights, kept):
+            yield from family(cut)
+    yield from matched(seen)
 
 
 def _head(schedule: Schedule, trace: Trace) -> Iterator[Finding]:
@@ -72,28 +99,28 @@ def _head(schedule: Schedule, trace: Trace) -> Iterator[Finding]:
     size = schedule.mesh.size
     if any(one.rank not in range(size) for one in trace.ranks):
         worst = max(trace.ranks, key=lambda one: abs(one.rank)).rank
-        yield _finding("trace/ranks", f"rank {worst} is traced, the schedule has {size}")
+        yield refuted("trace/ranks", f"rank {worst} is traced, the schedule has {size}")
         return
     for rank, count in Counter(one.rank for one in trace.ranks).items():
         if count > 1:
-            yield _finding("trace/ranks", f"rank {rank} is traced {count} times")
+            yield refuted("trace/ranks", f"rank {rank} is traced {count} times")
     stands: Counter[str] = Counter()
     for one in trace.ranks:
         role = schedule.role_of(one.rank).name
         stands[role] += one.stands_for
         if one.role != role:
             why = f"rank {one.rank} has role {one.role!r}, the schedule gives it {role!r}"
-            yield _finding("trace/ranks", why)
+            yield refuted("trace/ranks", why)
         if one.stands_for < 1:
-            yield _finding("trace/ranks", f"rank {one.rank} stands for {one.stands_for} ranks")
+            yield refuted("trace/ranks", f"rank {one.rank} stands for {one.stands_for} ranks")
     for each in schedule.roles:
         has, counted = each.size(schedule.mesh), stands[each.name]
         if counted != has:
             why = f"role {each.name} has {has} ranks, the trace speaks of {counted}"
-            yield _finding("trace/ranks", why)
+            yield refuted("trace/ranks", why)
     if len(trace.step_end_ps) != trace.steps:
         why = f"the trace has {trace.steps} steps, and the ends of {len(trace.step_end_ps)}"
-        yield _finding("trace/steps", why)
+        yield refuted("trace/steps", why)
 
 
 def _uniform(ranks: Sequence[TracedRank]) -> Iterator[Finding]:
@@ -104,11 +131,11 @@ def _uniform(ranks: Sequence[TracedRank]) -> Iterator[Finding]:
             took.setdefault((each.step, each.branch), {}).setdefault(each.then, rank.name)
             if each.torn:
                 why = f"in step {each.step} operations of both its lists run"
-                yield _finding(each.branch, why, role=rank.name)
+                yield refuted(each.branch, why, role=rank.name)
     for (step, branch), by_side in took.items():
         if len(by_side) > 1:
             lines = [f"{by_side[True]} takes then", f"{by_side[False]} takes otherwise"]
-            yield _finding(branch, f"ranks take different lists of it in step {step}", *lines)
+            yield refuted(branch, f"ranks take different lists of it in step {step}", *lines)
 
 
 def _events(rank: TracedRank) -> Iterator[Finding]:
@@ -149,7 +176,7 @@ def _ran_otherwise(
                 why = f"ran on stream {stream}{_in(step)}, its stream is {belongs[key]}"
         case _:
             raise AssertionError(each)
-    return _finding(name, why, role=rank.name)
+    return refuted(name, why, role=rank.name)
 
 
 def _in(step: int) -> str:
@@ -161,7 +188,7 @@ def _disorder(rank: TracedRank, each: Disordered, where: str) -> Finding:
     name = str(_names(each.found)[0])
     lines = [f"the schedule: {each_name}" for each_name in _names(each.expected)[:SHOWN]]
     lines += [f"the trace: {each_name}" for each_name in _names(each.found)[:SHOWN]]
-    return _finding(name, f"{where} has another order than the schedule", *lines, role=rank.name)
+    return refuted(name, f"{where} has another order than the schedule", *lines, role=rank.name)
 
 
 def _names(keys: Sequence[object]) -> list[str]:
@@ -174,20 +201,20 @@ def _times(rank: TracedRank, timed: Times, trace: Trace) -> Iterator[Finding]:
         if event.end_ps < event.start_ps:
             lines = f"starts at {event.start_ps} ps", f"ends at {event.end_ps} ps"
             why = f"ends before it starts{_in(event.step)}"
-            yield _finding(event.operation, why, *lines, role=rank.name)
+            yield refuted(event.operation, why, *lines, role=rank.name)
         known = 0 <= event.step < trace.steps
         if known and event.end_ps > trace.step_end_ps[event.step]:
             why = f"ends after step {event.step}, which ends at {trace.step_end_ps[event.step]} ps"
-            yield _finding(event.operation, why, f"ends at {event.end_ps} ps", role=rank.name)
+            yield refuted(event.operation, why, f"ends at {event.end_ps} ps", role=rank.name)
     for early in timed.early:
         floor, (step, name) = early.floor, early.instance
         assert floor.which is not None
         start_ps = rank.events[early.instance].start_ps
-        yield _finding(
+        yield refuted(
             name,
-            f"starts{_in(step)} before {_at(floor.which)} has ended, which it waits for",
+            f"starts{_in(step)} before {in_words(floor.which)} has ended, which it waits for",
             f"starts at {start_ps} ps",
-            f"{_at(floor.which)} ends at {floor.time_ps} ps: {floor.why}",
+            f"{in_words(floor.which)} ends at {floor.time_ps} ps: {floor.why}",
             role=rank.name,
         )
 
@@ -227,16 +254,16 @@ def _book(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
         yield _otherwise(rank, each, "line of the book", ("pool", "kind", "bytes"))
     for early in book.too_early:
         step, operation, buffer, _ = early.key
-        yield _finding(
+        yield refuted(
             operation,
-            f"books {buffer} back{_in(step)} before {_at(early.use)}, a use of it, had ended",
-            f"freed by {_at(early.free)}, deferred",
+            f"books {buffer} back{_in(step)} before {in_words(early.use)}, a use of it, had ended",
+            f"freed by {in_words(early.free)}, deferred",
             role=rank.name,
         )
     for role, pool, promised in schedule.contract.peak_bytes:
         if role == rank.trace.role and (peak := peak_bytes(rank.trace.book, pool)) > promised:
             why = f"the book of the trace reaches {peak} bytes, promised are {promised}"
-            yield _finding(pool, why, role=rank.name)
+            yield refuted(pool, why, role=rank.name)
 
 
 def _otherwise(rank: TracedRank, each: Difference, what: str, words: tuple[str, ...]) -> Finding:
@@ -257,7 +284,7 @@ def _otherwise(rank: TracedRank, each: Difference, what: str, words: tuple[str, 
             return _disorder(rank, each, f"{what}s:")
         case _:
             raise AssertionError(each)
-    return _finding(name, why, role=rank.name)
+    return refuted(name, why, role=rank.name)
 
 
 def _of(rest: Sequence[object]) -> str:
@@ -275,8 +302,8 @@ def _clocks(
     if cycle is not None:
         taker, taken, _, _ = cycle.steps[0]
         lines = [
-            f"{one} ends {_at(ended)} before {other} can have begun {_at(begun)}"
+            f"{one} ends {in_words(ended)} before {other} can have begun {in_words(begun)}"
             for one, ended, other, begun in cycle.steps
         ]
         why = "ends before its partners can have begun it, however their clocks are set"
-        yield _finding(taken[1], why, *lines, role=taker)
+        yield refuted(taken[1], why, *lines, role=taker)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Set
 
-from zsim.check import formats, memory, places, scalars, values, volume
+from zsim.check import alignment, formats, generators, memory, places, scalars, values, volume
 from zsim.check.scalars import Uses
 from zsim.check.values import Shown
-from zsim.rule import SGD, Adam
+from zsim.rule import SGD, Adam, Optimizer, Rate
 from zsim.schedule import Schedule
 from zsim.units import format_bytes
 
@@ -40,11 +40,15 @@ def says(
             proved.append("number formats")
         if places.INVARIANT not in broken:
             proved.append("places")
+        if generators.INVARIANT not in broken and schedule.generators:
+            proved.append("random numbers")
     peaks = [peak for _, _, peak in schedule.contract.peak_bytes]
     if peaks and memory.INVARIANT not in broken:
         proved.append(f"memory {format_bytes(max(peaks))}")
     if schedule.contract.wire_bytes is not None and volume.INVARIANT not in broken:
         proved.append("volume")
+    if alignment.INVARIANT not in broken and any(each.alignment > 1 for each in schedule.layouts):
+        proved.append("alignment")
     return tuple(proved), tuple(not_shown)
 
 
@@ -60,13 +64,24 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
         yield f"{frozen} of {len(parameters)} parameters frozen"
     training = shown.training
     if training is not None:
-        match training.optimizer:
-            case Adam(learning_rate=rate):
-                name = f"Adam {rate:g}"
-            case SGD(learning_rate=rate):
-                name = f"SGD {rate:g}"
-        yield name if training.assumed else f"{name} as the contract says"
+        names = sorted({_name(rule) for rule in training.rules.values()})
+        *_, last = names
+        rules = last if len(names) == 1 else f"{', '.join(names[:-1])} and {last}"
+        groups = f" in {count} groups" if (count := len(set(training.rules.values()))) > 1 else ""
+        yield f"{rules}{groups}" + ("" if training.assumed else " as the contract says")
     yield f"error below 2^-{shown.error_bits}"
+
+
+def _name(rule: Optimizer) -> str:
+    match rule:
+        case Adam(learning_rate=rate):
+            return f"Adam {_rate(rate)}"
+        case SGD(learning_rate=rate, momentum=momentum):
+            return f"SGD {_rate(rate)}" + (f", momentum {momentum:g}" if momentum else "")
+
+
+def _rate(rate: Rate) -> str:
+    return f"with any {rate}" if isinstance(rate, str) else f"{rate:g}"
 
 
 def _unpromised(schedule: Schedule) -> Iterator[str]:

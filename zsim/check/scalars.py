@@ -6,7 +6,7 @@ step, and compared with `zsim.specification.host`. What a scalar is follows from
 updates the number of the update, kernels that scale gradients the loss scale.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -83,13 +83,14 @@ def examine(subject: Subject) -> list[Finding]:
     law = None
     if strategy is not None and strategy.precision is Precision.FP16:
         law = strategy.loss_scale
+    given = {scalar.name for scalar in schedule.scalars if scalar.given}
     found: list[Finding] = []
     for each in subject.programs:
         initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
         for operation in walk(each.program.setup):
             if isinstance(operation, SetScalar):
                 set_scalar(operation, initial)
-        counted = _Counted(each.program, initial, law, judges=strategy is not None)
+        counted = _Counted(each.program, initial, law, given=given, judges=strategy is not None)
         found += counted.examine()
     return found
 
@@ -103,12 +104,14 @@ class _Counted:
         initial: Mapping[str, float],
         law: LossScale | None,
         *,
+        given: Set[str],
         judges: bool,
     ) -> None:
         self.program = program
         self.initial = initial
         self.law = law
         self.judges = judges
+        self.given = given
         self.uses = Uses.of(program)
         self.changes = [each for each in walk(program.step) if isinstance(each, SetScalar)]
         self.ways = {
@@ -130,6 +133,9 @@ class _Counted:
         uses = self.uses
         if not (uses.updates or uses.scale):
             return
+        for name, user in uses.scale.items():
+            if name in self.given:
+                yield self._finding(user, f"scales by {name}, which the caller gives: any number")
         for name, user in uses.updates.items():
             if self.initial.get(name) != 0.0:
                 why = f"reads {name}, which begins at {self.initial.get(name)} and not at 0"

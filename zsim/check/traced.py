@@ -4,13 +4,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from zsim.check.finding import Finding
 from zsim.issue import SETUP
 from zsim.operation import Branch, Operation, StreamOperation, walk
 from zsim.schedule import Program
 from zsim.trace import Event, RankTrace
 
+INVARIANT = "refinement"
+
 Instance = tuple[int, str]
 """An operation of a step: the step, and its id."""
+
+
+def refuted(operation: str, why: str, *witness: str, role: str = "") -> Finding:
+    """Return a finding about a trace."""
+    return Finding(invariant=INVARIANT, role=role, operation=operation, why=why, witness=witness)
+
+
+def in_words(instance: Instance) -> str:
+    """Return an operation with its step; what has no id is the end of the step."""
+    step, operation = instance
+    operation = operation or "the end"
+    return operation if step == SETUP else f"{operation} of step {step}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ allocation, but not before its uses have ended, and no later than when the host 
 something that comes after them.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 from zsim.allocator.book import WorstCase
@@ -94,6 +94,19 @@ class Book:
 def found(entries: tuple[BookEntry, ...]) -> list[Item]:
     """The book of a trace, in the form of `expected`."""
     return [(_key(each), (each.pool, each.kind, abs(each.change_bytes))) for each in entries]
+
+
+def freed_at(entries: tuple[BookEntry, ...]) -> dict[tuple[int, str, str], Instance]:
+    """Return where the book frees what it allocates, by step, `Allocate` and buffer."""
+    alive: defaultdict[str, deque[Instance]] = defaultdict(deque)
+    freed: dict[tuple[int, str, str], Instance] = {}
+    for entry in entries:
+        if entry.change_bytes > 0:
+            alive[entry.buffer].append((entry.step, entry.operation))
+        elif entry.change_bytes < 0 and alive[entry.buffer]:
+            step, allocate = alive[entry.buffer].popleft()
+            freed[step, allocate, entry.buffer] = entry.step, entry.operation
+    return freed
 
 
 def _key(entry: BookEntry) -> Key:

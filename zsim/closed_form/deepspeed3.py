@@ -10,6 +10,7 @@ from itertools import accumulate
 from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.volume import DataVolume
 from zsim.model import Model, Parameter
+from zsim.rule import Optimizer
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import WireBytes
 from zsim.strategy import Strategy
@@ -41,10 +42,19 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def norms(model: Model, strategy: Strategy) -> int:
-    """Sub-groups of trained parameters, each of which has its norm reduced."""
-    options = strategy.options(DeepSpeed)
+    """Sub-groups, each of which has its norm reduced: of all parameters with one rule."""
     trained = [parameter for parameter in model.parameters if not parameter.frozen]
-    shards = [-(-parameter.elements // strategy.data) for parameter in trained]
+    rules = {strategy.rule_of(parameter.name) for parameter in trained}
+    return sum(_sub_groups(model, strategy, rule) for rule in rules)
+
+
+def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
+    options = strategy.options(DeepSpeed)
+    shards = [
+        -(-parameter.elements // strategy.data)
+        for parameter in model.parameters
+        if not parameter.frozen and strategy.rule_of(parameter.name) == rule
+    ]
     if sum(shards) <= options.sub_group_size:
         return 1
     found, left = 0, 0

@@ -38,7 +38,8 @@ def buckets(model: Model, strategy: Strategy) -> list[Bucket]:
     """Every bucket; those of frozen parameters are filled apart.
 
     Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
-    would make it too large, and in stage 3 at the end of its unit.
+    would make it too large, and in stage 3 at the end of its unit. A unit that is called again is
+    taken once.
     """
     return [
         *_filled(model, strategy, frozen=False),
@@ -49,8 +50,15 @@ def buckets(model: Model, strategy: Strategy) -> list[Bucket]:
 def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucket]:
     limit = strategy.bucket_limit
     units = [
-        ([each for each in unit.parameters if each.frozen is frozen], goes_back(model, unit))
-        for unit in model.units
+        (
+            [each for each in unit.parameters if each.frozen is frozen],
+            any(
+                goes_back(model, each)
+                for each in model.units
+                if unit.name in (each.name, each.module)
+            ),
+        )
+        for unit in model.modules
     ]
     uses = Counter(parameter.name for own, _ in units for parameter in own)
     reread = {parameter.name for own, again in units if again for parameter in own}

@@ -59,6 +59,11 @@ class DeepSpeed(RuntimeOptions):
         size = self.zero_hpz_partition_size
         return "deepspeed.zero_hpz_partition_size", size if size > 1 and stage == 3 else None
 
+    def alignment(self, *, stage: int, data: int) -> int:
+        """Return the `nccl_start_alignment_factor` of `stage_1_and_2`: 4 bytes of fp16."""
+        del data
+        return 2 if stage < 3 else 1
+
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return formats: gradients add up as parameters are, at stage 1 as states are.
 

@@ -1,6 +1,7 @@
 """Options of Megatron-LM's distributed optimizer (`DistributedDataParallelConfig`, 2026-08)."""
 
 from dataclasses import dataclass
+from math import gcd
 
 from zsim.dtype import DType
 from zsim.runtime.options import Formats, RuntimeOptions
@@ -33,6 +34,11 @@ class Megatron(RuntimeOptions):
         at_least(1, bucket_size=self.bucket_size)
         if self.overlap_param_gather and not self.overlap_grad_reduce:
             raise SettingError("overlap_param_gather: true needs overlap_grad_reduce = true")
+
+    def alignment(self, *, stage: int, data: int) -> int:
+        """Return what buckets of multiples of 128 leave (`param_and_grad_buffer.py`)."""
+        del stage
+        return 128 // gcd(128, data)
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return formats: one buffer collects and reduces (`grad_reduce_in_fp32`)."""

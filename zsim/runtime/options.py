@@ -84,6 +84,11 @@ class RuntimeOptions:
             optimizer=optimizer,
         )
 
+    def alignment(self, *, stage: int, data: int) -> int:
+        """Return at multiples of how many elements the shards of model states begin."""
+        del stage, data
+        return 1
+
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option with which buckets hold at most so many elements; None if they do."""
         del elements

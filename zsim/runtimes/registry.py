@@ -3,6 +3,7 @@
 A runtime is registered as an entry point of the group "zsim.runtimes": its name, and a `Runtime`.
 """
 
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -65,7 +66,8 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
 
     Raises:
         ModelError: the model was resolved for another tensor degree, a checkpoint cannot be
-            partitioned, or there is nothing that another runtime could train.
+            partitioned, there is nothing that another runtime could train, or a group of
+            parameters names none.
     """
     if strategy.emulate is not None and not model.parameters:
         raise ModelError("parameters: none; only zsim's own stages take such a model")
@@ -76,8 +78,17 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
             f"frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones go with "
             f"zsim's own stages, {', '.join(takers)}"
         )
+    _need_groups(model, strategy)
     with uncollected():
         return runtime_of(strategy).schedule(model, strategy)
+
+
+def _need_groups(model: Model, strategy: Strategy) -> None:
+    names = [parameter.name for parameter in model.parameters]
+    for pattern in (each for group in strategy.groups for each in group.parameters):
+        if not fnmatch.filter(names, pattern):
+            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise ModelError(f"train.group: {pattern!r} is no parameter; there are {some}")
 
 
 def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:

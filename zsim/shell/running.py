@@ -50,6 +50,7 @@ class Request:
     data: Path | None
     timeout_s: float | None
     poison: bool
+    witness: bool
     seed: int
     trace: str | None
     timeline: Path | None
@@ -144,6 +145,8 @@ def _need_forms(request: Request) -> None:
     """Return if files are asked for that can be written."""
     if request.trace is not None:
         need_trace(request.trace)
+    elif request.witness:
+        raise MistakeError("--witness: needs --trace, the file to write witnesses into")
     if request.timeline is not None:
         need_format("--timeline", request.timeline)
     if request.report is not None:
@@ -178,6 +181,8 @@ def _settings(request: Request, source: Source) -> tuple[dict[str, object], dict
         settings["timeout_s"] = request.timeout_s
     if request.poison:
         settings["poison"] = True
+    if request.witness:
+        settings["witness"] = True
     if source.decision is not None:
         settings["decision"] = source.decision
     trouble: dict[str, object] = {}
@@ -194,6 +199,7 @@ def _backend(request: Request, settings: dict[str, object]) -> Backend:
         "data": f"--data: {request.data}: backend {request.backend} reads no data",
         "timeout_s": f"--timeout: {request.timeout_s}: backend {request.backend} waits for nobody",
         "poison": f"--poison: backend {request.backend} has no memory to poison",
+        "witness": f"--witness: backend {request.backend} runs nothing that could be watched",
         "faults": f"fault, neighbour: backend {request.backend} simulates none",
         "decision": f"network.algorithm: backend {request.backend} takes its own",
     }

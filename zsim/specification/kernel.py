@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import ClipNorm, Optimizer
 from zsim.specification.field import (
     Numbers,
     Random,
@@ -42,7 +42,7 @@ def function(random: Random, name: str, digest_of_all: Numbers, count: int) -> N
 
 def updated(
     random: Random,
-    rule: Adam | SGD,
+    rule: Optimizer,
     operands: Sequence[Numbers],
     step: float | None,
 ) -> list[Numbers]:

@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from zsim.model import Model, Segment, Unit
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import Adam, ClipNorm, Optimizer
 from zsim.specification.field import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.kernel import clipping, digest, updated
 
@@ -154,11 +154,12 @@ class PlainStep:
         factor = clipping(self.random, clip, self._squares(gradients), 1.0)
         return {name: product(each, factor) for name, each in gradients.items()}
 
-    def updated(self, state: State, gradients: dict[str, Numbers], optimizer: Adam | SGD) -> State:
-        """Return the state after the optimizer."""
+    def updated(
+        self, state: State, gradients: dict[str, Numbers], rules: Mapping[str, Optimizer]
+    ) -> State:
+        """Return the state after each parameter's rule; moments that it does not keep stay."""
         parameters: dict[str, Numbers] = {}
         moments: list[dict[str, Numbers]] = [{} for _ in state.moments]
-        step = state.updates + 1 if isinstance(optimizer, Adam) else None
         for name, trained in state.parameters.items():
             held = [each[name] for each in state.moments]
             if name in self.model.frozen:
@@ -166,10 +167,12 @@ class PlainStep:
                 for moment, value in zip(moments, held, strict=True):
                     moment[name] = value
                 continue
+            rule = rules[name]
+            step = state.updates + 1 if isinstance(rule, Adam) else None
             gradient = gradients.get(name, np.zeros_like(trained))
-            made = updated(self.random, optimizer, [gradient, trained, *held], step)
+            made = updated(self.random, rule, [gradient, trained, *held[: rule.moments]], step)
             parameters[name] = made[0]
-            for moment, value in zip(moments, made[1:], strict=True):
+            for moment, value in zip(moments, [*made[1:], *held[rule.moments :]], strict=True):
                 moment[name] = value
         return State(parameters=parameters, moments=tuple(moments), updates=state.updates + 1)
 

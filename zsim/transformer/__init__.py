@@ -55,9 +55,7 @@ def transformer(
         dtype=DType.INT64,
         requires_gradient=False,
     )
-    units = [embedding(size, batch)]
-    units += _blocks(size, units[-1].segments[-1].outputs[-1])
-    units.append(head(size, units[-1].segments[-1].outputs[-1]))
+    units = _units(size, batch)
     parts = [part for unit in units for part in unit.segments]
     forward = [kernel for part in parts for kernel in part.forward]
     # What is computed again is no gradient.
@@ -88,14 +86,17 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
     alike: dict[tuple[bool, ...], Unit] = {}
     first = block(size, "block0", source)
     names = [parameter.name.removeprefix(first.name) for parameter in first.parameters]
+    made: list[Unit] = []
     for layer in range(size.shape.layers):
-        name = f"block{layer}"
-        kind = (source.requires_gradient, *(size.is_frozen(f"{name}{each}") for each in names))
+        module = size.shape.module_of(layer)
+        own = f"block{module}"
+        kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
         if kind not in alike:
-            alike[kind] = block(size, name, source)
-        unit = like(alike[kind], name, source)
-        yield unit
-        source = unit.segments[-1].outputs[-1]
+            alike[kind] = block(size, own, source)
+        calls = made[module] if module != layer else None
+        made.append(like(alike[kind], f"block{layer}", source, calls=calls))
+        yield made[-1]
+        source = made[-1].segments[-1].outputs[-1]
 
 
 def _need_matching(shape: Architecture, model: Model) -> None:
@@ -109,6 +110,13 @@ def _need_matching(shape: Architecture, model: Model) -> None:
             )
     if names and model.frozen.issuperset(names):
         raise ModelError(f"frozen: {', '.join(map(repr, shape.frozen))} leave nothing to train")
+
+
+def _units(size: Size, batch: Value) -> list[Unit]:
+    """The embedding, the blocks and the head, each of which reads what the one before makes."""
+    units = [embedding(size, batch)]
+    units += _blocks(size, units[-1].segments[-1].outputs[-1])
+    return [*units, head(size, units[-1].segments[-1].outputs[-1])]
 
 
 def _need_dividing(

@@ -1,6 +1,8 @@
 """Self-attention: queries, keys and values, scores and their softmax, the output projection."""
 
 from zsim.architecture import Attention, Positions
+from zsim.dtype import DType
+from zsim.generator import Draws
 from zsim.kernel import Kernel, KernelKind, dropout, flash_attention, matmul, streaming
 from zsim.model import Value
 from zsim.transformer.linear import layer
@@ -80,12 +82,15 @@ def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
         size.shape.sequence_length,
         size.shape.head_width,
     )
-    sums = Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)
+    saved = [Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)]
+    if size.shape.dropout:  # the mask is drawn again in backward, with the state that is kept
+        saved.append(Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64))
     version = 2 if size.shape.attention is Attention.FLASH2 else 1
     return Operator(
         reads=sources,
         makes=target,
-        saves=(*sources, target, sums),
+        saves=(*sources, target, *saved),
+        draws=Draws.APART if size.shape.dropout else None,
         forward=(flash_attention(shape, size.dtype, version=version),),
         backward=(flash_attention(shape, size.dtype, backward=True, version=version),),
     )
@@ -98,6 +103,10 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
     """
     count = size.tokens * size.heads * size.length
     weights = Tensor(name=f"{name}/weights", elements=count, dtype=size.dtype)
+    kept = [weights]
+    if size.shape.dropout:
+        kept.append(Tensor(name=f"{name}/mask", elements=count, dtype=DType.INT8))
+        kept.append(Tensor(name=f"{name}/dropped", elements=count, dtype=size.dtype))
     area = (size.tokens * size.heads, size.length)
     forward = (
         *_copies_of_heads(size),
@@ -127,7 +136,8 @@ def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -
         makes=target,
         forward_scratch=weights.size_bytes * (2 if again else 1),
         backward_scratch=weights.size_bytes * 2 + made_again,
-        saves=sources if again else (*sources, weights),
+        saves=sources if again else (*sources, *kept),
+        draws=Draws.APART if size.shape.dropout else None,
         forward=forward,
         backward=(*forward, *backward) if again else backward,
     )

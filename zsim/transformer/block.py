@@ -60,24 +60,28 @@ def block(size: Size, name: str, source: Value) -> Unit:
     return Unit(name=name, parameters=parameters, segments=made)
 
 
-def like(block_unit: Unit, name: str, source: Value) -> Unit:
+def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) -> Unit:
     """The block called `name`, which reads `source`: `block_unit` with other names.
 
-    A deep model is one block many times, with the same kernels.
+    A deep model is one block many times, with the same kernels. One that `calls` an earlier block
+    again has its parameters.
     """
     old = block_unit.name
     (first, *_), *_ = (segment.inputs for segment in block_unit.segments)
     names = {first: source.name}
 
-    def renamed(each: str) -> str:
+    def renamed(each: str, new: str = name) -> str:
         if each not in names:
-            names[each] = f"{name}{each.removeprefix(old)}"
+            names[each] = f"{new}{each.removeprefix(old)}"
         return names[each]
 
+    module = name if calls is None else calls.name
     return Unit(
         name=name,
+        module="" if calls is None else calls.name,
         parameters=tuple(
-            replace(parameter, name=renamed(parameter.name)) for parameter in block_unit.parameters
+            replace(parameter, name=renamed(parameter.name, module))
+            for parameter in block_unit.parameters
         ),
         segments=tuple(
             replace(
@@ -201,7 +205,9 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
                 reads=tuple(map(tensor_of, sources)),
                 makes=tensor_of(target),
                 parameters=biases if size.shape.bias else (),
-                shares_gradient=True,
+                saves=tuple(mask for each in sources[1:] for mask in size.masks(each)),
+                shares_gradient=not size.shape.dropout,
+                draws=size.draws,
                 forward=adds,
                 backward=back,
                 trains=tuple(

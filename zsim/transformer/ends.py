@@ -47,7 +47,9 @@ def embedding(size: Size, batch: Value) -> Unit:
     add = Operator(
         reads=(tensor_of(found),),
         makes=tensor_of(output),
-        shares_gradient=True,
+        saves=size.masks(output),
+        shares_gradient=not size.shape.dropout,
+        draws=size.draws,
         parameters=(places,),
         forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
         trains=() if places.frozen else (replace(sums, backward=True),),

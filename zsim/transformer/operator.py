@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from zsim.dtype import DType
+from zsim.generator import Draws
 from zsim.kernel import Kernel
 from zsim.model import Parameter, Value
 
@@ -40,6 +41,7 @@ class Operator:
         makes: the tensor that it makes.
         saves: tensors that its backward reads, where it has one.
         shares_gradient: gradients of what it reads are the gradient of what it makes.
+        draws: how it draws random numbers, if it does.
         forward_scratch, backward_scratch: bytes that it holds while it runs, beyond these.
         backward: kernels of the gradients of what it reads.
         trains: those of the gradients of its parameters, where they are kernels of their own.
@@ -50,6 +52,7 @@ class Operator:
     parameters: tuple[Parameter, ...] = ()
     saves: tuple[Tensor, ...] = ()
     shares_gradient: bool = False
+    draws: Draws | None = None
     forward_scratch: int = 0
     backward_scratch: int = 0
     forward: tuple[Kernel, ...] = ()

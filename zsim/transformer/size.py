@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from zsim.architecture import Architecture
 from zsim.dtype import DType
 from zsim.execution import Float8
+from zsim.generator import Draws
 from zsim.model import Parameter, Value
 from zsim.transformer.operator import Tensor
 
@@ -98,6 +99,19 @@ class Size:
             dtype=self.dtype,
             tensor_sharded=self.sequence,
         )
+
+    @property
+    def draws(self) -> Draws | None:
+        """How ranks of the tensor axis drop elements of a hidden state, if they do."""
+        if not self.shape.dropout:
+            return None
+        return Draws.APART if self.sequence else Draws.ALIKE
+
+    def masks(self, value: Value) -> tuple[Tensor, ...]:
+        """What is kept for backward of dropping elements of a hidden state: a byte of each."""
+        if not self.shape.dropout:
+            return ()
+        return (Tensor(name=f"{value.name}/mask", elements=value.elements, dtype=DType.INT8),)
 
     def whole(self, value: Value) -> Tensor:
         """All tokens of a hidden state."""

@@ -4,7 +4,8 @@ A bucket of zsim's own stages holds whole parameters and is padded to a multiple
 so that every rank owns an equal shard. It is of a constant size (ZeRO-R CB, Rajbhandari et al.
 2020, section 6.2), or takes everything. In stage 3 a bucket never crosses a unit; in the others it
 may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
-that several units use is a bucket of its own. Frozen parameters have buckets of their own. Other
+that several units use is a bucket of its own; a unit that is called again is one unit here, whose
+gradients are complete with its first call. Frozen parameters have buckets of their own. Other
 runtimes fill and pad in their own way: `numbered` makes buckets of any groups of parameters.
 """
 
@@ -107,34 +108,40 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where the parameters of a bucket begin, its elements with padding, and its blocks if any."""
+    """Where the parameters of a bucket begin, its elements with padding, and its blocks if any.
+
+    Shards begin at multiples of `alignment` elements.
+    """
 
     starts: tuple[int, ...]
     elements: int
     blocks: tuple[int, ...] | None = None
+    alignment: int = 1
 
 
 Place = Callable[[Sequence[Parameter]], Placing]
 """How a runtime lays the parameters of a bucket out."""
 
 
-def one_after_the_other(ranks: int) -> Place:
-    """Parameters without gaps, padded at the end to a multiple of `ranks`."""
+def one_after_the_other(ranks: int, *, alignment: int = 1) -> Place:
+    """Parameters without gaps, padded at the end to equal shards that are multiples."""
 
     def place(parameters: Sequence[Parameter]) -> Placing:
         starts = (0, *accumulate(parameter.elements for parameter in parameters))
-        return Placing(starts=starts[:-1], elements=-(-starts[-1] // ranks) * ranks)
+        multiple = ranks * alignment
+        elements = -(-starts[-1] // multiple) * multiple
+        return Placing(starts=starts[:-1], elements=elements, alignment=alignment)
 
     return place
 
 
 def fill(model: Model, strategy: Strategy) -> Buckets:
     """Distribute the parameters of `model` over buckets; frozen ones have buckets of their own."""
-    uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+    uses = Counter(parameter.name for unit in model.modules for parameter in unit.parameters)
     limit = strategy.bucket_limit
     groups: list[list[Parameter]] = []
     open_groups: dict[bool, list[Parameter]] = {}
-    for unit in reversed(model.units):
+    for unit in reversed(model.modules):
         if strategy.stage == 3:
             open_groups = {}
         for parameter in unit.parameters:
@@ -234,6 +241,7 @@ def bucket_of(
         elements=placed.elements,
         axis=DATA,
         blocks=placed.blocks,
+        alignment=placed.alignment,
     )
     plain = layout
     if placed.blocks is not None:

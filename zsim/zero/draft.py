@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from zsim.dtype import DType
+from zsim.generator import Draws
 from zsim.model import ModelError
 from zsim.operation import Allocate, Edge, Free, FreeMode, HostWait, Operation, View
 from zsim.schedule import Buffer, Kind
@@ -25,6 +26,8 @@ OUTER = "outer"
 WORLD = "world"
 REPLICA = "replica"
 """Groups of all ranks, and of those that hold the model's states once."""
+GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
+"""Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""
 
 OPERATIONS_MAX: Final = 500_000
 """No program of one role is longer: at 0.6 kB each, what a laptop holds; 1,000 layers

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zsim.closed_form import DataVolume, host_bytes, wire_bytes
+from zsim.generator import Draws, Generator
 from zsim.layout import Layout
 from zsim.mesh import Axis, Box, Group, Joined, Mesh
 from zsim.model import Model, ModelError
@@ -22,6 +23,7 @@ from zsim.schedule import (
 from zsim.strategy import Strategy
 from zsim.zero.draft import (
     DATA,
+    GENERATOR,
     HOST_POOL,
     INNER,
     OUTER,
@@ -51,6 +53,20 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
     """
     if model.tensor != strategy.tensor:
         raise ModelError(f"tensor: the model is for {model.tensor} ranks, not {strategy.tensor}")
+
+
+def need_single_calls(model: Model, runtime: str) -> None:
+    """Return if no unit of `model` is called twice in a forward.
+
+    Raises:
+        ModelError: one is, and how `runtime` gathers and reduces it each time is not known.
+    """
+    for unit in model.units:
+        if unit.module:
+            raise ModelError(
+                f"hidden_groups: {unit.name} calls {unit.module} again, which is not emulated for "
+                f"{runtime}"
+            )
 
 
 PeakOf = Callable[[Program], int | None]
@@ -122,11 +138,15 @@ def framed(
         pools=tuple(pool for pool in POOLS if pool.name in used),
         layouts=layouts,
         scalars=scalars(strategy),
+        generators=generators_of(model, mesh),
         programs=programs,
         contract=Contract(
             parameters=tuple(
                 LogicalParameter(
-                    name=parameter.name, elements=parameter.elements, frozen=parameter.frozen
+                    name=parameter.name,
+                    elements=parameter.elements,
+                    frozen=parameter.frozen,
+                    rule=strategy.rule_of(parameter.name) if strategy.groups else None,
                 )
                 for parameter in model.parameters
             ),
@@ -162,6 +182,22 @@ def mesh_of(strategy: Strategy) -> Mesh:
     if strategy.pipeline > 1:
         axes.insert(0, Axis(name=PIPELINE, size=strategy.pipeline))
     return Mesh(axes=tuple(axes), joined=joined)
+
+
+def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
+    """Generators that segments draw from, seeded apart on ranks with other data or other units.
+
+    Megatron-LM does so along the data axis with `--data-parallel-random-init`.
+    """
+    drawn = {segment.draws for unit in model.units for segment in unit.segments}
+    every = tuple(axis.name for axis in mesh.axes)
+    axes = {
+        Draws.ALIKE: tuple(name for name in every if name != TENSOR),
+        Draws.APART: every,
+    }
+    return tuple(
+        Generator(name=GENERATOR[draws], axes=axes[draws]) for draws in Draws if draws in drawn
+    )
 
 
 def groups_of(strategy: Strategy) -> tuple[Group, ...]:

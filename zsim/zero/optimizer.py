@@ -5,10 +5,11 @@ they were reduced (scaled, with fp16), cast to the optimizer's format, unscaled,
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind
+from zsim.layout import Layout
 from zsim.operation import (
     Action,
     AllReduce,
@@ -22,15 +23,23 @@ from zsim.operation import (
     SetScalar,
     View,
 )
-from zsim.rule import Adam, ClipNorm
+from zsim.rule import Adam, ClipNorm, Optimizer
 from zsim.schedule import Kind
 from zsim.strategy import Precision, Strategy
 from zsim.zero.draft import COMMUNICATION, COMPUTE, WORLD, Draft
 from zsim.zero.frame import replica_group
+from zsim.zero.rules import Ruled, ruled
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
+
+
+def flops(rule: Optimizer) -> int:
+    """Operations of an update per element."""
+    if isinstance(rule, Adam):
+        return ADAM_FLOPS
+    return 2 * (1 + bool(rule.momentum) + bool(rule.weight_decay) + rule.nesterov)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +48,18 @@ class Trained:
 
     Attributes:
         name: last part of the path of its operations.
+        layout: of the whole tensor, of which the rank updates all or its shard.
         gradient: the reduced gradient; its buffer is freed after the update unless it is kept.
         measured: the part of it that counts in a norm: every rank measures another one.
         after: what completes the gradient.
         parameter: what the update writes: what is trained, or its copy in the compute format.
         master: what is trained, if that is not the parameter.
-        moments: first and second moments for Adam, nothing for SGD.
+        moments: as many as the optimizer keeps.
         keeps_gradient: whether the gradient's buffer outlives the step.
     """
 
     name: str
+    layout: Layout
     gradient: View
     measured: View
     after: tuple[Edge, ...]
@@ -56,6 +67,14 @@ class Trained:
     master: View | None
     moments: tuple[View, ...]
     keeps_gradient: bool = False
+
+
+def _of(part: Ruled, operand: Operand, layout: Layout, draft: Draft) -> Operand:
+    """Return what of an operand a part of the whole tensor has."""
+    if part.size == layout.elements:
+        return operand
+    view = part.part(draft.buffers[operand.view.buffer], operand.view, layout)
+    return replace(operand, view=view)
 
 
 Updated = Callable[[Draft, Trained, str], None]
@@ -221,7 +240,16 @@ class Ending:
         outer, draft.prefix = draft.prefix, f"{draft.prefix}/{item.name}"
         cast = None
         if draft.buffers[gradient.buffer].dtype is not optimizer:
-            cast = draft.buffer(f"{item.name}/cast", gradient.size, optimizer, Kind.WORKSPACE)
+            held = draft.buffers[gradient.buffer]
+            is_held = gradient.axis is not None or gradient == draft.all(held.name)
+            cast = draft.buffer(
+                f"{item.name}/cast",
+                gradient.size,
+                optimizer,
+                Kind.WORKSPACE,
+                layout=held.layout if is_held else None,
+                shard=(gradient.axis or held.shard) if is_held else None,
+            )
             draft.allocate(cast)
             widened = Copy(
                 id=draft.path("widen"),
@@ -279,27 +307,29 @@ class Ending:
 
     def _apply(self, draft: Draft, item: Trained, gradient: View, after: tuple[Edge, ...]) -> str:
         """Update the rank's parameters; the id of what writes them in the compute format."""
-        rule = self.strategy.optimizer
         trained = Operand(role=Role.PARAMETER, view=item.parameter)
         if item.master is not None:
             trained = Operand(role=Role.MASTER, view=item.master)
-        moments = len(item.moments)
-        updated = draft.add(
-            Compute(
-                id=draft.path("update"),
-                stream=COMPUTE,
-                after=after,
-                action=Action.UPDATE,
-                operands=(
-                    Operand(role=Role.GRADIENT, view=gradient),
-                    trained,
-                    *(Operand(role=Role.MOMENT, view=moment) for moment in item.moments),
-                ),
-                kernels=(self._kernel(gradient.size, reads=2 + moments, writes=1 + moments),),
-                scalars=(STEP,) if isinstance(rule, Adam) else (),
-                rule=rule,
-            )
+        operands = (
+            Operand(role=Role.GRADIENT, view=gradient),
+            trained,
+            *(Operand(role=Role.MOMENT, view=moment) for moment in item.moments),
         )
+        parts, updated = ruled(item.layout, self.strategy), ""
+        for part in parts:
+            last = part is parts[-1]
+            updated = draft.add(
+                Compute(
+                    id=draft.path("update" if last else f"update/{part.start}"),
+                    stream=COMPUTE,
+                    after=() if updated else after,
+                    action=Action.UPDATE,
+                    operands=tuple(_of(part, each, item.layout, draft) for each in operands),
+                    kernels=(self._update_kernel(part, gradient, item),),
+                    scalars=(STEP,) if isinstance(part.rule, Adam) else (),
+                    rule=part.rule,
+                )
+            )
         if item.master is None:
             return updated
         return draft.add(
@@ -311,12 +341,21 @@ class Ending:
             )
         )
 
-    def _kernel(self, elements: int, *, reads: int, writes: int) -> Kernel:
+    def _update_kernel(self, part: Ruled, gradient: View, item: Trained) -> Kernel:
+        """Return what the update of a part costs in the mean of ranks, which have more or less."""
+        moments = len(item.moments)
+        return self._kernel(
+            -(-gradient.size * part.size // max(1, item.layout.elements)),
+            reads=2 + moments,
+            writes=1 + moments,
+            each=flops(part.rule),
+        )
+
+    def _kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
         dtype: DType = self.strategy.precision.optimizer
-        streams = reads + writes
         return Kernel(
             kind=KernelKind.ELEMENTWISE,
-            flops=elements * (ADAM_FLOPS if streams > 3 else 2),
-            bytes=elements * streams * dtype.size_bytes,
+            flops=elements * each,
+            bytes=elements * (reads + writes) * dtype.size_bytes,
             dtype=dtype,
         )

@@ -163,6 +163,7 @@ def _write_ending(
         trained.append(
             Trained(
                 name=bucket.name,
+                layout=bucket.layout,
                 gradient=updated_view(draft, bucket, gradient.buffer, strategy),
                 measured=own_view(draft, bucket, gradient.buffer),
                 after=(gradient.operation,),

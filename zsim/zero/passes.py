@@ -25,6 +25,7 @@ from zsim.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoint import Checkpoints, Loose
 from zsim.zero.draft import COMPUTE, POOL, TENSOR, Draft
+from zsim.zero.drawn import Drawn
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit
 from zsim.zero.room import room, room_of
 from zsim.zero.sequence import Tokens
@@ -61,6 +62,7 @@ class Passes:
         self.micro_batch = 0
         self.tokens = Tokens(draft, model)
         self._slopes = Counter[str]()
+        self._drawn = Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
 
     def load(self) -> None:
@@ -140,6 +142,7 @@ class Passes:
     ) -> str:
         """Forward of one segment, or recompute."""
         draft, segment = self.draft, self._segment(visit, part)
+        path = draft.path(f"{part.action}{part.segment}")
         whole = self.tokens.gather_inputs(segment, part)
         for instance in part.makes:
             draft.allocate(self._made(instance))
@@ -150,7 +153,7 @@ class Passes:
             draft.allocate(own)
         name = draft.add(
             Compute(
-                id=draft.path(f"{part.action}{part.segment}"),
+                id=path,
                 stream=COMPUTE,
                 after=tuple(after),
                 action=part.action,
@@ -159,6 +162,7 @@ class Passes:
                 micro_batch=self.micro_batch,
                 operands=operands,
                 kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
+                draw=self._drawn.draw(segment, part, (self.micro_batch, visit.unit), path),
             )
         )
         for each in (*whole, own) if own else whole:

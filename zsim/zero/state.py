@@ -16,10 +16,16 @@ STEP = "step"
 
 
 def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
-    """What every host counts: steps taken and, with fp16, the loss scale and what moves it."""
-    steps = (Scalar(name=STEP, initial=0.0),)
+    """What every host counts: steps taken and, with fp16, the loss scale and what moves it.
+
+    The learning rate stands beside them if it is given anew for each step.
+    """
+    steps = [Scalar(name=STEP, initial=0.0)]
+    rules = (strategy.optimizer, *(group.rule for group in strategy.groups))
+    rates = dict.fromkeys(rule.learning_rate for rule in rules)
+    steps += [Scalar(name=rate, initial=0.0, given=True) for rate in rates if isinstance(rate, str)]
     if strategy.precision is not Precision.FP16:
-        return steps
+        return tuple(steps)
     return (
         *steps,
         Scalar(name=LOSS_SCALE, initial=strategy.loss_scale.initial),
@@ -36,7 +42,7 @@ class Holding:
         parameter: format of the parameters; what is trained, without masters.
         optimizer: format of masters and moments.
         has_master: whether masters are kept beside the parameters.
-        moments: how many there are: 2 for Adam.
+        moments: how many the optimizer keeps.
         frozen: format of parameters that are not trained, where it is another.
     """
 
@@ -56,7 +62,7 @@ class BucketState:
     Attributes:
         parameter: the rank's shard or the whole bucket, as its `Holding` says.
         master: master weights, where there are some; frozen parameters have none.
-        moments: first and second moments for Adam, nothing for SGD and frozen parameters.
+        moments: as many as the optimizer keeps; none for frozen parameters.
     """
 
     parameter: str

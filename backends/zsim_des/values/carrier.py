@@ -7,12 +7,14 @@ free spoils its block on the home stream, after what was issued there before: so
 too early really overlaps.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic
 
 from zsim.access import accesses
-from zsim.issue import NO_OVERFLOW
+from zsim.generator import Draw
+from zsim.issue import NO_OVERFLOW, SETUP
 from zsim.operation import (
     Allocate,
     Branch,
@@ -31,9 +33,13 @@ from zsim_des.instruction import Enqueue
 from zsim_des.values.meeting import Meeting, Meetings
 from zsim_des.values.memory import Block, BlockMemory
 from zsim_des.values.running import Fault, Running, Window
+from zsim_des.values.truth import given
 
 FAULTS_MAX = 20
 """Faults that are noted: a run that goes wrong soon has thousands."""
+
+STATE = "state of its generator"
+"""What an operation draws random numbers with, beside what it reads of the host's numbers."""
 
 Touch = tuple[str, int, int, bool, bool]
 """Buffer, start and size on a rank, whether it is read, whether it is written."""
@@ -43,6 +49,7 @@ class Carrier(Generic[A]):
     """A `Watcher` that applies `values` to a run in which every rank is simulated.
 
     What it was told is applied by `settle`, in the order of time: call it when the run is over.
+    `given` says what the caller gives in a host scalar before a step.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class Carrier(Generic[A]):
         schedule: Schedule,
         values: Values[A],
         overflow_steps: frozenset[int] = NO_OVERFLOW,
+        given: Callable[[str, int], float] = given,
     ) -> None:
         self.faults: list[Fault] = []
         self.seats = [
@@ -59,9 +67,13 @@ class Carrier(Generic[A]):
         self.memory = [BlockMemory(values) for _ in self.seats]
         initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
         self.scalars = [dict(initial) for _ in self.seats]
+        self._given = given
+        self._given_for = dict.fromkeys(range(schedule.mesh.size), SETUP)
         self._schedule = schedule
         self._values = values
         self._overflow_steps = overflow_steps
+        self._counts: list[Counter[str]] = [Counter() for _ in self.seats]
+        self._states: list[dict[str, int]] = [{} for _ in self.seats]
         self._touches: dict[tuple[int, str], list[Touch]] = {}
         self._events: list[tuple[int, int, Callable[[], Iterable[Fault] | None]]] = []
         self._running: dict[tuple[int, int, int], tuple[Running[A], list[Meeting[A]]]] = {}
@@ -74,6 +86,7 @@ class Carrier(Generic[A]):
 
     def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
         """The host allocates, frees, sets a scalar or takes a branch."""
+        self._give(rank, step)
         match operation:
             case Allocate(buffer=name):
                 self._return_deferred(rank, host_ps)
@@ -93,6 +106,7 @@ class Carrier(Generic[A]):
 
     def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
         """The host puts an operation on its stream: names are bound to the memory they have now."""
+        self._give(rank, step)
         seat, operation = self.seats[rank], entry.operation
         stream = self._schedule.streams[entry.stream]
         running: Running[A] = Running(seat, step, entry.name, stream, [])
@@ -156,11 +170,31 @@ class Carrier(Generic[A]):
     def _buffer(self, rank: int, name: str) -> Buffer:
         return self.seats[rank].program.by_name[name]
 
+    def _give(self, rank: int, step: int) -> None:
+        """Give the host what the caller gives for a step that it begins."""
+        if self._given_for[rank] != step:
+            self._given_for[rank] = step
+            for scalar in self._schedule.scalars:
+                if scalar.given:
+                    self.scalars[rank][scalar.name] = self._given(scalar.name, step)
+
     def _read_scalars(self, rank: int, operation: Compute | Fill | Copy) -> dict[str, float]:
-        """The host's scalars, if the operation reads some: those of now."""
-        reads = isinstance(operation, Compute) and bool(operation.scalars)
+        """The host's scalars, if the operation reads some: those of now; what it draws with."""
+        if isinstance(operation, Compute) and operation.draw is not None:
+            return {STATE: self._state(rank, operation.id, operation.draw)}
+        reads = isinstance(operation, Compute) and bool(operation.scalars or operation.rule)
         reads = reads or (isinstance(operation, Fill) and operation.scalar is not None)
         return dict(self.scalars[rank]) if reads else {}
+
+    def _state(self, rank: int, name: str, draw: Draw) -> int:
+        """The number of the state that an operation draws with: counted on, or restored."""
+        counts, states = self._counts[rank], self._states[rank]
+        if draw.restores is None:
+            counts[draw.generator] += 1
+            states[name] = counts[draw.generator]
+        else:
+            states[name] = states.get(draw.restores, 0)
+        return states[name]
 
     def _windows(self, rank: int, step: int, operation: Operation) -> list[Window[A]]:
         key = (rank, operation.id)

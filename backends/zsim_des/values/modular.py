@@ -12,24 +12,20 @@ from zsim.layout import Fragment
 from zsim.mesh import Coordinates
 from zsim.operation import (
     Action,
-    AllGather,
-    AllReduce,
-    Broadcast,
     Communication,
     Compute,
     Copy,
     Fill,
-    Receive,
-    ReduceScatter,
-    Reduction,
     Role,
-    Send,
     View,
 )
 from zsim.rule import SGD, Adam, ClipNorm
 from zsim.schedule import Buffer, Schedule
 from zsim.values import Seat
 from zsim_des.values import passes, stand_in
+from zsim_des.values.carrier import STATE
+from zsim_des.values.drawn import Masks, Segments
+from zsim_des.values.exchange import received
 from zsim_des.values.field import (
     NOT_FINITE,
     PRIME,
@@ -59,8 +55,11 @@ class Modular:
         schedule: Schedule,
         overflow_steps: frozenset[int] = NO_OVERFLOW,
         planted: Sequence[Planted] = (),
+        *,
+        apart: Segments = frozenset(),
     ) -> None:
         self.schedule = schedule
+        self._masks = Masks(schedule, apart)
         self._planted = tuple(planted)
         self._overflow_steps = overflow_steps - {each.step for each in planted}
         self._elements = {each.name: each.elements for each in schedule.contract.parameters}
@@ -178,12 +177,14 @@ class Modular:
         scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE:
-                return passes.forward(compute, of)
+                state = scalars.get(STATE, 0.0)
+                drawn = self._masks.draw(compute, seat.coordinates, step, state)
+                return passes.forward(compute, of, drawn)
             case Action.BACKWARD:
                 trained = self._trained(compute, seat)
                 return self._overflown(compute, passes.backward(compute, of, trained), seat, step)
             case Action.UPDATE:
-                return _update(compute, of, scale)
+                return _update(compute, of, scale, scalars)
             case Action.NORM:
                 return [self._squares(compute, of(Role.GRADIENT), seat)]
             case Action.FINITE:
@@ -294,7 +295,7 @@ class Modular:
         self, members: Sequence[Communication], sources: Sequence[Numbers]
     ) -> Sequence[Numbers]:
         """What each member gets: see `Values.meet`."""
-        return [_received(member, place, sources) for place, member in enumerate(members)]
+        return [received(member, place, sources) for place, member in enumerate(members)]
 
 
 def shared(
@@ -317,46 +318,21 @@ def _is_bad(gradients: Sequence[Numbers]) -> float:
     return float(any(bool(np.isinf(each).any()) for each in gradients))
 
 
-def _received(member: Communication, place: int, sources: Sequence[Numbers]) -> Numbers:
-    match member:
-        case AllGather():
-            return np.concatenate(sources)
-        case ReduceScatter(reduction=reduction):
-            size = len(sources[0]) // len(sources)
-            parts = [source[place * size : (place + 1) * size] for source in sources]
-            return _reduction(reduction, parts)
-        case AllReduce(reduction=reduction):
-            return _reduction(reduction, sources)
-        case Broadcast(root=root):
-            return sources[root]
-        case Send() | Receive():
-            return sources[0]
-        case _:
-            assert_never(member)
-
-
-def _reduction(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:
-    match reduction:
-        case Reduction.SUM:
-            return reduced(np.sum(parts, axis=0))
-        case Reduction.AVERAGE:
-            return product(reduced(np.sum(parts, axis=0)), inverse(len(parts)))
-        case Reduction.MAX:
-            return np.asarray(np.max(parts, axis=0))
-        case _:
-            assert_never(reduction)
-
-
 def _update(
-    compute: Compute, of: Callable[[Role], list[Numbers]], step: float
+    compute: Compute,
+    of: Callable[[Role], list[Numbers]],
+    step: float,
+    scalars: Mapping[str, float],
 ) -> Sequence[Numbers]:
     (gradient,) = of(Role.GRADIENT)
     (trained,) = of(Role.MASTER) + of(Role.PARAMETER)
     match compute.rule:
         case Adam() as rule:
-            made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), step=step)
+            rate = stand_in.said(rule, scalars)
+            made = stand_in.adam(rule, gradient, trained, of(Role.MOMENT), rate=rate, step=step)
         case SGD() as rule:
-            made = [stand_in.sgd(rule, gradient, trained)]
+            rate = stand_in.said(rule, scalars)
+            made = stand_in.sgd(rule, gradient, trained, of(Role.MOMENT), rate=rate)
         case rule:
             raise AssertionError(rule)
     new, moments = made[0], iter(made[1:])

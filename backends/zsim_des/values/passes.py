@@ -13,10 +13,10 @@ def _name(compute: Compute) -> str:
     return f"{compute.unit}/{compute.segment}"
 
 
-def forward(compute: Compute, of: Callable[[Role], list[Numbers]]) -> Sequence[Numbers]:
-    """What a forward writes, in the order of its operands."""
+def forward(compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str) -> Sequence[Numbers]:
+    """What a forward writes, in the order of its operands, with random numbers `drawn`."""
     sizes = [len(each) for each in of(Role.OUTPUT)]
-    made = stand_in.forward(_name(compute), of(Role.INPUT), of(Role.PARAMETER), sizes)
+    made = stand_in.forward(f"{_name(compute)}{drawn}", of(Role.INPUT), of(Role.PARAMETER), sizes)
     saved = [np.full(len(each), made.saved) for each in of(Role.SAVED)]
     made_of = {Role.OUTPUT: made.outputs, Role.SAVED: saved, Role.WORKSPACE: _nothing(of)}
     return _in_order(compute, made_of)
@@ -66,6 +66,14 @@ def _nothing(of: Callable[[Role], list[Numbers]]) -> list[Numbers]:
 
 
 def _in_order(compute: Compute, made: Mapping[Role, Sequence[Numbers]]) -> Sequence[Numbers]:
-    """What was made, by role, in the order of the operands."""
-    left = {role: iter(values) for role, values in made.items()}
-    return [next(left[operand.role]) for operand in compute.operands if operand.role in left]
+    """Return what was made, by role, in the order of the operands.
+
+    Raises:
+        ValueError: it writes another number of tensors of a role than the kernel makes.
+    """
+    left = {role: list(values) for role, values in made.items()}
+    for role, values in left.items():
+        count = sum(operand.role is role for operand in compute.operands)
+        if count != len(values):
+            raise ValueError(f"{compute.id}: {count} operands {role}, {len(values)} are made")
+    return [left[operand.role].pop(0) for operand in compute.operands if operand.role in left]

@@ -7,9 +7,11 @@ ones stay as they were in the beginning, and there is nothing that could be a gr
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import numpy as np
 
+from zsim.generator import Draws
 from zsim.issue import NO_OVERFLOW
 from zsim.model import BATCH, Model, Parameter, Segment, Unit
 from zsim.rule import SGD, Adam, ClipNorm
@@ -17,7 +19,7 @@ from zsim.strategy import Precision, Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
-from zsim_des.values.truth import Part, data, initial
+from zsim_des.values.truth import Part, data, given, initial, mask
 
 TENSOR = "tensor"
 LARGEST_SCALE = 2.0**53
@@ -49,7 +51,7 @@ def train(
         gradients = _mean_gradients(model, strategy, state, step)
         count(strategy, state.scalars, overflows=step in overflow_steps)
         if step not in overflow_steps:
-            _update(model, strategy, state, gradients)
+            _update(model, strategy, state, gradients, step=step)
     return state
 
 
@@ -98,7 +100,7 @@ def _begin(model: Model, strategy: Strategy) -> Trained:
     ]
     moments = [
         {
-            name: [np.zeros(len(value)), np.zeros(len(value))]
+            name: [np.zeros(len(value)) for _ in range(_kept(_rule(strategy, name)))]
             for name, value in own.items()
             if name in trainable(model)
         }
@@ -107,18 +109,38 @@ def _begin(model: Model, strategy: Strategy) -> Trained:
     return Trained(parameters, moments, scalars(strategy))
 
 
+def _rule(strategy: Strategy, name: str) -> Adam | SGD:
+    """Return what updates a parameter: the first group that has its name, or the optimizer."""
+    for group in strategy.groups:
+        for pattern in group.parameters:
+            if fnmatchcase(name, pattern):
+                return group.rule
+    return strategy.optimizer
+
+
+def _kept(optimizer: Adam | SGD) -> int:
+    """Return how many numbers beside each parameter an optimizer needs from step to step."""
+    match optimizer:
+        case Adam():
+            return 2
+        case SGD(momentum=0):
+            return 0
+        case SGD():
+            return 1
+
+
 def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int) -> Tensors:
     """Averaged over all replicas and micro-batches."""
-    given = trainable(model)
+    trains = trainable(model)
     total: Tensors = [
-        {name: np.zeros(len(value)) for name, value in own.items() if name in given}
+        {name: np.zeros(len(value)) for name, value in own.items() if name in trains}
         for own in state.parameters
     ]
     micro_batches = strategy.gradient_accumulation_steps
     for replica in range(strategy.replicas):
         for micro_batch in range(micro_batches):
             batch = data(replica, step, micro_batch, model.batch.elements)
-            run = _Run(model, state.parameters, batch)
+            run = _Run(model, state.parameters, batch, (replica, step, micro_batch))
             state.losses.append(run.loss)
             for place, own in enumerate(run.gradients):
                 for name, gradient in own.items():
@@ -130,8 +152,11 @@ def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int)
 class _Run:
     """One micro-batch on one replica: forward through all units, and backward."""
 
-    def __init__(self, model: Model, parameters: Tensors, batch: Numbers) -> None:
+    def __init__(
+        self, model: Model, parameters: Tensors, batch: Numbers, which: tuple[int, int, int]
+    ) -> None:
         self._model = model
+        self._which = which
         self._parameters = parameters
         self._places = range(model.tensor)
         self._values: Tensors = [{BATCH: batch} for _ in self._places]
@@ -204,8 +229,12 @@ class _Run:
         segment = unit.segments[position]
         made: list[list[Numbers]] = []
         for place in self._places:
+            name, drawn = f"{unit.name}/{position}", ""
+            if segment.draws is not None:
+                own = place if segment.draws is Draws.APART else None
+                drawn = mask(self._which, name, own)
             done = stand_in.forward(
-                f"{unit.name}/{position}",
+                f"{name}{drawn}",
                 self._inputs(place, segment),
                 [self._parameters[place][name] for name in segment.parameters],
                 self._elements(
@@ -266,11 +295,13 @@ def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
     return [list(sums) for _ in made]
 
 
-def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors) -> None:
+def _update(
+    model: Model, strategy: Strategy, state: Trained, gradients: Tensors, *, step: int
+) -> None:
     squares = 0.0
-    given = trainable(model)
+    trains = trainable(model)
     for parameter in model.parameters:
-        if parameter.name not in given:
+        if parameter.name not in trains:
             continue
         copies = 1 if not parameter.tensor_sharded else model.tensor
         for own in gradients[:copies]:
@@ -282,10 +313,21 @@ def _update(model: Model, strategy: Strategy, state: Trained, gradients: Tensors
                 rule = ClipNorm(maximum=strategy.clip_norm)
                 used = stand_in.clipped(rule, reduced(np.array([squares])).item(), gradient, 1.0)
             trained, moments = state.parameters[place], state.moments[place]
-            match strategy.optimizer:
+            optimizer = _rule(strategy, name)
+            rate = optimizer.learning_rate
+            if isinstance(rate, str):
+                rate = given(rate, step)
+            match optimizer:
                 case Adam() as adam:
                     trained[name], *moments[name] = stand_in.adam(
-                        adam, used, trained[name], moments[name], step=state.scalars[STEP]
+                        adam,
+                        used,
+                        trained[name],
+                        moments[name],
+                        rate=rate,
+                        step=state.scalars[STEP],
                     )
                 case SGD() as sgd:
-                    trained[name] = stand_in.sgd(sgd, used, trained[name])
+                    trained[name], *moments[name] = stand_in.sgd(
+                        sgd, used, trained[name], moments[name], rate=rate
+                    )

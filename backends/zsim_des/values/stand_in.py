@@ -6,7 +6,7 @@ its own place and squared, so a term that is stale, missing, doubled or out of p
 made of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +110,20 @@ def backward(
     return Backward(to_inputs, list(split))
 
 
+def said(rule: Adam | SGD, scalars: Mapping[str, float]) -> float:
+    """Return the learning rate that a rule has, or that a host says in the scalar that it names."""
+    rate = rule.learning_rate
+    return scalars[rate] if isinstance(rate, str) else rate
+
+
 def adam(
-    rule: Adam, gradient: Numbers, trained: Numbers, moments: Sequence[Numbers], *, step: float
+    rule: Adam,
+    gradient: Numbers,
+    trained: Numbers,
+    moments: Sequence[Numbers],
+    *,
+    rate: float,
+    step: float,
 ) -> list[Numbers]:
     """New values of what is trained and of both moments.
 
@@ -124,14 +136,23 @@ def adam(
     squares = product(gradient, gradient)
     second = reduced(product(second, keeps[1]) + product(squares, (1 - keeps[1]) % PRIME))
     shift = times(number(step), number(rule.epsilon)) + 11
-    change = product(product(first, reduced(second + shift)), number(-rule.learning_rate))
-    decay = number(1 - rule.learning_rate * rule.weight_decay)
+    change = product(product(first, reduced(second + shift)), number(-rate))
+    decay = number(1 - rate * rule.weight_decay)
     return [reduced(product(trained, decay) + change), first, second]
 
 
-def sgd(rule: SGD, gradient: Numbers, trained: Numbers) -> Numbers:
-    """New values of what is trained."""
-    return reduced(trained + product(gradient, number(-rule.learning_rate)))
+def sgd(
+    rule: SGD, gradient: Numbers, trained: Numbers, buffers: Sequence[Numbers], *, rate: float
+) -> list[Numbers]:
+    """New values of what is trained, and of the momentum buffer if there is one."""
+    change = reduced(gradient + product(trained, number(rule.weight_decay)))
+    made: list[Numbers] = []
+    for before in buffers:
+        buffer = reduced(product(before, number(rule.momentum)) + change)
+        made.append(buffer)
+        ahead = product(buffer, number(rule.momentum))
+        change = reduced(change + ahead) if rule.nesterov else buffer
+    return [reduced(trained + product(change, number(-rate))), *made]
 
 
 def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:

@@ -7,6 +7,7 @@ from zsim.backend import Job, RunFailedError
 from zsim.issue import NO_OVERFLOW
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.difference import differences
+from zsim_des.values.drawn import drawn_apart
 from zsim_des.values.modular import Modular
 from zsim_des.values.plain import Trained
 from zsim_des.values.planted import Planted
@@ -49,7 +50,7 @@ def train_by_schedule(
         RefusedError: the schedule cannot be simulated at all.
     """
     steps = overflow_steps | {each.step for each in planted}
-    values = Modular(job.schedule, overflow_steps, planted)
+    values = Modular(job.schedule, overflow_steps, planted, apart=drawn_apart(job.model))
     carrier = Carrier(job.schedule, values, steps)
     try:
         carry(job, carrier, durations=durations, overflow_steps=steps)

@@ -22,6 +22,19 @@ def data(replica: int, step: int, micro_batch: int, elements: int) -> Numbers:
     return constants(f"data {replica} {step} {micro_batch}", elements)
 
 
+def given(scalar: str, step: int) -> float:
+    """What a caller gives in a host scalar before a step."""
+    return float(constants(f"given {scalar} {step}", 1)[0])
+
+
+def mask(which: tuple[int, int, int], segment: str, place: int | None) -> str:
+    """What a segment draws on a replica in a step and micro-batch.
+
+    `place` is that of the rank on the tensor axis, where each draws its own.
+    """
+    return f"{segment} of {which} at {place}"
+
+
 def part_of(schedule: Schedule, piece: Piece, coordinates: Coordinates) -> Part:
     """Which part of the parameter in `piece` the rank at `coordinates` has."""
     return tuple(

@@ -215,7 +215,7 @@ def promised(schedule: Schedule, *, frozen: bool) -> Iterator[Edit]:
     def flipped(each: LogicalParameter, name: str) -> LogicalParameter:
         return replace(each, frozen=not each.frozen) if each.name == name else each
 
-    for one in contract.parameters:
+    for one in reversed(contract.parameters):  # the first ones may have no backward at all
         if one.frozen is not frozen and one.elements:
             parameters = tuple(flipped(each, one.name) for each in contract.parameters)
             yield Edit(

@@ -36,13 +36,18 @@ from zsim.operation import (
     Role,
     SetScalar,
 )
-from zsim.rule import Adam
+from zsim.rule import SGD, Adam
 from zsim.schedule import Kind, Schedule
 
 
 def updates(schedule: Schedule) -> list[Compute]:
     """Updates of a step."""
     return computes(schedule, Action.UPDATE)
+
+
+def has_constant_rate(update: Compute) -> bool:
+    """Whether the learning rate of an update is in its rule."""
+    return isinstance(cast("Any", update.rule).learning_rate, float)
 
 
 def constant(field: str, change: Callable[[float], float], *, one: bool = False) -> Aim:
@@ -52,22 +57,40 @@ def constant(field: str, change: Callable[[float], float], *, one: bool = False)
         chosen = {each.id for each in (updates(schedule)[-1:] if one else updates(schedule))}
 
         def new(each: Operation) -> tuple[Operation, ...] | None:
-            if isinstance(each, Compute) and each.id in chosen and hasattr(each.rule, field):
-                rule = cast("Any", each.rule)
-                return (replace(each, rule=replace(rule, **{field: change(getattr(rule, field))})),)
-            return None
+            if not isinstance(each, Compute) or each.id not in chosen:
+                return None
+            value = getattr(each.rule, field, None)
+            if not isinstance(value, float):
+                return None
+            rule = replace(cast("Any", each.rule), **{field: change(value)})
+            return (replace(each, rule=rule),)
 
         yield from through(schedule, new, f"{field} in {len(chosen)} updates")
 
     return aim
 
 
-def by_sgd(*, one: bool) -> Aim:
-    """SGD where the strategy says Adam."""
+def without_nesterov(schedule: Schedule) -> Iterator[Edit]:
+    """Momentum where the strategy says Nesterov's."""
+
+    def change(each: Operation) -> tuple[Operation, ...] | None:
+        if isinstance(each, Compute) and isinstance(each.rule, SGD) and each.rule.nesterov:
+            return (replace(each, rule=replace(each.rule, nesterov=False)),)
+        return None
+
+    yield from through(schedule, change, "plain momentum")
+
+
+def by_plain_sgd(kind: type[Adam | SGD], *, one: bool) -> Aim:
+    """SGD that keeps nothing where the strategy says a rule that does."""
 
     def aim(schedule: Schedule) -> Iterator[Edit]:
-        adam = [each for each in updates(schedule) if isinstance(each.rule, Adam)]
-        chosen = {each.id for each in (adam[:1] if one else adam)}
+        found = [
+            each
+            for each in updates(schedule)
+            if isinstance(each.rule, kind) and of_role(each, Role.MOMENT)
+        ]
+        chosen = {each.id for each in (found[:1] if one else found)}
         yield from through(
             schedule,
             lambda each: (other_kind(cast("Compute", each)),) if each.id in chosen else None,
@@ -124,7 +147,8 @@ def twice_at_half_rate(schedule: Schedule) -> Iterator[Edit]:
         half = replace(update, rule=replace(rule, learning_rate=rule.learning_rate / 2))
         return half, again(half)
 
-    yield from one_by_one(schedule, updates(schedule), halves, "twice at half the rate")
+    constant = [each for each in updates(schedule) if has_constant_rate(each)]
+    yield from one_by_one(schedule, constant, halves, "twice at half the rate")
 
 
 def twice(schedule: Schedule) -> Iterator[Edit]:
@@ -211,7 +235,7 @@ def not_updated_by_one(schedule: Schedule) -> Iterator[Edit]:
 
 def rate_of_one_rank(schedule: Schedule) -> Iterator[Edit]:
     def change(each: Operation) -> tuple[Operation, ...]:
-        if isinstance(each, Compute) and each.action is Action.UPDATE:
+        if isinstance(each, Compute) and each.action is Action.UPDATE and has_constant_rate(each):
             rule = cast("Any", each.rule)
             return (replace(each, rule=replace(rule, learning_rate=2 * rule.learning_rate)),)
         return (each,)
@@ -313,8 +337,12 @@ UPDATES: dict[str, Aim] = {
     "other beta2 in one update": constant("beta2", lambda beta: beta / 2, one=True),
     "other epsilon": constant("epsilon", lambda epsilon: epsilon * 2),
     "weight decay": constant("weight_decay", lambda decay: decay + 0.125),
-    "SGD for Adam": by_sgd(one=False),
-    "SGD for Adam in one update": by_sgd(one=True),
+    "SGD for Adam": by_plain_sgd(Adam, one=False),
+    "SGD for Adam in one update": by_plain_sgd(Adam, one=True),
+    "no momentum": by_plain_sgd(SGD, one=False),
+    "no momentum in one update": by_plain_sgd(SGD, one=True),
+    "other momentum": constant("momentum", lambda momentum: momentum / 2),
+    "no Nesterov momentum": without_nesterov,
     "Adam without a step number": step_number(()),
     "Adam with the loss scale for a step number": step_number(("loss_scale",)),
     "Adam with good steps for a step number": step_number(("good_steps",)),

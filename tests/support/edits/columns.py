@@ -11,7 +11,7 @@ from zsim.architecture import GPT, Llama, LoRA
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.pipeline import in_blocks
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
@@ -19,8 +19,15 @@ from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 from zsim.transformer import transformer
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
+CALLED_AGAIN = "blocks called again"
+"""The column of models with one block that is called twice."""
+DROPOUT = "dropout"
+"""The column of models that draw random numbers."""
 DEEP = Llama(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+NO_DECAY = (ParameterGroup(parameters=("*.ln*",), rule=replace(ADAM, weight_decay=0.0)),)
+GIVEN = replace(ADAM, learning_rate=LEARNING_RATE)
+MOMENTUM = SGD(learning_rate=LEARNING_RATE, momentum=0.875, weight_decay=0.125, nesterov=True)
 SCALE = LossScale(interval=2)
 FROZEN = "frozen, "
 """How names of columns begin whose models have frozen parameters."""
@@ -43,8 +50,15 @@ def of_stage(stage: int) -> list[Strategy]:
     )
     full = replace(base, checkpointing=Checkpointing.FULL, bucket_elements=40)
     return [
-        replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40),
-        replace(base, tensor=2, precision=Precision.FP16, clip_norm=1.0, bucket_elements=25),
+        replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40, groups=NO_DECAY),
+        replace(
+            base,
+            tensor=2,
+            precision=Precision.FP16,
+            clip_norm=1.0,
+            bucket_elements=25,
+            optimizer=MOMENTUM,
+        ),
         replace(full, tensor=2, optimizer=SGD(), partition_checkpoints=True, clip_norm=1.0),
         replace(
             base,
@@ -74,11 +88,18 @@ def of_runtimes() -> dict[str, list[Strategy]]:
                 clip_norm=1.0,
                 optimizer=ADAM,
             ),
-            emulating(named, data=2, replicate=2, micro_batches=2, optimizer=ADAM),
-            emulating(named, data=4, micro_batches=2, precision=Precision.BF16, clip_norm=1.0),
+            emulating(named, data=2, replicate=2, micro_batches=2, optimizer=GIVEN),
+            emulating(
+                named,
+                data=4,
+                micro_batches=2,
+                precision=Precision.BF16,
+                clip_norm=1.0,
+                optimizer=GIVEN,
+            ),
         ]
         kept = [replace(each, loss_scale=SCALE) for each in made if each is not None]
-        found[name] = kept[:2]
+        found[name] = [replace(kept[0], groups=NO_DECAY), *kept[1:2]]
     return found
 
 
@@ -96,7 +117,7 @@ def of_pipelines() -> list[Strategy]:
     )
     return [
         replace(base, data=2, precision=Precision.BF16),
-        replace(base, data=2, tensor=2, emulate=cut),
+        replace(base, data=2, tensor=2, emulate=cut, optimizer=GIVEN),
         replace(base, stage=0, precision=Precision.FP16),
         replace(base, pipeline=1, tensor=2, data=2, emulate=cut, precision=Precision.BF16),
     ]
@@ -113,7 +134,15 @@ def of_frozen() -> dict[str, list[Strategy]]:
 def strategies() -> dict[str, list[Strategy]]:
     """What edits are made of, by column of the table."""
     found = {f"stage {stage}": of_stage(stage) for stage in range(4)}
-    return {**found, **of_runtimes(), "pipelines": of_pipelines(), **of_frozen()}
+    called = [of_stage(stage)[place] for stage, place in ((0, 0), (1, 2), (2, 3), (3, 0), (3, 5))]
+    return {
+        **found,
+        **of_runtimes(),
+        "pipelines": of_pipelines(),
+        CALLED_AGAIN: called,
+        DROPOUT: of_dropout(),
+        **of_frozen(),
+    }
 
 
 def frozen_model(strategy: Strategy) -> Model:
@@ -124,12 +153,30 @@ def frozen_model(strategy: Strategy) -> Model:
     return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
 
 
-def model_of(strategy: Strategy) -> Model:
+def of_dropout() -> list[Strategy]:
+    """Strategies of a model that draws random numbers: run again, on parts and on copies."""
+    base = Strategy(stage=2, data=2, gradient_accumulation_steps=2, optimizer=ADAM)
+    cut = replace(base, tensor=2, clip_norm=1.0, checkpointing=Checkpointing.FULL)
+    return [
+        replace(base, checkpointing=Checkpointing.FULL, precision=Precision.FP16, loss_scale=SCALE),
+        replace(cut, stage=3, partition_checkpoints=True),
+        replace(base, stage=0, data=1, tensor=2),
+        replace(cut, stage=0, emulate=Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)),
+    ]
+
+
+def model_of(strategy: Strategy, column: str = "") -> Model:
     """A small model that a strategy can train."""
+    shape = SHAPE
+    if column == CALLED_AGAIN:
+        shape = replace(SHAPE, layers=2, hidden_groups=1)
+    elif column == DROPOUT:
+        shape = replace(SHAPE, dropout=0.5)
     if not isinstance(strategy.emulate, Nanotron):
-        return gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+        return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    deep = strategy.pipeline > 1 or strategy.cuts_tokens
     made = transformer(
-        DEEP if strategy.pipeline > 1 or strategy.cuts_tokens else replace(DEEP, layers=1),
+        replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout),
         micro_batch_size=1,
         tensor=strategy.tensor,
         precision=strategy.precision,
@@ -144,6 +191,6 @@ def cases(column: str) -> Iterator[Case]:
     """The schedules of one column."""
     for strategy in strategies()[column]:
         frozen = column.startswith(FROZEN)
-        model = frozen_model(strategy) if frozen else model_of(strategy)
+        model = frozen_model(strategy) if frozen else model_of(strategy, column)
         made = make_schedule(model, strategy)
         yield Case(column, model, made, Court(made, model, strategy))

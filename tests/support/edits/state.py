@@ -86,8 +86,13 @@ def rules(schedule: Schedule, rng: np.random.Generator) -> Edit:
     operation = one_of(rng, ruled)
     rule: Any = operation.rule
     field = one_of(rng, fields(rule)).name
-    value: float = getattr(rule, field)
-    new = one_of(rng, (value * 1000, value * 2, value / 2, value + 0.125, -value, 0.0, 1.0))
+    value: float | str = getattr(rule, field)
+    choices: tuple[float | str, ...] = (0.0, 1.0, *(each.name for each in schedule.scalars))
+    if isinstance(value, bool):
+        choices = (not value,)
+    elif not isinstance(value, str):
+        choices = (value * 1000, value * 2, value / 2, value + 0.125, -value, 0.0, 1.0)
+    new = one_of(rng, choices)
     if new == value:
         raise ValueError("the same")
     alike = [each for each in ruled if each.action is operation.action]
@@ -99,27 +104,19 @@ def rules(schedule: Schedule, rng: np.random.Generator) -> Edit:
     return Edit(f"{field} {value} -> {new} in {', '.join(sorted(chosen))}", made)
 
 
-def one_of_kind(rule: Rule | None) -> Adam:
-    """The rule, if it is Adam.
-
-    Raises:
-        ValueError: it is not.
-    """
-    match rule:
-        case Adam():
-            return rule
-        case _:
-            raise ValueError(f"{rule} is not Adam")
-
-
 def other_kind(update: Compute) -> Compute:
-    """An update by SGD in place of one by Adam.
+    """An update by SGD that keeps nothing in place of one that does.
 
     Raises:
-        ValueError: it is not by Adam.
+        ValueError: it keeps nothing.
     """
-    adam = one_of_kind(update.rule)
-    rule: Rule = SGD(learning_rate=adam.learning_rate)
+    match update.rule:
+        case Adam(learning_rate=rate):
+            rule: Rule = SGD(learning_rate=rate)
+        case SGD(moments=1) as momentum:
+            rule = replace(momentum, momentum=0.0, nesterov=False)
+        case _:
+            raise ValueError(f"{update.rule} keeps nothing")
     operands = tuple(each for each in update.operands if each.role is not Role.MOMENT)
     return replace(update, rule=rule, operands=operands)
 

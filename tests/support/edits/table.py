@@ -18,12 +18,15 @@ import numpy as np
 from edits import OPERATORS, Edit, edits
 from edits.aims_of_frozen import FROZEN
 from edits.aims_of_gradients import GRADIENTS
+from edits.aims_of_random import RANDOM
+from edits.aims_of_regions import REGIONS
+from edits.aims_of_rules import RULES
 from edits.aims_of_scaling import SCALING
 from edits.aims_of_updates import UPDATES
 from edits.columns import Case, cases, strategies
 from zsim.check import check
 
-AIMED = {**UPDATES, **GRADIENTS, **SCALING, **FROZEN}
+AIMED = {**UPDATES, **RULES, **GRADIENTS, **SCALING, **REGIONS, **RANDOM, **FROZEN}
 """Named kinds of edits."""
 
 

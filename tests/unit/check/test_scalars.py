@@ -219,3 +219,9 @@ def test_a_scalar_that_nothing_reads_may_be_anything(made: Schedule) -> None:
     more = replace(scalar, name="nobody", initial=5.0)
     change = replace(change_of(made, "skip", "good_steps"), id="step/skip/nobody", scalar="nobody")
     assert check(on_skip(replace(made, scalars=(*made.scalars, more)), change), MODEL) == ()
+
+
+def test_gradients_are_not_scaled_by_what_the_caller_gives(made: Schedule) -> None:
+    scalars_given = tuple(replace(each, given=each.name == "loss_scale") for each in made.scalars)
+    found = the_finding(replace(made, scalars=scalars_given), "scalars", MODEL)
+    assert "which the caller gives" in found.why

@@ -35,6 +35,35 @@ def test_a_run_is_one_of_its_scenario_and_of_no_other(
     assert "trace/ranks: role all has 4 ranks, the trace speaks of 2" in capsys.readouterr().out
 
 
+def test_a_real_run_with_witnesses_is_proved_by_them_and_without_is_said_not_to_be(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(trace) == 0
+    assert "no witnesses in the trace" in capsys.readouterr().out.splitlines()[-1]
+    real = str(tmp_path / "real.json")
+    words = ["run", "tiny", "--ranks", "2", "--steps", "1", "--no-check", "--backend", "torch"]
+    assert answer([*words, "--trace", real, "--witness"]) == 0
+    capsys.readouterr()
+    assert ask(real) == 0
+    _, proved = capsys.readouterr().out.splitlines()
+    assert proved.endswith(", run (2 ranks, by witnesses)")
+
+
+REFUSED = {
+    "--witness": "--witness: needs --trace, the file to write witnesses into",
+    "--witness --trace x.json --backend sim": "--witness: backend sim runs nothing that could be",
+    "--witness --trace x.json --poison": "witness: must be off with poison, whose copies it would",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_witnesses_that_cannot_be_had_are_refused_in_one_line(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(["run", "tiny", "--backend", "torch", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"zsim: {REFUSED[words]}")
+
+
 def broken(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Texts that are no trace, and what is said of each."""
     whole = json.dumps(document)

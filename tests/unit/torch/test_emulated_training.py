@@ -33,7 +33,7 @@ def cases(
                 clip_norm=0.1,
             )
             if made is not None:
-                found[f"{name}, {micro_batches} micro-batches"] = Case(made, steps=3)
+                found[f"{name}, {micro_batches} micro-batches"] = Case(made, steps=3, witness=True)
     return found
 
 

@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import SGD, Adam, ClipNorm, rate_of
 from zsim_torch.optimizer import Updated, clip, is_finite, sum_of_squares, unscale, update
 
 SIZE = 7
@@ -29,7 +30,7 @@ def test_adam_is_pytorchs(rule: Adam, seed: int) -> None:
     parameter = torch.nn.Parameter(start.clone())
     theirs = torch.optim.AdamW(
         [parameter],
-        lr=rule.learning_rate,
+        lr=rate_of(rule, {}),
         betas=(rule.beta1, rule.beta2),
         eps=rule.epsilon,
         weight_decay=rule.weight_decay,
@@ -42,6 +43,37 @@ def test_adam_is_pytorchs(rule: Adam, seed: int) -> None:
         theirs.step()
         operands = Updated(gradient=gradient, trained=ours, moments=moments)
         update(rule, operands, {"step": step})
+    assert torch.allclose(ours, parameter, rtol=1e-12, atol=1e-14)
+
+
+@given(
+    st.builds(
+        SGD,
+        learning_rate=st.floats(1e-5, 0.1),
+        momentum=st.floats(0.0, 0.99),
+        weight_decay=st.sampled_from([0.0, 0.1]),
+    ),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_sgd_is_pytorchs(rule: SGD, nesterov: bool, seed: int) -> None:
+    rule = replace(rule, nesterov=nesterov and rule.momentum > 0)
+    generator = torch.Generator().manual_seed(seed)
+    ours = torch.randn(SIZE, dtype=torch.float64, generator=generator)
+    parameter = torch.nn.Parameter(ours.clone())
+    theirs = torch.optim.SGD(
+        [parameter],
+        lr=rate_of(rule, {}),
+        momentum=rule.momentum,
+        weight_decay=rule.weight_decay,
+        nesterov=rule.nesterov,
+    )
+    moments = tuple(torch.zeros_like(ours) for _ in range(rule.moments))
+    for _ in range(4):
+        gradient = torch.randn(SIZE, dtype=torch.float64, generator=generator)
+        parameter.grad = gradient.clone()
+        theirs.step()
+        update(rule, Updated(gradient=gradient, trained=ours, moments=moments), {})
     assert torch.allclose(ours, parameter, rtol=1e-12, atol=1e-14)
 
 

@@ -42,6 +42,7 @@ def flows(data: int, replicate: int = 1, inner: int | None = None) -> list[Flow]
         replace(plain, in_place=True, adam=True, poison=True),
         replace(plain, parameter=DType.BF16, clip=True, in_place=True, average=True),
         replace(plain, together=True, clip=True, poison=True),
+        replace(plain, windows=True, adam=True, poison=True),
     ]
     if replicate > 1:
         found.append(replace(plain, copies=True, clip=True, together=True))

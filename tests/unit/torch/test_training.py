@@ -16,8 +16,10 @@ from tiny_training import (
     whole_grid,
 )
 
+from zsim.backend import RefusedError
+from zsim.learning_rate import LearningRates
 from zsim.operation import Copy, Operation
-from zsim.rule import SGD, Adam
+from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.schedule import Schedule
 from zsim.strategy import (
     Checkpointing,
@@ -93,7 +95,10 @@ def drop_a_bias_gradient(made: Schedule) -> Schedule:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", list(BOUND))
-@pytest.mark.parametrize("optimizer", [SGD(learning_rate=0.1), Adam(epsilon=1e-5)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, nesterov=True), Adam(epsilon=1e-5)],
+)
 def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
     stage: int, precision: Precision, optimizer: SGD | Adam
 ) -> None:
@@ -111,6 +116,8 @@ def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
     assert distance(planted.parameters, after, before) > 100 * BOUND[precision]
 
 
+ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+BIASES = (ParameterGroup(parameters=("*.bias",), rule=replace(ADAM, weight_decay=0.0)),)
 KNOBS = (
     Strategy(stage=3, prefetch_units=0, reductions_in_flight=0),
     Strategy(stage=3, prefetch_units=3, reductions_in_flight=5),
@@ -120,6 +127,9 @@ KNOBS = (
     Strategy(stage=3, host_ahead_units=1),
     Strategy(stage=3, bucket_elements=1),
     Strategy(stage=3, clip_norm=0.05),
+    Strategy(stage=0, groups=BIASES),
+    Strategy(stage=1, groups=BIASES, bucket_elements=50, clip_norm=0.05),
+    Strategy(stage=3, groups=BIASES),
     Strategy(stage=2, reductions_in_flight=0, host_ahead_units=1),
     Strategy(stage=2, bucket_elements=50, reduce_once=True),
     Strategy(stage=1, bucket_elements=1, clip_norm=0.05),
@@ -144,7 +154,7 @@ def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
                 data=2,
                 gradient_accumulation_steps=2,
                 precision=Precision.FP64,
-                optimizer=Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1),
+                optimizer=ADAM,
             ),
             poison=poison,
         )
@@ -156,6 +166,25 @@ def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
     for case, result in zip(cases, found, strict=True):
         before, after, _ = by_plain_loop(case)
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP64], case
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_learning_rate_that_is_given_is_that_of_its_step(stage: int) -> None:
+    rates = LearningRates(peak=0.1, warmup_steps=2, decay_steps=4, minimum=0.01)
+    given = Adam(learning_rate=LEARNING_RATE, epsilon=1e-5)
+    case = Case(
+        Strategy(stage=stage, precision=Precision.FP64, optimizer=given, learning_rates=rates)
+    )
+    before, after, _ = by_plain_loop(case)
+    result = by_schedule(case)
+    assert distance(result.parameters, after, before) <= BOUND[Precision.FP64]
+    assert result.scalars[LEARNING_RATE] == rates.at(case.steps - 1)
+
+
+def test_a_learning_rate_that_nobody_gives_is_refused() -> None:
+    case = Case(Strategy(stage=0, optimizer=SGD(learning_rate=LEARNING_RATE)))
+    with pytest.raises(RefusedError, match="given: learning_rate: missing"):
+        by_schedule(case)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])

@@ -20,7 +20,7 @@ from zsim.check.execution.moves import Moves
 from zsim.check.execution.segments import Segments
 from zsim.check.execution.tensors import NOTHING, Tensors
 from zsim.operation import Action, Compute, Role, View
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import Adam, ClipNorm, Optimizer, settled
 from zsim.specification import kernel
 from zsim.specification.field import Numbers, Random, product, share
 from zsim.specification.step import PlainStep
@@ -95,7 +95,7 @@ class Kernels:
                     self.measures.mark(cell, compute, gradients)
                 return made
             case Action.UPDATE:
-                return self._update(cell, compute, operands, of, step=scale)
+                return self._update(cell, compute, operands, of, scalars=scalars)
             case Action.NORM:
                 return self.measures.norm(cell, compute, operands)
             case Action.FINITE:
@@ -141,10 +141,10 @@ class Kernels:
         operands: Sequence[Datum],
         of: Callable[[Role], list[Datum]],
         *,
-        step: float | None,
+        scalars: Mapping[str, float],
     ) -> Makes:
         rule = compute.rule
-        assert isinstance(rule, Adam | SGD)
+        assert isinstance(rule, Optimizer)
         gradients = of(Role.GRADIENT)
         trained = of(Role.MASTER) + of(Role.PARAMETER)
         touched = [*gradients, *trained, *of(Role.MOMENT)]
@@ -159,9 +159,9 @@ class Kernels:
             raise UnfollowedError(f"{compute.id}: its operands are cut differently")
         values = kernel.updated(
             self.random,
-            rule,
+            settled(rule, scalars),
             [each.values for each in touched],
-            step if isinstance(rule, Adam) else None,
+            scalars[compute.scalars[0]] if isinstance(rule, Adam) and compute.scalars else None,
         )
         if self.explains and not self.segments.departures:
             self._compare_gradient(cell, compute, gradients[0])

@@ -44,9 +44,10 @@ class Difference:
 
 
 class Persistent:
-    """The persistent buffers of all cells; `initial` are the parameters that setup begins with.
+    """The persistent buffers of all cells.
 
-    Of parameters that are `frozen` no moments are asked for.
+    `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps: a
+    frozen one none.
     """
 
     def __init__(
@@ -57,8 +58,7 @@ class Persistent:
         *,
         random: Random,
         initial: State,
-        moments: int,
-        frozen: frozenset[str],
+        moments: Mapping[str, int],
     ) -> None:
         self.tensors = tensors
         self.grid = tensors.grid
@@ -68,7 +68,6 @@ class Persistent:
         self.random = random
         self.initial = initial
         self.moments = moments
-        self.frozen = frozen
         self._orders, self._trained = self._updated()
 
     def _updated(self) -> tuple[Kinds, Kinds]:
@@ -219,6 +218,8 @@ class Persistent:
                     if overflows and datum.words is not None:
                         other = other | (datum.words != 0).any(axis=0)
                     bad = bad | (other & laid_out)
+                held = self.tensors.held(cell, name)  # ranks with fewer pieces have nothing behind
+                bad = bad & (np.arange(held.width) < held.counts[..., np.newaxis])
                 if bad.any():
                     given_up = np.where(undefined, NOTHING, ANY)
                     left[name] = np.where(bad, given_up, left[name])
@@ -247,11 +248,12 @@ class Persistent:
     def missing(self, layout: list[LaidOut]) -> Iterator[Difference]:
         """Yield parameters, or moments of them, of which no rank keeps all."""
         count = len(self.moves.names)
-        held = np.zeros((1 + self.moments, self._parts(), count + 1), bool)
+        most = max(self.moments.values(), default=0)
+        held = np.zeros((1 + most, self._parts(), count + 1), bool)
         for cell, places in zip(self.grid.cells, layout, strict=True):
             parts = self._part_of(cell)[..., np.newaxis]
             for name, kinds in places.items():
-                for kind in range(PARAMETER, MOMENT + self.moments):
+                for kind in range(PARAMETER, MOMENT + most):
                     here = kinds == kind
                     if here.any():
                         shape = np.broadcast_shapes(here.shape, parts.shape)
@@ -260,7 +262,7 @@ class Persistent:
                         held[kind, np.broadcast_to(parts, shape).ravel(), flat] = True
         for kind, part, piece in zip(*np.nonzero(~held[..., :-1]), strict=True):
             name = self.moves.names[int(piece)]
-            if (part and name in self.cut.copied) or (kind != PARAMETER and name in self.frozen):
+            if (part and name in self.cut.copied) or kind > self.moments.get(name, most):
                 continue
             what = "parameter" if kind == PARAMETER else f"moment {kind}"
             why = f"no buffer that outlives the step keeps its {what}"

@@ -27,7 +27,7 @@ from zsim.check.execution.tensors import Tensors
 from zsim.check.execution.unions import Adopted
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, Segment, Unit, Value
-from zsim.rule import SGD, Adam
+from zsim.rule import settled
 from zsim.schedule import Schedule
 from zsim.specification.field import BITS, Random
 from zsim.specification.step import Cut, PlainStep
@@ -81,7 +81,7 @@ class StepProof:
         judges = model is not None and training is not None
         self.model = model = model or UNKNOWN
         self.training = training = training or Training(
-            micro_batches=1, divisor=1, optimizer=SGD(), clip=None
+            micro_batches=1, divisor=1, rules={}, clip=None
         )
         self.misfits: list[tuple[str, str, str]] = []
         along, parts = (every(schedule), {}) if unfolded else tracked(schedule)
@@ -90,7 +90,7 @@ class StepProof:
         self.random = Random(SEED)
         self.moves = Moves(self.tensors)
         self.cut = self._cut()
-        self.moments = 2 if isinstance(training.optimizer, Adam) else 0
+        self.moments = max((rule.moments for rule in training.rules.values()), default=0)
         self.plain = self._plain()
         self.initial = self.plain.state(0, 0.0)
         self.kernels = Kernels(
@@ -110,8 +110,10 @@ class StepProof:
             self.kernels.contents,
             random=self.random,
             initial=self.initial,
-            moments=self.moments,
-            frozen=model.frozen,
+            moments={
+                name: 0 if name in model.frozen else rule.moments
+                for name, rule in training.rules.items()
+            },
         )
 
     def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
@@ -196,11 +198,13 @@ class StepProof:
         self, layout: list[LaidOut], scalars: Mapping[str, float]
     ) -> tuple[list[LaidOut], list[Difference]]:
         """Run a step on each of its ways: what is left of a layout, and what differs."""
+        scalars = {**scalars, **self._given()}
         self.plain = self._plain()
         state = self.plain.state(self.moments, scalars["updates"])
         gradients = self.plain.gradients(state.parameters, self.training.divisor)
         used = self.plain.clipped(gradients, self.training.clip)
-        new = self.plain.updated(state, used, self.training.optimizer)
+        rules = {name: settled(rule, scalars) for name, rule in self.training.rules.items()}
+        new = self.plain.updated(state, used, rules)
         none = {name: np.zeros_like(each) for name, each in state.parameters.items()}
         self.kernels.begin(self.plain, none | used)
         kept = [dict(each) for each in layout]
@@ -212,6 +216,12 @@ class StepProof:
                 memory, layout, kept, state if overflows else new, overflows=overflows
             )
         return kept, differences
+
+    def _given(self) -> dict[str, float]:
+        """Draw what the caller gives for a step: any numbers."""
+        names = [scalar.name for scalar in self.schedule.scalars if scalar.given]
+        drawn = self.random.draw((len(names),))[0]
+        return {name: float(each) / 2**31 for name, each in zip(names, drawn, strict=True)}
 
     def _explain(self, outcome: Outcome, scalars: Mapping[str, float]) -> None:
         """Run the first round again: where does it leave plain training?"""

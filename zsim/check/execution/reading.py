@@ -5,6 +5,7 @@ what it keeps and which gradients it makes: so all micro-batches, ranks and reco
 against the first. Which parameters are frozen the contract says.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
@@ -21,7 +22,7 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.rule import ClipNorm, Optimizer
 from zsim.schedule import Program, Schedule
 
 TENSOR = "tensor"
@@ -36,11 +37,14 @@ def _place(view: View) -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Training as the contract has it; `assumed` is what it does not say."""
+    """Training as the contract has it; `assumed` is what it does not say.
+
+    `rules` has the rule of each parameter by name.
+    """
 
     micro_batches: int
     divisor: int
-    optimizer: Adam | SGD
+    rules: Mapping[str, Optimizer]
     clip: ClipNorm | None
     assumed: tuple[str, ...] = ()
 
@@ -54,7 +58,7 @@ def training_of(schedule: Schedule) -> Training | None:
         return Training(
             micro_batches=strategy.gradient_accumulation_steps,
             divisor=contract.loss_divisor,
-            optimizer=strategy.optimizer,
+            rules=contract.rules,
             clip=clip,
         )
     computes = [
@@ -63,16 +67,18 @@ def training_of(schedule: Schedule) -> Training | None:
         for operation in walk(program.step)
         if isinstance(operation, Compute)
     ]
-    rules = [each.rule for each in computes if isinstance(each.rule, Adam | SGD)]
+    rules = [each.rule for each in computes if isinstance(each.rule, Optimizer)]
     clips = [each.rule for each in computes if isinstance(each.rule, ClipNorm)]
-    if not rules:
+    names = [each.name for each in contract.parameters]
+    said = contract.rules.keys() >= set(names)
+    if not computes or not (rules or said):
         return None
     return Training(
         micro_batches=1 + max(each.micro_batch for each in computes),
         divisor=contract.loss_divisor,
-        optimizer=rules[0],
+        rules={name: contract.rules.get(name) or rules[0] for name in names},
         clip=clips[0] if clips else None,
-        assumed=("the optimizer, which is that of the first update",),
+        assumed=() if said else ("the optimizer, which is that of the first update",),
     )
 
 

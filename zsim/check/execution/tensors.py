@@ -238,10 +238,11 @@ class Tensors:
         if view.layout is not None:
             layout = self.schedule.layout_by_name[view.layout]
             assert layout.axis is not None
-            segment = self._segment(layout, layout.axis, at)
-            start, size = layout.window(view.start, view.size, segment)
+            count, own = self.mesh.axis_size(layout.axis), at[layout.axis]
+            ranks = self._as_one(layout.axis, at)
+            start, size = layout.window(view.start, view.size, own, count, ranks=ranks)
             if view.origin is not None and size:
-                start += view.origin + segment[0] - view.start
+                start += view.origin + layout.segment(own, count)[0] - view.start
             return first[0] + start, size
         if view.axis is not None:
             ranks = self._as_one(view.axis, at)
@@ -274,9 +275,10 @@ class Tensors:
         for _, start, size in self.places(cell, view):
             self.spaces.cut(space, start, start + size)
         if view.layout is not None:
-            self.spaces.by_key["layout", view.layout].bounds.update(
-                (view.start, view.start + view.size)
-            )
+            if self.schedule.layout_by_name[view.layout].blocks is None:
+                self.spaces.by_key["layout", view.layout].bounds.update(
+                    (view.start, view.start + view.size)
+                )
         elif view.axis is None and self.buffer(cell.program, view.buffer).shard is None:
             self.spaces.by_key[space].bounds.update((view.start, view.start + view.size))
         if view.axis is not None:

@@ -1,5 +1,6 @@
 """`zsim check SCENARIO`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,14 @@ def check(
     proof = prove(document.schedule, document.model)
     findings = proof.findings
     if trace is not None:
-        findings = (*findings, *refinement.examine(document.schedule, trace))
+        found = refinement.examine(document.schedule, trace)
+        findings = (*findings, *found)
+        proved, not_shown = refinement.says(trace, found)
+        proof = replace(
+            proof,
+            proved=(*proof.proved, *proved),
+            not_shown=(*proof.not_shown, *not_shown),
+        )
     if json:
         print_json(proof_object(proof, findings))
     elif explain is None:

@@ -22,6 +22,14 @@ Poison = Annotated[
     ),
 ]
 
+Witness = Annotated[
+    bool,
+    typer.Option(
+        "--witness",
+        help="Record in the trace what torch is seen to do; steps take longer (torch).",
+    ),
+]
+
 
 def run(
     scenario: Schedulish,
@@ -35,6 +43,7 @@ def run(
     ] = None,
     timeout: Timeout = None,
     poison: Poison = False,
+    witness: Witness = False,
     settings: Settings = None,
     seed: Annotated[
         int, typer.Option(metavar="N", parser=at_least(0), help="Seed of all that is drawn.")
@@ -72,6 +81,7 @@ def run(
         data=data,
         timeout_s=timeout,
         poison=poison,
+        witness=witness,
         seed=seed,
         trace=trace,
         timeline=timeline,

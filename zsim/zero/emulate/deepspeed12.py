@@ -1,12 +1,13 @@
 """DeepSpeed's ZeRO stages 1 and 2: flat parameters cut anywhere, gradients reduced by all-reduce.
 
-As `runtime/zero/stage_1_and_2.py` does it (0.19). All parameters stand in one flat tensor, padded
-to a multiple of twice the ranks; each rank updates an N-th of it, whose borders cut through
-parameters. Gradients are copied into a bucket as backward makes them; a full bucket is divided by
-the ranks, all-reduced, and what the rank owns of it is kept. Stage 1 does so once a step, stage 2
-in every micro-batch. The norm is reduced in every step, clipping or not. One gather in place ends
-the step. One group of parameters is assumed. What is
-frozen is in none (`bit16_groups` has what `requires_grad`) and stays as it is, here in one tensor.
+As `runtime/zero/stage_1_and_2.py` does it (0.19). The parameters of each group, which are updated
+by one rule, stand in one flat tensor (`bit16_groups_flat`), padded to a multiple of twice the
+ranks; each rank updates an N-th of it, whose borders cut through parameters. Gradients are copied
+into a bucket as backward makes them; a full bucket is divided by the ranks, all-reduced, and what
+the rank owns of it is kept. Stage 1 does so once a step, stage 2 in every micro-batch. The norm of
+each group is reduced in every step, clipping or not. A gather in place of each ends the step.
+What is frozen is in no group (`bit16_groups` has what `requires_grad`) and stays as it is, here in
+one tensor.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from zsim.operation import AllGather, Copy, Edge, Previous, View
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.schedule import Kind, Schedule
 from zsim.strategy import Strategy
-from zsim.zero.bucket import Buckets, Place, Run, numbered, one_after_the_other
+from zsim.zero.bucket import Bucket, Buckets, Place, Run, numbered, one_after_the_other
 from zsim.zero.draft import COMPUTE, DATA, Draft
 from zsim.zero.emulate.deepspeed12_reduce import REDUCTION, Reductions
 from zsim.zero.emulate.deepspeed_update import MeasuredGroups
@@ -25,10 +26,11 @@ from zsim.zero.flow import UnitVisit, visits
 from zsim.zero.frame import framed, need_fitting, whole
 from zsim.zero.optimizer import Trained
 from zsim.zero.passes import Passes
+from zsim.zero.rules import by_rule
 from zsim.zero.state import BucketState, Holding, gather_path, own_view, write_setup
 
 ALIGNMENT = 2
-"""The flat tensor is a multiple of this times the ranks (`nccl_start_alignment_factor`)."""
+"""Shards begin at multiples of so many elements (`nccl_start_alignment_factor`)."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
@@ -41,8 +43,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     options = strategy.options(DeepSpeed)
     need_fitting(model, strategy)
     place = flat(strategy.data)
-    kinds = [[each for each in model.parameters if each.frozen is kind] for kind in (False, True)]
-    groups = [group for group in kinds if group]
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
+    frozen = [parameter for parameter in model.parameters if parameter.frozen]
+    groups = [*by_rule(trained, strategy), *([frozen] if frozen else [])]
     buckets = numbered(model, groups, place=place, ranks=strategy.data)
     draft = Draft()
     precision = strategy.precision
@@ -70,7 +73,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 def flat(ranks: int) -> Place:
     """Parameters without gaps, the end padded to a multiple of twice the ranks."""
-    return one_after_the_other(ALIGNMENT * ranks)
+    return one_after_the_other(ranks, alignment=ALIGNMENT)
 
 
 class _Step:
@@ -92,12 +95,11 @@ class _Step:
         self.options = options
         self.buckets = buckets
         self.states = states
-        (self.bucket,) = buckets.trained
         self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self.reductions = Reductions(draft, strategy, options, bucket=self.bucket)
+        self.reductions = Reductions(draft, strategy, options, flats=buckets.trained)
         self._uses = Counter(each.name for unit in model.units for each in unit.parameters)
-        self._starts = {
-            parameter.name: start
+        self._places = {
+            parameter.name: (buckets.all[run.bucket], start)
             for runs in buckets.runs
             for run in runs
             for parameter, start in zip(run.parameters, run.starts, strict=True)
@@ -111,7 +113,7 @@ class _Step:
         draft, units = self.draft, self.model.units
         once = visits(self.model, self.strategy)
         micro_batches = self.strategy.gradient_accumulation_steps
-        fresh: tuple[Edge, ...] = (Previous(gather_path(self.bucket)),)
+        fresh: tuple[Edge, ...] = (Previous(gather_path(self.buckets.trained[-1])),)
         for micro_batch in range(micro_batches):
             self.passes.micro_batch = micro_batch
             last = micro_batch == micro_batches - 1
@@ -144,19 +146,28 @@ class _Step:
     ) -> None:
         """Move a unit's gradients where they collect: the bucket, or whole ones in stage 1."""
         ready: list[Parameter] = []
-        for position, run in self.buckets.trained_runs(unit):
-            source = self.passes.transient(unit, position)
-            for parameter, view in reversed(_views(source, run)):
-                first = not contributed[parameter.name]
-                contributed[parameter.name] += 1
-                complete = contributed[parameter.name] == self._uses[parameter.name]
-                if self.strategy.stage == 1:
-                    self._accumulate(parameter, view, adds=not first or micro_batch > 0)
-                    ready += [parameter] if complete else []
-                elif self._uses[parameter.name] == 1:
-                    self._bucket(parameter, view, divides=True)
-                else:
-                    self._tie(parameter, view, first=first, complete=complete)
+        runs = self.buckets.trained_runs(unit)
+        sources = [self.passes.transient(unit, position) for position, _ in runs]
+        views = {
+            parameter.name: view
+            for source, (_, run) in zip(sources, runs, strict=True)
+            for parameter, view in _views(source, run)
+        }
+        for parameter in reversed(self.model.units[unit].parameters):
+            if parameter.frozen:
+                continue
+            view = views[parameter.name]
+            first = not contributed[parameter.name]
+            contributed[parameter.name] += 1
+            complete = contributed[parameter.name] == self._uses[parameter.name]
+            if self.strategy.stage == 1:
+                self._accumulate(parameter, view, adds=not first or micro_batch > 0)
+                ready += [parameter] if complete else []
+            elif self._uses[parameter.name] == 1:
+                self._bucket(parameter, view, divides=True)
+            else:
+                self._tie(parameter, view, first=first, complete=complete)
+        for source in sources:
             self.draft.free(source)
         if self.strategy.stage == 1 and last and self.options.overlap_comm:
             for parameter in ready:
@@ -167,20 +178,21 @@ class _Step:
         self.reductions.add(
             parameter.name,
             source,
-            self._starts[parameter.name],
+            *self._places[parameter.name],
             divisor=micro_batches if divides else 1,
         )
 
     def _accumulated(self, parameter: Parameter) -> View:
         """A parameter in the whole gradients of stage 1, in the format of the optimizer."""
+        flat, start = self._places[parameter.name]
         name = self.draft.buffer(
-            "accumulated",
-            self.bucket.padded,
+            f"{flat.name}/accumulated",
+            flat.padded,
             self.strategy.precision.optimizer,
             Kind.GRADIENT,
-            layout=self.bucket.name,
+            layout=flat.name,
         )
-        return View(buffer=name, start=self._starts[parameter.name], size=parameter.elements)
+        return View(buffer=name, start=start, size=parameter.elements)
 
     def _accumulate(self, parameter: Parameter, source: View, *, adds: bool) -> None:
         target = self._accumulated(parameter)
@@ -230,19 +242,44 @@ class _Step:
             return
         if not self.options.overlap_comm:
             self.reductions.begin()
-            for parameter in reversed(self.model.parameters):
-                if not parameter.frozen:
+            trained = [parameter for parameter in self.model.parameters if not parameter.frozen]
+            for group in by_rule(trained, self.strategy):
+                for parameter in reversed(group):
                     self._bucket(parameter, self._accumulated(parameter), divides=False)
         self.reductions.finish(last=last)
-        self.draft.free("accumulated")
+        for flat in self.buckets.trained:
+            self.draft.free(f"{flat.name}/accumulated")
 
     def _update(self) -> None:
-        draft, bucket = self.draft, self.bucket
-        state = self.states[bucket.index]
-        reduced = self.reductions.reduced
+        draft, flats = self.draft, {bucket.name: bucket for bucket in self.buckets.trained}
+        trained = [self._trained(each, self.states[each.index]) for each in self.buckets.trained]
+
+        def gather(draft: Draft, item: Trained, _updated: str) -> None:
+            bucket = flats[item.name]
+            parameter = self.states[bucket.index].parameter
+            draft.add(
+                AllGather(
+                    id=draft.path("gather"),
+                    stream=COMPUTE,
+                    group=DATA,
+                    source=own_view(draft, bucket, parameter),
+                    target=draft.all(parameter),
+                    wire=self.strategy.precision.compute,
+                )
+            )
+
+        after = tuple(dict.fromkeys(edge for item in trained for edge in item.after))
+        ending = MeasuredGroups(
+            draft, self.strategy, trained, measured_after=after, updated=gather, stream=COMPUTE
+        )
+        ending.write()
+
+    def _trained(self, bucket: Bucket, state: BucketState) -> Trained:
+        draft, reduced = self.draft, self.reductions.reduced[bucket.index]
         assert state.master is not None
-        trained = Trained(
+        return Trained(
             name=bucket.name,
+            layout=bucket.layout,
             gradient=draft.all(reduced.buffer),
             measured=draft.all(reduced.buffer),
             after=(reduced.operation,),
@@ -250,24 +287,6 @@ class _Step:
             master=draft.all(state.master),
             moments=tuple(draft.all(moment) for moment in state.moments),
         )
-
-        def gather(draft: Draft, _item: Trained, _updated: str) -> None:
-            draft.add(
-                AllGather(
-                    id=draft.path("gather"),
-                    stream=COMPUTE,
-                    group=DATA,
-                    source=own_view(draft, bucket, state.parameter),
-                    target=draft.all(state.parameter),
-                    wire=self.strategy.precision.compute,
-                )
-            )
-
-        after = (reduced.operation,)
-        ending = MeasuredGroups(
-            draft, self.strategy, [trained], measured_after=after, updated=gather, stream=COMPUTE
-        )
-        ending.write()
 
 
 def _views(source: str, run: Run) -> list[tuple[Parameter, View]]:

@@ -1,5 +1,6 @@
 """Gradients in DeepSpeed's stages 1 and 2: buckets, all-reduced; a rank keeps its part."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.operation import AllReduce, Copy, Edge, Fill, View
@@ -15,24 +16,29 @@ REDUCTION = "reduction"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A parameter in the bucket: where it begins in the flat tensor and in the bucket."""
+    """A parameter in the bucket: its flat tensor, where it begins there and in the bucket."""
 
+    flat: Bucket
     start: int
     offset: int
     size: int
 
 
 class Reductions:
-    """The bucket that gradients are copied into; two that take turns if reductions overlap."""
+    """The bucket that gradients are copied into; two that take turns if reductions overlap.
+
+    It takes gradients of all flat tensors, of which there is one for each group of parameters.
+    """
 
     def __init__(
-        self, draft: Draft, strategy: Strategy, options: DeepSpeed, *, bucket: Bucket
+        self, draft: Draft, strategy: Strategy, options: DeepSpeed, *, flats: Sequence[Bucket]
     ) -> None:
         self.draft = draft
         self.strategy = strategy
         self.options = options
-        self.bucket = bucket
-        self.reduced = Reduced("", "")
+        self.flats = flats
+        self.reduced: dict[int, Reduced] = {}
+        self._done = ""
         self._stream = REDUCTION if options.overlap_comm else COMPUTE
         self._compute = strategy.precision.compute
         self._wire = options.communication_data_type or self._compute
@@ -46,34 +52,33 @@ class Reductions:
         self._flushed = 0
         for index in range(2 if self.options.overlap_comm else 1):
             self.draft.allocate(self._ipg(index))
-        owned = self._owned()
-        self.draft.allocate(owned)
-        size = self.bucket.padded - self.bucket.elements
-        if size:
-            padding = View(
-                buffer=owned, start=self.bucket.elements, size=size, layout=self.bucket.name
-            )
-            path = self.draft.path(f"pad/{owned}")
-            self.draft.add(Fill(id=path, stream=self._stream, target=padding, value=0.0))
+        for flat in self.flats:
+            owned = self._owned(flat)
+            self.draft.allocate(owned)
+            size = flat.padded - flat.elements
+            if size:
+                padding = View(buffer=owned, start=flat.elements, size=size, layout=flat.name)
+                path = self.draft.path(f"pad/{owned}")
+                self.draft.add(Fill(id=path, stream=self._stream, target=padding, value=0.0))
 
     def _ipg(self, index: int) -> str:
         """A bucket, taken whole ("independent parallel gradients" in DeepSpeed's words)."""
         size = self.options.reduce_bucket_size
         return self.draft.buffer(f"ipg{index}", size, self._compute, Kind.COMMUNICATION)
 
-    def _owned(self) -> str:
+    def _owned(self, flat: Bucket) -> str:
         return self.draft.buffer(
-            "owned",
-            self.bucket.shard,
+            f"{flat.name}/owned",
+            flat.shard,
             self._compute,
             Kind.GRADIENT,
             home=self._stream,
-            layout=self.bucket.name,
+            layout=flat.name,
             shard=DATA,
         )
 
-    def add(self, name: str, source: View, start: int, *, divisor: int) -> None:
-        """Copy the gradient that begins at `start` of the flat tensor into the bucket.
+    def add(self, name: str, source: View, flat: Bucket, start: int, *, divisor: int) -> None:
+        """Copy the gradient that begins at `start` of a flat tensor into the bucket.
 
         One that is larger than the bucket is reduced alone.
         """
@@ -83,7 +88,7 @@ class Reductions:
             self._flush()
             offset = 0
         if source.size > limit:
-            self._reduce([Member(start, 0, source.size)], source, divisor, stream=COMPUTE)
+            self._reduce([Member(flat, start, 0, source.size)], source, divisor, stream=COMPUTE)
             return
         target = View(
             buffer=self._ipg(self._flushed % 2 if self.options.overlap_comm else 0),
@@ -101,7 +106,7 @@ class Reductions:
             )
         )
         self._waits = ()
-        self._members.append(Member(start, offset, source.size))
+        self._members.append(Member(flat, start, offset, source.size))
 
     def _flush(self) -> None:
         """Reduce the bucket and keep what the rank owns of it."""
@@ -117,7 +122,7 @@ class Reductions:
         draft, number = self.draft, self._flushed
         overlaps = self.options.overlap_comm
         # The reduction before this one has read the bucket that is filled next.
-        self._waits = (self.reduced.operation,) if overlaps and number else ()
+        self._waits = (self._done,) if overlaps and number else ()
         self._flushed += 1
         flat = draft.buffer(
             f"flat{number}", source.size, self._wire, Kind.COMMUNICATION, home=stream
@@ -148,11 +153,12 @@ class Reductions:
         for position, member in enumerate(members):
             done = self._keep(flat, member, f"keep{number}/{position}")
         draft.free(flat, (done,) if stream != self._stream else ())
-        self.reduced = Reduced(self._owned(), done)
+        self._done = done
+        self.reduced = {each.index: Reduced(self._owned(each), done) for each in self.flats}
 
     def _keep(self, flat: str, member: Member, name: str) -> str:
         """Copy what the rank owns of a reduced gradient: all, a part, or nothing."""
-        start, size, layout = member.start, member.size, self.bucket.name
+        start, size, layout = member.start, member.size, member.flat.name
         return self.draft.add(
             Copy(
                 id=self.draft.path(name),
@@ -160,7 +166,7 @@ class Reductions:
                 source=View(
                     buffer=flat, start=start, size=size, layout=layout, origin=member.offset
                 ),
-                target=View(buffer=self._owned(), start=start, size=size, layout=layout),
+                target=View(buffer=self._owned(member.flat), start=start, size=size, layout=layout),
             )
         )
 
@@ -168,7 +174,7 @@ class Reductions:
         """Reduce what is left, and give the buckets back; add to earlier micro-batches."""
         draft = self.draft
         self._flush()
-        done = self.reduced.operation
+        done = self._done
         uses = (done,) if self.options.overlap_comm else ()
         if self.options.overlap_comm:
             draft.host_wait(done)
@@ -176,17 +182,18 @@ class Reductions:
             draft.free(self._ipg(index), uses)
         self._waits = ()
         if self.strategy.stage == 2 and self.strategy.gradient_accumulation_steps > 1:
-            self._add_up(done, last=last)
+            for flat in self.flats:
+                self._add_up(flat, done, last=last)
 
-    def _add_up(self, done: str, *, last: bool) -> None:
+    def _add_up(self, flat: Bucket, done: str, *, last: bool) -> None:
         """The rank's part over all micro-batches, in the format of the optimizer."""
-        draft = self.draft
+        draft, owned = self.draft, self._owned(flat)
         total = draft.buffer(
-            "gradient",
-            self.bucket.shard,
+            f"{flat.name}/gradient",
+            flat.shard,
             self.strategy.precision.optimizer,
             Kind.GRADIENT,
-            layout=self.bucket.name,
+            layout=flat.name,
             shard=DATA,
         )
         first = total not in draft.alive
@@ -194,14 +201,14 @@ class Reductions:
             draft.allocate(total)
         added = draft.add(
             Copy(
-                id=draft.path("accumulate"),
+                id=draft.path(f"accumulate/{flat.name}"),
                 stream=COMPUTE,
                 after=(done,) if self._stream != COMPUTE else (),
-                source=draft.all(self._owned()),
+                source=draft.all(owned),
                 target=draft.all(total),
                 accumulate=not first,
             )
         )
-        draft.free(self._owned(), (added,) if self._stream != COMPUTE else ())
+        draft.free(owned, (added,) if self._stream != COMPUTE else ())
         if last:
-            self.reduced = Reduced(total, added)
+            self.reduced[flat.index] = Reduced(total, added)

@@ -44,7 +44,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     options = strategy.options(DeepSpeed)
     need_fitting(model, strategy)
     draft = Draft()
-    sharded = shards(model, strategy.data, options)
+    sharded = shards(model, strategy, options)
     holding = Holding(
         parameter=strategy.precision.compute,
         parameter_sharded=True,
@@ -160,6 +160,7 @@ class _Step:
         trained = [
             Trained(
                 name=group.name,
+                layout=group.layout,
                 gradient=draft.all(self.reductions.gradient(group)),
                 measured=draft.all(self.reductions.gradient(group)),
                 after=reduced,

@@ -8,7 +8,9 @@ from zsim.layout import Layout, Piece
 from zsim.model import Model, Parameter
 from zsim.operation import View
 from zsim.runtime.deepspeed import DeepSpeed
+from zsim.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Place, Placing, numbered
+from zsim.zero.rules import by_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +72,24 @@ class Shards:
         return Layout(name=name, pieces=tuple(pieces), elements=starts[-1])
 
 
-def shards(model: Model, ranks: int, options: DeepSpeed) -> Shards:
-    """The parameters of `model`, cut over `ranks`."""
+def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
+    """The parameters of `model`, cut over the ranks of the data axis.
+
+    Parameters that are updated by one rule have sub-groups of their own
+    (`stage3._create_fp16_partitions_with_defragmentation`).
+    """
+    ranks = strategy.data
     place = _padded_each(ranks)
     alone = [[parameter] for parameter in model.parameters]
     parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")
     frozen = [parameter for parameter in model.parameters if parameter.frozen]
     trained = [parameter for parameter in model.parameters if not parameter.frozen]
-    together = sub_groups(trained, ranks, options) + ([frozen] if frozen else [])
+    own = [
+        group
+        for parameters in by_rule(trained, strategy)
+        for group in sub_groups(parameters, ranks, options)
+    ]
+    together = own + ([frozen] if frozen else [])
     groups = numbered(model, together, place=place, ranks=ranks, name="sub_group")
     starts = {
         piece.parameter: (group.index, piece.start // ranks)

@@ -1,7 +1,7 @@
 """The end of a step in DeepSpeed: a norm for each group, always, and their sum.
 
 `step` asks for `scaled_global_norm` whether it clips or not, in every stage (DeepSpeed 0.19).
-Groups are sub-groups in stage 3, and the one group of parameters before it.
+Groups are sub-groups in stage 3, and groups of parameters before it.
 """
 
 from zsim.operation import Copy

@@ -22,7 +22,7 @@ from zsim.zero.draft import COMPUTE, DATA, POOL, Draft
 from zsim.zero.emulate.fsdp1_reduce import ALL_REDUCE, POST_BACKWARD, Reductions
 from zsim.zero.emulate.wrapping import Wrapping, groups, write_ending
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting, whole
+from zsim.zero.frame import framed, need_fitting, need_single_calls, whole
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, write_setup
 
@@ -46,6 +46,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     options = strategy.options(FSDP1)
     need_fitting(model, strategy)
+    need_single_calls(model, "FSDP1")
     place = one_after_the_other(strategy.data)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
     left: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ from zsim.zero.emulate.fsdp2_reduce import ALL_REDUCE, REDUCE_SCATTER, Reduction
 from zsim.zero.emulate.fsdp2_shards import shards
 from zsim.zero.emulate.wrapping import Wrapping, groups, write_ending
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting, whole
+from zsim.zero.frame import framed, need_fitting, need_single_calls, whole
 from zsim.zero.passes import Passes
 from zsim.zero.state import BucketState, Holding, write_setup
 
@@ -44,6 +44,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     options = strategy.options(FSDP2)
     need_fitting(model, strategy)
+    need_single_calls(model, "FSDP2")
     place = padded_rows(strategy.data)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
     sharded = shards(model, buckets, place=place, ranks=strategy.data)

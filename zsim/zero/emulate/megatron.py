@@ -117,7 +117,8 @@ def aligned(ranks: int) -> Place:
     def place(parameters: Sequence[Parameter]) -> Placing:
         multiple = lcm(ranks, END)
         elements = -(-_end(parameters) // multiple) * multiple
-        return Placing(starts=_starts(parameters), elements=elements)
+        starts = _starts(parameters)
+        return Placing(starts=starts, elements=elements, alignment=multiple // ranks)
 
     return place
 
@@ -356,6 +357,7 @@ class _Step:
         trained = [
             Trained(
                 name=bucket.name,
+                layout=bucket.layout,
                 gradient=own_view(draft, bucket, self._gradient(bucket)),
                 measured=own_view(draft, bucket, self._gradient(bucket)),
                 after=(self._progress[bucket.index].written,),

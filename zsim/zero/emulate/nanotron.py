@@ -34,7 +34,7 @@ from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, POOL, TENSOR, Draft
 from zsim.zero.emulate.nanotron_lists import Lists
 from zsim.zero.flow import UnitVisit, visits
-from zsim.zero.frame import framed, need_fitting, whole
+from zsim.zero.frame import framed, need_fitting, need_single_calls, whole
 from zsim.zero.optimizer import Ending, Trained
 from zsim.zero.passes import Passes
 from zsim.zero.sequence import shared_parameters
@@ -58,6 +58,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     options = strategy.options(Nanotron)
     need_fitting(model, strategy)
+    need_single_calls(model, "nanotron")
     draft = Draft()
     buckets = filled(model, strategy, options)
     states = write_setup(draft, buckets, holding(strategy))
@@ -358,6 +359,7 @@ class Step:
         trained = [
             Trained(
                 name=bucket.name,
+                layout=bucket.layout,
                 gradient=updated_view(draft, bucket, self._gradient(bucket), strategy),
                 measured=own_view(draft, bucket, self._gradient(bucket)),
                 after=(self._written[bucket.index],),

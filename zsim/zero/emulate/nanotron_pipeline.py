@@ -28,7 +28,7 @@ from zsim.zero.bucket import Buckets
 from zsim.zero.draft import COMPUTE, PIPELINE, Draft
 from zsim.zero.emulate.nanotron import STREAMS, Step, filled, holding, worst_case
 from zsim.zero.flow import Instance, Made, SegmentVisit, UnitVisit, visits
-from zsim.zero.frame import Part, framed, need_fitting
+from zsim.zero.frame import Part, framed, need_fitting, need_single_calls
 from zsim.zero.passes import Held, Passes
 from zsim.zero.state import BucketState, write_setup
 
@@ -44,6 +44,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     options = strategy.options(Nanotron)
     need_fitting(model, strategy)
+    need_single_calls(model, "nanotron")
     parts: list[Part] = []
     layouts: list[Buckets] = []
     for stage in stages(model, strategy.pipeline):

@@ -76,6 +76,7 @@ def write_ending(
     trained = [
         Trained(
             name=bucket.name,
+            layout=bucket.layout,
             gradient=draft.all(reduced[bucket.index].buffer),
             measured=draft.all(reduced[bucket.index].buffer),
             after=(reduced[bucket.index].operation,),

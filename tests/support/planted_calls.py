@@ -1,0 +1,270 @@
+# ruff: noqa: ANN401  (a wrong function takes whatever the right one takes)
+"""Wrong copies, collectives, waits and updates."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import torch
+from planted_memory import allocated
+from planting import FAULTS, FSDP, ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
+from torch import distributed
+from witnessed_jobs import CALLS
+
+from zsim.operation import AllGather, AllReduce, Compute, Copy, Operation
+from zsim_torch import collectives, executor, optimizer
+from zsim_torch.collectives import Communicators, Handed, Member
+from zsim_torch.compute import Computer
+from zsim_torch.copying import Copier
+from zsim_torch.executor import Executor
+from zsim_torch.streams import CpuStreams
+
+__all__ = ["FAULTS"]
+
+
+# Copies and fills.
+
+
+def _copies(name: str, change: Callable[[Function, Copier, Copy], object], where: str) -> None:
+    def make(right: Function) -> Function:
+        def wrong(self: Copier, copy: Copy) -> None:
+            change(right, self, copy)
+
+        return wrong
+
+    make.__name__ = name
+    fault(where, Copier, "run")(make)
+
+
+_copies("a_copy_is_dropped", lambda right, self, copy: None, CALLS)
+_copies(
+    "one_copy_of_many_is_dropped",
+    lambda right, self, copy: None if "bucket1" in copy.id else right(self, copy),
+    FSDP,
+)
+_copies(
+    "source_and_target_are_swapped",
+    lambda right, self, copy: right(self, replace(copy, source=copy.target, target=copy.source)),
+    CALLS,
+)
+_copies(
+    "a_sum_is_overwritten",
+    lambda right, self, copy: right(self, replace(copy, accumulate=False)),
+    ZERO3,
+)
+_copies(
+    "a_copy_adds_to_what_is_there",
+    lambda right, self, copy: right(self, replace(copy, accumulate=True)),
+    CALLS,
+)
+_copies(
+    "a_gradient_is_added_twice",
+    lambda right, self, copy: [right(self, copy) for _ in range(1 + copy.accumulate)],
+    ZERO3,
+)
+_copies(
+    "a_copy_is_not_divided",
+    lambda right, self, copy: right(self, replace(copy, divisor=1)),
+    CALLS,
+)
+
+
+@fault(CALLS, executor, "_fill", rank=0)
+@altered
+def a_fill_is_dropped(right: Function, *given: Any) -> Any:
+    pass
+
+
+# What collectives are handed.
+
+
+def _handed(name: str, where: str, change: Callable[[Handed], Handed], rank: int | None) -> None:
+    def make(right: Function) -> Function:
+        def wrong(self: Communicators, handed: Any) -> Any:
+            return right(self, [change(one) for one in handed])
+
+        return wrong
+
+    make.__name__ = name
+    fault(where, Communicators, "issue", rank=rank)(make)
+
+
+def _cloned(one: Handed) -> Handed:
+    return one._replace(source=None if one.source is None else one.source.clone())
+
+
+def _elsewhere(one: Handed) -> Handed:
+    return one._replace(target=None if one.target is None else one.target.clone())
+
+
+def _as_whole_numbers(one: Handed) -> Handed:
+    source, target = (
+        each if each is None else each.view(torch.int32) for each in (one.source, one.target)
+    )
+    return one._replace(source=source, target=target)
+
+
+def _reversed(one: Handed) -> Handed:
+    if not isinstance(one.operation, AllGather) or one.target is None or one.source is None:
+        return one
+    return one._replace(source=one.target[: one.source.numel()])
+
+
+_handed("a_copy_of_the_source_is_sent", ZERO3, _cloned, 1)
+_handed("the_result_goes_to_scratch_memory", ZERO3, _elsewhere, None)
+_handed("bits_are_added_as_whole_numbers", ZERO0, _as_whole_numbers, None)
+_handed("a_rank_sends_the_target_of_a_gather", CALLS, _reversed, 1)
+
+
+@fault(CALLS, Communicators, "member")
+@altered
+def the_communicator_of_another_group_is_used(
+    right: Function, self: Communicators, group: str
+) -> Any:
+    return right(self, "data")
+
+
+@fault(CALLS, Communicators, "member")
+@altered
+def the_default_process_group_is_used(right: Function, self: Communicators, group: str) -> Any:
+    found: Member = right(self, group)
+    return found._replace(process_group=None)
+
+
+@fault(CALLS, collectives, "REDUCE_OPERATION")
+def a_mean_is_a_sum(right: Any) -> Any:
+    return dict.fromkeys(right, distributed.ReduceOp.SUM)
+
+
+@fault(ZERO2, collectives, "REDUCE_OPERATION")
+def a_maximum_is_a_sum(right: Any) -> Any:
+    return dict.fromkeys(right, distributed.ReduceOp.SUM)
+
+
+@fault(CALLS, distributed, "broadcast")
+@altered
+def another_root_sends(right: Function, tensor: Any, src: int, **named: Any) -> Any:
+    return right(tensor, src=1 - src, **named)
+
+
+@fault(CALLS, Communicators, "issue")
+@altered
+def members_of_a_together_are_handed_over_backwards(
+    right: Function, self: Communicators, handed: Any
+) -> Any:
+    return right(self, handed[::-1])
+
+
+@fault(CALLS, collectives, "_hand_over")
+@altered
+def a_collective_runs_twice(right: Function, handed: Any, member: Any, **named: Any) -> Any:
+    if handed.operation.id == "step/first":
+        right(handed, member, asynchronous=True).wait()
+    return right(handed, member, **named)
+
+
+@fault(ZERO3, Communicators, "issue")
+@altered
+def a_reduction_is_dropped(right: Function, self: Communicators, handed: Any) -> Any:
+    gathers = isinstance(handed[0].operation, AllGather)
+    return right(self, handed) if gathers else []
+
+
+@fault(ZERO0, Executor, "_issue")
+def collectives_are_handed_over_in_another_order(right: Function) -> Function:
+    held: list[Operation] = []
+
+    def wrong(self: Executor, operation: Operation) -> Any:
+        if isinstance(operation, AllReduce) and not held:
+            held.append(operation)
+            return
+        right(self, operation)
+        if isinstance(operation, AllReduce):
+            right(self, held.pop())
+
+    return wrong
+
+
+# Waiting.
+
+
+@fault(ZERO3, Communicators, "issue", rank=0)
+def waits_return_at_once(right: Function) -> Function:
+    held: list[Any] = []
+
+    def wrong(self: Communicators, handed: Any) -> Any:
+        for work in held:
+            work.wait()
+        held[:] = right(self, handed)
+        return [Mock(wait=lambda: True) for _ in held]
+
+    return wrong
+
+
+@fault(ZERO3, CpuStreams, "_before")
+@altered
+def operations_wait_for_nothing(right: Function, *given: Any) -> Any:
+    return []
+
+
+@fault(CALLS, CpuStreams, "host_waits")
+@altered
+def the_host_does_not_wait(right: Function, *given: Any) -> Any:
+    pass
+
+
+# The optimizer.
+
+
+@fault(ZERO1, optimizer, "update", rank=1)
+@altered
+def an_update_is_dropped(right: Function, *given: Any) -> Any:
+    pass
+
+
+@fault(ZERO1, optimizer, "update")
+@altered
+def an_update_is_made_twice(right: Function, *given: Any) -> Any:
+    right(*given)
+    right(*given)
+
+
+@fault(ZERO1, optimizer, "sum_of_squares")
+@altered
+def a_norm_leaves_a_gradient_out(right: Function, gradients: Any, target: Any) -> Any:
+    right(gradients[1:], target)
+
+
+@fault(ZERO2, optimizer, "is_finite")
+@altered
+def a_test_for_overflow_leaves_a_gradient_out(right: Function, gradients: Any, target: Any) -> Any:
+    right(gradients[:-1], target)
+
+
+@fault(ZERO2, optimizer, "unscale")
+@altered
+def a_gradient_is_unscaled_twice(right: Function, gradient: Any, scale: float) -> Any:
+    right(right(gradient, scale) or gradient, scale)
+
+
+@fault(ZERO1, optimizer, "clip")
+@altered
+def a_gradient_is_not_clipped(
+    right: Function, rule: Any, squares: Any, gradients: Any, scale: float
+) -> Any:
+    right(rule, squares, gradients[1:], scale)
+
+
+# Behind torch's back.
+
+
+@fault(ZERO3, Computer, "_backward", rank=0)
+@altered
+def a_parameter_changes_that_nothing_writes(
+    right: Function, self: Computer, compute: Compute
+) -> Any:
+    right(self, compute)
+    for name, flat in allocated(self).items():
+        if name.endswith("/parameter"):
+            flat.numpy()[0] += 1

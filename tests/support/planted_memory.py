@@ -1,0 +1,181 @@
+# ruff: noqa: ANN401  (a wrong function takes whatever the right one takes)
+"""Wrong views, wrong buffers, and memory that lives too long or not long enough."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from planting import ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
+from witnessed_jobs import CALLS
+
+from zsim.operation import Compute, View
+from zsim.schedule import Buffer
+from zsim_torch import optimizer
+from zsim_torch.compute import Computer
+from zsim_torch.executor import Executor
+from zsim_torch.memory import Memory, Remains
+from zsim_torch.streams import CpuStreams
+
+
+def allocated(self: Computer) -> dict[str, torch.Tensor]:
+    return self.work.memory._flat  # pyright: ignore[reportPrivateUsage]
+
+
+# Views.
+
+
+@fault(ZERO2, Memory, "extent", rank=1)
+@altered
+def an_own_part_begins_an_element_early(right: Function, memory: Memory, view: View) -> Any:
+    start, size = right(memory, view)
+    return (start - 1, size) if view.axis is not None and start else (start, size)
+
+
+@fault(ZERO1, Memory, "extent", rank=1)
+@altered
+def an_own_part_is_the_neighbours(right: Function, memory: Memory, view: View) -> Any:
+    start, size = right(memory, view)
+    return (start - size if view.axis is not None else start), size
+
+
+@fault(ZERO0, Memory, "own")
+@altered
+def a_gradient_is_added_beside_its_place(right: Function, memory: Memory, view: View) -> Any:
+    return right(memory, replace(view, start=max(0, view.start - 1)))
+
+
+@fault(CALLS, Memory, "pieces")
+@altered
+def a_copy_reads_the_first_half_twice(right: Function, memory: Memory, view: View) -> Any:
+    return right(memory, replace(view, start=0))
+
+
+@fault(ZERO2, Executor, "_number")
+@altered
+def a_branch_reads_something_else(right: Function, self: Executor, view: View) -> Any:
+    persistent = self.machine.program.persistent[0]
+    return float(self.machine.memory.flat(View(buffer=persistent, size=1)).item()) * 0
+
+
+# Buffers.
+
+
+@fault(ZERO3, optimizer, "update")
+@altered
+def the_moments_are_swapped(right: Function, rule: Any, operands: Any, scalars: Any) -> Any:
+    return right(rule, replace(operands, moments=operands.moments[::-1]), scalars)
+
+
+@fault(ZERO3, Memory, "flat", rank=1)
+@altered
+def one_moment_serves_as_both(right: Function, memory: Memory, view: View) -> Any:
+    return right(memory, replace(view, buffer=view.buffer.replace("moment2", "moment1")))
+
+
+@fault(ZERO2, Computer, "_parameters")
+def a_block_computes_with_the_parameters_of_another(right: Function) -> Function:
+    first: list[Compute] = []
+
+    def wrong(self: Computer, compute: Compute) -> Any:
+        if compute.unit == "block0":
+            first.append(compute)
+        return right(self, first[0] if compute.unit == "block1" and first else compute)
+
+    return wrong
+
+
+@fault(ZERO3, Memory, "flat")
+def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
+    first: dict[View, torch.Tensor] = {}
+
+    def wrong(memory: Memory, view: View) -> Any:
+        found = right(memory, view)
+        if (
+            view.buffer.endswith("/gathered")
+            and view.size < memory.program.by_name[view.buffer].elements
+        ):
+            return first.setdefault(view, found)
+        return found
+
+    return wrong
+
+
+@fault(ZERO0, Computer, "_bind_outputs")
+def an_output_of_the_micro_batch_before_is_passed_on(right: Function) -> Function:
+    before: dict[str, Any] = {}
+
+    def wrong(self: Computer, compute: Compute, outputs: Any) -> Any:
+        right(self, compute, before.get(compute.unit, outputs))
+        before[compute.unit] = outputs
+
+    return wrong
+
+
+@fault(ZERO1, Computer, "_bind_gradient")
+def a_gradient_of_the_micro_batch_before_is_taken(right: Function) -> Function:
+    before: dict[View, Any] = {}
+
+    def wrong(self: Computer, view: View, gradient: Any) -> Any:
+        right(self, view, before.get(view, gradient))
+        before[view] = gradient
+
+    return wrong
+
+
+@fault(ZERO3, Memory, "_take")
+@altered
+def memory_is_taken_in_another_format(right: Function, memory: Memory, buffer: Buffer) -> Any:
+    made = right(memory, buffer)
+    return made.double() if buffer.name.endswith("moment1") else made
+
+
+@fault(ZERO3, Memory, "_take")
+def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
+    kept: dict[int, torch.Tensor] = {}
+
+    def wrong(memory: Memory, buffer: Buffer) -> Any:
+        made = right(memory, buffer)
+        return kept.setdefault(made.numel(), made) if "gathered" in buffer.name else made
+
+    return wrong
+
+
+# Life of memory.
+
+
+@fault(ZERO3, Memory, "drop", rank=1)
+def memory_is_freed_late(right: Function) -> Function:
+    held: list[torch.Tensor | None] = []
+
+    def wrong(memory: Memory, name: str, remains: Remains, *, travelled: bool) -> Any:
+        held.append(remains.flat)
+        del held[:-2]
+        right(memory, name, remains, travelled=False)
+
+    return wrong
+
+
+@fault(ZERO3, Computer, "_forward", rank=1)
+@altered
+def memory_is_freed_early(right: Function, self: Computer, compute: Compute) -> Any:
+    right(self, compute)
+    flat = allocated(self)
+    for name in [each for each in flat if each.endswith("/gathered")]:
+        flat[name] = flat[name].clone()
+
+
+@fault(ZERO0, Computer, "_bind_outputs", rank=1)
+def what_forward_made_is_kept_for_ever(right: Function) -> Function:
+    held: list[torch.Tensor] = []
+
+    def wrong(self: Computer, compute: Compute, outputs: list[torch.Tensor]) -> Any:
+        held.extend(outputs)
+        right(self, compute, outputs)
+
+    return wrong
+
+
+@fault(CALLS, CpuStreams, "home_waits")
+@altered
+def a_free_waits_for_nothing(right: Function, *given: Any) -> Any:
+    pass

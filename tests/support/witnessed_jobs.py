@@ -1,0 +1,104 @@
+"""Jobs of two ranks whose runs are recorded."""
+
+from dataclasses import replace
+from functools import cache
+
+from drawn_clusters import NO_MODEL
+from exact_training import cluster
+
+from zsim.architecture import GPT
+from zsim.backend import Job
+from zsim.builder import ScheduleBuilder
+from zsim.gpt import gpt
+from zsim.operation import Reduction
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule import Kind, Schedule
+from zsim.strategy import Checkpointing, LossScale, Precision, Strategy
+
+RANKS = 2
+SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=257)
+PLAIN = Strategy(stage=0, data=RANKS, gradient_accumulation_steps=2, bucket_elements=90)
+SCALED = replace(PLAIN, precision=Precision.FP16, loss_scale=LossScale(initial=2.0), clip_norm=0.01)
+FULL = replace(PLAIN, checkpointing=Checkpointing.FULL)
+STRATEGIES = {
+    "stage 0": PLAIN,
+    "stage 1, clipped": replace(PLAIN, stage=1, clip_norm=0.01),
+    "stage 2, fp16, clipped": replace(SCALED, stage=2),
+    "stage 3": replace(PLAIN, stage=3),
+    "stage 3, checkpoints": replace(FULL, stage=3),
+    "fsdp2, bf16, clipped": Strategy(
+        stage=3,
+        data=RANKS,
+        gradient_accumulation_steps=2,
+        precision=Precision.BF16,
+        clip_norm=0.01,
+        emulate=FSDP2(),
+    ),
+    "fsdp2, checkpoints": Strategy(
+        stage=3, data=RANKS, checkpointing=Checkpointing.FULL, emulate=FSDP2()
+    ),
+    "deepspeed 2, fp16, clipped": Strategy(
+        stage=2,
+        data=RANKS,
+        gradient_accumulation_steps=2,
+        precision=Precision.FP16,
+        loss_scale=LossScale(initial=2.0),
+        clip_norm=0.01,
+        emulate=DeepSpeed(reduce_bucket_size=300),
+    ),
+    "deepspeed 3": Strategy(stage=3, data=RANKS, emulate=DeepSpeed(reduce_bucket_size=300)),
+}
+"""Strategies whose schedules are run without a fault."""
+
+CALLS = "calls"
+
+
+def calls() -> Schedule:
+    """Every kind of collective, in two groups of the same ranks."""
+    build = ScheduleBuilder.of(CALLS, data=RANKS)
+    data, other = build.group("data", "data"), build.group("other", "data")
+    kept = build.buffer("kept", 8, kind=Kind.PARAMETER, persistent=True)
+    build.setup.allocate(kept)
+    build.setup.fill("zero", kept.all, 0.0)
+    names = ("whole", "part", "gathered", "first", "second", "came")
+    whole, part, gathered, first, second, came = (
+        build.buffer(name, 8 if name in ("whole", "gathered") else 4) for name in names
+    )
+    step = build.step
+    step.allocate(whole, part, gathered, first, second, came)
+    ones = step.fill("ones", whole.all, 1.0)
+    own = step.fill("own", whole.own("data", 4), 3.0, after=[ones])
+    scattered = step.reduce_scatter("scatter", other, whole.all, part.all, after=[own])
+    gather = step.all_gather("gather", data, part.all, gathered.all, after=[scattered])
+    copied = [
+        step.copy("half", gathered[0:4], first.all, after=[gather]),
+        step.copy("rest", gathered[4:8], second.all, divisor=2),
+        step.copy("sum", gathered.all, kept.all, accumulate=True),
+    ]
+    step.all_reduce("first", data, first.all, reduction=Reduction.AVERAGE)
+    step.all_reduce("second", data, second.all, reduction=Reduction.AVERAGE)
+    reduced = step.together("reduced", 2, after=copied)
+    most = step.all_reduce("most", data, first[0:1], reduction=Reduction.MAX, after=[reduced])
+    step.host_wait("wait", most)
+    sent = step.broadcast("broadcast", data, second.all, root=1, after=[most])
+    step.send("to", data, part.all, 1)
+    step.receive("from", data, came.all, 1)
+    passed = step.together("passed", 2, after=[sent])
+    step.copy("end", came.all, kept[4:8], accumulate=True, after=[passed])
+    last = step.broadcast("last", other, whole.all, after=[passed])
+    step.free(whole, part, gathered, first, second, came, uses=[last])
+    return build.schedule()
+
+
+@cache
+def job(name: str) -> Job:
+    """The job `name`: two steps."""
+    if name == CALLS:
+        return Job(schedule=calls(), model=NO_MODEL, cluster=cluster(RANKS), steps=2)
+    strategy = STRATEGIES[name]
+    model = gpt(SHAPE, micro_batch_size=1, precision=strategy.precision)
+    return Job(
+        schedule=make_schedule(model, strategy), model=model, cluster=cluster(RANKS), steps=2
+    )

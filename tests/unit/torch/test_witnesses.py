@@ -1,0 +1,92 @@
+"""What the executor is seen to do is what its schedule says, and no planted fault passes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from planted_faults import traced
+from planting import FAULTS
+from witnessed_jobs import CALLS, RANKS, STRATEGIES, job
+
+from zsim.check import refinement
+from zsim.document import decode_trace, encode_trace
+from zsim.kineto import kineto
+from zsim.witness import Call, Witness
+from zsim_torch.ranks import RankPool
+from zsim_torch.train import merged
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(RANKS) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", [CALLS, *STRATEGIES])
+def test_a_run_without_a_fault_has_no_finding(pool: RankPool, name: str) -> None:
+    trace = merged(pool.run(traced, name, None))
+    assert refinement.examine(job(name).schedule, trace) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_by_witnesses_alone(pool: RankPool, fault: str) -> None:
+    schedule = job(FAULTS[fault].job).schedule
+    trace = merged(pool.run(traced, FAULTS[fault].job, fault))
+    assert refinement.examine(schedule, trace)
+
+
+def test_clocks_of_real_ranks_may_have_begun_at_any_moments(pool: RankPool) -> None:
+    trace = merged(pool.run(traced, "stage 3", None))
+    for by_ps in (-(10**15), 7, 10**15):
+        late = tuple(
+            replace(each, start_ps=each.start_ps + by_ps, end_ps=each.end_ps + by_ps)
+            for each in trace.ranks[1].events
+        )
+        ranks = (trace.ranks[0], replace(trace.ranks[1], events=late))
+        ends = tuple(max(end, end + by_ps) for end in trace.step_end_ps)
+        shifted = replace(trace, ranks=ranks, step_end_ps=ends)
+        assert refinement.examine(job("stage 3").schedule, shifted) == []
+
+
+def test_a_trace_keeps_its_witnesses_in_a_file(pool: RankPool) -> None:
+    trace = merged(pool.run(traced, CALLS, None))
+    assert all(one.witness is not None for one in trace.ranks)
+    profile = kineto(job(CALLS).schedule, trace, trace.ranks[0])
+    assert decode_trace(encode_trace(trace, profile)) == trace
+
+
+def test_what_has_no_witness_is_not_shown(pool: RankPool) -> None:
+    trace = merged(pool.run(traced, CALLS, None))
+    first, second = trace.ranks
+    assert refinement.says(trace, []) == (("run (2 ranks, by witnesses)",), ())
+    half = replace(trace, ranks=(first, replace(second, witness=None)))
+    proved, (line,) = refinement.says(half, [])
+    assert proved == ("run (2 ranks, as it says itself)",)
+    assert line == "what the run did beyond its own word: no witnesses in the trace of rank 1"
+    assert refinement.examine(job(CALLS).schedule, half) == []
+
+
+def test_a_witness_of_other_operations_is_told_where_it_departs(pool: RankPool) -> None:
+    trace = merged(pool.run(traced, CALLS, None))
+    first, second = trace.ranks
+    assert first.witness is not None
+    marks = (first.witness.marks[0], *first.witness.marks[2:])
+    cut = replace(first, witness=replace(first.witness, marks=marks))
+    found = refinement.examine(job(CALLS).schedule, replace(trace, ranks=(cut, second)))
+    assert [(each.operation, each.why, each.witness) for each in found] == [
+        (
+            "setup/zero",
+            "the host came to something else",
+            ("the schedule has setup/zero", "the host came to the end"),
+        )
+    ]
+
+
+def test_regions_of_no_storage_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"region \[2, 0, 4\] is of no storage"):
+        Witness(
+            marks=(),
+            storages=(),
+            calls=(Call(operator="aten::add_", tick=1, writes=((2, 0, 4),)),),
+            collectives=(),
+        )
