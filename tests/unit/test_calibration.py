@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zsim.calibration.calibrate import calibrated, judged
+from zsim.calibration.calibrate import calibrated
 from zsim.calibration.constants import EXCEPTIONS, START
 from zsim.calibration.fit import fitted
 from zsim.calibration.hardware import gpu_in, system_in
 from zsim.calibration.links import read_links, scaled
-from zsim.calibration.measured import MeasuredError, read, stated_fabric
+from zsim.calibration.measured import read, stated_fabric
 from zsim.calibration.predictor import Point, Predictor
-from zsim.calibration.validate import verdict
+from zsim.calibration.table import MeasuredError
+from zsim.calibration.validate import judged, verdict
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profile import NAMES, NetworkProfile, ProfileError
 from zsim.collective.profiles import Profiles, parse, text

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 from zsim.calibration import kernel_fit
-from zsim.calibration.calibrate import SIZE_CLASSES, calibrated
+from zsim.calibration.calibrate import calibrated
+from zsim.calibration.validate import SIZE_CLASSES
 from zsim.collective.profiles import Profiles, text
 from zsim.cost import kernel_profile
 from zsim.shell.calibrate_training import FITTED, with_training

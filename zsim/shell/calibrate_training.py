@@ -10,6 +10,8 @@ from functools import partial
 from typing import Protocol, cast
 
 from zsim.backend import Job, load
+from zsim.calibration import fsdp2_llama, fsdp_mpt
+from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
 from zsim.calibration.validate import errors_of
 from zsim.circumstance import Circumstance, circumstance, judged_under
@@ -21,8 +23,6 @@ from zsim.scenario import from_tables
 from zsim.shell.prediction import FEW, accumulating
 from zsim.shell.source import resolved
 from zsim.units import PICOSECONDS_PER_SECOND
-from zsim.validation import fsdp2_llama, fsdp_mpt
-from zsim.validation.published import Published
 
 FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from asked import Ask
 
-from zsim.calibration.calibrate import SIZE_CLASSES
 from zsim.calibration.constants import START
+from zsim.calibration.validate import SIZE_CLASSES
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profiles import parse
 from zsim.collective.tuner import Bandwidths, alone_s

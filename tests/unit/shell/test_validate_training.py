@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from zsim.backend import Job
+from zsim.calibration.published import Published
+from zsim.calibration.tables import TABLES
+from zsim.calibration.verdict import Forecast, Quantity, verdict
 from zsim.scenario import from_tables
 from zsim.shell.cli import answer
 from zsim.shell.prediction import FEW, forecast
 from zsim.shell.source import resolved
-from zsim.validation.published import Published
-from zsim.validation.tables import TABLES
-from zsim.validation.verdict import Forecast, Quantity, verdict
 from zsim_des import SimBackend
 
 MPT = {
