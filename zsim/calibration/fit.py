@@ -129,7 +129,7 @@ class _Problem:
 
     def beginning(self) -> Array:
         """Return where the search begins: at the start, but launches as fast as was measured."""
-        vector = self.home[self.of_place]
+        vector: Array = self.home[self.of_place]
         launch = self.names.index("launch_s")
         for columns, found in zip(self.columns, self.all_points.values(), strict=True):
             once = [p.seconds for p in found if not direct.peers(p.collective, p.shape)]

@@ -26,7 +26,7 @@ SCALES = (0.3, 0.1, 0.02)
 MOST_CALLS = 100
 """Evaluations of the residuals at one scale, those for slopes not counted."""
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-4
 
 
 def minimized(
