@@ -106,7 +106,7 @@ def _direct(by: Mapping[str, float], collective: str, ranks: int, nodes: int, si
     peers, part = (1, size) if single else (ranks - 1, -(-size // ranks))
     sent = size if single else size * peers / ranks
     outside = size if single else size * (ranks - ranks / nodes) / nodes
-    each = 2 ** max(0, int(log2(32 / ranks)))
+    each = 1 << max(0, int(log2(32 / ranks)))
     while each < 32 and part > each * (2**24 if nodes == 1 else 2**17):
         each *= 2
     hop = by["simple_hop_s"] + (by["far_hop_s"] if nodes > 1 else 0.0)
@@ -115,5 +115,5 @@ def _direct(by: Mapping[str, float], collective: str, ranks: int, nodes: int, si
         latency += by["far_base_s"] + outside / size * _fill(by, "far_", sent)
     link = sent / LINK / by["direct"] * (1 + by["spread"] * log2((peers + 1) / 2))
     channel = sent / LINK / min(32, each * peers) / by["channel"]
-    both = (link**8 + channel**8) ** (1 / 8)
+    both: float = (link**8 + channel**8) ** (1 / 8)
     return latency + max(both, outside / NICS / by["nic"] if nodes > 1 else 0.0)

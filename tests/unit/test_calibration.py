@@ -155,7 +155,7 @@ def test_a_gpu_of_which_only_links_were_timed_is_scaled_from_another() -> None:
     ("change", "message"),
     [
         ({"intra_beta_list": "[0]"}, "line 2: a chunk takes no time"),
-        ({"inter_alpha": "fast"}, "line 2: could not convert string to float: 'fast'"),
+        ({"inter_alpha": "fast"}, "line 2: inter_alpha 'fast' is not a number"),
         ({"topology": "DGX2"}, "line 2: "),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_profile_that_is_none_is_refused_in_one_line(
     [
         ({"collective": "gather"}, "collective 'gather' is not modelled"),
         ({"size_bytes": "1.5"}, "size_bytes '1.5' is not a whole number"),
-        ({"size_bytes": ""}, "size_bytes '' is not a number"),
+        ({"size_bytes": ""}, "size_bytes '' is not a whole number"),
         ({"oop_time_us": "0"}, "oop_time_us '0' is not more than 0"),
         ({"n_nodes": "9"}, "8 ranks on 9 nodes"),
         ({"gpu": "L40S"}, "gpu 'L40S' is not known"),

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from datetime import date
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,8 @@ EVIDENCE = Evidence(
     judged=12,
     median=0.0125,
     p90=0.05,
+    rows=("a table: 2, 5", "another: 3"),
+    date=date(2026, 1, 31),
     sequence_length=SPAN,
     ranks=SPAN,
     parameters=SPAN,

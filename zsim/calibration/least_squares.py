@@ -9,7 +9,7 @@ ended.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ Array: TypeAlias = NDArray[np.float64]
 Residuals: TypeAlias = Callable[[Array], Array]
 Slopes: TypeAlias = Callable[[Array, float], Array]
 """Derivatives of residuals at a vector, over a step of some length; a row for each residual."""
+
+_least_squares: Any = least_squares  # scipy is not typed, and defaults say less than its manual
 
 SCALES = (0.3, 0.1, 0.02)
 """Residuals below the last are as good as none."""
@@ -55,7 +57,7 @@ def minimized(
         def slopes_at(at: Array, step: float = scale / 2) -> Array:
             return along(at, step)
 
-        found = least_squares(
+        found = _least_squares(
             residuals,
             found,
             jac=slopes_at,

@@ -75,16 +75,16 @@ def parsed(file: str, model: type[AnyRow], cells: Cells) -> AnyRow:
     """Return the `cells` of a row of `file` with their types.
 
     Raises:
-        MeasuredError: a column is missing.
+        MeasuredError: columns are missing; all are named.
         NotModelledError: a cell is not what its column says; the first such column is named.
     """
     try:
         return model.model_validate(cells)
     except ValidationError as error:
         faults: list[Any] = list(error.errors(include_url=False))
-    for fault in faults:
-        if fault["type"] == "missing":
-            raise MeasuredError(f"{file}: no column {fault['loc'][0]!r}")
+    missing = [repr(fault["loc"][0]) for fault in faults if fault["type"] == "missing"]
+    if missing:
+        raise MeasuredError(f"{file}: no column {', '.join(missing)}")
     first = faults[0]
     if first["type"] == "value_error":  # of a validator of ours
         raise NotModelledError(str(first["ctx"]["error"]))

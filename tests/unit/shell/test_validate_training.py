@@ -14,7 +14,9 @@ from zsim.calibration.published import Published
 from zsim.calibration.tables import TABLES
 from zsim.calibration.verdict import Forecast, Quantity, verdict
 from zsim.scenario import from_tables
+from zsim.shell.calibrate_training import judged_run
 from zsim.shell.cli import answer
+from zsim.shell.installed import fitted_kernels
 from zsim.shell.prediction import FEW, forecast
 from zsim.shell.source import resolved
 from zsim_des import SimBackend
@@ -191,3 +193,15 @@ def test_sweeps_that_judge_are_apart_from_those_that_may_be_fitted() -> None:
     assert (found.judged.median, found.fitted.median) == (0.5, 0.0)
     assert found.judged.rows + found.fitted.rows == 20
     assert all(each.run.judged for each in found.worst)
+
+
+@pytest.mark.parametrize("grad_accum", [2, FEW + 4])
+def test_calibration_judges_a_run_by_the_step_that_is_predicted_for_it(grad_accum: int) -> None:
+    # Its collectives slow kernels by 1.39, where the step is no longer linear in the slowdown.
+    cells = MPT | {"gpu": "h100_80gb", "n_layers": 6, "grad_accum": grad_accum}
+    (run,) = TABLES["fsdp_mpt_training_runs"].read([{k: str(v) for k, v in cells.items()}])
+    found = forecast(run.scenario)
+    assert isinstance(found, Forecast)
+    off, _ = judged_run(run, fitted_kernels()["h100"].constants)
+    assert run.step_time_s is not None
+    assert off == pytest.approx(abs(found.step_time_s / run.step_time_s - 1), rel=1e-9)
