@@ -40,7 +40,7 @@ def own_evidence() -> Iterator[Evidence]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("evidence", own_evidence(), ids=lambda it: it.gpu)
+@pytest.mark.parametrize("evidence", list(own_evidence()), ids=lambda it: it.gpu)
 def test_errors_of_training_are_those_of_the_rows_that_the_profile_names(
     evidence: Evidence, folder: Path
 ) -> None:
