@@ -102,6 +102,16 @@ def test_few_runs_say_how_fast_the_matrix_units_are_and_none_says_nothing() -> N
     assert fitted([], start) == start
 
 
+def test_a_constant_of_which_no_run_speaks_stays_where_it_was() -> None:
+    start = TRUTH.changed("flash2", 0.9).changed("product", 0.9)
+    runs = [observed(number, TRUTH) for number in range(2 * MANY)]
+    silent = [replace(run, alone_s={**run.alone_s, "flash2": 0.0}, seconds=1.0) for run in runs]
+    silent = [replace(run, seconds=run.predicted_s(TRUTH)) for run in silent]
+    found = fitted(silent, start)
+    assert found.flash2 == pytest.approx(0.9, rel=1e-3)
+    assert found.product != 0.9
+
+
 def test_every_class_of_kernels_takes_its_share() -> None:
     alone = KernelProfile(**dict.fromkeys(NAMES, 0.5))  # type: ignore[arg-type]
     peaks = Peaks(flops=1e9, bytes=1e9)

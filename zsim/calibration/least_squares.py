@@ -25,6 +25,9 @@ _least_squares: Any = least_squares  # scipy is not typed, and defaults say less
 SCALES = (0.3, 0.1, 0.02)
 """Residuals below the last are as good as none."""
 
+HOLD = 1e-4
+"""Weight of staying at the start: else constants on which no residual depends would drift."""
+
 MOST_CALLS = 100
 """Evaluations of the residuals at one scale, those for slopes not counted."""
 
@@ -50,19 +53,20 @@ def minimized(
         slopes: derivatives of the residuals; by default differences along every place.
         scales: of the loss, one search each.
     """
-    found: Array = np.clip(start, *bounds)
-    along = slopes or partial(differences, residuals, bounds)
+    home: Array = np.clip(start, *bounds)
+    found, along = home, slopes or partial(differences, residuals, bounds)
+    held = np.full(len(home), HOLD * weights.max())
     for scale in scales:
 
         def slopes_at(at: Array, step: float = scale / 2) -> Array:
-            return along(at, step)
+            return np.concatenate([along(at, step), np.eye(len(at))])
 
         found = _least_squares(
-            residuals,
+            lambda at: np.concatenate([residuals(at), at - home]),
             found,
             jac=slopes_at,
             bounds=bounds,
-            loss=partial(_loss, scale=scale, weights=weights),
+            loss=partial(_loss, scale=scale, weights=np.concatenate([weights, held])),
             ftol=TOLERANCE,
             xtol=TOLERANCE,
             gtol=None,
