@@ -52,15 +52,15 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt | python
 	$(PYTHON) -m venv $(@D)
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report]'
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,calibrate]'
 	@touch $@
 
 .venv/studies: .venv/installed
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,studies]'
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,calibrate,studies]'
 	@touch $@
 
 .venv/docs: .venv/installed
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,docs]'
+	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,calibrate,docs]'
 	@touch $@
 
 python:

@@ -54,6 +54,19 @@ class Attention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters (Hu et al. 2021, "LoRA", section 4): B A x is added to what W x makes.
+
+    A has `rank` rows, B as many columns; they are trained, and nothing else is. `targets` are the
+    linear layers of each block that have them; none named are those of queries and values, or the
+    one that makes both.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
     """A decoder-only transformer: blocks of causal self-attention and an MLP.
 
@@ -83,6 +96,8 @@ class Transformer:
         fused: biases, dropout, scale and mask of scores cost nothing beside the kernels that they
             follow. If not, each is a kernel of its own, and there is dropout, as in the first
             Megatron-LM (Shoeybi et al. 2019, section 3); what is saved is counted without it.
+        frozen: patterns of names of parameters that are not trained; `*` is any part of a name.
+        lora: adapters that are trained in place of the rest.
         execution: how a runtime executes it.
     """
 
@@ -108,6 +123,8 @@ class Transformer:
     recompute_attention: bool = False
     dropout: float = 0.0
     fused: bool = True
+    frozen: tuple[str, ...] = ()
+    lora: LoRA | None = None
     execution: Execution = PLAIN
 
     def __post_init__(self) -> None:
@@ -153,6 +170,8 @@ class Transformer:
             raise ArchitectureError(
                 f"head_size: {self.head_width} must be even, rotary positions turn pairs"
             )
+        if self.lora is not None:
+            self._need_layers(self.lora)
         if self.position_embeddings is not None:
             if self.positions is not Positions.LEARNED:
                 raise ArchitectureError(
@@ -164,6 +183,29 @@ class Transformer:
                     f"sequence_length: {self.sequence_length} must be at most the "
                     f"{self.position_embeddings} position_embeddings"
                 )
+
+    def _need_layers(self, lora: LoRA) -> None:
+        """Return if blocks have the layers that have adapters."""
+        if lora.rank < 1:
+            raise ArchitectureError(f"lora.rank: {lora.rank} must be at least 1")
+        for name in lora.targets:
+            if name not in self.linear_layers:
+                allowed = ", ".join(self.linear_layers)
+                raise ArchitectureError(f"lora.targets: {name!r} must be one of {allowed}")
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """Linear layers of a block, by the part of the names of their parameters."""
+        projections = ("qkv",) if self.joined_qkv else ("q", "k", "v")
+        gate = ("gate",) if self.activation is Activation.SWIGLU else ()
+        return (*projections, "proj", *gate, "up", "down")
+
+    @property
+    def adapted(self) -> frozenset[str]:
+        """Linear layers of a block that have adapters."""
+        if self.lora is None:
+            return frozenset()
+        return frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
 
     def module_of(self, layer: int) -> int:
         """The first of the blocks that are calls of one module, `layer` among them."""

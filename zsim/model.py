@@ -21,15 +21,17 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One trained tensor, with its shape on one rank of the tensor axis.
+    """One tensor of weights, with its shape on one rank of the tensor axis.
 
     `tensor_sharded` says that ranks of the tensor axis hold different parts of it; otherwise they
-    hold copies.
+    hold copies. One that is `frozen` is read and not trained (`requires_grad` is False): it has
+    neither a gradient nor a state of the optimizer.
     """
 
     name: str
     shape: tuple[int, ...]
     tensor_sharded: bool = False
+    frozen: bool = False
 
     @property
     def elements(self) -> int:
@@ -66,7 +68,8 @@ class Segment:
     Attributes:
         inputs: names of the values it reads; "batch" is the micro-batch of data.
         outputs: values it makes.
-        parameters: names of the unit's parameters it reads, in the order of the unit.
+        parameters: names of the unit's parameters it reads, in the order of the unit; backward
+            makes gradients of those that are not frozen.
         saved_bytes: what it keeps for its backward beyond its inputs and parameters.
         saves_input: whether its backward reads its inputs.
         forward_workspace_bytes, backward_workspace_bytes: most that it holds at once while it runs,
@@ -137,7 +140,8 @@ class Model:
         given: values that none of its units makes: what a stage of a pipeline gets from the one
             before it.
         forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
-            axis, without recomputation (model FLOPs); attention of all pairs of tokens.
+            axis, without recomputation (model FLOPs); attention of all pairs of tokens. Backward
+            makes no gradients that nobody needs, such as those of frozen parameters.
         attention_flops: of both, those of products with scores. Causal masking leaves out half.
         architecture: the shape it was built from, where it was; a backend can build modules of it.
     """
@@ -154,6 +158,7 @@ class Model:
     attention_flops: int = 0
     architecture: Architecture | None = None
     values: dict[str, Value] = field(init=False, repr=False, compare=False)
+    frozen: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -179,7 +184,16 @@ class Model:
             for parameter in unit.parameters:
                 if shapes.setdefault(parameter.name, parameter) != parameter:
                     raise ModelError(f"parameter {parameter.name}: differs between units")
+        frozen = frozenset(name for name, each in shapes.items() if each.frozen)
         object.__setattr__(self, "values", values)
+        object.__setattr__(self, "frozen", frozen)
+        for unit in self.units:
+            for segment in unit.segments:
+                if segment.saved_bytes and not self.runs_backward(segment):
+                    raise ModelError(
+                        f"unit {unit.name}: saves {segment.saved_bytes} bytes for a backward that "
+                        "it does not have"
+                    )
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -195,13 +209,31 @@ class Model:
         """Every unit once, however often it is called."""
         return tuple(unit for unit in self.units if not unit.module)
 
+    def calls_of(self, module: Unit) -> tuple[Unit, ...]:
+        """Return the units that are calls of a unit: itself, and those that run it again."""
+        return tuple(unit for unit in self.units if module.name in (unit.name, unit.module))
+
     @property
     def parameter_count(self) -> int:
-        """Trained elements, over all ranks of the tensor axis, each counted once."""
-        return sum(
-            parameter.elements * (self.tensor if parameter.tensor_sharded else 1)
-            for parameter in self.parameters
-        )
+        """Elements of all parameters, over all ranks of the tensor axis, each counted once."""
+        return sum(map(self._count, self.parameters))
+
+    @property
+    def trained_count(self) -> int:
+        """The same of the parameters that are trained."""
+        return sum(self._count(each) for each in self.parameters if not each.frozen)
+
+    def _count(self, parameter: Parameter) -> int:
+        return parameter.elements * (self.tensor if parameter.tensor_sharded else 1)
+
+    def trained_of(self, segment: Segment) -> tuple[str, ...]:
+        """Parameters of a segment of which backward makes gradients, in its order."""
+        return tuple(name for name in segment.parameters if name not in self.frozen)
+
+    def runs_backward(self, segment: Segment) -> bool:
+        """Whether a segment has a backward: it trains something, or passes a gradient on."""
+        sloped = any(value.requires_gradient for value in segment.outputs)
+        return sloped or bool(self.trained_of(segment))
 
     @property
     def loss(self) -> Value:

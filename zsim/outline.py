@@ -5,7 +5,7 @@ Runs that differ in their cluster alone have one model and one schedule.
 
 from dataclasses import dataclass
 
-from zsim.architecture import GPT, Architecture, ArchitectureError, Llama
+from zsim.architecture import GPT, Architecture, ArchitectureError, Llama, LoRA
 from zsim.cluster import Cluster
 from zsim.collective.demand import Decision
 from zsim.equal_units import equal_units
@@ -73,6 +73,7 @@ TABLE_OF = {
     "offload_checkpoints": "activations.offload",
     "checkpointing": "activations.checkpointing",
     "micro_batch_size": "train.micro_batch_size",
+    "frozen": "model.frozen",
     "hidden_groups": "model.hidden_groups",
 }
 """Where a scenario has a field of `Strategy` or `Model`, if not in `[zero]` or `[model]`."""
@@ -133,6 +134,8 @@ def _shape(table: ModelTable, strategy: Strategy) -> Architecture:
         raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")
     given = table.model_dump(exclude={"architecture", "hf_config", "parameters"}, exclude_none=True)
     again = strategy.checkpointing is Checkpointing.SELECTIVE
+    if table.lora is not None:
+        given["lora"] = LoRA(rank=table.lora.rank, targets=table.lora.targets or ())
     return FAMILIES[table.architecture](
         **given, recompute_attention=again, execution=strategy.execution
     )

@@ -48,7 +48,8 @@ class Plan:
         roles: how many there are.
         ranks: world size.
         mesh: axes and their sizes.
-        parameters: trained elements of the whole model.
+        parameters: elements of the whole model.
+        trained_parameters: those of parameters that are not frozen.
         model_state_bytes: parameters, gradients and optimizer state on one device.
         peak: the largest book of the first device pool, with what was alive.
         wire_bytes: what a rank sends in a step.
@@ -62,6 +63,7 @@ class Plan:
     ranks: int
     mesh: tuple[tuple[str, int], ...]
     parameters: int
+    trained_parameters: int
     model_state_bytes: int
     peak: Peak
     wire_bytes: tuple[WireBytes, ...]
@@ -82,6 +84,7 @@ def plan(schedule: Schedule, model: Model) -> Plan:
         ranks=schedule.mesh.size,
         mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
         parameters=model.parameter_count,
+        trained_parameters=model.trained_count,
         model_state_bytes=model_state_bytes(program),
         peak=peaks[program.role],
         wire_bytes=wire_bytes(schedule, program),

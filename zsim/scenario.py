@@ -93,6 +93,13 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class LoRATable(Table):
+    """`[model.lora]`: adapters that are trained in place of the rest, as in `zsim.architecture`."""
+
+    rank: Count
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+
 class ModelTable(Table):
     """`[model]`: a shape, as in `zsim.architecture`, or where to read one.
 
@@ -122,6 +129,8 @@ class ModelTable(Table):
     attention: Attention | None = None
     dropout: Fraction | None = None
     fused: Flag | None = None
+    frozen: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    lora: LoRATable | None = None
     parameters: Count | None = None
 
 

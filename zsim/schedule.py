@@ -184,13 +184,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalParameter:
-    """A tensor that is trained: its name and its elements on one rank of the tensor axis.
+    """A tensor of weights: its name, and its elements on one rank of the tensor axis.
 
-    `rule` is how it is updated, where that is not the optimizer of the contract's strategy.
+    One that is `frozen` is not trained: it stays as set-up leaves it. `rule` is how it is updated,
+    where that is not the optimizer of the contract's strategy.
     """
 
     name: str
     elements: int
+    frozen: bool = False
     rule: Optimizer | None = None
 
 

@@ -33,6 +33,9 @@ def of_schedule(schedule: Schedule) -> str | None:
     for axis in schedule.mesh.axes:
         if axis.name == "tensor" and axis.size > 1:
             return f"tensor: {axis.size} ranks; the torch backend runs tensor degree 1"
+    for parameter in schedule.contract.parameters:
+        if parameter.frozen:
+            return f"{parameter.name}: frozen; the torch backend trains every parameter"
     on_host = {pool.name for pool in schedule.pools if pool.place is Place.HOST}
     for program in schedule.programs:
         for operation in chain(walk(program.setup), walk(program.step)):

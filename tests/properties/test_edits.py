@@ -8,7 +8,16 @@ from edits.court import Kind
 from edits.table import AIMED, aimed_cells, drawn_cells, lines
 
 COLUMNS = list(strategies())
-FEW = ("stage 2", "stage 3", "deepspeed 3", "megatron overlapped", "pipelines", "dropout")
+FEW = (
+    "stage 2",
+    "stage 3",
+    "deepspeed 3",
+    "megatron overlapped",
+    "pipelines",
+    "dropout",
+    "frozen, stage 3",
+    "frozen, fsdp2",
+)
 HARMLESS = {
     "padding or accumulator not zeroed": "padding that a collective carries and nobody reads",
     "good steps counted on overflow": "they are forgotten at once",

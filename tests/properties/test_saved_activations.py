@@ -1,12 +1,18 @@
 """What the model says is kept for backward is what autograd keeps, unit by unit, to the byte."""
 
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
 import torch
 from drawn_shapes import architectures
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
-from zsim.architecture import Architecture, Norm
+from zsim.architecture import Architecture, LoRA, Norm
+from zsim.kernel import Kernel, KernelKind
 from zsim.strategy import Precision
 from zsim.transformer import transformer as described
 from zsim_torch.torch_dtype import TORCH_DTYPE
@@ -62,3 +68,87 @@ def test_the_model_says_what_autograd_keeps_to_the_byte(
         flow: torch.Tensor = part(*given)
         assert flow.numel() == segment.outputs[-1].elements
         given = [flow.detach().requires_grad_()]
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter, as peft has it."""
+
+    def __init__(self, base: nn.Module, rank: int) -> None:
+        super().__init__()
+        assert isinstance(base, nn.Linear)
+        self.base = base.requires_grad_(False)
+        dtype = base.weight.dtype
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False, dtype=dtype)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False, dtype=dtype)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.base(given)
+        adapter: torch.Tensor = self.lora_B(self.lora_A(given)) * 2.0
+        return made + adapter
+
+
+def adapt(module: nn.Module, shape: Architecture) -> None:
+    """Freeze what the shape says is frozen, and put its adapters in."""
+    for name, parameter in module.named_parameters():
+        frozen = any(fnmatchcase(name, pattern) for pattern in shape.frozen)
+        parameter.requires_grad_(not frozen and shape.lora is None)
+    for layer in range(shape.layers if shape.lora is not None else 0):
+        assert shape.lora is not None
+        block = module.get_submodule(f"block{layer}")
+        for target in sorted(shape.adapted):
+            setattr(block, target, Adapted(block.get_submodule(target), shape.lora.rank))
+
+
+def products_of(kernels: tuple[Kernel, ...]) -> int:
+    """FLOPs of products with weights: not of queries with keys, nor of scores with values."""
+    kinds = (each for each in kernels if each.kind is KernelKind.MATMUL and not each.causal)
+    return sum(each.flops for each in kinds)
+
+
+def products_by_torch(counter: FlopCounterMode) -> int:
+    """The same of what torch has run."""
+    found = counter.get_flop_counts().get("Global", {})
+    return sum(flops for name, flops in found.items() if str(name) in ("aten.mm", "aten.addmm"))
+
+
+PATTERNS = ("embedding*", "block0.*", "*.bias", "*.weight", "*.ln*", "*.down.*", "head*", "*.qkv*")
+
+
+@given(
+    architectures(),
+    st.lists(st.sampled_from(PATTERNS), max_size=2, unique=True),
+    st.integers(0, 3),
+    st.data(),
+)
+@settings(deadline=None, max_examples=80)
+def test_with_frozen_parameters_and_adapters_it_keeps_and_computes_what_autograd_does(
+    shape: Architecture, patterns: list[str], rank: int, data: st.DataObject
+) -> None:
+    names = [parameter.name for parameter in described(shape, micro_batch_size=1).parameters]
+    fitting = [each for each in patterns if any(fnmatchcase(name, each) for name in names)]
+    targets = data.draw(st.sets(st.sampled_from(shape.linear_layers), max_size=3))
+    lora = LoRA(rank=rank, targets=tuple(sorted(targets))) if rank else None
+    if lora is None and all(any(fnmatchcase(name, each) for each in fitting) for name in names):
+        fitting = []
+    shape = replace(shape, frozen=() if lora else tuple(fitting), lora=lora)
+    model = described(shape, micro_batch_size=2)
+    module = transformer(shape)
+    adapt(module, shape)
+    given = [torch.zeros(2, shape.sequence_length + 1, dtype=torch.int64)]
+    batch = given[0]
+    for unit in model.units:
+        if unit is model.units[-1]:
+            given.append(batch)
+        part, (segment,) = module.get_submodule(unit.name), unit.segments
+        kept, keeps_input = kept_by_autograd(part, given)
+        if given[0].requires_grad or not segment.backward or unit.name == "embedding":
+            assert (kept, keeps_input) == (segment.saved_bytes, segment.saves_input), unit.name
+        else:  # queries without a gradient are kept here where keys have one, and such
+            assert (kept, keeps_input) <= (segment.saved_bytes, segment.saves_input), unit.name
+        flow: torch.Tensor = part(*given)
+        assert flow.requires_grad == segment.outputs[-1].requires_gradient == bool(segment.backward)
+        if flow.requires_grad and not shape.recompute_attention:
+            with FlopCounterMode(display=False) as counter:
+                torch.autograd.backward(flow.sum())
+            assert products_by_torch(counter) == products_of(segment.backward), unit.name
+        given = [flow.detach().requires_grad_(flow.requires_grad)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import torch
 from fully_sharded import Collective, recorded
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from zsim.architecture import GPT
+from zsim.gpt import gpt
 from zsim.operation import AllGather, AllReduce, ReduceScatter
 from zsim.runtime.fsdp1 import FSDP1
 from zsim.runtime.fsdp2 import FSDP2
@@ -128,3 +130,20 @@ def of_awkward(strategy: Strategy) -> tuple[list[Collective], list[Collective]]:
     units, blocks = ("start", "middle", "more", "back", "end"), ("start", "middle", "back")
     batch = torch.ones(2, 6, dtype=TORCH_DTYPE[strategy.precision.compute])
     return both(Awkward(), units, blocks, batch, strategy)
+
+
+def of_frozen_gpt(
+    patterns: tuple[str, ...], strategy: Strategy
+) -> tuple[list[Collective], list[Collective]]:
+    """Both for a GPT of four blocks, whose parameters with such names are frozen."""
+    options = strategy.emulate
+    assert isinstance(options, FSDP2)
+    module = transformer(SHAPE)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not any(fnmatchcase(name, each) for each in patterns))
+    batch = torch.randint(0, SHAPE.vocab_size, (1, SHAPE.sequence_length + 1))
+    blocks = [name for name in module.units if name.startswith("block")]
+    theirs = recorded(module, blocks, batch, strategy=strategy, options=options)
+    shape = replace(SHAPE, frozen=patterns)
+    model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+    return list(issued(make_schedule(model, strategy))), theirs

@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zsim.calibration.calibrate import calibrated, judged
+from zsim.calibration.calibrate import calibrated
 from zsim.calibration.constants import EXCEPTIONS, START
 from zsim.calibration.fit import fitted
 from zsim.calibration.hardware import gpu_in, system_in
 from zsim.calibration.links import read_links, scaled
-from zsim.calibration.measured import MeasuredError, read, stated_fabric
+from zsim.calibration.measured import read, stated_fabric
 from zsim.calibration.predictor import Point, Predictor
-from zsim.calibration.validate import verdict
+from zsim.calibration.table import MeasuredError
+from zsim.calibration.validate import judged, verdict
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profile import NAMES, NetworkProfile, ProfileError
 from zsim.collective.profiles import Profiles, parse, text
@@ -154,7 +155,7 @@ def test_a_gpu_of_which_only_links_were_timed_is_scaled_from_another() -> None:
     ("change", "message"),
     [
         ({"intra_beta_list": "[0]"}, "line 2: a chunk takes no time"),
-        ({"inter_alpha": "fast"}, "line 2: could not convert string to float: 'fast'"),
+        ({"inter_alpha": "fast"}, "line 2: inter_alpha 'fast' is not a number"),
         ({"topology": "DGX2"}, "line 2: "),
     ],
 )
@@ -247,7 +248,7 @@ def test_a_profile_that_is_none_is_refused_in_one_line(
     [
         ({"collective": "gather"}, "collective 'gather' is not modelled"),
         ({"size_bytes": "1.5"}, "size_bytes '1.5' is not a whole number"),
-        ({"size_bytes": ""}, "size_bytes '' is not a number"),
+        ({"size_bytes": ""}, "size_bytes '' is not a whole number"),
         ({"oop_time_us": "0"}, "oop_time_us '0' is not more than 0"),
         ({"n_nodes": "9"}, "8 ranks on 9 nodes"),
         ({"gpu": "L40S"}, "gpu 'L40S' is not known"),

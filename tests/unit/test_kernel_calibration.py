@@ -14,7 +14,7 @@ from zsim.calibration.kernel_rows import (
     KernelRow,
     read,
 )
-from zsim.calibration.measured import MeasuredError
+from zsim.calibration.table import MeasuredError
 from zsim.cost.kernel_profile import FittedKernels, KernelProfile
 from zsim.kernel import KernelKind
 

@@ -7,13 +7,13 @@ import pytest
 
 import zsim_scenarios
 from zsim.architecture import GPT, Attention
+from zsim.calibration.paper import PaperError, Quantity, parse, shown
+from zsim.calibration.paper_picture import picture
 from zsim.scenario import from_tables
 from zsim.shell.cli import answer
 from zsim.shell.validate_paper import verdict_object, verdicts_of
 from zsim.strategy import Precision
 from zsim.transformer import transformer
-from zsim.validation.paper import PaperError, Quantity, parse, shown
-from zsim.validation.paper_picture import picture
 
 SMALL = """
 publication = "nobody, nowhere"

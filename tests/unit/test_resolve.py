@@ -274,6 +274,10 @@ WRONG = {
     "zero.contiguous=true zero.emulate=fsdp2 zero.stage=3": "zero.contiguous: true is for zsim's",
     "model.attention_heads=3": "model.attention_heads: 3 must divide hidden_size 8",
     "model.parameters=7.5e9": "model.parameters: 7500000000 stands alone, without layers",
+    "model.lora.rank=2 parallel.tensor=2": "model.lora: not modelled with tensor 2, allowed is 1",
+    'model.frozen=["blok*"]': "model.frozen: 'blok*' is the name of no parameter; there are",
+    'model.frozen=["*"]': "model.frozen: '*' leave nothing to train",
+    'model.lora={rank=2,targets=["k_proj"]}': "model.lora.targets: 'k_proj' must be one of qkv,",
 }
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from zsim.calibration.verdict import Forecast
 from zsim.cost.launch import EAGER
 from zsim.operation import Action, Compute, Copy, OperationError, View
 from zsim.scenario import ScenarioError, from_tables
 from zsim.shell.prediction import forecast
 from zsim.shell.source import resolved
-from zsim.validation.verdict import Forecast
 
 TABLES: dict[str, Any] = {
     "title": "two nodes share every matrix",

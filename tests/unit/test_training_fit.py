@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from datetime import date
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,8 @@ EVIDENCE = Evidence(
     judged=12,
     median=0.0125,
     p90=0.05,
+    rows=("a table: 2, 5", "another: 3"),
+    date=date(2026, 1, 31),
     sequence_length=SPAN,
     ranks=SPAN,
     parameters=SPAN,
@@ -97,6 +100,16 @@ def test_few_runs_say_how_fast_the_matrix_units_are_and_none_says_nothing() -> N
         for name in CONSTANTS:
             assert found.constant(name) == pytest.approx(slower.constant(name), rel=0.01)
     assert fitted([], start) == start
+
+
+def test_a_constant_of_which_no_run_speaks_stays_where_it_was() -> None:
+    start = TRUTH.changed("flash2", 0.9).changed("product", 0.9)
+    runs = [observed(number, TRUTH) for number in range(2 * MANY)]
+    silent = [replace(run, alone_s={**run.alone_s, "flash2": 0.0}, seconds=1.0) for run in runs]
+    silent = [replace(run, seconds=run.predicted_s(TRUTH)) for run in silent]
+    found = fitted(silent, start)
+    assert found.flash2 == pytest.approx(0.9, rel=1e-3)
+    assert found.product != 0.9
 
 
 def test_every_class_of_kernels_takes_its_share() -> None:

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
+from zsim.calibration.memory_fit import fit
+from zsim.calibration.published import Published
+from zsim.calibration.verdict import Forecast, Quantity, predicted, verdict
+from zsim.calibration.zero01 import TABLE
 from zsim.scenario import from_tables
 from zsim.shell.cli import answer
 from zsim.shell.prediction import first_that_fits, forecast
 from zsim.shell.source import resolved
 from zsim.summary import summary
-from zsim.validation.fit import fit
-from zsim.validation.published import Published
-from zsim.validation.verdict import Forecast, Quantity, predicted, verdict
-from zsim.validation.zero01 import TABLE
 
 ROW = {
     "model_size": "8B",

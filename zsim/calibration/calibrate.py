@@ -11,7 +11,7 @@ with most rows whose switch does not reduce either.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import geometric_mean, median
 
 from zsim.calibration.constants import FABRIC, RACK_NIC, START
@@ -19,50 +19,9 @@ from zsim.calibration.fit import fitted
 from zsim.calibration.hardware import GPUS, UNNAMED, speaks_verbs
 from zsim.calibration.links import TimedLinks, scaled
 from zsim.calibration.measured import SCALING, Measurement, stated_fabric
+from zsim.calibration.validate import SIZE_CLASSES, Judged, judged, size_class
 from zsim.collective.profile import NetworkProfile
 from zsim.collective.profiles import Profiles
-from zsim.collective.tuner import alone_s
-
-MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
-SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}
-"""Classes of size for which errors are kept, with their name in a profile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A measurement and what is predicted for it, in seconds."""
-
-    measurement: Measurement
-    predicted_s: float
-
-    @property
-    def error(self) -> float:
-        """How far the prediction is off, as a fraction of the measured time."""
-        return abs(self.predicted_s / self.measurement.seconds - 1)
-
-
-def size_class(size_bytes: int) -> str:
-    """In which of three classes errors are listed."""
-    if size_bytes < MEDIUM_BYTES:
-        return "below 64 KiB"
-    return "64 KiB to 16 MiB" if size_bytes < LARGE_BYTES else "16 MiB and more"
-
-
-def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[Judged]:
-    """Predictions for `rows`, which are of the GPU of `profiles`."""
-    return [
-        Judged(
-            measurement=row,
-            predicted_s=alone_s(
-                profiles.of(row.system),
-                row.collective,
-                row.size_bytes,
-                row.shape,
-                links=row.links,
-            ),
-        )
-        for row in rows
-    ]
 
 
 def calibrated(

@@ -1,9 +1,8 @@
 """From times of kernels to constants, one file for each kind of GPU.
 
-The loss is the mean of |log(predicted / measured)|, in which a few wild rows do not pull on the
-rest. Constants of products are searched together, by steps up and down along each of them; the
-share of every other kind is searched alone. Rows are held out by their shape, a quarter at a time,
-and predicted by constants fitted to the rest; what is written is fitted to all of them.
+What is made small is the mean of |log(predicted / measured)|. Constants of products are searched
+together, the share of every other kind alone. Rows are held out by their shape, a quarter at a
+time, and predicted by constants fitted to the rest; what is written is fitted to all of them.
 
 A GPU starts from the constants of its sibling and keeps those of which its rows say nothing. Where
 only one direction of a kind has rows, the other keeps the sibling's ratio to it.
@@ -12,12 +11,14 @@ only one direction of a kind has rows, the other keeps the sibling's ratio to it
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import log
-from statistics import fmean, median
+from statistics import median
 from zlib import crc32
+
+import numpy as np
 
 from zsim.calibration.calibrate import publication
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
+from zsim.calibration.least_squares import SCALES, Array, minimized
 from zsim.cost import flash2
 from zsim.cost.fitted_time import fitted_s
 from zsim.cost.kernel_profile import ASSUMED, NAMES, FittedKernels, KernelProfile
@@ -82,7 +83,9 @@ SHARE = (0.01, 2.0)
 FEW = 20
 """With fewer rows of products only their share of the peak is fitted."""
 
-FIRST_STEP, LAST_STEP, SWEEPS = 0.3, 1e-3, 30
+FINEST = 0.005
+"""Scale of the last search: kernels alone are timed more exactly than collectives and steps."""
+
 FOLDS = 4
 
 
@@ -159,26 +162,20 @@ def _kind(row: KernelRow) -> KernelKind:
 def _searched(
     rows: Sequence[KernelRow], start: KernelProfile, free: Sequence[str]
 ) -> KernelProfile:
-    def loss(by: KernelProfile) -> float:
-        return fmean(abs(log(predicted_s(row, by) / row.seconds)) for row in rows)
+    measured = np.log([row.seconds for row in rows])
+    low, high = np.log([BOUNDS.get(name, SHARE) for name in free]).T
 
-    found, least = start, loss(start)
-    steps = dict.fromkeys(free, FIRST_STEP)
-    for _ in range(SWEEPS):
-        for name in free:
-            low, high = BOUNDS.get(name, SHARE)
-            for factor in (1 + steps[name], 1 / (1 + steps[name])):
-                value = min(max(getattr(found, name) * factor, low), high)
-                tried = replace(found, **{name: value})
-                if (new := loss(tried)) < least:
-                    found, least = tried, new
-                    steps[name] *= 1.3
-                    break
-            else:
-                steps[name] /= 2
-        if max(steps.values()) < LAST_STEP:
-            break
-    return found
+    def profile(constants: Array) -> KernelProfile:
+        return replace(start, **dict(zip(free, np.exp(constants).tolist(), strict=True)))
+
+    def errors(constants: Array) -> Array:
+        by = profile(constants)
+        return np.log([predicted_s(row, by) for row in rows]) - measured
+
+    begin = np.log([getattr(start, name) for name in free])
+    return profile(
+        minimized(errors, begin, (low, high), weights=np.ones(len(rows)), scales=(*SCALES, FINEST))
+    )
 
 
 def _held_out(

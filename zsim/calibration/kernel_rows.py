@@ -8,10 +8,23 @@ for being predicted badly.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isfinite
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from zsim.calibration.measured import MeasuredError, Row, Unmodelled
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from zsim.calibration.table import (
+    Cells,
+    MaybeWhole,
+    MeasuredError,
+    NotModelledError,
+    Positive,
+    Row,
+    Unmodelled,
+    Whole,
+    must,
+    parsed,
+    read_rows,
+)
 from zsim.cost.fitted_time import Peaks
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
@@ -57,121 +70,157 @@ class KernelRow:
     source: str
 
 
-class Builder(Protocol):
+def _gpu(text: str) -> str:
+    """Return the chip that `text` names."""
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    for name in sorted(CHIPS, key=len, reverse=True):
+        if name in plain and not (name == "b200" and "gb200" in plain):
+            return name
+    raise ValueError(f"gpu {text!r} is not known")
+
+
+def _extents(text: str) -> tuple[int, int, int]:
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
+    if found is None:
+        raise ValueError(f"best_shape_MxNxK {text!r} is no shape")
+    m, n, k = (int(each) for each in found.groups())
+    return m, n, k
+
+
+class _Product(Row):
+    gpu: Annotated[str, AfterValidator(_gpu)]
+    batch: Whole
+    m: Whole
+    n: Whole
+    k: Whole
+    dtype: Annotated[
+        str,
+        must(
+            lambda text: text.startswith("BF16"),
+            "dtype {!r}: which products TF32 computes is not said",
+        ),
+    ]
+    time_us_derived: Positive
+
+
+class _Peak(Row):
+    dtype: Annotated[str, must(lambda text: text == "bf16", "dtype {!r} is not modelled")]
+    accelerator: Annotated[
+        str,
+        must(lambda text: "PCIe" not in text, "accelerator {!r} has other peaks"),
+        AfterValidator(_gpu),
+    ]
+    best_shape_MxNxK: Annotated[  # noqa: N815  (the column is called so)
+        tuple[int, int, int], BeforeValidator(_extents)
+    ]
+    mamf_tflops: Positive
+
+
+class _Operator(Row):
+    """An operator on `b` sequences of `length` tokens; `dim` wide, over `h` heads and `mp` ranks.
+
+    Which of the last three there are depends on the operator.
+    """
+
+    operator: Annotated[
+        str,
+        must(lambda text: text not in SEVERAL, "operator {!r}: several kernels that nobody lists"),
+        must(lambda text: text in OPERATORS_KNOWN, "operator {!r}: is not modelled"),
+    ]
+    gpu: Annotated[str, AfterValidator(_gpu)]
+    b: Whole
+    h: MaybeWhole
+    length: Annotated[int, Field(gt=0, alias="l")]
+    dim: MaybeWhole
+    mp: MaybeWhole
+    fwd_us: Positive
+    bwd_us: Positive
+
+    def stated(self, column: str) -> int:
+        """Return one of the last three, which the operator needs."""
+        value: int | None = getattr(self, column)
+        if value is None:
+            raise NotModelledError(f"{column} '' is not a whole number")
+        return value
+
+
+class Build(Protocol):
     """Makes the kernels of one way of an operator from a row."""
 
-    def __call__(self, row: Row, *, backward: bool) -> tuple[Kernel, ...]:
-        """Those of backward, or of forward."""
+    def __call__(self, row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
+        """Return those of backward, or of forward."""
         ...
 
 
-class _RowError(ValueError):
-    """Why one row is not modelled."""
-
-
-def read(file: str, rows: Iterable[Row]) -> tuple[list[KernelRow], list[Unmodelled]]:
-    """Times in the table `file`, and the rows that are none.
+def read(file: str, rows: Iterable[Cells]) -> tuple[list[KernelRow], list[Unmodelled]]:
+    """Return the times in the table `file`, and the rows that are none.
 
     Raises:
         MeasuredError: the table is not known, or a column is missing.
     """
     if file not in READERS:
         raise MeasuredError(f"{file}: not one of {', '.join(READERS)}")
-    found: list[KernelRow] = []
-    left: list[Unmodelled] = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            for each in READERS[file](number, row):
-                try:
-                    found.append(_within_physics(each))
-                except _RowError as reason:
-                    left.append(Unmodelled(file=file, row=number, reason=str(reason)))
-        except KeyError as missing:
-            raise MeasuredError(f"{file}: no column {missing.args[0]!r}") from None
-        except _RowError as reason:
-            left.append(Unmodelled(file=file, row=number, reason=str(reason)))
-    return found, left
+    return read_rows(file, rows, READERS[file], _within_physics)
 
 
-def _product(number: int, row: Row) -> Iterable[KernelRow]:
-    gpu = _gpu(row["gpu"])
-    batch, m, n, k = (_whole(row, name) for name in ("batch", "m", "n", "k"))
-    if not row["dtype"].startswith("BF16"):
-        raise _RowError(f"dtype {row['dtype']!r}: which products TF32 computes is not said")
+def _product(number: int, cells: Cells) -> Iterable[KernelRow]:
+    row = parsed(PRODUCTS, _Product, cells)
     yield KernelRow(
         file=PRODUCTS,
         row=number,
-        gpu=gpu,
+        gpu=row.gpu,
         name="product",
-        kernels=(matmul(m, n, k, DType.BF16, batch=batch),),
-        seconds=_positive(row, "time_us_derived") / 1e6,
-        source=row["source"],
+        kernels=(matmul(row.m, row.n, row.k, DType.BF16, batch=row.batch),),
+        seconds=row.time_us_derived / 1e6,
+        source=row.source,
     )
 
 
-def _peak(number: int, row: Row) -> Iterable[KernelRow]:
-    if row["dtype"] != "bf16":
-        raise _RowError(f"dtype {row['dtype']!r} is not modelled")
-    if "PCIe" in row["accelerator"]:
-        raise _RowError(f"accelerator {row['accelerator']!r} has other peaks")
-    extents = re.fullmatch(r"(\d+)x(\d+)x(\d+)", row["best_shape_MxNxK"].strip())
-    if extents is None:
-        raise _RowError(f"best_shape_MxNxK {row['best_shape_MxNxK']!r} is no shape")
-    m, n, k = (int(each) for each in extents.groups())
+def _peak(number: int, cells: Cells) -> Iterable[KernelRow]:
+    row = parsed(PEAKS, _Peak, cells)
+    m, n, k = row.best_shape_MxNxK
     yield KernelRow(
         file=PEAKS,
         row=number,
-        gpu=_gpu(row["accelerator"]),
+        gpu=row.accelerator,
         name="product",
         kernels=(matmul(m, n, k, DType.BF16),),
-        seconds=2 * m * n * k / (_positive(row, "mamf_tflops") * 1e12),
-        source=row["source"],
+        seconds=2 * m * n * k / (row.mamf_tflops * 1e12),
+        source=row.source,
     )
 
 
-def _operator(number: int, row: Row) -> Iterable[KernelRow]:
-    name = row["operator"]
-    if name not in OPERATORS_KNOWN:
-        raise _RowError(f"operator {name!r}: {NOT_MODELLED.get(name, 'is not modelled')}")
-    build = OPERATORS_KNOWN[name]
-    for column, backward in (("fwd_us", False), ("bwd_us", True)):
-        if name == "flash_atten" and backward:
-            _plausible(row)
+def _operator(number: int, cells: Cells) -> Iterable[KernelRow]:
+    row = parsed(OPERATORS, _Operator, cells)
+    for backward, taken_us in ((False, row.fwd_us), (True, row.bwd_us)):
+        times = row.bwd_us / row.fwd_us
+        if row.operator == "flash_atten" and backward and times < 2:
+            reason = f"2.5 times the work of forward in {times:.2f} of its time"
+            raise NotModelledError(f"{row.operator}: {reason}")
         yield KernelRow(
             file=OPERATORS,
             row=number,
-            gpu=_gpu(row["gpu"]),
-            name=f"{name}_{'backward' if backward else 'forward'}",
-            kernels=build(row, backward=backward),
-            seconds=_positive(row, column) / 1e6,
-            source=row["source"],
+            gpu=row.gpu,
+            name=f"{row.operator}_{'backward' if backward else 'forward'}",
+            kernels=OPERATORS_KNOWN[row.operator](row, backward=backward),
+            seconds=taken_us / 1e6,
+            source=row.source,
         )
 
 
-def _plausible(row: Row) -> None:
-    """Refuse a backward of attention, 2.5 times the work, in less than twice the forward's time."""
-    times = _positive(row, "bwd_us") / _positive(row, "fwd_us")
-    if times < 2:
-        raise _RowError(f"flash_atten: 2.5 times the work of forward in {times:.2f} of its time")
+SEVERAL = ("RMSlayernorm", "optimizer", "firstStage_optimizer", "middleStage_optimizer")
+"""Operators of several kernels."""
 
 
-NOT_MODELLED = {
-    "RMSlayernorm": "several kernels that nobody lists",
-    "optimizer": "several kernels that nobody lists",
-    "firstStage_optimizer": "several kernels that nobody lists",
-    "middleStage_optimizer": "several kernels that nobody lists",
-}
-
-
-def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Builder:
+def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
     """A linear layer from so many times the hidden size to so many; which of them ranks share."""
 
-    def build(row: Row, *, backward: bool) -> tuple[Kernel, ...]:
-        hidden, ranks = _whole(row, "dim"), _whole(row, "mp")
+    def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
+        hidden, ranks = row.stated("dim"), row.stated("mp")
         n = int(rows_of_hidden * hidden) if rows_of_hidden else VOCABULARY
         k = int(columns_of_hidden * hidden)
         n, k = (n // ranks, k) if cut == "rows" else (n, k // ranks)
-        tokens = _whole(row, "b") * _whole(row, "l")
+        tokens = row.b * row.length
         if not backward:
             return (matmul(tokens, n, k, DType.FP16),)
         return (
@@ -182,12 +231,12 @@ def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Builde
     return build
 
 
-def _scores(*, inner: bool) -> Builder:
+def _scores(*, inner: bool) -> Build:
     """Products of plain attention: scores, or with `inner` what is made from their softmax."""
 
-    def build(row: Row, *, backward: bool) -> tuple[Kernel, ...]:
-        heads, length = _whole(row, "h"), _whole(row, "l")
-        size, batch = _whole(row, "dim") // heads, _whole(row, "b") * heads // _whole(row, "mp")
+    def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
+        heads, length = row.stated("h"), row.length
+        size, batch = row.stated("dim") // heads, row.b * heads // row.stated("mp")
         forward = matmul(
             length, size if inner else length, length if inner else size, DType.FP16, batch=batch
         )
@@ -200,22 +249,22 @@ def _scores(*, inner: bool) -> Builder:
     return build
 
 
-def _flash(row: Row, *, backward: bool) -> tuple[Kernel, ...]:
-    heads, length = _whole(row, "h"), _whole(row, "l")
-    own = heads // _whole(row, "mp")
-    shape = (_whole(row, "b"), own, own, length, length, _whole(row, "dim") // heads)
+def _flash(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
+    heads = row.stated("h")
+    own = heads // row.stated("mp")
+    shape = (row.b, own, own, row.length, row.length, row.stated("dim") // heads)
     return (flash_attention(shape, DType.FP16, backward=backward),)
 
 
 def _moving(
     kind: KernelKind, streams: tuple[int, int], columns: float = 1.0, *, dtype: DType = DType.FP16
-) -> Builder:
+) -> Build:
     """A kernel over so many times the hidden size for each token; 0 is the vocabulary."""
 
-    def build(row: Row, *, backward: bool) -> tuple[Kernel, ...]:
-        wide = columns * _whole(row, "dim") if columns else VOCABULARY
-        cut = 1 if kind in UNCUT else _whole(row, "mp")
-        shape = (_whole(row, "b") * _whole(row, "l"), int(wide) // cut)
+    def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
+        wide = columns * row.stated("dim") if columns else VOCABULARY
+        cut = 1 if kind in UNCUT else row.stated("mp")
+        shape = (row.b * row.length, int(wide) // cut)
         return (streaming(kind, shape, dtype, streams=streams[backward], backward=backward),)
 
     return build
@@ -224,7 +273,7 @@ def _moving(
 UNCUT = (KernelKind.NORM, KernelKind.ELEMENTWISE, KernelKind.EMBEDDING)
 """Kinds that work on whole hidden states on every rank of a tensor axis."""
 
-OPERATORS_KNOWN: dict[str, Builder] = {
+OPERATORS_KNOWN: dict[str, Build] = {
     "linear1": _linear(3, 1, "rows"),
     "linear2": _linear(1, 1, "columns"),
     "linear3": _linear(4, 1, "rows"),
@@ -242,42 +291,16 @@ OPERATORS_KNOWN: dict[str, Builder] = {
 }
 """Operators of GPT-NeoX, by name: queries and keys are turned together."""
 
-READERS: dict[str, Callable[[int, Row], Iterable[KernelRow]]] = {
+READERS: dict[str, Callable[[int, Cells], Iterable[KernelRow]]] = {
     PRODUCTS: _product,
     OPERATORS: _operator,
     PEAKS: _peak,
 }
 
 
-def _gpu(words: str) -> str:
-    plain = re.sub(r"[^a-z0-9]", "", words.lower())
-    for name in sorted(CHIPS, key=len, reverse=True):
-        if name in plain and not (name == "b200" and "gb200" in plain):
-            return name
-    raise _RowError(f"gpu {words!r} is not known")
-
-
-def _within_physics(row: KernelRow) -> KernelRow:
+def _within_physics(row: KernelRow) -> None:
     flops = sum(each.executed_flops for each in row.kernels if each.kind.multiplies_matrices)
     peak = CHIPS[row.gpu].peaks.flops
     if flops > peak * row.seconds:
         reach = flops / row.seconds / 1e12
-        raise _RowError(f"{row.name}: {reach:.0f} TFLOP/s on a peak of {peak / 1e12:.0f}")
-    return row
-
-
-def _whole(row: Row, column: str) -> int:
-    value = _positive(row, column)
-    if value != int(value):
-        raise _RowError(f"{column} {row[column]!r} is not a whole number")
-    return int(value)
-
-
-def _positive(row: Row, column: str) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        raise _RowError(f"{column} {row[column]!r} is not a number") from None
-    if not isfinite(value) or value <= 0:
-        raise _RowError(f"{column} {row[column]!r} is not more than 0")
-    return value
+        raise NotModelledError(f"{row.name}: {reach:.0f} TFLOP/s on a peak of {peak / 1e12:.0f}")

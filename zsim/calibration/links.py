@@ -7,13 +7,21 @@ reduces, as shares of the links and in seconds as they are there.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zsim.calibration.hardware import GPUS
-from zsim.calibration.measured import MeasuredError
+from zsim.calibration.table import (
+    Cells,
+    Finite,
+    MeasuredError,
+    NotModelledError,
+    Row,
+    Whole,
+    parsed,
+)
 from zsim.collective.profiles import Profiles
-from zsim.units import parse_size
+from zsim.units import UnitError, parse_size
 
 LINK_TABLES = {"link_alpha_beta_v100": "v100"}
 """Tables of links, and the GPU of all their nodes."""
@@ -32,37 +40,47 @@ class TimedLinks:
     source: str
 
 
-def read_links(file: str, rows: Iterable[Mapping[str, str]]) -> list[TimedLinks]:
-    """The rows of the table `file`. Those of which lanes differ give the fastest.
+class _Link(Row):
+    """Times in microseconds: `alpha` before a chunk, `beta` of its bytes."""
+
+    topology: str
+    gpus_per_node: Whole
+    nics_per_node: Whole
+    intra_alpha: Finite
+    intra_beta_list: str
+    inter_alpha: Finite
+    inter_beta: Finite
+
+
+def read_links(file: str, rows: Iterable[Cells]) -> list[TimedLinks]:
+    """Return the rows of the table `file`. Those of which lanes differ give the fastest.
 
     Raises:
         MeasuredError: a column is missing, or a value is none.
     """
     found: list[TimedLinks] = []
-    for number, row in enumerate(rows, start=2):
+    for number, cells in enumerate(rows, start=2):
         try:
-            found.append(_links(row))
-        except KeyError as missing:
-            raise MeasuredError(f"{file}: no column {missing.args[0]!r}") from None
-        except ValueError as error:
+            found.append(_links(parsed(file, _Link, cells)))
+        except (NotModelledError, UnitError) as error:
             raise MeasuredError(f"{file}: line {number}: {error}") from None
     return found
 
 
-def _links(row: Mapping[str, str]) -> TimedLinks:
-    chunk = row["topology"].rpartition("_")[2]
-    lanes = [float(each) for each in re.findall(r"[0-9.]+", row["intra_beta_list"])]
-    near_us, far_us = min(lanes), float(row["inter_beta"])
+def _links(row: _Link) -> TimedLinks:
+    chunk = row.topology.rpartition("_")[2]
+    lanes = [float(each) for each in re.findall(r"[0-9]+(?:\.[0-9]+)?", row.intra_beta_list)]
+    near_us, far_us = min(lanes, default=0.0), row.inter_beta
     if near_us <= 0 or far_us <= 0:
-        raise ValueError("a chunk takes no time")
+        raise NotModelledError("a chunk takes no time")
     return TimedLinks(
-        gpus_per_node=int(row["gpus_per_node"]),
-        nics_per_node=int(row["nics_per_node"]),
+        gpus_per_node=row.gpus_per_node,
+        nics_per_node=row.nics_per_node,
         chunk_bytes=parse_size(re.sub(r"([KM])B", r" \1iB", chunk)),
         near_s=near_us / 1e6,
         far_s=far_us / 1e6,
-        crossing_s=(float(row["inter_alpha"]) - float(row["intra_alpha"])) / 1e6,
-        source=row["source"],
+        crossing_s=(row.inter_alpha - row.intra_alpha) / 1e6,
+        source=row.source,
     )
 
 

@@ -6,26 +6,34 @@ time is not what the column says.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import isfinite
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
 
 from zsim.calibration.hardware import GPUS, UNNAMED, gpu_in, system_in
+from zsim.calibration.table import (
+    Cells,
+    MaybePositive,
+    MeasuredError,
+    NotModelledError,
+    Positive,
+    Row,
+    Unmodelled,
+    Whole,
+    parsed,
+    read_rows,
+)
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.tuner import Bandwidths, candidates
 from zsim.units import UnitError, parse_size
-
-Row = Mapping[str, str]
 
 STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
 
 SWEEPS, ONE_NODE = "nccl_tests_sweeps", "collectives_h100_one_node"
 ALL_REDUCE, SCALING = "allreduce_h200_b200", "collective_bandwidth_h100_scaling"
-
-
-class MeasuredError(ValueError):
-    """A table that is not what its name says: the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,65 +67,104 @@ class Measurement:
         return self.file, self.gpu, self.collective, self.shape.ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmodelled:
-    """A row that is not predicted, and why."""
-
-    file: str
-    row: int
-    reason: str
-
-
 _COLLECTIVES = {str(each): each for each in Collective} | {
     "alltoall": Collective.ALL_TO_ALL,
     "sendrecv": Collective.SEND_RECEIVE,
 }
 
 
-class _RowError(ValueError):
-    """Why one row is not modelled."""
+def _gpu(text: str) -> str:
+    """Return the kind of GPU; a row may say that its source does not name one."""
+    gpu = gpu_in(text)
+    if gpu == UNNAMED and text.lower() not in {"", "not stated"}:
+        raise ValueError(f"gpu {text!r} is not known")
+    return gpu
 
 
-def read(file: str, rows: Iterable[Row]) -> tuple[list[Measurement], list[Unmodelled]]:
-    """Measurements of the table `file`, and the rows that are none.
+def _collective(text: str) -> Collective:
+    name = text.replace("-", "_")
+    if name not in _COLLECTIVES:
+        raise ValueError(f"collective {name!r} is not modelled")
+    return _COLLECTIVES[name]
+
+
+def _size(text: str) -> int:
+    """Return bytes of a title such as "256MB (per plot)"; sweeps double, so MB there is MiB."""
+    try:
+        return parse_size(text.partition(" ")[0].replace("MB", " MiB"))
+    except UnitError as error:
+        raise ValueError(f"size: {error}") from None
+
+
+class _Timed(Row):
+    gpu: Annotated[str, AfterValidator(_gpu)]
+    collective: Annotated[Collective, BeforeValidator(_collective)]
+
+
+class _Sweep(_Timed):
+    dataset: str
+    cluster: str
+    nic: str
+    n_ranks: Whole
+    n_nodes: Whole
+    size_bytes: Whole
+    oop_time_us: MaybePositive
+    ip_time_us: MaybePositive
+
+
+class _OneNode(_Timed):
+    group_size: Whole
+    total_tensor_bytes: Whole
+    time_us: Positive
+
+
+class _AllReduce(_Timed):
+    platform: str
+    n_ranks: Whole
+    n_nodes: Whole
+    size_bytes: Whole
+    time_us_derived: Positive
+
+
+class _Scaling(_Timed):
+    n_ranks: Whole
+    n_nodes: Whole
+    size: Annotated[int, BeforeValidator(_size)]
+    bandwidth_GBps: Positive  # noqa: N815  (columns are called so)
+    p95_GBps: Positive  # noqa: N815
+    p5_GBps: Positive  # noqa: N815
+
+
+def read(file: str, rows: Iterable[Cells]) -> tuple[list[Measurement], list[Unmodelled]]:
+    """Return the measurements of the table `file`, and the rows that are none.
 
     Raises:
         MeasuredError: the table is not known, or a column is missing.
     """
     if file not in READERS:
         raise MeasuredError(f"{file}: not one of {', '.join(READERS)}")
-    found: list[Measurement] = []
-    left: list[Unmodelled] = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            measurement = READERS[file](number, row)
-            _within_physics(measurement)
-        except KeyError as missing:
-            raise MeasuredError(f"{file}: no column {missing.args[0]!r}") from None
-        except _RowError as reason:
-            left.append(Unmodelled(file=file, row=number, reason=str(reason)))
-        else:
-            found.append(measurement)
-    return found, left
+    return read_rows(file, rows, lambda *line: (READERS[file](*line),), _within_physics)
 
 
-def _sweep(number: int, row: Row) -> Measurement:
-    gpu, ranks = _gpu(row), _whole(row, "n_ranks")
-    system, nic = system_in(f"{row['cluster']} {row['nic']}", row["dataset"], gpu)
-    shape = _shape(gpu, ranks, _whole(row, "n_nodes"))
-    time = "oop_time_us" if row["oop_time_us"] else "ip_time_us"
+def _sweep(number: int, cells: Cells) -> Measurement:
+    row = parsed(SWEEPS, _Sweep, cells)
+    system, nic = system_in(f"{row.cluster} {row.nic}", row.dataset, row.gpu)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
+    time_us = row.oop_time_us or row.ip_time_us
+    if time_us is None:
+        raise NotModelledError("oop_time_us and ip_time_us are empty")
     return Measurement(
         file=SWEEPS,
         row=number,
-        gpu=gpu,
+        gpu=row.gpu,
         system=system,
-        collective=_collective(row),
+        collective=row.collective,
         shape=shape,
-        size_bytes=_whole(row, "size_bytes"),
-        seconds=_positive(row, time) / 1e6,
-        links=_links(gpu, nic, shape),
-        source=row["source"],
-        nic_bytes_per_s=_stated_nic(row["nic"]),
+        size_bytes=row.size_bytes,
+        seconds=time_us / 1e6,
+        links=_links(row.gpu, nic, shape),
+        source=row.source,
+        nic_bytes_per_s=_stated_nic(row.nic),
     )
 
 
@@ -143,68 +190,62 @@ def stated_fabric(row: Measurement) -> Measurement | None:
     )
 
 
-def _one_node(number: int, row: Row) -> Measurement:
-    gpu, ranks = _gpu(row), _whole(row, "group_size")
-    shape = _shape(gpu, ranks, 1)
+def _one_node(number: int, cells: Cells) -> Measurement:
+    row = parsed(ONE_NODE, _OneNode, cells)
+    shape = _shape(row.gpu, row.group_size, 1)
     return Measurement(
         file=ONE_NODE,
         row=number,
-        gpu=gpu,
+        gpu=row.gpu,
         system="xla",
-        collective=_collective(row),
+        collective=row.collective,
         shape=shape,
-        size_bytes=_whole(row, "total_tensor_bytes"),
-        seconds=_positive(row, "time_us") / 1e6,
-        links=_links(gpu, GPUS[gpu].nic_bytes_per_s, shape),
-        source=row["source"],
+        size_bytes=row.total_tensor_bytes,
+        seconds=row.time_us / 1e6,
+        links=_links(row.gpu, GPUS[row.gpu].nic_bytes_per_s, shape),
+        source=row.source,
     )
 
 
-def _all_reduce(number: int, row: Row) -> Measurement:
-    gpu, ranks = _gpu(row), _whole(row, "n_ranks")
-    system, nic = system_in(row["platform"], row["platform"], gpu)
-    shape = _shape(gpu, ranks, _whole(row, "n_nodes"))
+def _all_reduce(number: int, cells: Cells) -> Measurement:
+    row = parsed(ALL_REDUCE, _AllReduce, cells)
+    system, nic = system_in(row.platform, row.platform, row.gpu)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
     return Measurement(
         file=ALL_REDUCE,
         row=number,
-        gpu=gpu,
+        gpu=row.gpu,
         system=system,
-        collective=_collective(row),
+        collective=row.collective,
         shape=shape,
-        size_bytes=_whole(row, "size_bytes"),
-        seconds=_positive(row, "time_us_derived") / 1e6,
-        links=_links(gpu, nic, shape),
-        source=row["source"],
+        size_bytes=row.size_bytes,
+        seconds=row.time_us_derived / 1e6,
+        links=_links(row.gpu, nic, shape),
+        source=row.source,
     )
 
 
-def _scaling(number: int, row: Row) -> Measurement:
-    gpu, ranks = _gpu(row), _whole(row, "n_ranks")
-    collective = _collective(row)
-    shape = _shape(gpu, ranks, _whole(row, "n_nodes"))
-    size = _size(row["size"])
-    around = 2 if collective is Collective.ALL_REDUCE else 1
-    moved = size * around * (ranks - 1) / ranks
-
-    def seconds(column: str) -> float:
-        return moved / (_positive(row, column) * 1e9)
-
+def _scaling(number: int, cells: Cells) -> Measurement:
+    row = parsed(SCALING, _Scaling, cells)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
+    around = 2 if row.collective is Collective.ALL_REDUCE else 1
+    moved = row.size * around * (row.n_ranks - 1) / row.n_ranks
     return Measurement(
         file=SCALING,
         row=number,
-        gpu=gpu,
+        gpu=row.gpu,
         system="congested",
-        collective=collective,
+        collective=row.collective,
         shape=shape,
-        size_bytes=size,
-        seconds=seconds("bandwidth_GBps"),
-        links=_links(gpu, GPUS[gpu].nic_bytes_per_s, shape),
-        source=row["source"],
-        band=(seconds("p95_GBps"), seconds("p5_GBps")),
+        size_bytes=row.size,
+        seconds=moved / (row.bandwidth_GBps * 1e9),
+        links=_links(row.gpu, GPUS[row.gpu].nic_bytes_per_s, shape),
+        source=row.source,
+        band=(moved / (row.p95_GBps * 1e9), moved / (row.p5_GBps * 1e9)),
     )
 
 
-READERS: dict[str, Callable[[int, Row], Measurement]] = {
+READERS: dict[str, Callable[[int, Cells], Measurement]] = {
     SWEEPS: _sweep,
     ONE_NODE: _one_node,
     ALL_REDUCE: _all_reduce,
@@ -212,28 +253,12 @@ READERS: dict[str, Callable[[int, Row], Measurement]] = {
 }
 
 
-def _collective(row: Row) -> Collective:
-    name = row["collective"].replace("-", "_")
-    if name not in _COLLECTIVES:
-        raise _RowError(f"collective {name!r} is not modelled")
-    return _COLLECTIVES[name]
-
-
-def _gpu(row: Row) -> str:
-    """The kind of GPU; a row may say that its source does not name one."""
-    words = row["gpu"].strip().lower()
-    gpu = gpu_in(words)
-    if gpu == UNNAMED and words not in {"", "not stated"}:
-        raise _RowError(f"gpu {row['gpu']!r} is not known")
-    return gpu
-
-
 def _shape(gpu: str, ranks: int, nodes: int) -> Shape:
     """The communicator over NVSwitch domains: several nodes may be one."""
     hardware = GPUS[gpu]
     domains = -(-ranks // hardware.domain) if hardware.is_rack else nodes
     if not 1 <= domains <= ranks:
-        raise _RowError(f"{ranks} ranks on {nodes} nodes")
+        raise NotModelledError(f"{ranks} ranks on {nodes} nodes")
     return Shape(ranks=ranks, nodes=domains)
 
 
@@ -249,35 +274,10 @@ def _links(gpu: str, nic_bytes_per_s: int, shape: Shape) -> Bandwidths:
     return Bandwidths(gpu=hardware.gpu_bytes_per_s, node=max(1, int(nic_bytes_per_s * used)))
 
 
-def _size(text: str) -> int:
-    """Bytes in a title such as "256MB (per plot)"; sweeps double, so MB there is MiB."""
-    try:
-        return parse_size(text.partition(" ")[0].replace("MB", " MiB"))
-    except UnitError as error:
-        raise _RowError(f"size: {error}") from None
-
-
-def _whole(row: Row, column: str) -> int:
-    value = _positive(row, column)
-    if value != int(value):
-        raise _RowError(f"{column} {row[column]!r} is not a whole number")
-    return int(value)
-
-
-def _positive(row: Row, column: str) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        raise _RowError(f"{column} {row[column]!r} is not a number") from None
-    if not isfinite(value) or value <= 0:
-        raise _RowError(f"{column} {row[column]!r} is not more than 0")
-    return value
-
-
 def _within_physics(row: Measurement) -> None:
     """Refuse a row in which even the leanest algorithm moves more than the GPU's link can."""
     least = min((done.gpu_bytes for _, _, done in candidates(row.collective, row.shape)), default=0)
     if row.seconds * row.links.gpu < row.size_bytes * least:
         limit = row.links.gpu / 1e9
         reach = float(row.size_bytes * least) / row.seconds / 1e9
-        raise _RowError(f"{reach:.0f} GB/s on a link of {limit:.0f} GB/s: its size is not S")
+        raise NotModelledError(f"{reach:.0f} GB/s on a link of {limit:.0f} GB/s: its size is not S")

@@ -6,15 +6,13 @@ from dataclasses import dataclass, fields
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zsim.calibration.least_squares import Array
 from zsim.calibration.measured import Measurement
 from zsim.collective import direct
 from zsim.collective.activity import Algorithm, Collective, Protocol, Shape
 from zsim.collective.profile import NetworkProfile, Terms, timing
 from zsim.collective.tuner import Bandwidths, candidates, ranks_on_a_node, terms
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

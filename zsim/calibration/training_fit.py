@@ -1,18 +1,18 @@
 """From published runs of training to what kernels reach in training, one set for each GPU.
 
 A run's time is the time of its kernels alone, each class over its share, and a rest: launches that
-a kernel waits for, communication that is not hidden, copies. The rest comes from a simulation. The
-loss is the mean of |log(predicted / measured)|, rounded where it is small so that the search does
-not stick in a corner, each file weighing the same; the search steps up and down along each
-constant. Sweeps that judge are never fitted.
+a kernel waits for, communication that is not hidden, copies. The rest comes from a simulation. What
+is made small is the mean of |log(predicted / measured)|, each file weighing the same. Sweeps that
+judge are never fitted.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot, log
-from statistics import fmean
 
+import numpy as np
+
+from zsim.calibration.least_squares import Array, minimized
 from zsim.cost.fitted_time import Peaks, work_s
 from zsim.cost.in_training import MATRIX, SHARES, InTraining, share_of
 from zsim.cost.kernel_profile import KernelProfile
@@ -30,10 +30,6 @@ BOUNDS: Mapping[str, tuple[float, float]] = {"beside_collective": (1.0, 1.5)}
 SHARE_BOUNDS = (0.3, 3.0)
 """Least and most of a constant. Kernels beside collectives were seen up to 1.4 times as long (Lee
 et al. 2025, arXiv 2507.03114), most of them 1.2 times; a share outside these is another kernel."""
-
-FIRST_STEP, LAST_STEP, SWEEPS = 0.2, 1e-4, 300
-ROUND = 0.02
-"""Errors below are as good as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,38 +66,40 @@ def alone_s(
     return sums
 
 
-def loss(observed: Sequence[Observed], by: InTraining) -> float:
-    """Mean of |log(predicted / measured)| over files, `ROUND` where a run is met exactly."""
-    by_file: defaultdict[str, list[float]] = defaultdict(list)
-    for each in observed:
-        by_file[each.file].append(hypot(log(each.predicted_s(by) / each.seconds), ROUND))
-    return fmean(fmean(errors) for errors in by_file.values())
-
-
 def fitted(observed: Sequence[Observed], start: InTraining) -> InTraining:
-    """`start` with as many constants moved as there are runs to say where to."""
+    """Return `start` with as many constants moved as there are runs to say where to."""
     if not observed:
         return start
     free = ALL_FREE if len(observed) >= MANY else ONE_FREE
-    found, least = start, loss(observed, start)
-    steps = dict.fromkeys(free, FIRST_STEP)
-    for _ in range(SWEEPS):
-        for names in free:
-            for factor in (1 + steps[names], 1 / (1 + steps[names])):
-                tried = found
-                for name in names:
-                    tried = tried.changed(name, _moved(found, name, factor))
-                if (new := loss(observed, tried)) < least:
-                    found, least = tried, new
-                    steps[names] *= 1.3
-                    break
-            else:
-                steps[names] /= 2
-        if max(steps.values()) < LAST_STEP:
-            break
-    return found
+    runs_of_file = Counter(each.file for each in observed)
+
+    def training(factors: Array) -> InTraining:
+        found = start
+        for names, factor in zip(free, np.exp(factors).tolist(), strict=True):
+            for name in names:
+                found = found.changed(name, start.constant(name) * factor)
+        return found
+
+    def errors(factors: Array) -> Array:
+        by = training(factors)
+        return np.log([each.predicted_s(by) / each.seconds for each in observed])
+
+    return training(
+        minimized(
+            errors,
+            np.zeros(len(free)),
+            (_limit(free, start, end=0), _limit(free, start, end=1)),
+            weights=np.array([1 / runs_of_file[each.file] for each in observed]),
+        )
+    )
 
 
-def _moved(by: InTraining, name: str, factor: float) -> float:
-    low, high = BOUNDS.get(name, SHARE_BOUNDS)
-    return min(max(by.constant(name) * factor, low), high)
+def _limit(free: Sequence[Sequence[str]], start: InTraining, *, end: int) -> Array:
+    """Return the least (`end` 0) or most (1) by which each group may move, as logarithms."""
+    nearest = (max, min)[end]
+    return np.log(
+        [
+            nearest(BOUNDS.get(name, SHARE_BOUNDS)[end] / start.constant(name) for name in names)
+            for names in free
+        ]
+    )

@@ -1,13 +1,55 @@
 """Predictions beside published measurements: errors by file, by hardware and by size."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
-from zsim.calibration.calibrate import Judged, judged, size_class
-from zsim.calibration.measured import Measurement, Unmodelled
+from zsim.calibration.measured import Measurement
+from zsim.calibration.table import Unmodelled
 from zsim.collective.profiles import Profiles
+from zsim.collective.tuner import alone_s
+
+MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
+SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}
+"""Classes of size for which errors are kept, with their name in a profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A measurement and what is predicted for it, in seconds."""
+
+    measurement: Measurement
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, as a fraction of the measured time."""
+        return abs(self.predicted_s / self.measurement.seconds - 1)
+
+
+def size_class(size_bytes: int) -> str:
+    """In which of three classes errors are listed."""
+    if size_bytes < MEDIUM_BYTES:
+        return "below 64 KiB"
+    return "64 KiB to 16 MiB" if size_bytes < LARGE_BYTES else "16 MiB and more"
+
+
+def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[Judged]:
+    """Predictions for `rows`, which are of the GPU of `profiles`."""
+    return [
+        Judged(
+            measurement=row,
+            predicted_s=alone_s(
+                profiles.of(row.system),
+                row.collective,
+                row.size_bytes,
+                row.shape,
+                links=row.links,
+            ),
+        )
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,9 @@ def _values(schedule: Schedule, shown: Shown) -> Iterator[str]:
     yield ranks
     roles = len(schedule.roles)
     yield f"{roles} role{'s' if roles > 1 else ''}"
+    parameters = schedule.contract.parameters
+    if frozen := sum(each.frozen for each in parameters):
+        yield f"{frozen} of {len(parameters)} parameters frozen"
     training = shown.training
     if training is not None:
         names = sorted({_name(rule) for rule in training.rules.values()})

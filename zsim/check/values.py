@@ -20,9 +20,9 @@ from zsim.check.execution.reading import Training, model_of, training_of
 from zsim.check.finding import Finding
 from zsim.check.scalars import generic
 from zsim.check.subject import Subject
-from zsim.model import Model
+from zsim.model import Model, Parameter
 from zsim.operation import Action, Compute
-from zsim.schedule import Schedule
+from zsim.schedule import LogicalParameter, Schedule
 
 INVARIANT = "values"
 
@@ -132,17 +132,14 @@ def _layouts(schedule: Schedule) -> Iterator[Finding]:
 
 def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
     """Find parameters of layouts or of the model that the contract names otherwise."""
-    promised = {each.name: each.elements for each in schedule.contract.parameters}
+    promised = {each.name: _described(each) for each in schedule.contract.parameters}
     if not promised:
         return
     if model is not None:
-        trained = {each.name: each.elements for each in model.parameters}
-        for name in sorted(promised.keys() | trained.keys()):
-            if promised.get(name) != trained.get(name):
-                here, there = (
-                    "no such parameter" if each is None else f"{each} elements"
-                    for each in (promised.get(name), trained.get(name))
-                )
+        known = {each.name: _described(each) for each in model.parameters}
+        for name in sorted(promised.keys() | known.keys()):
+            here, there = (each.get(name, "no such parameter") for each in (promised, known))
+            if here != there:
                 why = f"{name}: the contract has {here}, the model {there}"
                 yield _finding("", "contract", why)
     used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
@@ -151,6 +148,10 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
             if piece.parameter not in promised:
                 why = f"holds {piece.parameter}, which the contract does not name"
                 yield _finding("", layout.name, why)
+
+
+def _described(parameter: LogicalParameter | Parameter) -> str:
+    return f"{parameter.elements} elements{', frozen' if parameter.frozen else ''}"
 
 
 def _unknown(schedule: Schedule, model: Model) -> str:

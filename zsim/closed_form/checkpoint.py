@@ -8,9 +8,15 @@ from zsim.schedule import HostBytes
 from zsim.strategy import Checkpointing, Strategy
 
 
-def recomputed(unit: Unit, strategy: Strategy) -> bool:
+def goes_back(model: Model, unit: Unit) -> bool:
+    """Whether a unit has a backward: not before the first parameter that is trained."""
+    return not unit.segments or any(model.runs_backward(each) for each in unit.segments)
+
+
+def recomputed(model: Model, unit: Unit, strategy: Strategy) -> bool:
     """Whether a unit is run again before its backward."""
-    return unit.checkpoint and strategy.checkpointing is Checkpointing.FULL
+    full = strategy.checkpointing is Checkpointing.FULL
+    return unit.checkpoint and full and goes_back(model, unit)
 
 
 def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
@@ -21,7 +27,7 @@ def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
     for unit in model.units:
         for name in sorted(_given(unit)):
             value = model.values[name]
-            if recomputed(unit, strategy) and value.requires_gradient and readers[name] == 1:
+            if recomputed(model, unit, strategy) and value.requires_gradient and readers[name] == 1:
                 yield value
 
 

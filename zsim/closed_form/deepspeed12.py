@@ -1,9 +1,9 @@
 """Parameters and gradients in DeepSpeed's stages 1 and 2: a gather a step, and all-reduced buckets.
 
-The flat tensor of all parameters with one rule is padded to a multiple of twice the ranks, and
-gathered. Gradients are
-all-reduced whole, in the order in which backward completes them, at most `reduce_bucket_size`
-elements at a time: once a step in stage 1, in every micro-batch in stage 2.
+The flat tensor of all parameters that are trained by one rule is padded to a multiple of twice the
+ranks, and gathered. Gradients are all-reduced whole, in the order in which backward completes them,
+at most `reduce_bucket_size` elements at a time: once a step in stage 1, in every micro-batch in
+stage 2.
 """
 
 from zsim.closed_form.ring import all_reduces
@@ -18,7 +18,11 @@ def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     """Parameters by rule: the optimizer's, then those of each group."""
     rules = [strategy.optimizer, *(group.rule for group in strategy.groups)]
     found = [
-        [each for each in model.parameters if strategy.rule_of(each.name) == rule]
+        [
+            each
+            for each in model.parameters
+            if not each.frozen and strategy.rule_of(each.name) == rule
+        ]
         for number, rule in enumerate(rules)
         if rule not in rules[:number]
     ]
@@ -33,12 +37,13 @@ def padded_elements(model: Model, strategy: Strategy) -> int:
 
 
 def completed(model: Model) -> list[int]:
-    """Elements of each parameter in the order in which backward completes its gradient."""
+    """Elements of each trained parameter in the order in which backward completes its gradient."""
     order: dict[str, int] = {}
     for unit in reversed(model.units):
         for parameter in reversed(unit.parameters):
             order.pop(parameter.name, None)  # another unit adds to it
-            order[parameter.name] = parameter.elements
+            if not parameter.frozen:
+                order[parameter.name] = parameter.elements
     return list(order.values())
 
 

@@ -7,6 +7,7 @@ recorded order, unit by unit, forward and then backward.
 from bisect import bisect_right
 from itertools import accumulate
 
+from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.volume import DataVolume
 from zsim.model import Model, Parameter
 from zsim.rule import Optimizer
@@ -31,7 +32,8 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
             inside += (times - 1) * (inner - 1) * (shard * ranks // inner) * size
             times = 1
         gathered += times * (ranks - 1) * shard * size
-        scattered += micro_batches * (ranks - 1) * shard * wire
+        if not parameter.frozen:
+            scattered += micro_batches * (ranks - 1) * shard * wire
     return [
         WireBytes(group="data", collective="all_gather", bytes=gathered),
         WireBytes(group="inner", collective="all_gather", bytes=inside),
@@ -41,7 +43,8 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def norms(model: Model, strategy: Strategy) -> int:
     """Sub-groups, each of which has its norm reduced: of all parameters with one rule."""
-    rules = {strategy.rule_of(parameter.name) for parameter in model.parameters}
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
+    rules = {strategy.rule_of(parameter.name) for parameter in trained}
     return sum(_sub_groups(model, strategy, rule) for rule in rules)
 
 
@@ -50,7 +53,7 @@ def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
     shards = [
         -(-parameter.elements // strategy.data)
         for parameter in model.parameters
-        if strategy.rule_of(parameter.name) == rule
+        if not parameter.frozen and strategy.rule_of(parameter.name) == rule
     ]
     if sum(shards) <= options.sub_group_size:
         return 1
@@ -64,7 +67,8 @@ def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
 
 def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
     """How often a micro-batch gathers each parameter that does not stay whole."""
-    units = [unit.parameters for unit in (*model.units, *reversed(model.units))]
+    back = [unit for unit in reversed(model.units) if goes_back(model, unit)]
+    units = [unit.parameters for unit in (*model.units, *back)]
     small = options.stage3_param_persistence_threshold
     order = {parameter.name: place for place, parameter in enumerate(model.parameters)}
     uses = [

@@ -2,68 +2,101 @@
 
 A group per block and one for all other parameters. With W ranks a parameter of d rows takes
 ceil(d / W) W rows on the wire. Blocks are gathered for forward and, where they were freed, again
-for backward; the root once.
+for backward; the root once. Frozen parameters are gathered and not reduced. A block before the
+first gradient has no backward; the last of these is gathered for it all the same.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from math import prod
 
+from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.ring import all_reduces
 from zsim.closed_form.volume import DataVolume
-from zsim.model import Model
+from zsim.model import Model, Parameter
 from zsim.runtime.fsdp2 import FSDP2, Sync
 from zsim.schedule import WireBytes
 from zsim.strategy import Strategy
 
 
-def shards(model: Model, ranks: int) -> tuple[list[int], int]:
-    """Elements of a rank's shard of each block that has parameters of its own, and of the root."""
+@dataclass(slots=True)
+class Group:
+    """Elements of a rank's shard of a group, and of those that are trained.
+
+    Of a block, whether it has a backward, and whether it is gathered for one.
+    """
+
+    elements: int = 0
+    trained: int = 0
+    back: bool = True
+    again: bool = True
+
+    def add(self, parameter: Parameter, ranks: int) -> None:
+        """Count a parameter."""
+        rows, *others = parameter.shape or (1,)
+        share = -(-rows // ranks) * prod(others)
+        self.elements += share
+        self.trained += 0 if parameter.frozen else share
+
+
+def groups(model: Model, ranks: int) -> tuple[list[Group], Group]:
+    """Each block that has parameters of its own, and the root."""
     users = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
-    own: list[int] = []
-    root = 0
-    seen: set[str] = set()
+    blocks: list[Group] = []
+    root, seen = Group(), set[str]()
     for unit in model.units:
-        block = 0
+        block = Group(back=goes_back(model, unit))
+        own = [each for each in unit.parameters if unit.checkpoint and users[each.name] == 1]
         for parameter in unit.parameters:
-            rows, *others = parameter.shape or (1,)
-            share = -(-rows // ranks) * prod(others)
-            if unit.checkpoint and users[parameter.name] == 1:
-                block += share
+            if parameter in own:
+                block.add(parameter, ranks)
             elif parameter.name not in seen:
-                root += share
-            seen.add(parameter.name)
-        if any(unit.checkpoint and users[each.name] == 1 for each in unit.parameters):
-            own.append(block)
-    return own, root
+                root.add(parameter, ranks)
+                seen.add(parameter.name)
+        if own:
+            blocks.append(block)
+    behind = bool(seen)  # the root gathers the last block before its backward
+    for block in reversed(blocks):
+        block.again = block.back or behind
+        behind = block.back
+    return blocks, root
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis, its inner part, and the replicas."""
     options = strategy.options(FSDP2)
     ranks = strategy.data
-    blocks, root = shards(model, ranks)
+    blocks, root = groups(model, ranks)
     size = strategy.precision.compute.size_bytes
     wire = (options.reduce_dtype or strategy.precision.compute).size_bytes
     micro_batches = strategy.gradient_accumulation_steps
     kept = not options.reshard_after_backward
-    roots = 1 if kept else micro_batches
-    again = 0 if options.reshard_after_forward is False else micro_batches
+    gathered = root.elements * (1 if kept else micro_batches)
     inner = 0
-    if strategy.inner is not None:
-        # A rank has 1 of `inner` parts of the padded whole; the others come from its neighbours.
-        part = sum(blocks) * ranks // strategy.inner
-        inner, again = micro_batches * (strategy.inner - 1) * part * size, 0
-    gathered = (ranks - 1) * ((roots + again) * sum(blocks) + roots * root) * size
+    for block in blocks:
+        stays = options.reshard_after_forward is False
+        again = 0 if stays or not block.again else micro_batches
+        whole = 1 if kept and (block.back or stays) else micro_batches
+        if strategy.inner is None:
+            gathered += (whole + again) * block.elements
+            continue
+        if kept and not block.back:  # still sharded over the inner ranks
+            again, whole = again + micro_batches - 1, 1
+        gathered += whole * block.elements
+        # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
+        inner += (strategy.inner - 1) * (again * block.elements * ranks // strategy.inner)
+    trained = [each.trained for each in (*blocks, root)]
     syncs = 1 if options.gradient_sync is Sync.LAST else micro_batches
-    scattered = syncs * (ranks - 1) * (sum(blocks) + root) * wire
     sums = 1 if Sync.LAST in (options.gradient_sync, options.all_reduce) else micro_batches
     return [
-        WireBytes(group="data", collective="all_gather", bytes=gathered),
-        WireBytes(group="inner", collective="all_gather", bytes=inner),
-        WireBytes(group="data", collective="reduce_scatter", bytes=scattered),
-        *all_reduces(
-            "replicate", (*blocks, root) * sums, ranks=strategy.replicate, size_bytes=wire
+        WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered * size),
+        WireBytes(group="inner", collective="all_gather", bytes=inner * size),
+        WireBytes(
+            group="data",
+            collective="reduce_scatter",
+            bytes=syncs * (ranks - 1) * sum(trained) * wire,
         ),
+        *all_reduces("replicate", trained * sums, ranks=strategy.replicate, size_bytes=wire),
     ]
 
 

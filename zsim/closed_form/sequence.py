@@ -10,11 +10,14 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume of a step: bytes of a rank's own tokens go to each of the others."""
     gathered = scattered = 0
     for unit in model.units:
-        runs = 2 if recomputed(unit, strategy) else 1
+        runs = 2 if recomputed(model, unit, strategy) else 1
         for segment in unit.segments:
             made, read = _made(model, segment), _read(model, segment)
-            scattered += runs * made + read
-            gathered += runs * read + made + (read if segment.saves_input else 0)
+            scattered += runs * made
+            gathered += runs * read
+            if model.runs_backward(segment):
+                scattered += _read(model, segment, sloped=True)
+                gathered += made + (read if segment.saves_input else 0)
     times = strategy.gradient_accumulation_steps * (model.tensor - 1)
     return [
         WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
@@ -30,9 +33,13 @@ def _made(model: Model, segment: Segment) -> int:
     return sum(value.size_bytes for value in values if value.tensor_sharded)
 
 
-def _read(model: Model, segment: Segment) -> int:
-    """Bytes of what it reads whole that is cut by tokens before."""
+def _read(model: Model, segment: Segment, *, sloped: bool = False) -> int:
+    """Bytes of what it reads whole that is cut by tokens before; of what has a gradient alone."""
     if not segment.reduces_input_gradient:
         return 0
     values = [model.values[name] for name in segment.inputs]
-    return sum(value.size_bytes for value in values if value.tensor_sharded)
+    return sum(
+        value.size_bytes
+        for value in values
+        if value.tensor_sharded and (value.requires_gradient or not sloped)
+    )

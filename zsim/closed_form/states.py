@@ -1,8 +1,9 @@
 """Model states that persist on a rank, by kind, from model and strategy alone: zsim's own stages.
 
-Rajbhandari et al. 2020, section 3.1: parameters, fp32 masters where the precision has them, and
-the optimizer's moments; a stage shards over the data axis what it names (section 5). With memory
-in a row (MD, section 6.3) what gradients collect in and checkpoints lie in persists as well.
+Rajbhandari et al. 2020, section 3.1: parameters, and of those that are trained fp32 masters where
+the precision has them, and the optimizer's moments; a stage shards over the data axis what it names
+(section 5). With memory in a row (MD, section 6.3) what gradients collect in and checkpoints lie in
+persists as well.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes
@@ -16,12 +17,14 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
     """Bytes of each kind on one rank; None for runtimes that are emulated."""
     if strategy.emulate is not None:
         return None
-    whole = padded_elements(model, strategy)
+    whole = padded_elements(model, strategy, frozen=False)
     shard = whole // strategy.data
+    held = whole + padded_elements(model, strategy, frozen=True)
     precision = strategy.precision
     optimized = (shard if strategy.stage >= 1 else whole) * precision.optimizer.size_bytes
     return {
-        Kind.PARAMETER: (shard if strategy.stage == 3 else whole) * precision.compute.size_bytes,
+        Kind.PARAMETER: (held // strategy.data if strategy.stage == 3 else held)
+        * precision.compute.size_bytes,
         Kind.MASTER: optimized if precision.has_master else 0,
         Kind.MOMENT: optimized * strategy.moments,
         Kind.GRADIENT: _gradients(whole, strategy) * precision.compute.size_bytes,

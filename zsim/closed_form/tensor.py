@@ -9,7 +9,8 @@ from zsim.strategy import Strategy
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Summands inside units, and partitioned checkpoints, over the tensor axis."""
     reduced = sum(
-        _unit_all_reduce(model, unit, recomputed=recomputed(unit, strategy)) for unit in model.units
+        _unit_all_reduce(model, unit, recomputed=recomputed(model, unit, strategy))
+        for unit in model.units
     )
     gathered = 0
     if strategy.cuts_checkpoints:
@@ -33,7 +34,7 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
             total += runs * sum(
                 _ring(model, value.name) for value in segment.outputs if not value.tensor_sharded
             )
-        if segment.reduces_input_gradient:
+        if segment.reduces_input_gradient and model.runs_backward(segment):
             total += sum(
                 _ring(model, name)
                 for name in segment.inputs

@@ -6,8 +6,9 @@ class of kernels has one share. Such constants come from `zsim calibrate`, which
 that were not fitted and writes down how far off it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import date
 from fractions import Fraction
 
 from zsim.kernel import Kernel, KernelKind
@@ -62,6 +63,8 @@ class Evidence:
         fitted: runs that were fitted.
         judged: runs of sweeps that were not.
         median, p90: absolute error of step times of those, as fractions.
+        rows: which those are, by table: their lines, of which the header is 1.
+        date: when they were predicted.
         sequence_length, ranks, parameters: of the runs that were fitted.
         under: what the judged runs were made under.
     """
@@ -71,6 +74,8 @@ class Evidence:
     judged: int
     median: float
     p90: float
+    rows: tuple[str, ...]
+    date: date
     sequence_length: Span
     ranks: Span
     parameters: Span
@@ -165,12 +170,16 @@ def text(training: InTraining) -> list[str]:
     lines += ["", "[training.evidence]", f'gpu = "{evidence.gpu}"']
     lines += [f"fitted = {evidence.fitted}", f"judged = {evidence.judged}"]
     lines += [f"median = {evidence.median:.4f}", f"p90 = {evidence.p90:.4f}"]
+    lines += [_words_line("rows", evidence.rows), f"date = {evidence.date.isoformat()}"]
     lines += [_span_line(name, getattr(evidence, name)) for name in SPANS]
     lines += ["", "[training.evidence.under]"]
-    for name in JUDGED_WORDS:
-        words = ", ".join(f'"{word}"' for word in getattr(evidence.under, name))
-        lines.append(f"{name} = [{words}]")
+    lines += [_words_line(name, getattr(evidence.under, name)) for name in JUDGED_WORDS]
     return lines + [_span_line(name, getattr(evidence.under, name)) for name in JUDGED_SPANS]
+
+
+def _words_line(name: str, words: Sequence[str]) -> str:
+    quoted = ", ".join(f'"{word}"' for word in words)
+    return f"{name} = [{quoted}]"
 
 
 def _span_line(name: str, span: Span) -> str:
@@ -196,6 +205,8 @@ def parse(table: Mapping[str, object]) -> InTraining:
         judged=int(_number("judged", found["judged"])),
         median=_number("median", found["median"]),
         p90=_number("p90", found["p90"]),
+        rows=_words("rows", found["rows"]),
+        date=_date("date", found["date"]),
         sequence_length=spans["sequence_length"],
         ranks=spans["ranks"],
         parameters=spans["parameters"],
@@ -227,6 +238,12 @@ def _words(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise InTrainingError(f"{name}: must be a list of words")
     return tuple(value)
+
+
+def _date(name: str, value: object) -> date:
+    if not isinstance(value, date):
+        raise InTrainingError(f"{name}: must be a date, such as 2026-01-31")
+    return value
 
 
 def _keys(table: Mapping[str, object], known: set[str], what: str) -> None:

@@ -25,6 +25,7 @@ class DeepSpeed(RuntimeOptions):
 
     stages = (1, 2, 3)
     has_replicas = False
+    takes_frozen = True
 
     reduce_bucket_size: int = 500_000_000
     overlap_comm: bool | None = None

@@ -35,6 +35,7 @@ class FSDP2(RuntimeOptions):
     """
 
     stages = (3,)
+    takes_frozen = True
 
     reshard_after_forward: bool | int = True
     reshard_after_backward: bool = True

@@ -71,6 +71,13 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     if strategy.emulate is not None and not model.parameters:
         raise ModelError("parameters: none; only zsim's own stages take such a model")
+    if model.frozen and not (strategy.emulate is None or strategy.emulate.takes_frozen):
+        takers = [name for name, each in runtimes().items() if each.options.takes_frozen]
+        name = type(strategy.emulate).__name__
+        raise ModelError(
+            f"frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones go with "
+            f"zsim's own stages, {', '.join(takers)}"
+        )
     _need_groups(model, strategy)
     with uncollected():
         return runtime_of(strategy).schedule(model, strategy)

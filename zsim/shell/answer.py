@@ -57,6 +57,7 @@ def plan_object(title: str, plan: Plan) -> dict[str, object]:
         "ranks": plan.ranks,
         "mesh": dict(plan.mesh),
         "parameters": plan.parameters,
+        "trained_parameters": plan.trained_parameters,
         "model_state_bytes": plan.model_state_bytes,
         "peak_allocated_bytes": plan.peak.bytes,
         "memory_bytes": dict(plan.peak.by_kind),
@@ -79,6 +80,13 @@ def _by_group(volumes: Iterable[WireBytes], *, scalar: bool) -> dict[str, dict[s
     return found
 
 
+def _parameters(plan: Plan) -> str:
+    if plan.trained_parameters == plan.parameters:
+        return f"{plan.parameters:,}"
+    share = plan.trained_parameters / plan.parameters
+    return f"{plan.parameters:,}, {plan.trained_parameters:,} of them trained ({share:.2%})"
+
+
 def print_plan(title: str, plan: Plan) -> None:
     """`zsim plan`: what is held at the peak, and what is sent in a step."""
     mesh = " x ".join(f"{size} {axis}" for axis, size in plan.mesh)
@@ -89,7 +97,7 @@ def print_plan(title: str, plan: Plan) -> None:
     print_lines(
         [
             ("ranks", f"{plan.ranks}: {mesh}"),
-            ("parameters", f"{plan.parameters:,}"),
+            ("parameters", _parameters(plan)),
             ("model state", f"{format_bytes(plan.model_state_bytes)} on {whose}"),
             (
                 "peak memory",

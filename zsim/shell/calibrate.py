@@ -1,10 +1,12 @@
 """`zsim calibrate`: published rows in, profile files out."""
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from zsim.calibration import kernel_fit
-from zsim.calibration.calibrate import SIZE_CLASSES, calibrated
+from zsim.calibration.calibrate import calibrated
+from zsim.calibration.validate import SIZE_CLASSES
 from zsim.collective.profiles import Profiles, text
 from zsim.cost import kernel_profile
 from zsim.shell.calibrate_training import FITTED, with_training
@@ -43,7 +45,7 @@ def calibrate(source: Path, target: Path) -> None:
         if not run.reason
     ]
     alone = kernel_fit.calibrated(kernels, report=_report)
-    for fitted in with_training(alone, runs, report=_report):
+    for fitted in with_training(alone, runs, today=datetime.now(UTC).date(), report=_report):
         path = target / KERNELS / f"{fitted.gpu}.toml"
         with mistakes(UnwrittenError):
             write(path, kernel_profile.text(fitted))

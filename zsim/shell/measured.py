@@ -9,10 +9,11 @@ from typing import TypeVar
 from zsim.calibration import kernel_rows, measured
 from zsim.calibration.kernel_rows import KernelRow
 from zsim.calibration.links import LINK_TABLES, TimedLinks, read_links
-from zsim.calibration.measured import MeasuredError, Measurement, Row, Unmodelled
+from zsim.calibration.measured import Measurement
+from zsim.calibration.published import Published
+from zsim.calibration.table import Cells, MeasuredError, Unmodelled
+from zsim.calibration.tables import TABLES
 from zsim.shell.mistake import MistakeError, file_fault, mistakes
-from zsim.validation.published import Published
-from zsim.validation.tables import TABLES
 
 Found = TypeVar("Found")
 
@@ -104,7 +105,7 @@ def timed_links(folder: Path) -> dict[str, list[TimedLinks]]:
 
 
 def _read(
-    path: Path, read: Callable[[str, list[Row]], tuple[list[Found], list[Unmodelled]]]
+    path: Path, read: Callable[[str, list[Cells]], tuple[list[Found], list[Unmodelled]]]
 ) -> tuple[list[Found], list[Unmodelled]]:
     with _of(path.parent):
         return read(path.stem, _rows(path))
@@ -115,7 +116,7 @@ def _of(folder: Path) -> AbstractContextManager[None]:
     return mistakes(MeasuredError, prefix=f"{folder}/")
 
 
-def _rows(path: Path) -> list[Row]:
+def _rows(path: Path) -> list[Cells]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file, restval="", strict=True))

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from zsim.backend import BackendError, NoWayError, RunFailedError
+from zsim.calibration.verdict import Forecast, Quantity
 from zsim.shell.mistake import MistakeError
-from zsim.validation.verdict import Forecast, Quantity
 
 FEW = 3
 """Micro-batches of a step that are simulated; those that follow are like the last."""

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zsim.calibration.calibrate import SIZE_CLASSES
-from zsim.calibration.validate import Verdict, verdict
+from zsim.calibration.validate import SIZE_CLASSES, Verdict, verdict
 from zsim.collective.profiles import Profiles
 from zsim.shell.answer import print_json
 from zsim.shell.errors import errors_cells, errors_object

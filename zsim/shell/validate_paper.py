@@ -8,6 +8,8 @@ from pathlib import Path
 
 from zsim.api.largest_model import largest_of
 from zsim.backend import BackendError, NoWayError
+from zsim.calibration.paper import Paper, Predicted, Quantity, Run, Verdict, parse, shown, verdict
+from zsim.calibration.paper_picture import picture
 from zsim.scenario import ScenarioError, from_tables
 from zsim.shell.answer import print_json
 from zsim.shell.errors import errors_object
@@ -17,8 +19,6 @@ from zsim.shell.picture import need_format, write_picture
 from zsim.shell.source import resolved
 from zsim.shell.written import answer_before
 from zsim.summary import summary
-from zsim.validation.paper import Paper, Predicted, Quantity, Run, Verdict, parse, shown, verdict
-from zsim.validation.paper_picture import picture
 
 Answer = tuple[float, int] | str
 """A value and which of its scenarios fits, or why there is none."""

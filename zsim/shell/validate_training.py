@@ -4,7 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from zsim.calibration.memory_fit import ABOVE, NEAR, Fit
+from zsim.calibration.memory_fit import fit as fit_of
+from zsim.calibration.published import Published
+from zsim.calibration.scatter import scatter
 from zsim.calibration.validate import Errors
+from zsim.calibration.verdict import Comparison, Quantity, Verdict, published, verdict
 from zsim.shell.answer import print_json
 from zsim.shell.errors import errors_cells, errors_object
 from zsim.shell.measured import not_read, published_runs
@@ -13,11 +18,6 @@ from zsim.shell.picture import need_format, write_picture
 from zsim.shell.prediction import forecasts
 from zsim.shell.written import answer_before, unwritten
 from zsim.units import format_bytes, format_seconds
-from zsim.validation.fit import ABOVE, NEAR, Fit
-from zsim.validation.fit import fit as fit_of
-from zsim.validation.published import Published
-from zsim.validation.scatter import scatter
-from zsim.validation.verdict import Comparison, Quantity, Verdict, published, verdict
 
 
 def validate_training(

@@ -1,7 +1,9 @@
 """One step of plain training: what every schedule of a model and an optimizer has to come to.
 
 Forward and backward of every micro-batch on every replica, the mean of all gradients, clipping by
-their norm, the optimizer. Ranks of the tensor axis run beside each other, as the model says.
+their norm, the optimizer. Frozen parameters are read and stay as they are; where nothing before a
+segment is trained, no gradient goes further back. Ranks of the tensor axis run beside each other,
+as the model says.
 
 Arrays have the lanes first, then one dimension for each axis of the mesh, then pieces. A dimension
 of size 1 holds what is equal along that axis.
@@ -68,7 +70,7 @@ class Application:
         inputs, parameters, kept: what forward reads, and which inputs backward reads again.
         outputs, saved: what forward makes.
         towards: what the gradient of the outputs is multiplied with to make those of parameters
-            and then of inputs, one after the other; `ends` is where each of them ends.
+            that are trained, then of inputs, one after the other; `ends` is where each ends.
     """
 
     inputs: list[Numbers]
@@ -159,7 +161,13 @@ class PlainStep:
         parameters: dict[str, Numbers] = {}
         moments: list[dict[str, Numbers]] = [{} for _ in state.moments]
         for name, trained in state.parameters.items():
-            rule, held = rules[name], [each[name] for each in state.moments]
+            held = [each[name] for each in state.moments]
+            if name in self.model.frozen:
+                parameters[name] = trained
+                for moment, value in zip(moments, held, strict=True):
+                    moment[name] = value
+                continue
+            rule = rules[name]
             step = state.updates + 1 if isinstance(rule, Adam) else None
             gradient = gradients.get(name, np.zeros_like(trained))
             made = updated(self.random, rule, [gradient, trained, *held[: rule.moments]], step)
@@ -193,7 +201,8 @@ class PlainStep:
         gradients: dict[str, Numbers] = {}
         for unit in reversed(self.model.units):
             for place in reversed(range(len(unit.segments))):
-                self._backward(slopes, gradients, unit, place, micro_batch=micro_batch)
+                if self.model.runs_backward(unit.segments[place]):
+                    self._backward(slopes, gradients, unit, place, micro_batch=micro_batch)
         return gradients
 
     def _is_cut(self, name: str) -> bool:
@@ -285,10 +294,11 @@ class PlainStep:
             ],
         )
         parts = made.parts(product(made.towards, slope))
-        for parameter, gradient in zip(segment.parameters, parts, strict=False):
+        trained = self.model.trained_of(segment)
+        for parameter, gradient in zip(trained, parts, strict=False):
             known = gradients.get(parameter)
             gradients[parameter] = gradient if known is None else total(known, gradient)
-        for value, towards in zip(wanted, parts[len(segment.parameters) :], strict=True):
+        for value, towards in zip(wanted, parts[len(trained) :], strict=True):
             gradient = towards
             if segment.reduces_input_gradient:
                 gradient = self._sum(gradient, value)
@@ -308,7 +318,7 @@ class PlainStep:
     def _towards(
         self, name: str, made: Application, segment: Segment, wanted: Sequence[str]
     ) -> tuple[Numbers, list[int]]:
-        counts = [len(self.cut.parameters[each]) for each in segment.parameters]
+        counts = [len(self.cut.parameters[each]) for each in self.model.trained_of(segment)]
         counts += [self._pieces(each, whole=segment.reduces_input_gradient) for each in wanted]
         ends = list(accumulate(counts))
         count = ends[-1] if ends else 0

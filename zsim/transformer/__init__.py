@@ -6,8 +6,12 @@ et al. 2021, section 3.1 and appendix); how many of them causal masking leaves o
 which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same tensors.
 """
 
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
 from zsim.architecture import Architecture
 from zsim.dtype import DType
+from zsim.kernel import Kernel
 from zsim.model import BATCH, Model, ModelError, Unit, Value
 from zsim.strategy import Precision
 from zsim.transformer.block import block, like
@@ -52,33 +56,66 @@ def transformer(
         requires_gradient=False,
     )
     units = _units(size, batch)
-    kernels = [kernel for unit in units for part in unit.segments for kernel in part.forward]
-    products = sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
-    return Model(
+    parts = [part for unit in units for part in unit.segments]
+    forward = [kernel for part in parts for kernel in part.forward]
+    # What is computed again is no gradient.
+    backward = [kernel for part in parts for kernel in part.backward if kernel.backward]
+    model = Model(
         name=f"{type(shape).__name__.lower()}-{shape.layers}x{shape.hidden_size}",
         units=tuple(units),
         batch=batch,
         micro_batch_size=micro_batch_size,
         tokens=size.tokens,
         tensor=tensor,
-        forward_flops=products * tensor,
-        backward_flops=2 * products * tensor,
-        attention_flops=3 * tensor * sum(kernel.flops for kernel in kernels if kernel.causal),
+        forward_flops=tensor * _products(forward),
+        backward_flops=tensor * _products(backward),
+        attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
         architecture=shape,
     )
+    _need_matching(shape, model)
+    return model
+
+
+def _products(kernels: Sequence[Kernel]) -> int:
+    """FLOPs of matrix products."""
+    return sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
+
+
+def _blocks(size: Size, source: Value) -> Iterator[Unit]:
+    """All blocks: those in which the same has a gradient are made once."""
+    alike: dict[tuple[bool, ...], Unit] = {}
+    first = block(size, "block0", source)
+    names = [parameter.name.removeprefix(first.name) for parameter in first.parameters]
+    made: list[Unit] = []
+    for layer in range(size.shape.layers):
+        module = size.shape.module_of(layer)
+        own = f"block{module}"
+        kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
+        if kind not in alike:
+            alike[kind] = block(size, own, source)
+        calls = made[module] if module != layer else None
+        made.append(like(alike[kind], f"block{layer}", source, calls=calls))
+        yield made[-1]
+        source = made[-1].segments[-1].outputs[-1]
+
+
+def _need_matching(shape: Architecture, model: Model) -> None:
+    """Return if each pattern of frozen parameters has some, and something is trained."""
+    names = [parameter.name for parameter in model.parameters]
+    for pattern in shape.frozen:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ModelError(
+                f"frozen: {pattern!r} is the name of no parameter; there are {names[0]}, "
+                f"{names[1]}, ..., {names[-1]}"
+            )
+    if names and model.frozen.issuperset(names):
+        raise ModelError(f"frozen: {', '.join(map(repr, shape.frozen))} leave nothing to train")
 
 
 def _units(size: Size, batch: Value) -> list[Unit]:
     """The embedding, the blocks and the head, each of which reads what the one before makes."""
     units = [embedding(size, batch)]
-    for layer in range(size.shape.layers):
-        name, source = f"block{layer}", units[-1].segments[-1].outputs[-1]
-        if not layer:
-            units.append(block(size, name, source))
-            continue
-        module = size.shape.module_of(layer)
-        calls = units[1 + module] if module != layer else None
-        units.append(like(units[1], name, source, calls=calls))
+    units += _blocks(size, units[-1].segments[-1].outputs[-1])
     return [*units, head(size, units[-1].segments[-1].outputs[-1])]
 
 
@@ -86,6 +123,8 @@ def _need_dividing(
     shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
 ) -> None:
     """Return if `tensor` ranks divide what they share, and there is a sequence."""
+    if shape.lora is not None and tensor > 1:
+        raise ModelError(f"lora: not modelled with tensor {tensor}, allowed is 1")
     for name, extent in (
         ("attention_heads", shape.attention_heads),
         ("key_value_heads", shape.shared_heads),

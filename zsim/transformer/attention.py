@@ -5,7 +5,7 @@ from zsim.dtype import DType
 from zsim.generator import Draws
 from zsim.kernel import Kernel, KernelKind, dropout, flash_attention, matmul, streaming
 from zsim.model import Value
-from zsim.transformer.linear import linear
+from zsim.transformer.linear import layer
 from zsim.transformer.operator import Operator, Stretch, Tensor
 from zsim.transformer.size import Size
 
@@ -22,14 +22,13 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
     else:
         turned = tuple(each for each, _ in projected)
     core = _plain if size.shape.attention is Attention.PLAIN else _flash
-    weight = size.part(f"{name}.proj.weight", size.hidden, size.query_width)
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
         operators=(
             *operators,
             core(size, turned, attended, name),
-            linear(size, attended, size.whole(target), weight, narrow=size.float8),
+            *layer(size, attended, size.whole(target), f"{name}.proj"),
         ),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
@@ -49,14 +48,10 @@ def _projections(
         widths = {"qkv": queries + 2 * keys}
     operators: list[Operator] = []
     made: list[tuple[Tensor, bool]] = []
+    whole, kept, biased = size.whole(source), size.kept(source), size.shape.biased_qkv
     for part, width in widths.items():
-        weight = size.part(f"{name}.{part}.weight", width, size.hidden)
-        bias = size.part(f"{name}.{part}.bias", width) if size.shape.biased_qkv else None
         target = size.rows(f"{name}/{part}", width)
-        whole, kept = size.whole(source), size.kept(source)
-        operators.append(
-            linear(size, whole, target, weight, bias=bias, kept=kept, narrow=size.float8)
-        )
+        operators += layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
         made.append((target, part != "v"))
     return tuple(operators), tuple(made)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from zsim.architecture import Activation
 from zsim.kernel import Kernel, KernelKind, dropout, streaming
-from zsim.model import Parameter, Unit, Value
+from zsim.model import Unit, Value
 from zsim.transformer.attention import attention
-from zsim.transformer.linear import column_sum, linear, normalize
+from zsim.transformer.linear import column_sum, layer, normalize
 from zsim.transformer.operator import (
     Operator,
     Stretch,
@@ -15,7 +15,7 @@ from zsim.transformer.operator import (
     parameters_of,
     tensor_of,
 )
-from zsim.transformer.segment import segment
+from zsim.transformer.segment import segments
 from zsim.transformer.size import Size
 
 SCRIPTED = (8, 9)
@@ -56,8 +56,8 @@ def block(size: Size, name: str, source: Value) -> Unit:
     parameters = parameters_of(stretches)
     if not size.cut:
         stretches = (joined(stretches, (source.name,)),)
-    segments = tuple(segment(each, size.shape.execution) for each in stretches)
-    return Unit(name=name, parameters=parameters, segments=segments)
+    made = segments(stretches, (source,), size.shape.execution)
+    return Unit(name=name, parameters=parameters, segments=made)
 
 
 def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) -> Unit:
@@ -99,17 +99,14 @@ def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) 
 
 def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
     """The MLP of the block `name`; the bias of its output stands in the residual sum."""
-    wide, hidden = size.inner_width, size.hidden
+    wide = size.inner_width
     normed, kept = size.whole(source), size.kept(source)
     gated = size.shape.activation is Activation.SWIGLU
     operators: list[Operator] = []
     for part in ("gate", "up") if gated else ("up",):
-        bias = size.part(f"{name}.{part}.bias", wide) if size.shape.bias else None
-        weight = size.part(f"{name}.{part}.weight", wide, hidden)
         rows = size.rows(f"{name}/{part}", wide)
-        operators.append(
-            linear(size, normed, rows, weight, bias=bias, kept=kept, narrow=size.float8)
-        )
+        biased = size.shape.bias
+        operators += layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept)
     up, active = size.rows(f"{name}/up", wide), size.rows(f"{name}/active", wide)
     curved = size.rows(f"{name}/gate", wide) if gated else up
     if gated and size.shape.execution.compiled:
@@ -120,8 +117,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
         if gated:
             operators.append(_times(size, active, up, size.rows(f"{name}/product", wide)))
             active = operators[-1].makes
-    weight = size.part(f"{name}.down.weight", hidden, wide)
-    operators.append(linear(size, active, size.whole(target), weight, narrow=size.float8))
+    operators += layer(size, active, size.whole(target), f"{name}.down")
     return Stretch(
         inputs=(source.name,),
         outputs=(target,),
@@ -187,7 +183,7 @@ def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str, ...]) -> Stretch:
     """The residual sum, with biases that were held back until the summands were summed."""
-    biases = tuple(Parameter(name=f"{name}.bias", shape=(size.hidden,)) for name in names)
+    biases = tuple(size.copied(f"{name}.bias", size.hidden) for name in names)
     shape, dtype = (size.own_tokens, size.hidden), size.dtype
     # Compiled, the norm behind it reads the sum on the way.
     streams = 2 if size.shape.execution.compiled else 3
@@ -200,8 +196,7 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
     back: tuple[Kernel, ...] = ()
     if not size.shape.fused:
         back += tuple(dropout(shape, dtype, backward=True) for _ in sources[1:])
-    if size.shape.bias:
-        back += tuple(column_sum(size, size.hidden, tokens=size.own_tokens) for _ in biases)
+    trained = [each for each in biases if size.shape.bias and not each.frozen]
     return Stretch(
         inputs=tuple(source.name for source in sources),
         outputs=(target,),
@@ -215,6 +210,9 @@ def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str
                 draws=size.draws,
                 forward=adds,
                 backward=back,
+                trains=tuple(
+                    column_sum(size, size.hidden, tokens=size.own_tokens) for _ in trained
+                ),
             ),
         ),
     )

@@ -7,7 +7,7 @@ saved, then the gradients of each parameter and of each input.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.course import OWN, Turn
@@ -83,26 +83,34 @@ def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[Turn, 
 def backward_course(
     stretch: Stretch,
     kept: Mapping[str, Tensor],
+    needed: Container[str],
     *,
     again: Sequence[Operator] = (),
     chosen: Collection[Operator] = (),
 ) -> tuple[Turn, ...]:
-    """Turns of backward, which begins by running `again` what was not `chosen` to be kept."""
-    return _Backward(stretch, kept).turns(again, chosen)
+    """Turns of backward, which begins by running `again` what was not `chosen` to be kept.
+
+    It makes the gradients that are `needed`.
+    """
+    return _Backward(stretch, kept, needed).turns(again, chosen)
 
 
 class _Backward:
     """Backward of a stretch in the making."""
 
-    def __init__(self, stretch: Stretch, kept: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, stretch: Stretch, kept: Mapping[str, Tensor], needed: Container[str]
+    ) -> None:
         self._stretch = stretch
+        self._needed = needed
         self._turns = _Turns()
-        self._users = Counter(tensor.name for each in stretch.operators for tensor in each.saves)
+        self._operators = [each for each in stretch.operators if each.makes.name in needed]
+        self._users = Counter(tensor.name for each in self._operators for tensor in each.saves)
         self._saved = {
             name: _Piece(buffer=SAVED, number=number, size=tensor.size_bytes)
             for number, (name, tensor) in enumerate(kept.items())
         }
-        parameters = parameters_of([stretch])
+        parameters = [each for each in parameters_of([stretch]) if not each.frozen]
         self._parameter = {each.name: SAVED + 1 + n for n, each in enumerate(parameters)}
         first = SAVED + 1 + len(parameters)
         self._input = {name: first + n for n, name in enumerate(stretch.inputs)}
@@ -110,12 +118,13 @@ class _Backward:
         self._slopes = {
             value.name: _Piece(buffer=OWN, number=0, size=value.size_bytes, holders=lent)
             for value in stretch.outputs
+            if value.name in needed
         }
         self._made: set[str] = set()
 
     def turns(self, again: Sequence[Operator], chosen: Collection[Operator]) -> tuple[Turn, ...]:
         self._run_again(again, chosen)
-        for each in reversed(self._stretch.operators):
+        for each in reversed(self._operators):
             self._pass(each)
         for name, piece in self._slopes.items():
             if name not in self._made and name in self._input:
@@ -141,10 +150,12 @@ class _Backward:
         """Gradients of what an operator reads, from that of what it makes."""
         turns, slope = self._turns, self._slopes.pop(each.makes.name, None)
         passing = [turns.take_own(each.backward_scratch)] if each.backward_scratch else []
-        for parameter in each.parameters:
+        for parameter in each.trained:
             size = parameter.elements * each.makes.element_bytes
             turns.take(self._parameter[parameter.name], size)
         for tensor in each.reads:
+            if tensor.name not in self._needed:
+                continue
             if not each.shares_gradient:
                 passing += self._add(tensor)
             elif slope is not None and tensor.name not in self._slopes:

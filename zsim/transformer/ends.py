@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.kernel import Kernel, KernelKind, streaming
-from zsim.model import BATCH, Parameter, Unit, Value
+from zsim.model import BATCH, Unit, Value
 from zsim.transformer.linear import linear, normalize
 from zsim.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
-from zsim.transformer.segment import segment
+from zsim.transformer.segment import segments
 from zsim.transformer.size import Size
 
 TOKENS = "embedding.token.weight"
@@ -29,16 +29,20 @@ def embedding(size: Size, batch: Value) -> Unit:
         parameters=(words,),
         saves=(tensor_of(batch),),
         forward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2),),
-        backward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
+        trains=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
     )
     if not size.shape.places:
         only = Stretch(
             inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=size.cut
         )
         return Unit(
-            name="embedding", parameters=(words,), segments=(segment(only),), checkpoint=False
+            name="embedding",
+            parameters=(words,),
+            segments=segments((only,), (batch,)),
+            checkpoint=False,
         )
-    places = Parameter(name=PLACES, shape=(size.shape.places, size.hidden))
+    places = size.copied(PLACES, size.shape.places, size.hidden)
+    sums = streaming(KernelKind.ELEMENTWISE, (size.own_tokens, size.hidden), dtype, streams=1)
     shape = (size.own_tokens, size.hidden)
     add = Operator(
         reads=(tensor_of(found),),
@@ -48,7 +52,7 @@ def embedding(size: Size, batch: Value) -> Unit:
         draws=size.draws,
         parameters=(places,),
         forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
-        backward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=1, backward=True),),
+        trains=() if places.frozen else (replace(sums, backward=True),),
     )
     stretches: tuple[Stretch, ...] = (
         Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=size.cut),
@@ -59,7 +63,7 @@ def embedding(size: Size, batch: Value) -> Unit:
     return Unit(
         name="embedding",
         parameters=(words, places),
-        segments=tuple(map(segment, stretches)),
+        segments=segments(stretches, (batch,)),
         checkpoint=False,
     )
 
@@ -103,12 +107,15 @@ def head(size: Size, source: Value) -> Unit:
     if not size.cut:
         whole = joined((first, scores), (source.name, BATCH))
         return Unit(
-            name="head", parameters=parameters, segments=(segment(whole),), checkpoint=False
+            name="head",
+            parameters=parameters,
+            segments=segments((whole,), (source,)),
+            checkpoint=False,
         )
     return Unit(
         name="head",
         parameters=parameters,
-        segments=tuple(map(segment, (first, scores, _end(size, statistics, loss)))),
+        segments=segments((first, scores, _end(size, statistics, loss)), (source,)),
         checkpoint=False,
     )
 
@@ -171,7 +178,7 @@ def _vocabulary_parallel(size: Size, source: Value) -> Unit:
     return Unit(
         name="head",
         parameters=(*norm.parameters, weight),
-        segments=tuple(map(segment, stretches)),
+        segments=segments(stretches, (source,)),
         checkpoint=False,
     )
 

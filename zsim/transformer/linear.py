@@ -1,5 +1,7 @@
 """Linear layers and norms: what every part of a transformer is made of."""
 
+from dataclasses import replace
+
 from zsim.architecture import Norm
 from zsim.dtype import DType
 from zsim.execution import Float8
@@ -7,6 +9,52 @@ from zsim.kernel import Kernel, KernelKind, matmul, streaming
 from zsim.model import Parameter
 from zsim.transformer.operator import Operator, Tensor
 from zsim.transformer.size import Size
+
+
+def layer(
+    size: Size,
+    source: Tensor,
+    target: Tensor,
+    name: str,
+    *,
+    biased: bool = False,
+    kept: Tensor | None = None,
+) -> tuple[Operator, ...]:
+    """The linear layer `name` of a block, and its adapter where it has one (Hu et al. 2021).
+
+    The adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, what they make is
+    scaled and added.
+    """
+    rows, columns = (each.elements // size.tokens for each in (target, source))
+    weight = size.part(f"{name}.weight", rows, columns)
+    bias = size.part(f"{name}.bias", rows) if biased else None
+    adapted = name.rpartition(".")[2] in size.shape.adapted
+    base = size.rows(f"{target.name}/base", rows) if adapted else target
+    frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8)
+    lora = size.shape.lora
+    if not adapted or lora is None:
+        return (frozen,)
+    low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
+    down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
+    up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
+    adapter = (linear(size, source, low, down), linear(size, low, delta, up))
+    area, kind = (size.tokens, rows), KernelKind.ELEMENTWISE
+    added = Operator(
+        reads=(base, delta),
+        makes=target,
+        shares_gradient=True,
+        forward=(streaming(kind, area, size.dtype, streams=3),),
+    )
+    if size.shape.execution.compiled:  # scaled on the way
+        return (frozen, *adapter, added)
+    scaled = size.rows(f"{name}/lora_scaled", rows)
+    scale = Operator(
+        reads=(delta,),
+        makes=scaled,
+        forward=(streaming(kind, area, size.dtype, streams=2),),
+        backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
+    )
+    return (frozen, *adapter, scale, replace(added, reads=(base, scaled)))
 
 
 def linear(
@@ -22,37 +70,37 @@ def linear(
     """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
 
     Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
-    the bias's gradient is a sum over tokens. With `narrow` products are in 8-bit floats, to which
-    operands are cast first. A bias that is not fused is written to the target and added to by the
-    product.
+    the bias's gradient is a sum over tokens. A frozen weight has no product, and keeps no source.
+    With `narrow` products are in 8-bit floats, to which operands are cast first. A bias that is not
+    fused is written to the target and added to by the product.
     """
     rows, columns = weight.shape
     tokens = size.tokens
     dtype = size.dtype if narrow is None else DType.FP8
     forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype),)
-    backward: tuple[Kernel, ...] = (
-        matmul(tokens, columns, rows, dtype, backward=True),
-        matmul(rows, columns, tokens, dtype, backward=True),
-    )
+    backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True),)
+    trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True),)
     if narrow is not None:
-        operands = (_cast(tokens, columns), _cast(rows, columns))
-        forward = (*operands, *forward)
+        forward = (_cast(tokens, columns), _cast(rows, columns), *forward)
         gradient = _cast(tokens, rows, backward=True)
+        backward = (gradient, _cast(rows, columns), *backward)
         # A row of the one product is a column of the other.
-        gradients = (gradient,) * (2 if narrow is Float8.ROWWISE else 1)
-        backward = (*gradients, *operands, *backward)
+        again = (gradient,) if narrow is Float8.ROWWISE else ()
+        trains = (*again, _cast(tokens, columns), *trains)
     if bias is not None and not size.shape.fused:
         added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
         forward = (added, *forward)
-    if bias is not None:
-        backward += (column_sum(size, rows),)
     return Operator(
         reads=(source,),
         makes=target,
         parameters=(weight,) if bias is None else (weight, bias),
-        saves=(source if kept is None else kept,),
+        saves=() if weight.frozen else (source if kept is None else kept,),
         forward=forward,
         backward=backward,
+        trains=(
+            *(() if weight.frozen else trains),
+            *(() if bias is None or bias.frozen else (column_sum(size, rows),)),
+        ),
     )
 
 
@@ -73,23 +121,27 @@ def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator
     """A norm called `name`: it keeps its source and for each token mean and deviation, or RMS.
 
     Forward reads and writes; backward reads source and gradient, writes the source's gradient, and
-    reads both again for those of the parameters.
+    reads both again for those of the parameters, if one is trained.
     """
     shape, dtype = size.shape, size.dtype
-    layer = shape.norm is Norm.LAYER
-    weight = Parameter(name=f"{name}.weight", shape=(size.hidden,))
-    bias = Parameter(name=f"{name}.bias", shape=(size.hidden,))
+    centred = shape.norm is Norm.LAYER
+    parameters = [size.copied(f"{name}.weight", size.hidden)]
+    if centred and shape.bias:
+        parameters.append(size.copied(f"{name}.bias", size.hidden))
+    frozen = all(each.frozen for each in parameters)
     statistics = Tensor(
         name=f"{source.name}/{name}/statistics",
-        elements=size.own_tokens * (2 if layer else 1),
+        elements=size.own_tokens * (2 if centred else 1),
         dtype=size.wide,
     )
     area = (size.own_tokens, size.hidden)
     return Operator(
         reads=(source,),
         makes=target,
-        parameters=(weight, bias) if layer and shape.bias else (weight,),
+        parameters=tuple(parameters),
         saves=(source, statistics),
         forward=(streaming(KernelKind.NORM, area, dtype, streams=2),),
-        backward=(streaming(KernelKind.NORM, area, dtype, streams=5, backward=True),),
+        backward=(
+            streaming(KernelKind.NORM, area, dtype, streams=3 if frozen else 5, backward=True),
+        ),
     )

@@ -1,31 +1,51 @@
 """The segment that runs a stretch: what it keeps for backward, holds on its way, and computes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from zsim.course import Turn
 from zsim.execution import PLAIN, Execution
 from zsim.kernel import Kernel, KernelKind
-from zsim.model import Segment
+from zsim.model import Segment, Value
 from zsim.transformer.course import SAVED, backward_course, forward_course
-from zsim.transformer.operator import Operator, Stretch, Tensor, parameters_of
+from zsim.transformer.operator import (
+    Operator,
+    Stretch,
+    Tensor,
+    parameters_of,
+    with_gradients,
+)
 
 
-def segment(stretch: Stretch, execution: Execution = PLAIN) -> Segment:
-    """The segment that runs `stretch` as `execution` says."""
-    saved = {tensor.name: tensor for each in stretch.operators for tensor in each.saves}
+def segments(
+    stretches: Collection[Stretch], given: Iterable[Value], execution: Execution = PLAIN
+) -> tuple[Segment, ...]:
+    """The segments that run the stretches of a unit, which is `given` these values."""
+    needed = with_gradients(stretches, given)
+    return tuple(_segment(each, needed, execution) for each in stretches)
+
+
+def _segment(stretch: Stretch, needed: Container[str], execution: Execution) -> Segment:
+    """The segment that runs `stretch` as `execution` says; `needed` has a gradient."""
+    differentiated = [each for each in stretch.operators if each.makes.name in needed]
+    saved = {tensor.name: tensor for each in differentiated for tensor in each.saves}
     kept = {name: tensor for name, tensor in saved.items() if name not in stretch.inputs}
-    backward = tuple(kernel for each in reversed(stretch.operators) for kernel in each.backward)
-    again = _until_saved(stretch.operators)
+    backward = tuple(
+        kernel for each in reversed(stretch.operators) for kernel in each.kernels_back(needed)
+    )
+    again = _until_saved(stretch.operators, saved)
     chosen: list[Operator] = []
-    if execution.operations:
+    if execution.operations and differentiated:
         chosen = _chosen(stretch.operators)
         backward = (*_forward(each for each in again if each not in chosen), *backward)
         kept = {tensor.name: tensor for each in chosen for tensor in _results(each)}
-    ran_again = again if execution.operations else ()
-    course = backward_course(stretch, kept, again=ran_again, chosen=chosen)
+    ran_again = again if chosen else ()
+    course = backward_course(stretch, kept, needed, again=ran_again, chosen=chosen)
     return Segment(
         inputs=stretch.inputs,
-        outputs=stretch.outputs,
+        outputs=tuple(
+            replace(value, requires_gradient=value.name in needed) for value in stretch.outputs
+        ),
         parameters=tuple(parameter.name for parameter in parameters_of([stretch])),
         saved_bytes=sum(tensor.size_bytes for tensor in kept.values()),
         saves_input=any(name in saved for name in stretch.inputs),
@@ -46,13 +66,13 @@ def _forward(operators: Iterable[Operator]) -> tuple[Kernel, ...]:
     return tuple(kernel for each in operators for kernel in each.forward)
 
 
-def _until_saved(operators: Sequence[Operator]) -> Sequence[Operator]:
-    """Operators up to the one that makes, or keeps of its own, the last tensor that is saved."""
-    saved = {tensor.name for each in operators for tensor in each.saves}
+def _until_saved(operators: Sequence[Operator], saved: Container[str]) -> Sequence[Operator]:
+    """Operators up to the one that makes, or keeps of its own, the last tensor that is `saved`."""
     needed = [
         index
         for index, each in enumerate(operators)
-        if each.makes.name in saved or any(tensor not in each.reads for tensor in each.saves)
+        if each.makes.name in saved
+        or any(tensor.name in saved and tensor not in each.reads for tensor in each.saves)
     ]
     return operators[: needed[-1] + 1] if needed else operators
 

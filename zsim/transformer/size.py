@@ -1,6 +1,7 @@
 """The numbers that the parts of a transformer are made of, on one rank of the tensor axis."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from zsim.architecture import Architecture
 from zsim.dtype import DType
@@ -129,4 +130,16 @@ class Size:
 
     def part(self, name: str, *shape: int) -> Parameter:
         """A parameter of which each rank of the tensor axis has a part, of this shape."""
-        return Parameter(name=name, shape=shape, tensor_sharded=self.cut)
+        return Parameter(
+            name=name, shape=shape, tensor_sharded=self.cut, frozen=self.is_frozen(name)
+        )
+
+    def copied(self, name: str, *shape: int) -> Parameter:
+        """A parameter of which each rank of the tensor axis has a copy."""
+        return Parameter(name=name, shape=shape, frozen=self.is_frozen(name))
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter is not trained: with adapters these alone are."""
+        if self.shape.lora is not None and ".lora_" not in name:
+            return True
+        return any(fnmatchcase(name, pattern) for pattern in self.shape.frozen)

@@ -5,13 +5,13 @@ so that every rank owns an equal shard. It is of a constant size (ZeRO-R CB, Raj
 2020, section 6.2), or takes everything. In stage 3 a bucket never crosses a unit; in the others it
 may, and is filled in the order of backward, so that it is complete as early as can be. A parameter
 that several units use is a bucket of its own; a unit that is called again is one unit here, whose
-gradients are complete with its first call. Other runtimes fill and pad in their own way: `numbered`
-makes buckets of any groups of parameters.
+gradients are complete with its first call. Frozen parameters have buckets of their own. Other
+runtimes fill and pad in their own way: `numbered` makes buckets of any groups of parameters.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from zsim.layout import Layout, Piece
@@ -43,9 +43,14 @@ class Run:
         return self.starts[0]
 
     @property
+    def trained(self) -> tuple[Parameter, ...]:
+        """Those of which backward makes gradients."""
+        return tuple(each for each in self.parameters if not each.frozen)
+
+    @property
     def size(self) -> int:
-        """Elements of all parameters, without padding."""
-        return sum(parameter.elements for parameter in self.parameters)
+        """Elements of these, without padding."""
+        return sum(parameter.elements for parameter in self.trained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,8 @@ class Bucket:
     """One flat tensor: `elements` of parameters, and padding up to `padded`.
 
     `layout` is how ranks own it; `plain` the layout of whole parameters one after the other, the
-    same but where ranks own a part of each of its blocks.
+    same but where ranks own a part of each of its blocks. One whose parameters are all `frozen` is
+    neither reduced nor updated.
     """
 
     index: int
@@ -62,6 +68,7 @@ class Bucket:
     elements: int
     shard: int
     units: tuple[int, ...]
+    frozen: bool = False
 
     @property
     def padded(self) -> int:
@@ -80,6 +87,15 @@ class Buckets:
 
     all: tuple[Bucket, ...]
     runs: tuple[tuple[Run, ...], ...]
+
+    @property
+    def trained(self) -> tuple[Bucket, ...]:
+        """Those that are reduced and updated."""
+        return tuple(bucket for bucket in self.all if not bucket.frozen)
+
+    def trained_runs(self, unit: int) -> tuple[tuple[int, Run], ...]:
+        """Runs of a unit of which backward makes gradients, with their positions."""
+        return tuple((at, run) for at, run in enumerate(self.runs[unit]) if run.trained)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -120,25 +136,26 @@ def one_after_the_other(ranks: int, *, alignment: int = 1) -> Place:
 
 
 def fill(model: Model, strategy: Strategy) -> Buckets:
-    """Distribute the parameters of `model` over buckets."""
+    """Distribute the parameters of `model` over buckets; frozen ones have buckets of their own."""
     uses = Counter(parameter.name for unit in model.modules for parameter in unit.parameters)
     limit = strategy.bucket_limit
     groups: list[list[Parameter]] = []
-    open_group: list[Parameter] = []
+    open_groups: dict[bool, list[Parameter]] = {}
     for unit in reversed(model.modules):
         if strategy.stage == 3:
-            open_group = []
+            open_groups = {}
         for parameter in unit.parameters:
             if uses[parameter.name] > 1:
                 if all(parameter not in group for group in groups):
                     groups.append([parameter])
                 continue
-            size = sum(member.elements for member in open_group)
+            group = open_groups.get(parameter.frozen, [])
+            size = sum(member.elements for member in group)
             full = limit is not None and size + parameter.elements > limit
-            if full or not open_group:
-                open_group = []
-                groups.append(open_group)
-            open_group.append(parameter)
+            if full or not group:
+                group = open_groups[parameter.frozen] = []
+                groups.append(group)
+            group.append(parameter)
     return numbered(model, groups, place=one_after_the_other(strategy.data), ranks=strategy.data)
 
 
@@ -175,7 +192,7 @@ def numbered(
             member.name: start for member, start in zip(groups[number], placed.starts, strict=True)
         }
         made.append(
-            _bucket(
+            bucket_of(
                 model,
                 len(made),
                 groups[number],
@@ -199,7 +216,7 @@ def numbered(
     return Buckets(all=tuple(made), runs=tuple(runs))
 
 
-def _bucket(
+def bucket_of(
     model: Model,
     index: int,
     members: Sequence[Parameter],
@@ -209,6 +226,9 @@ def _bucket(
     units: tuple[int, ...],
     name: str,
 ) -> Bucket:
+    """The bucket of `members`, called `name` and its number; "frozen" is put before if all are."""
+    frozen = bool(members) and all(member.frozen for member in members)
+    name = f"{'frozen_' if frozen else ''}{name}{index}"
     pieces: list[Piece] = []
     for member, start in zip(members, placed.starts, strict=True):
         copies = (TENSOR,) if model.tensor > 1 and not member.tensor_sharded else ()
@@ -216,7 +236,7 @@ def _bucket(
             Piece(parameter=member.name, start=start, size=member.elements, copies=copies)
         )
     layout = Layout(
-        name=f"{name}{index}",
+        name=name,
         pieces=tuple(pieces),
         elements=placed.elements,
         axis=DATA,
@@ -225,7 +245,7 @@ def _bucket(
     )
     plain = layout
     if placed.blocks is not None:
-        plain = Layout(name=f"{name}{index}/whole", pieces=tuple(pieces), elements=placed.elements)
+        plain = Layout(name=f"{name}/whole", pieces=tuple(pieces), elements=placed.elements)
     return Bucket(
         index=index,
         layout=layout,
@@ -233,6 +253,7 @@ def _bucket(
         elements=sum(member.elements for member in members),
         shard=placed.elements // ranks,
         units=units,
+        frozen=frozen,
     )
 
 
@@ -240,15 +261,20 @@ def _run(name: str, bucket: Bucket, members: list[Parameter], starts: dict[str, 
     """What a unit has in `bucket`; `name` is that of the layout of its gradients."""
     at = tuple(starts[member.name] for member in members)
     run = Run(bucket=bucket.index, parameters=tuple(members), starts=at)
+    trained = run.trained
+    if not trained:
+        return run
     ends = [start + member.elements for start, member in zip(at, members, strict=True)]
-    if bucket.plain is bucket.layout and all(
-        end == start for end, start in zip(ends, at[1:], strict=False)
+    if (
+        len(trained) == len(members)
+        and bucket.plain is bucket.layout
+        and all(end == start for end, start in zip(ends, at[1:], strict=False))
     ):
         return run
-    alone = (0, *accumulate(member.elements for member in members))
+    alone = (0, *accumulate(member.elements for member in trained))
     pieces = [
         Piece(parameter=member.name, start=low, size=high - low)
-        for member, (low, high) in zip(members, pairwise(alone), strict=True)
+        for member, (low, high) in zip(trained, pairwise(alone), strict=True)
     ]
     layout = Layout(name=name, pieces=tuple(pieces), elements=alone[-1])
-    return Run(bucket=bucket.index, parameters=tuple(members), starts=at, layout=layout)
+    return replace(run, layout=layout)

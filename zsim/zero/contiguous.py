@@ -70,6 +70,6 @@ class Slots:
 def allocate_gradients(draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
     """What gradients collect in, and what they are reduced to, are there from set-up on."""
     draft.prefix = "setup/gradients"
-    for bucket in buckets.all:
+    for bucket in buckets.trained:
         for name in long_lived(draft, strategy, bucket):
             draft.persist(name)

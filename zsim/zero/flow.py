@@ -62,7 +62,7 @@ class UnitVisit:
 
 
 def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
-    """Every visit of one micro-batch, forward then backward.
+    """Every visit of one micro-batch, forward then backward, of all units that have one.
 
     `parts` are the checkpoints that are put away after the forward visit and brought back before
     the backward one. What several units are given stays where it is.
@@ -73,7 +73,7 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     for index, unit in enumerate(model.units):
         again = full and unit.checkpoint
         parts: tuple[str, ...] = ()
-        if again and strategy.moves_checkpoints:
+        if again and strategy.moves_checkpoints and _differentiated(model, unit):
             parts = tuple(
                 name
                 for name in _given(unit)
@@ -93,12 +93,14 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
         )
     for index in reversed(range(len(model.units))):
         unit, again = model.units[index], found[index].again
+        if not _differentiated(model, unit):
+            continue
         found.append(
             UnitVisit(
                 unit=index,
                 backward=True,
                 again=again,
-                segments=_backward(unit, again=again, parts=found[index].parts),
+                segments=_backward(model, unit, again=again, parts=found[index].parts),
                 parts=found[index].parts,
             )
         )
@@ -113,7 +115,14 @@ def _given(unit: Unit) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in given if name not in own and name != BATCH))
 
 
-def _backward(unit: Unit, *, again: bool, parts: tuple[str, ...]) -> tuple[SegmentVisit, ...]:
+def _differentiated(model: Model, unit: Unit) -> bool:
+    """Whether a unit is visited in backward: before the first trained parameter none is."""
+    return any(map(model.runs_backward, unit.segments)) or not unit.segments
+
+
+def _backward(
+    model: Model, unit: Unit, *, again: bool, parts: tuple[str, ...]
+) -> tuple[SegmentVisit, ...]:
     own = {value.name for segment in unit.segments for value in segment.outputs}
 
     def instance(name: str) -> Instance:
@@ -137,6 +146,8 @@ def _backward(unit: Unit, *, again: bool, parts: tuple[str, ...]) -> tuple[Segme
         ]
     for number in reversed(range(len(unit.segments))):
         segment = unit.segments[number]
+        if not model.runs_backward(segment):
+            continue
         kept = reads(segment) if segment.saves_input else ()
         found.append(SegmentVisit(Action.BACKWARD, number, kept, ()))
     return tuple(found)

@@ -145,6 +145,7 @@ def framed(
                 LogicalParameter(
                     name=parameter.name,
                     elements=parameter.elements,
+                    frozen=parameter.frozen,
                     rule=strategy.rule_of(parameter.name) if strategy.groups else None,
                 )
                 for parameter in model.parameters

@@ -62,7 +62,7 @@ class Gathers:
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """The buffer that holds the whole bucket during `visit`."""
         again = visit.backward and self.strategy.keep_after_forward is Keep.NOTHING
-        return f"bucket{bucket}/{'gathered_again' if again else 'gathered'}"
+        return f"{self.buckets.all[bucket].name}/{'gathered_again' if again else 'gathered'}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
         """What is needed when, in order of first use."""
@@ -115,9 +115,9 @@ class Gathers:
         draft.allocate(name)
         after: tuple[Edge, ...] = ()
         first = need.bucket not in self.updated
-        if first:
+        self.updated.add(need.bucket)
+        if first and not bucket.frozen:
             # The first gather of a step reads what the last step's update wrote.
-            self.updated.add(need.bucket)
             after = (Previous(update_path(bucket, self.strategy)),)
         again = not first and self.strategy.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
@@ -217,7 +217,8 @@ class Replicas:
         self.seen.update(fresh)
         if self.strategy.stage == 0:
             return ()
-        return tuple(Previous(gather_path(self.buckets.all[bucket])) for bucket in fresh)
+        found = (self.buckets.all[bucket] for bucket in fresh)
+        return tuple(Previous(gather_path(bucket)) for bucket in found if not bucket.frozen)
 
     def after(self, index: int, used: str) -> None:
         """Nothing is freed."""

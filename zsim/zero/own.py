@@ -120,7 +120,7 @@ def _write_passes(
         if position == 0:
             draft.prefix = f"step/forward/mb{micro_batch}"
             passes.load()
-        if position == len(model.units):
+        if position == len(model.units):  # the first backward
             draft.prefix = f"step/backward/mb{micro_batch}"
             passes.seed()
         draft.prefix = _prefix(model, visit, micro_batch)
@@ -154,9 +154,11 @@ def _write_ending(
     states: tuple[BucketState, ...],
     reduced: dict[int, Reduced],
 ) -> None:
-    """Update every bucket; in stages 1 and 2 gather what was updated."""
+    """Update every bucket that is trained; in stages 1 and 2 gather what was updated."""
     trained: list[Trained] = []
     for bucket, state in zip(buckets.all, states, strict=True):
+        if bucket.frozen:
+            continue
         gradient = reduced[bucket.index]
         trained.append(
             Trained(

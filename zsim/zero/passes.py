@@ -134,7 +134,7 @@ class Passes:
         )
 
     def _allocate_transients(self, visit: UnitVisit) -> None:
-        for position in range(len(self.buckets.runs[visit.unit])):
+        for position, _ in self.buckets.trained_runs(visit.unit):
             self.draft.allocate(self.transient(visit.unit, position))
 
     def _run(
@@ -294,16 +294,22 @@ class Passes:
         """Operands for the segment's parameters, or for their gradients, in the unit's order."""
         views: dict[str, View] = {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
+            members, starts = run.parameters, run.starts
             if role is Role.PARAMETER:
-                buffer, starts = self.held(run.bucket, visit), run.starts
+                buffer = self.held(run.bucket, visit)
+            elif members := run.trained:
+                buffer = self.transient(visit.unit, position)
+                starts = (0, *accumulate(parameter.elements for parameter in members))
             else:
-                sizes = (parameter.elements for parameter in run.parameters)
-                buffer, starts = self.transient(visit.unit, position), (0, *accumulate(sizes))
-            for parameter, start in zip(run.parameters, starts, strict=False):
+                continue
+            for parameter, start in zip(members, starts, strict=False):
                 views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
+        names = segment.parameters
+        if role is Role.GRADIENT:
+            names = self.model.trained_of(segment)
         return [
             Operand(role=role, view=views[name], partial=self._partial(role, name))
-            for name in segment.parameters
+            for name in names
         ]
 
     def _partial(self, role: Role, name: str) -> tuple[str, ...]:

@@ -49,13 +49,15 @@ class Reductions:
         self.passes = passes
         self.reduced: dict[int, Reduced] = {}
         self._progress = [_Progress() for _ in buckets.all]
-        self._expected = Counter(run.bucket for runs in buckets.runs for run in runs)
+        self._expected = Counter(
+            run.bucket for unit in range(len(model.units)) for _, run in buckets.trained_runs(unit)
+        )
         self._in_flight: list[tuple[str, str]] = []
         self._divisor = strategy.replicas * strategy.gradient_accumulation_steps
 
     def contribute(self, unit: int, micro_batch: int) -> None:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
-        for position, run in enumerate(self.buckets.runs[unit]):
+        for position, run in self.buckets.trained_runs(unit):
             bucket, progress = self.buckets.all[run.bucket], self._progress[run.bucket]
             target = _collector(self.draft, self.strategy, bucket)
             while any(target == buffer for buffer, _ in self._in_flight):

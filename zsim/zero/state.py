@@ -43,6 +43,7 @@ class Holding:
         optimizer: format of masters and moments.
         has_master: whether masters are kept beside the parameters.
         moments: how many the optimizer keeps.
+        frozen: format of parameters that are not trained, where it is another.
     """
 
     parameter: DType
@@ -51,6 +52,7 @@ class Holding:
     optimizer_sharded: bool
     has_master: bool
     moments: int
+    frozen: DType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,8 @@ class BucketState:
 
     Attributes:
         parameter: the rank's shard or the whole bucket, as its `Holding` says.
-        master: master weights, where there are some.
-        moments: as many as the optimizer keeps.
+        master: master weights, where there are some; frozen parameters have none.
+        moments: as many as the optimizer keeps; none for frozen parameters.
     """
 
     parameter: str
@@ -82,6 +84,10 @@ def declare(draft: Draft, bucket: Bucket, holding: Holding) -> BucketState:
         )
 
     sharded, optimizer = holding.optimizer_sharded, holding.optimizer
+    if bucket.frozen:
+        dtype, cut = holding.frozen or holding.parameter, holding.parameter_sharded
+        name = buffer("parameter", dtype, Kind.PARAMETER, sharded=cut)
+        return BucketState(parameter=name, master=None, moments=())
     return BucketState(
         parameter=buffer(
             "parameter", holding.parameter, Kind.PARAMETER, sharded=holding.parameter_sharded

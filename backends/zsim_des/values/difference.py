@@ -23,7 +23,8 @@ def differences(carrier: Carrier[Numbers], values: Modular, expected: Trained) -
     """Find what is not as expected when a run is over.
 
     Compared are what is updated with its moments, what the next step reads of parameters and
-    masters before it writes them, and the scalars of every host. What nobody updates is named too.
+    masters before it writes them, and the scalars of every host. What nobody updates is named too;
+    of what is not trained, what nobody has, and what is updated all the same.
     """
     found = _Comparison(carrier, values, expected)
     for seat in carrier.seats:
@@ -50,9 +51,12 @@ class _Comparison:
         ]
 
     def left_out(self) -> Iterator[str]:
-        """Parameters of which some element was not seen among what is updated."""
+        """Parameters of which some element was not seen among what is updated, or is nowhere."""
         for place, own in enumerate(self._missing):
-            yield from (f"nobody updates all of {name}, {place}" for name in own if own[name].any())
+            for name in own:
+                if own[name].any():
+                    verb = "updates" if name in self._expected.moments[place] else "has"
+                    yield f"nobody {verb} all of {name}, {place}"
 
     def updated(self, seat: Seat) -> Iterator[str]:
         """Return what the rank updates, and the moments of it."""
@@ -66,6 +70,9 @@ class _Comparison:
                 yield f"rank {seat.rank}: {update.id} has no memory"
                 continue
             for name, here, there in self._pieces(seat, trained):
+                if name not in self._expected.moments[place]:
+                    yield f"rank {seat.rank}: {update.id} updates {name}, which is not trained"
+                    continue
                 self._missing[place][name][there] = False
                 if not np.array_equal(memory[here], self._expected.parameters[place][name][there]):
                     yield f"rank {seat.rank}: {name} in {trained.view.buffer}"
@@ -88,6 +95,9 @@ class _Comparison:
                 here = slice(each.position, each.position + each.size)
                 there = slice(each.offset, each.offset + each.size)
                 wanted = self._expected.parameters[place][each.parameter][there]
+                if each.parameter not in self._expected.moments[place]:
+                    same = block.memory[here] == wanted
+                    self._missing[place][each.parameter][there] &= ~same
                 if ((block.memory[here] != wanted) & read[here]).any():
                     yield f"rank {seat.rank}: {each.parameter} in {name}, which is read next"
 

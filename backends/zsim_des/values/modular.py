@@ -22,7 +22,7 @@ from zsim.operation import (
 from zsim.rule import SGD, Adam, ClipNorm
 from zsim.schedule import Buffer, Schedule
 from zsim.values import Seat
-from zsim_des.values import stand_in
+from zsim_des.values import passes, stand_in
 from zsim_des.values.carrier import STATE
 from zsim_des.values.drawn import Masks, Segments
 from zsim_des.values.exchange import received
@@ -63,6 +63,7 @@ class Modular:
         self._planted = tuple(planted)
         self._overflow_steps = overflow_steps - {each.step for each in planted}
         self._elements = {each.name: each.elements for each in schedule.contract.parameters}
+        self._untrained = {each.name for each in schedule.contract.parameters if each.frozen}
         self._counted: dict[tuple[View, int], Numbers] = {}
         self._fragments: dict[tuple[str, int], tuple[Fragment, ...]] = {}
 
@@ -178,9 +179,10 @@ class Modular:
             case Action.FORWARD | Action.RECOMPUTE:
                 state = scalars.get(STATE, 0.0)
                 drawn = self._masks.draw(compute, seat.coordinates, step, state)
-                return _forward(compute, of, drawn)
+                return passes.forward(compute, of, drawn)
             case Action.BACKWARD:
-                return self._overflown(compute, _backward(compute, of), seat, step)
+                trained = self._trained(compute, seat)
+                return self._overflown(compute, passes.backward(compute, of, trained), seat, step)
             case Action.UPDATE:
                 return _update(compute, of, scale, scalars)
             case Action.NORM:
@@ -206,6 +208,21 @@ class Modular:
                 ]
             case _:
                 assert_never(compute.action)
+
+    def _trained(self, compute: Compute, seat: Seat) -> list[bool]:
+        """Of the parameters that a backward reads, in their order, whether each has a gradient."""
+        found: list[bool] = []
+        for operand in compute.operands:
+            if operand.role is Role.PARAMETER:
+                start, size = self.schedule.extent(operand.view, seat.coordinates)
+                held = self.fragments(seat.program.by_name[operand.view.buffer], seat)
+                names = {
+                    each.parameter
+                    for each in held
+                    if each.position < start + size and start < each.position + each.size
+                }
+                found.append(self._untrained.isdisjoint(names))
+        return found
 
     def _overflown(
         self, compute: Compute, made: Sequence[Numbers], seat: Seat, step: int
@@ -299,59 +316,6 @@ def _is_bad(gradients: Sequence[Numbers]) -> float:
     if any(bool(np.isnan(each).any()) for each in gradients):
         return float("nan")
     return float(any(bool(np.isinf(each).any()) for each in gradients))
-
-
-def _name(compute: Compute) -> str:
-    return f"{compute.unit}/{compute.segment}"
-
-
-def _forward(
-    compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str
-) -> Sequence[Numbers]:
-    sizes = [len(each) for each in of(Role.OUTPUT)]
-    name = f"{_name(compute)}{drawn}"
-    made = stand_in.forward(name, of(Role.INPUT), of(Role.PARAMETER), sizes)
-    saved = [np.full(len(each), made.saved) for each in of(Role.SAVED)]
-    made_of = {Role.OUTPUT: made.outputs, Role.SAVED: saved, Role.WORKSPACE: _nothing(of)}
-    return _in_order(compute, made_of)
-
-
-def _backward(compute: Compute, of: Callable[[Role], list[Numbers]]) -> Sequence[Numbers]:
-    made = stand_in.backward(
-        _name(compute),
-        inputs=of(Role.INPUT),
-        saved=of(Role.SAVED),
-        parameters=of(Role.PARAMETER),
-        slopes=of(Role.OUTPUT_GRADIENT),
-        sizes=[len(each) for each in of(Role.INPUT_GRADIENT)],
-    )
-    return _in_order(
-        compute,
-        {
-            Role.INPUT_GRADIENT: made.inputs,
-            Role.GRADIENT: made.parameters,
-            Role.WORKSPACE: _nothing(of),
-        },
-    )
-
-
-def _nothing(of: Callable[[Role], list[Numbers]]) -> list[Numbers]:
-    """What a kernel leaves in its workspace: nothing that can be read."""
-    return [np.full(len(each), np.nan) for each in of(Role.WORKSPACE)]
-
-
-def _in_order(compute: Compute, made: Mapping[Role, Sequence[Numbers]]) -> Sequence[Numbers]:
-    """Return what was made, by role, in the order of the operands.
-
-    Raises:
-        ValueError: it writes another number of tensors of a role than the kernel makes.
-    """
-    left = {role: list(values) for role, values in made.items()}
-    for role, values in left.items():
-        count = sum(operand.role is role for operand in compute.operands)
-        if count != len(values):
-            raise ValueError(f"{compute.id}: {count} operands {role}, {len(values)} are made")
-    return [left[operand.role].pop(0) for operand in compute.operands if operand.role in left]
 
 
 def _update(

@@ -1,7 +1,8 @@
 """Plain data parallelism, computed directly: what every schedule has to arrive at.
 
 No schedule is read here: every replica runs every unit forward and backward on its micro-batches,
-gradients are averaged over all of them, and the optimizer is applied to whole parameters.
+gradients are averaged over all of them, and the optimizer is applied to whole parameters. Frozen
+ones stay as they were in the beginning, and there is nothing that could be a gradient of them.
 """
 
 from collections.abc import Sequence
@@ -84,6 +85,11 @@ def part_of(model: Model, parameter: Parameter, place: int) -> Part:
     return () if shared else ((TENSOR, place),)
 
 
+def trainable(model: Model) -> frozenset[str]:
+    """Names of the parameters that an optimizer is given."""
+    return frozenset(each.name for each in model.parameters if not each.frozen)
+
+
 def _begin(model: Model, strategy: Strategy) -> Trained:
     parameters: Tensors = [
         {
@@ -96,6 +102,7 @@ def _begin(model: Model, strategy: Strategy) -> Trained:
         {
             name: [np.zeros(len(value)) for _ in range(_kept(_rule(strategy, name)))]
             for name, value in own.items()
+            if name in trainable(model)
         }
         for own in parameters
     ]
@@ -124,8 +131,10 @@ def _kept(optimizer: Adam | SGD) -> int:
 
 def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int) -> Tensors:
     """Averaged over all replicas and micro-batches."""
+    trains = trainable(model)
     total: Tensors = [
-        {name: np.zeros(len(value)) for name, value in own.items()} for own in state.parameters
+        {name: np.zeros(len(value)) for name, value in own.items() if name in trains}
+        for own in state.parameters
     ]
     micro_batches = strategy.gradient_accumulation_steps
     for replica in range(strategy.replicas):
@@ -153,8 +162,10 @@ class _Run:
         self._values: Tensors = [{BATCH: batch} for _ in self._places]
         self._saved: list[dict[tuple[str, int], float]] = [{} for _ in self._places]
         self._slopes: Tensors = [{model.loss.name: np.ones(1)} for _ in self._places]
+        self._trainable = trainable(model)
         self.gradients: Tensors = [
-            {name: np.zeros(len(value)) for name, value in own.items()} for own in parameters
+            {name: np.zeros(len(each)) for name, each in own.items() if name in self._trainable}
+            for own in parameters
         ]
         for unit in model.units:
             for position in range(len(unit.segments)):
@@ -162,16 +173,22 @@ class _Run:
         self.loss = float(self._values[0][model.loss.name][0])
         for unit in reversed(model.units):
             for position in reversed(range(len(unit.segments))):
-                self._backward(unit, position)
+                if self._is_differentiated(unit.segments[position]):
+                    self._backward(unit, position)
 
         if any(value.tensor_sharded for value in model.values.values()):
             self._add_up_copies()
 
+    def _is_differentiated(self, segment: Segment) -> bool:
+        """Return whether autograd goes through a segment: to what it trains, or further back."""
+        asked = any(value.requires_gradient for value in segment.outputs)
+        return asked or not self._trainable.isdisjoint(segment.parameters)
+
     def _add_up_copies(self) -> None:
         """Of parameters that all places have, each has the gradient of its own tokens."""
         for parameter in self._model.parameters:
-            if not parameter.tensor_sharded:
-                name = parameter.name
+            name = parameter.name
+            if not parameter.tensor_sharded and name in self._trainable:
                 total = reduced(np.sum([own[name] for own in self.gradients], axis=0))
                 for own in self.gradients:
                     own[name] = total
@@ -241,7 +258,8 @@ class _Run:
             made.append(done.inputs)
             own = self.gradients[place]
             for name, gradient in zip(segment.parameters, done.parameters, strict=True):
-                own[name] = reduced(own[name] + gradient)
+                if name in own:
+                    own[name] = reduced(own[name] + gradient)
         if segment.reduces_input_gradient:
             made = self._own(made, wanted)
         for place, gradients in enumerate(made):
@@ -281,7 +299,10 @@ def _update(
     model: Model, strategy: Strategy, state: Trained, gradients: Tensors, *, step: int
 ) -> None:
     squares = 0.0
+    trains = trainable(model)
     for parameter in model.parameters:
+        if parameter.name not in trains:
+            continue
         copies = 1 if not parameter.tensor_sharded else model.tensor
         for own in gradients[:copies]:
             squares += dot(own[parameter.name], own[parameter.name])

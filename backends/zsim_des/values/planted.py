@@ -77,7 +77,8 @@ def _alike(schedule: Schedule) -> Iterator[frozenset[int]]:
 def _parameters(model: Model, backward: Compute) -> tuple[str, ...]:
     for unit in model.units:
         if unit.name == backward.unit and backward.segment < len(unit.segments):
-            return unit.segments[backward.segment].parameters
+            names = unit.segments[backward.segment].parameters
+            return tuple(name for name in names if name not in model.frozen)
     return ()
 
 

@@ -7,7 +7,7 @@ from emulated_strategies import EMULATED
 from emulated_strategies import strategy as emulating
 
 from edits.court import Court
-from zsim.architecture import GPT, Llama
+from zsim.architecture import GPT, Llama, LoRA
 from zsim.gpt import gpt
 from zsim.model import Model
 from zsim.pipeline import in_blocks
@@ -29,6 +29,8 @@ NO_DECAY = (ParameterGroup(parameters=("*.ln*",), rule=replace(ADAM, weight_deca
 GIVEN = replace(ADAM, learning_rate=LEARNING_RATE)
 MOMENTUM = SGD(learning_rate=LEARNING_RATE, momentum=0.875, weight_decay=0.125, nesterov=True)
 SCALE = LossScale(interval=2)
+FROZEN = "frozen, "
+"""How names of columns begin whose models have frozen parameters."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,14 @@ def of_pipelines() -> list[Strategy]:
     ]
 
 
+def of_frozen() -> dict[str, list[Strategy]]:
+    """Strategies of models with frozen parameters."""
+    stages = {f"{FROZEN}stage {stage}": of_stage(stage) for stage in range(4)}
+    names = ("fsdp2", "deepspeed 1", "deepspeed 2", "deepspeed 3")
+    runtimes = {f"{FROZEN}{name}": found for name, found in of_runtimes().items() if name in names}
+    return {**stages, **runtimes}
+
+
 def strategies() -> dict[str, list[Strategy]]:
     """What edits are made of, by column of the table."""
     found = {f"stage {stage}": of_stage(stage) for stage in range(4)}
@@ -131,7 +141,16 @@ def strategies() -> dict[str, list[Strategy]]:
         "pipelines": of_pipelines(),
         CALLED_AGAIN: called,
         DROPOUT: of_dropout(),
+        **of_frozen(),
     }
+
+
+def frozen_model(strategy: Strategy) -> Model:
+    """A small model of which little is trained: adapters, or where ranks share the work, norms."""
+    shape = replace(SHAPE, layers=2, lora=LoRA(rank=1), frozen=("block0.*",))
+    if strategy.tensor > 1:
+        shape = replace(SHAPE, frozen=("embedding*", "*.weight"))
+    return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
 
 
 def of_dropout() -> list[Strategy]:
@@ -171,6 +190,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
 def cases(column: str) -> Iterator[Case]:
     """The schedules of one column."""
     for strategy in strategies()[column]:
-        model = model_of(strategy, column)
+        frozen = column.startswith(FROZEN)
+        model = frozen_model(strategy) if frozen else model_of(strategy, column)
         made = make_schedule(model, strategy)
         yield Case(column, model, made, Court(made, model, strategy))

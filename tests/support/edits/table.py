@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from edits import OPERATORS, Edit, edits
+from edits.aims_of_frozen import FROZEN
 from edits.aims_of_gradients import GRADIENTS
 from edits.aims_of_random import RANDOM
 from edits.aims_of_regions import REGIONS
@@ -25,7 +26,7 @@ from edits.aims_of_updates import UPDATES
 from edits.columns import Case, cases, strategies
 from zsim.check import check
 
-AIMED = {**UPDATES, **RULES, **GRADIENTS, **SCALING, **REGIONS, **RANDOM}
+AIMED = {**UPDATES, **RULES, **GRADIENTS, **SCALING, **REGIONS, **RANDOM, **FROZEN}
 """Named kinds of edits."""
 
 

@@ -23,6 +23,11 @@ FEW = {
     "megatron overlapped": 1,
     "nanotron 1": 1,
     "pipelines": 2,
+    "frozen, stage 1": 1,
+    "frozen, stage 3": 1,
+    "frozen, fsdp2": 1,
+    "frozen, deepspeed 2": 1,
+    "frozen, deepspeed 3": 1,
 }
 """Columns of the table of edits, and how many of their schedules."""
 COLUMNS = list(strategies())
@@ -83,6 +88,17 @@ KINDS = {
     "loss scale begins otherwise": "scalars",
     "micro-batch loaded twice": "values",
     "gradient of another micro-batch": "values",
+    "frozen parameter updated": "values",
+    "frozen parameter updated on one rank": "values",
+    "frozen parameter decays": "values",
+    "frozen parameter cleared": "values",
+    "frozen parameter not gathered": "volume",
+    "frozen parameter begins otherwise": "values",
+    "frozen parameter has a gradient": "values",
+    "frozen parameter reduced": "values",
+    "frozen parameter in the norm": "values",
+    "trained parameter taken for frozen": "values",
+    "frozen parameter taken for trained": "values",
 }
 """By kind of fault the family that finds it where the order of operations is right."""
 

@@ -2,14 +2,16 @@
 
 import csv
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from asked import Ask
 
-from zsim.calibration.calibrate import SIZE_CLASSES
 from zsim.calibration.constants import START
+from zsim.calibration.validate import SIZE_CLASSES
 from zsim.collective.activity import Collective, Shape
 from zsim.collective.profiles import parse
 from zsim.collective.tuner import Bandwidths, alone_s
@@ -100,7 +102,7 @@ def test_links_that_were_timed_become_a_profile_that_says_what_it_was_scaled_fro
     (tables / "link_alpha_beta_v100.csv").write_text("topology\nDGX2_1MB\n", "utf-8")
     code, _, err = ask("calibrate", "--from", tables, "--to", tables / "profiles")
     assert (code, err.count("\n")) == (Code.MISTAKE, 1)
-    assert "link_alpha_beta_v100: no column 'intra_beta_list'" in err
+    assert "link_alpha_beta_v100: no column 'source', 'gpus_per_node', 'nics_per_node', " in err
 
 
 @pytest.mark.parametrize("command", [("calibrate", "--from"), ("validate", "network", "--data")])
@@ -117,7 +119,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(
     table.write_text("gpu,collective\nH100,all-gather\n", "utf-8")
     code, _, err = ask(*command, empty)
     assert (code, err.count("\n")) == (Code.MISTAKE, 1)
-    assert "collectives_h100_one_node: no column 'group_size'" in err
+    assert "collectives_h100_one_node: no column 'source', 'group_size', 'total_" in err
     table.write_bytes(b"\xff\xfe\x00")
     code, _, err = ask(*command, empty)
     assert (code, err.count("\n")) == (Code.MISTAKE, 1)
@@ -130,3 +132,20 @@ def test_every_profile_that_ships_is_of_the_gpu_that_it_is_named_after() -> None
         assert each.gpu == name
         assert each.publications
         assert each.errors or each.scaled_from in profiles
+
+
+def without_scipy(*words: str) -> subprocess.CompletedProcess[str]:
+    """The answer of zsim where scipy is not installed."""
+    code = "import sys; sys.modules['scipy'] = None; from zsim.shell.cli import main; main()"
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_calibrate_says_in_a_line_what_to_install_and_nothing_else_needs_it(tables: Path) -> None:
+    done = without_scipy("calibrate", "--from", str(tables), "--to", str(tables / "profiles"))
+    line = "zsim: calibrate: needs scipy (pip install 'zsim[calibrate]')\n"
+    assert (done.returncode, done.stdout, done.stderr) == (Code.MISTAKE, "", line)
+    assert not (tables / "profiles").exists()
+    for words in (("validate", "network", "--data", str(tables)), ("run", "tiny")):
+        done = without_scipy(*words)
+        assert (done.returncode, done.stderr) == (Code.DONE, ""), words

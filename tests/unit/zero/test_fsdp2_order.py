@@ -1,7 +1,7 @@
 """The emulated FSDP2 issues the collectives that PyTorch's own `fully_shard` issues."""
 
 import pytest
-from fsdp_order import of_awkward, of_gpt
+from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
 
 from zsim.dtype import DType
 from zsim.runtime.fsdp2 import FSDP2, Sync
@@ -68,4 +68,36 @@ def test_hybrid_sharding_all_reduces_each_shard_as_fully_shard_does(options: FSD
 def test_formats_on_the_wire_are_those_of_fully_shard(reduce: DType | None) -> None:
     options = FSDP2(reduce_dtype=reduce)
     ours, theirs = of_awkward(Strategy(stage=3, data=4, precision=Precision.BF16, emulate=options))
+    assert ours == theirs
+
+
+FROZEN = {
+    "a block and the embedding": ("block0.*", "embedding*"),
+    "all blocks but the last": ("block[0-2].*", "embedding*"),
+    "all blocks": ("block*", "embedding*"),
+    "biases and the head": ("*.bias", "head.*"),
+    "the root and a matrix of each block": ("embedding*", "head*", "block*.up.*"),
+    "norms": ("*ln*",),
+}
+KEPT_ON_BOTH = FSDP2(reshard_after_forward=2, reshard_after_backward=False)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("patterns", FROZEN.values(), ids=FROZEN.keys())
+@pytest.mark.parametrize(
+    "options", [*OPTIONS.values(), KEPT_ON_BOTH], ids=[*OPTIONS, "sharded over two, kept after"]
+)
+def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
+    options: FSDP2, patterns: tuple[str, ...], micro_batches: int
+) -> None:
+    """Blocks before the first gradient are gathered again for nothing, or not."""
+    strategy = Strategy(
+        stage=3,
+        data=4,
+        gradient_accumulation_steps=micro_batches,
+        precision=Precision.BF16,
+        emulate=options,
+    )
+    ours, theirs = of_frozen_gpt(patterns, strategy)
+    assert any(each.kind == "reduce_scatter" for each in theirs)
     assert ours == theirs

@@ -50,9 +50,12 @@ class Kernels:
         self.means: Mapping[str, Numbers] = {}
         self.contents = Contents(tensors, moves, plain.cut)
         self.segments = Segments(self.contents, random, plain)
-        known = {unit.name: unit.segments for unit in plain.model.units}
+        trained = {
+            unit.name: [plain.model.trained_of(each) for each in unit.segments]
+            for unit in plain.model.units
+        }
         self.measures = Measures(
-            tensors, moves, self.contents, segments=known, micro_batches=plain.micro_batches
+            tensors, moves, self.contents, trained=trained, micro_batches=plain.micro_batches
         )
         self.follows_overflow = any(
             isinstance(operation, Compute) and operation.action is Action.FINITE

@@ -155,6 +155,7 @@ class Links:
     def _segment(self, cell: RunCell, compute: Compute, segment: Segment) -> None:
         values = self.model.values
         wanted = [name for name in segment.inputs if values[name].requires_gradient]
+        trained = self.model.trained_of(segment)
         outputs = [value.name for value in segment.outputs]
         gathers, reduces = segment.reduces_input_gradient, segment.reduces_output
         names: dict[Role, list[Key]] = {
@@ -165,8 +166,12 @@ class Links:
             ],
             Role.INPUT_GRADIENT: [self._value(name, whole=gathers) for name in wanted],
             Role.PARAMETER: [("parameter", name) for name in segment.parameters],
-            Role.GRADIENT: [("parameter", name) for name in segment.parameters],
+            Role.GRADIENT: [("parameter", name) for name in trained],
         }
+        made = sum(each.role is Role.GRADIENT for each in compute.operands)
+        if compute.action is Action.BACKWARD and made != len(trained):
+            what = f"makes {made} gradients of parameters, where {len(trained)} are trained"
+            self.misfits.append((cell.program.role, compute.id, what))
         saved = sum(each.view.size for each in compute.operands if each.role is Role.SAVED)
         due = self._saved.setdefault((cell.program.role, compute.unit, compute.segment), saved)
         if saved not in (0, due) and due:

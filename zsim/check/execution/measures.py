@@ -10,7 +10,6 @@ from zsim.check.execution.grid import RunCell
 from zsim.check.execution.moves import Moves
 from zsim.check.execution.pieces import Integers
 from zsim.check.execution.tensors import NOTHING, Tensors
-from zsim.model import Segment
 from zsim.operation import Compute, Role, View
 from zsim.specification.field import Numbers, product, share, summed, total
 
@@ -21,7 +20,8 @@ class Measures:
     """Measures gradients, and follows each of them to the tests that it has to reach.
 
     `required` has a bit for each pair of a rank and a micro-batch, by piece of a parameter: those
-    of which a gradient was made. The last place is for gradients of which nothing is known: where
+    of which a gradient was made. `trained` are the parameters of the segments of a unit that have
+    one. The last place is for gradients of which nothing is known: where
     nothing `judges` what is trained, each rank that tests some is one.
     """
 
@@ -31,13 +31,13 @@ class Measures:
         moves: Moves,
         contents: Contents,
         *,
-        segments: Mapping[str, Sequence[Segment]],
+        trained: Mapping[str, Sequence[Sequence[str]]],
         micro_batches: int,
     ) -> None:
         self.tensors = tensors
         self.moves = moves
         self.contents = contents
-        self.segments = segments
+        self.trained = trained
         self.micro_batches = micro_batches
         grid = tensors.grid
         sizes = [len(grid.tracked[name].coordinates) for name in grid.axes]
@@ -51,12 +51,12 @@ class Measures:
 
     def mark(self, cell: RunCell, compute: Compute, gradients: Sequence[Datum]) -> None:
         """Say of new gradients whose they are."""
-        segments = self.segments.get(compute.unit, ())
+        segments = self.trained.get(compute.unit, ())
         if compute.segment >= len(segments) or compute.micro_batch >= self.micro_batches:
             return
         words = self._bit(cell, compute.micro_batch)
         every = np.bitwise_or.reduce(words.reshape(self._words, -1), axis=1)
-        for parameter, datum in zip(segments[compute.segment].parameters, gradients, strict=False):
+        for parameter, datum in zip(segments[compute.segment], gradients, strict=False):
             first = self.moves.first(parameter)
             numbers = np.arange(first + 1, first + 1 + datum.count)
             datum.pieces = numbers.reshape(*(1,) * len(cell.shape), datum.count)

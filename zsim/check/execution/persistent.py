@@ -46,7 +46,8 @@ class Difference:
 class Persistent:
     """The persistent buffers of all cells.
 
-    `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps.
+    `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps: a
+    frozen one none.
     """
 
     def __init__(

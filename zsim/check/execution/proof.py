@@ -110,7 +110,10 @@ class StepProof:
             self.kernels.contents,
             random=self.random,
             initial=self.initial,
-            moments={name: rule.moments for name, rule in training.rules.items()},
+            moments={
+                name: 0 if name in model.frozen else rule.moments
+                for name, rule in training.rules.items()
+            },
         )
 
     def _cut_tensors(self, along: dict[str, Along], parts: Adopted) -> bool:
@@ -202,7 +205,8 @@ class StepProof:
         used = self.plain.clipped(gradients, self.training.clip)
         rules = {name: settled(rule, scalars) for name, rule in self.training.rules.items()}
         new = self.plain.updated(state, used, rules)
-        self.kernels.begin(self.plain, used)
+        none = {name: np.zeros_like(each) for name, each in state.parameters.items()}
+        self.kernels.begin(self.plain, none | used)
         kept = [dict(each) for each in layout]
         differences: list[Difference] = []
         for overflows in (False, True) if self.kernels.follows_overflow else (False,):

@@ -2,11 +2,11 @@
 
 Without a model the first forward of each segment says what it reads and makes, and each backward
 what it keeps and which gradients it makes: so all micro-batches, ranks and recomputations are held
-against the first.
+against the first. Which parameters are frozen the contract says.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.dtype import DType
 from zsim.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
@@ -113,6 +113,7 @@ class _Reader:
         self.names: dict[Place, str] = {}
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.batch = Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False)
+        self.frozen = {each.name for each in schedule.contract.parameters if each.frozen}
         self.pieces = {
             layout.name: {(piece.start, piece.size): piece for piece in layout.pieces}
             for layout in schedule.layouts
@@ -134,6 +135,7 @@ class _Reader:
                     self._compute(operation)
                 case _:
                     pass
+        self._settle_gradients()
         units: dict[str, list[Segment]] = {}
         parameters: dict[str, dict[str, Parameter]] = {}
         for (unit, number), draft in self.drafts.items():
@@ -158,6 +160,39 @@ class _Reader:
             batch=self.batch,
             tensor=axes.get(TENSOR, 1),
         )
+
+    def _settle_gradients(self) -> None:
+        """Say which values have a gradient: where backward makes one, and after what is trained."""
+        sloped: set[str] = set()
+        for draft in self.drafts.values():
+            if any(not each.frozen for each in draft.parameters) or not sloped.isdisjoint(
+                draft.inputs
+            ):
+                sloped |= {value.name for value in draft.outputs}
+        made = sloped.union(*(self._made(draft) for draft in self.drafts.values()))
+        last = list(self.drafts.values())[-1:]
+        made |= {value.name for draft in last for value in draft.outputs}
+        for draft in self.drafts.values():
+            draft.outputs = tuple(
+                replace(value, requires_gradient=value.name in made) for value in draft.outputs
+            )
+
+    def _made(self, draft: _Draft) -> set[str]:
+        """Return the inputs of which a backward makes gradients: in their order, of their sizes."""
+        operands = () if draft.backward is None else draft.backward.operands
+        sizes = [each.view.size for each in operands if each.role is Role.INPUT_GRADIENT]
+        inputs = [name for name in draft.inputs if name != BATCH]
+        if len(sizes) == len(inputs):
+            return set(inputs)
+        elements = {
+            value.name: value.elements for each in self.drafts.values() for value in each.outputs
+        }
+        found: set[str] = set()
+        for name in inputs:
+            if sizes and elements[name] == sizes[0]:
+                found.add(name)
+                sizes.pop(0)
+        return found
 
     def _moves(self, source: View, target: View) -> None:
         name = self.names.get(_place(source))
@@ -211,7 +246,12 @@ class _Reader:
             name = f"{compute.unit}/{compute.segment} parameter {place}"
             return Parameter(name=name, shape=(view.size,))
         sharded = TENSOR not in piece.copies
-        return Parameter(name=piece.parameter, shape=(view.size,), tensor_sharded=sharded)
+        return Parameter(
+            name=piece.parameter,
+            shape=(view.size,),
+            tensor_sharded=sharded,
+            frozen=piece.parameter in self.frozen,
+        )
 
     def _segment(self, draft: _Draft) -> Segment:
         backward = draft.backward

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from zsim.shell.mistake import MistakeError
 from zsim.shell.option import Code
 
 
@@ -17,7 +18,12 @@ def calibrate(
     ] = Path("profiles"),
 ) -> Code:
     """Fit constants of networks and kernels to published rows."""
-    from zsim.shell.calibrate import calibrate as calibrate_from
+    try:
+        from zsim.shell.calibrate import calibrate as calibrate_from
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "scipy":
+            raise
+        raise MistakeError("calibrate: needs scipy (pip install 'zsim[calibrate]')") from None
 
     calibrate_from(source, to)
     return Code.DONE

@@ -42,8 +42,8 @@ def validate(
             raise MistakeError(f"--picture: {picture}: is for {TRAINING} and {MEMORY}")
         validate_network(data, as_json=json)
     else:
+        from zsim.calibration.verdict import Quantity
         from zsim.shell.validate_training import validate_training
-        from zsim.validation.verdict import Quantity
 
         quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY
         validate_training(data, quantity, as_json=json, picture=picture)

@@ -6,6 +6,8 @@ ranks; each rank updates an N-th of it, whose borders cut through parameters. Gr
 into a bucket as backward makes them; a full bucket is divided by the ranks, all-reduced, and what
 the rank owns of it is kept. Stage 1 does so once a step, stage 2 in every micro-batch. The norm of
 each group is reduced in every step, clipping or not. A gather in place of each ends the step.
+What is frozen is in no group (`bit16_groups` has what `requires_grad`) and stays as it is, here in
+one tensor.
 """
 
 from collections import Counter
@@ -41,7 +43,10 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     options = strategy.options(DeepSpeed)
     need_fitting(model, strategy)
     place = flat(strategy.data)
-    buckets = numbered(model, by_rule(model.parameters, strategy), place=place, ranks=strategy.data)
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
+    frozen = [parameter for parameter in model.parameters if parameter.frozen]
+    groups = [*by_rule(trained, strategy), *([frozen] if frozen else [])]
+    buckets = numbered(model, groups, place=place, ranks=strategy.data)
     draft = Draft()
     precision = strategy.precision
     holding = Holding(
@@ -91,7 +96,7 @@ class _Step:
         self.buckets = buckets
         self.states = states
         self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self.reductions = Reductions(draft, strategy, options, flats=buckets.all)
+        self.reductions = Reductions(draft, strategy, options, flats=buckets.trained)
         self._uses = Counter(each.name for unit in model.units for each in unit.parameters)
         self._places = {
             parameter.name: (buckets.all[run.bucket], start)
@@ -108,7 +113,7 @@ class _Step:
         draft, units = self.draft, self.model.units
         once = visits(self.model, self.strategy)
         micro_batches = self.strategy.gradient_accumulation_steps
-        fresh: tuple[Edge, ...] = (Previous(gather_path(self.buckets.all[-1])),)
+        fresh: tuple[Edge, ...] = (Previous(gather_path(self.buckets.trained[-1])),)
         for micro_batch in range(micro_batches):
             self.passes.micro_batch = micro_batch
             last = micro_batch == micro_batches - 1
@@ -141,14 +146,16 @@ class _Step:
     ) -> None:
         """Move a unit's gradients where they collect: the bucket, or whole ones in stage 1."""
         ready: list[Parameter] = []
-        runs = self.buckets.runs[unit]
-        sources = [self.passes.transient(unit, position) for position in range(len(runs))]
+        runs = self.buckets.trained_runs(unit)
+        sources = [self.passes.transient(unit, position) for position, _ in runs]
         views = {
             parameter.name: view
-            for source, run in zip(sources, runs, strict=True)
+            for source, (_, run) in zip(sources, runs, strict=True)
             for parameter, view in _views(source, run)
         }
         for parameter in reversed(self.model.units[unit].parameters):
+            if parameter.frozen:
+                continue
             view = views[parameter.name]
             first = not contributed[parameter.name]
             contributed[parameter.name] += 1
@@ -235,16 +242,17 @@ class _Step:
             return
         if not self.options.overlap_comm:
             self.reductions.begin()
-            for group in by_rule(self.model.parameters, self.strategy):
+            trained = [parameter for parameter in self.model.parameters if not parameter.frozen]
+            for group in by_rule(trained, self.strategy):
                 for parameter in reversed(group):
                     self._bucket(parameter, self._accumulated(parameter), divides=False)
         self.reductions.finish(last=last)
-        for flat in self.buckets.all:
+        for flat in self.buckets.trained:
             self.draft.free(f"{flat.name}/accumulated")
 
     def _update(self) -> None:
-        draft, flats = self.draft, {bucket.name: bucket for bucket in self.buckets.all}
-        trained = [self._trained(bucket, self.states[bucket.index]) for bucket in self.buckets.all]
+        draft, flats = self.draft, {bucket.name: bucket for bucket in self.buckets.trained}
+        trained = [self._trained(each, self.states[each.index]) for each in self.buckets.trained]
 
         def gather(draft: Draft, item: Trained, _updated: str) -> None:
             bucket = flats[item.name]

@@ -153,7 +153,7 @@ class _Step:
         self._update(used)
 
     def _update(self, used: str) -> None:
-        draft, groups = self.draft, self.shards.groups.all
+        draft, groups = self.draft, self.shards.groups
         draft.prefix = "step/update"
         self.gathers.free_persistent(used)
         reduced = (self.reductions.finished,) if self.reductions.finished else ()
@@ -169,10 +169,11 @@ class _Step:
                 moments=tuple(draft.all(moment) for moment in state.moments),
                 keeps_gradient=True,
             )
-            for group, state in zip(groups, self.states, strict=True)
+            for group, state in zip(groups.all, self.states, strict=True)
+            if not group.frozen
         ]
         MeasuredGroups(
             draft, self.strategy, trained, measured_after=reduced, stream=COMPUTE
         ).write()
         draft.prefix = "step/end"
-        self.gathers.end_step(f"step/update/{groups[-1].name}/cast")
+        self.gathers.end_step(f"step/update/{groups.trained[-1].name}/cast")

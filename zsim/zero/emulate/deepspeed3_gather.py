@@ -156,7 +156,7 @@ class Gathers:
         if self._fresh:
             return ()
         self._fresh = True
-        return (Previous(f"step/update/{self.shards.groups.all[-1].name}/cast"),)
+        return (Previous(f"step/update/{self.shards.groups.trained[-1].name}/cast"),)
 
     def _flat(self, numbers: tuple[int, ...], axis: str) -> str:
         """Name of the flat buffer of a gather of `numbers`, and of the shard that goes into it."""

@@ -64,7 +64,10 @@ class Reductions:
         self.finished = ""
         self.layouts: list[Layout] = []
         self._wire = options.communication_data_type or strategy.precision.compute
-        self._uses = Counter(run.bucket for runs in shards.parameters.runs for run in runs)
+        self._runs = [
+            shards.parameters.trained_runs(unit) for unit in range(len(shards.parameters.runs))
+        ]
+        self._uses = Counter(run.bucket for runs in self._runs for _, run in runs)
         self._left = Counter(self._uses)
         self._sums: dict[int, str] = {}
         self._events: deque[str] = deque()
@@ -90,8 +93,8 @@ class Reductions:
         left = Counter(self._uses)
         found: list[list[int]] = []
         filled = limit
-        for runs in reversed(self.shards.parameters.runs):
-            for run in reversed(runs):
+        for runs in reversed(self._runs):
+            for _, run in reversed(runs):
                 left[run.bucket] -= 1
                 size = self.shards.bucket(run.bucket).elements
                 if left[run.bucket] or not size:
@@ -148,7 +151,7 @@ class Reductions:
     def write_setup(self) -> None:
         """The bucket and the gradients of sub-groups live as long as the parameters."""
         draft = self.draft
-        for group in self.shards.groups.all:
+        for group in self.shards.groups.trained:
             draft.prefix = f"setup/{group.name}"
             name = self.gradient(group)
             draft.persistent.append(name)
@@ -173,9 +176,8 @@ class Reductions:
     def collect(self, unit: int, done: str) -> None:
         """Put the gradients into the bucket that backward of `unit`, which ended `done`, made."""
         draft = self.draft
-        runs = self.shards.parameters.runs[unit]
-        for position in reversed(range(len(runs))):
-            number, source = runs[position].bucket, self.passes.transient(unit, position)
+        for position, run in reversed(self._runs[unit]):
+            number, source = run.bucket, self.passes.transient(unit, position)
             if not self.shards.bucket(number).elements:
                 draft.free(source)
                 continue

@@ -19,7 +19,8 @@ class Shards:
 
     Attributes:
         parameters: each in a bucket of its own, in the order of the model.
-        groups: sub-groups, which are updated one after the other.
+        groups: sub-groups, which are updated one after the other; shards of frozen parameters,
+            which are not, stand in one of their own (in DeepSpeed each alone).
         where: by number of parameter its sub-group, and where its shard begins in that of a rank.
         persistent: numbers of the parameters that stay whole from one update to the next.
     """
@@ -81,12 +82,15 @@ def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
     place = _padded_each(ranks)
     alone = [[parameter] for parameter in model.parameters]
     parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")
+    frozen = [parameter for parameter in model.parameters if parameter.frozen]
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
     own = [
         group
-        for parameters in by_rule(model.parameters, strategy)
+        for parameters in by_rule(trained, strategy)
         for group in sub_groups(parameters, ranks, options)
     ]
-    groups = numbered(model, own, place=place, ranks=ranks, name="sub_group")
+    together = own + ([frozen] if frozen else [])
+    groups = numbered(model, together, place=place, ranks=ranks, name="sub_group")
     starts = {
         piece.parameter: (group.index, piece.start // ranks)
         for group in groups.all

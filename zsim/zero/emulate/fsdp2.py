@@ -6,6 +6,11 @@ parameters on the compute stream. In forward no rule says how far ahead that hap
 ahead, and what was gathered is kept until the next group is copied out. In backward each group
 gathers the one before it. The last block is freed and gathered again; a block whose inputs have no
 gradient is reduced at the very end, after the root.
+
+A group gathers its frozen parameters with the others, and reduces the gradients that there are
+(`FSDPParamGroup.post_backward`). A block whose outputs have no gradient has no backward (the hook
+is on outputs: `_register_pre_backward_hook`), but the one after it gathers it all the same; what
+came is dropped at the end (`finalize_backward`: "a mistargeted unshard").
 """
 
 from collections.abc import Sequence
@@ -22,6 +27,7 @@ from zsim.zero.bucket import Buckets, Place, Placing, numbered
 from zsim.zero.draft import COMPUTE, Draft
 from zsim.zero.emulate.fsdp2_gather import ALL_GATHER, COPY_IN, Gathers
 from zsim.zero.emulate.fsdp2_reduce import ALL_REDUCE, REDUCE_SCATTER, Reductions
+from zsim.zero.emulate.fsdp2_shards import shards
 from zsim.zero.emulate.wrapping import Wrapping, groups, write_ending
 from zsim.zero.flow import UnitVisit, visits
 from zsim.zero.frame import framed, need_fitting, need_single_calls, whole
@@ -39,7 +45,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     options = strategy.options(FSDP2)
     need_fitting(model, strategy)
     need_single_calls(model, "FSDP2")
-    buckets = numbered(model, groups(model), place=padded_rows(strategy.data), ranks=strategy.data)
+    place = padded_rows(strategy.data)
+    buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
+    sharded = shards(model, buckets, place=place, ranks=strategy.data)
     draft = Draft()
     precision = strategy.precision
     holding = Holding(
@@ -49,10 +57,13 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         optimizer_sharded=True,
         has_master=False,
         moments=strategy.moments,
+        frozen=precision.compute,
     )
-    states = write_setup(draft, buckets, holding)
+    states = write_setup(draft, sharded, holding)
     setup, draft.operations = draft.operations, []
-    step = _Step(draft, model, strategy, options=options, buckets=buckets, states=states)
+    step = _Step(
+        draft, model, strategy, options=options, buckets=buckets, sharded=sharded, states=states
+    )
     step.write()
     streams = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
     return framed(
@@ -62,7 +73,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         volume=VOLUME,
         parts=whole(draft, setup),
         streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
-        layouts=(*buckets.layouts, *step.layouts),
+        layouts=tuple(dict.fromkeys((*buckets.layouts, *sharded.layouts, *step.layouts))),
     )
 
 
@@ -91,6 +102,7 @@ class _Step:
         *,
         options: FSDP2,
         buckets: Buckets,
+        sharded: Buckets,
         states: tuple[BucketState, ...],
     ) -> None:
         self.draft = draft
@@ -98,10 +110,15 @@ class _Step:
         self.strategy = strategy
         self.options = options
         self.buckets = buckets
+        self.sharded = sharded
         self.states = states
         self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self.gathers = Gathers(draft, strategy, options=options, buckets=buckets, states=states)
-        self.reductions = Reductions(draft, strategy, options, buckets=buckets, passes=self.passes)
+        self.gathers = Gathers(
+            draft, strategy, options=options, buckets=buckets, sharded=sharded, states=states
+        )
+        self.reductions = Reductions(
+            draft, strategy, options, buckets=buckets, sharded=sharded, passes=self.passes
+        )
         self.layouts = (*self.gathers.layouts, *self.reductions.layouts)
         self.wrapping = Wrapping(model, buckets)
         self.order, self.root = self.wrapping.order, self.wrapping.root
@@ -121,7 +138,7 @@ class _Step:
         write_ending(
             self.draft,
             self.strategy,
-            buckets=self.buckets,
+            buckets=self.sharded,
             states=self.states,
             reduced=self.reductions.reduced,
         )
@@ -164,7 +181,8 @@ class _Step:
             if block is not None:
                 gathers.gather(block)
                 gathers.copy_out(block, forward=False)
-                ahead.pop()
+                while ahead.pop() != block:
+                    pass
                 if ahead:
                     gathers.gather(ahead[-1])
             self.passes.backward(visit, ())
@@ -172,14 +190,16 @@ class _Step:
             if block is not None and self.wrapping.has_input_gradient(visit.unit):
                 self._after_backward(block)
             elif block is not None:
-                late.insert(0, block)
+                late.append(block)
+        done = {self.wrapping.block(visit.unit) for visit in sequence}
+        late += [block for block in self.order if block not in done]
         draft.prefix = f"step/backward/mb{micro_batch}/end"
         waits: tuple[Edge, ...] = ()
-        for bucket in ([] if self.root is None else [self.root]) + late:
+        for bucket in ([] if self.root is None else [self.root]) + sorted(late):
             self._after_backward(bucket, waits)
             waits = self.reductions.finished
         self.reductions.end_backward()
 
     def _after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
         self.gathers.after_backward(bucket)
-        self.reductions.reduce(self.buckets.all[bucket], after)
+        self.reductions.reduce(bucket, after)

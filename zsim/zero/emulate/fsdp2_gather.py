@@ -28,20 +28,23 @@ class Gathers:
         *,
         options: FSDP2,
         buckets: Buckets,
+        sharded: Buckets,
         states: Sequence[BucketState],
     ) -> None:
         self.draft = draft
         self.strategy = strategy
         self.options = options
         self.buckets = buckets
-        self.states = states
+        self._shards: dict[int, list[str]] = {}
+        for shard, state in zip(sharded.all, states, strict=True):
+            self._shards.setdefault(shard.index, []).append(state.parameter)
         self.last = False
         self.layouts: list[Layout] = []
         self._inner = strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}
         self._kept: tuple[str, str] | None = None
-        self._updated = f"step/update/{buckets.all[-1].name}/update"
+        self._updated = f"step/update/{sharded.trained[-1].name}/update"
         self._fresh = False
         if self._inner is not None:
             self.layouts = [self._inner_layout(bucket) for bucket in buckets.all]
@@ -62,14 +65,14 @@ class Gathers:
         if number in self._pending or self.whole(bucket) in draft.alive:
             return
         inner = number in self._resharded
-        source = self._sharded_over_inner(bucket) if inner else self.states[number].parameter
+        sources = [self._sharded_over_inner(bucket)] if inner else self._shards[number]
         axis = INNER if inner else DATA
         ranks = self.strategy.data if self._inner is None or not inner else self._inner
         if ranks == 1:
             self._pending[number] = ""
             return
-        slot = draft.buffers[source].elements
-        cast = self._cast(bucket, source, inner=inner)
+        slot = bucket.padded // ranks
+        cast = self._cast(bucket, sources, inner=inner)
         gathered = self._gathered(bucket, inner=inner)
         draft.allocate(gathered)
         draft.add(
@@ -77,7 +80,7 @@ class Gathers:
                 id=draft.path(f"copy_in/{bucket.name}"),
                 stream=COPY_IN,
                 after=() if cast else self._after_update(number),
-                source=draft.all(cast or source),
+                source=draft.all(cast or sources[0]),
                 target=View(buffer=gathered, size=slot, axis=axis),
             )
         )
@@ -95,31 +98,39 @@ class Gathers:
             )
         )
 
-    def _cast(self, bucket: Bucket, source: str, *, inner: bool) -> str | None:
-        """A copy of the shard in the compute format, where formats are mixed."""
+    def _cast(self, bucket: Bucket, sources: Sequence[str], *, inner: bool) -> str | None:
+        """A copy of the shards in the compute format, where formats or kinds are mixed.
+
+        Shards of frozen parameters stand in it, too; upstream they are copied to the slot at once.
+        """
         draft, precision = self.draft, self.strategy.precision
-        if not precision.has_master:
+        mixed = len(sources) > 1
+        if not mixed and (not precision.has_master or bucket.frozen):
             return None
         name = "inner_input" if inner else "input"
         cast = draft.buffer(
             f"{bucket.name}/{name}",
-            draft.buffers[source].elements,
+            bucket.padded // (self._inner if inner and self._inner else self.strategy.data),
             precision.compute,
             Kind.COMMUNICATION,
             home=COPY_IN,
-            layout=draft.buffers[source].layout,
-            shard=draft.buffers[source].shard,
+            layout=_inner_name(bucket) if inner else bucket.layout.name,
+            shard=INNER if inner else DATA,
         )
         draft.allocate(cast)
-        draft.add(
-            Copy(
-                id=draft.path(f"cast/{bucket.name}"),
-                stream=COPY_IN,
-                after=self._after_update(bucket.index),
-                source=draft.all(source),
-                target=draft.all(cast),
+        after = self._after_update(bucket.index)
+        for source in sources:
+            draft.add(
+                Copy(
+                    id=draft.path(f"cast/{source.removesuffix('/parameter')}"),
+                    stream=COPY_IN,
+                    after=after,
+                    source=draft.all(source),
+                    target=draft.all(cast),
+                    by_parameter=mixed,
+                )
             )
-        )
+            after = ()
         return cast
 
     def _after_update(self, number: int) -> tuple[Edge, ...]:
@@ -145,16 +156,19 @@ class Gathers:
         gathered = self._gathered(bucket, inner=inner) if gather else None
         whole = self.whole(bucket)
         draft.allocate(whole)
-        copied = draft.add(
-            Copy(
-                id=draft.path(f"copy_out/{bucket.name}"),
-                stream=COMPUTE,
-                after=(gather,) if gather else (),
-                source=draft.all(gathered or self.states[number].parameter),
-                target=draft.all(whole),
-                by_parameter=True,
+        copied = ""
+        for source in self._shards[number] if gathered is None else (gathered,):
+            name = bucket.name if source == gathered else source.removesuffix("/parameter")
+            copied = draft.add(
+                Copy(
+                    id=draft.path(f"copy_out/{name}"),
+                    stream=COMPUTE,
+                    after=(gather,) if gather else (),
+                    source=draft.all(source),
+                    target=draft.all(whole),
+                    by_parameter=True,
+                )
             )
-        )
         if forward:
             self.end_forward()
         if inner:
@@ -194,9 +208,22 @@ class Gathers:
         draft.free(self.whole(bucket))
 
     def after_backward(self, number: int) -> None:
-        """Free whole parameters, unless they are kept for the next micro-batch."""
-        if self.last or self.options.reshard_after_backward:
-            self.draft.free(self.whole(self.buckets.all[number]))
+        """Free whole parameters, unless they are kept for the next micro-batch.
+
+        A block that backward did not come to may be sharded over the inner ranks, or be gathered
+        again for nothing.
+        """
+        draft, bucket = self.draft, self.buckets.all[number]
+        inner, gather = number in self._resharded, self._pending.pop(number, "")
+        if gather:
+            draft.free(self._gathered(bucket, inner=inner), (gather,))
+        if not (self.last or self.options.reshard_after_backward):
+            return
+        if self.whole(bucket) in draft.alive:
+            draft.free(self.whole(bucket))
+        if inner:
+            del self._resharded[number]
+            draft.free(self._sharded_over_inner(bucket), (gather,) if gather else ())
 
     def _gathered(self, bucket: Bucket, *, inner: bool) -> str:
         return self.draft.buffer(

@@ -33,7 +33,7 @@ def factors(wire: DType, ranks: int) -> tuple[int, int]:
 
 
 class Reductions:
-    """Takes the gradients of each unit's backward and reduces them bucket by bucket.
+    """Takes the gradients of each unit's backward and reduces those of each bucket's shards.
 
     `last` says that the micro-batch being written is the last of its step.
     """
@@ -45,6 +45,7 @@ class Reductions:
         options: FSDP2,
         *,
         buckets: Buckets,
+        sharded: Buckets,
         passes: Passes,
     ) -> None:
         self.draft = draft
@@ -55,7 +56,8 @@ class Reductions:
         self.last = False
         self.reduced: dict[int, Reduced] = {}
         sums = options.gradient_sync is Sync.LAST and strategy.gradient_accumulation_steps > 1
-        self.layouts = tuple(_together(bucket) for bucket in buckets.all) if sums else ()
+        self._trained = {bucket.index: bucket for bucket in sharded.trained}
+        self.layouts = tuple(_together(bucket) for bucket in sharded.trained) if sums else ()
         self._wire = options.reduce_dtype or strategy.precision.compute
         self._collected: dict[int, list[tuple[str, set[str]]]] = {}
         self._inputs: list[tuple[str, str]] = []
@@ -64,14 +66,17 @@ class Reductions:
 
     def collect(self, unit: int) -> None:
         """Keep what backward of `unit` made until its bucket is reduced."""
-        for position, run in enumerate(self.buckets.runs[unit]):
-            names = {parameter.name for parameter in run.parameters}
+        for position, run in self.buckets.trained_runs(unit):
+            names = {parameter.name for parameter in run.trained}
             source = self.passes.transient(unit, position)
             self._collected.setdefault(run.bucket, []).append((source, names))
 
-    def reduce(self, bucket: Bucket, after: tuple[Edge, ...] = ()) -> None:
+    def reduce(self, number: int, after: tuple[Edge, ...] = ()) -> None:
         """Reduce what was collected, or add it up if that is for a later micro-batch to do."""
-        sources = self._collected.pop(bucket.index)
+        bucket = self._trained.get(number)
+        if bucket is None:
+            return
+        sources = self._collected.pop(number)
         waits = self.options.gradient_sync is Sync.LAST and not self.last
         together = f"{bucket.name}/accumulated"
         if waits or together in self.draft.alive:

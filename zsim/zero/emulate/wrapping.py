@@ -72,7 +72,7 @@ def write_ending(
     states: Sequence[BucketState],
     reduced: Mapping[int, Reduced],
 ) -> None:
-    """Update every shard as an optimizer of PyTorch does, on the compute stream."""
+    """Update every trained shard as an optimizer of PyTorch does, on the compute stream."""
     trained = [
         Trained(
             name=bucket.name,
@@ -85,6 +85,7 @@ def write_ending(
             moments=tuple(draft.all(moment) for moment in state.moments),
         )
         for bucket, state in zip(buckets.all, states, strict=True)
+        if not bucket.frozen
     ]
     after: tuple[Edge, ...] = tuple(item.operation for item in reduced.values())
     Ending(draft, strategy, trained, measured_after=after, stream=COMPUTE).write()

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import log10
 
+from zsim.calibration.paper import Predicted, Verdict, shown
 from zsim.sheet import FAINT, INK, Sheet
-from zsim.validation.paper import Predicted, Verdict, shown
 
 SIDE, GAP, LEFT, TOP = 260.0, 96.0, 90.0, 64.0
 COLUMNS = 3

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zsim.calibration.measured import Unmodelled
+from zsim.calibration.published import Published
+from zsim.calibration.table import Unmodelled
 from zsim.calibration.validate import Errors, errors_of
-from zsim.validation.published import Published
 
 WORST = 5
 """Rows that are named because they are predicted worst."""

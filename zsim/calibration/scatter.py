@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 
+from zsim.calibration.verdict import Comparison, Quantity, Verdict
 from zsim.sheet import FAINT, INK, Sheet
 from zsim.units import format_bytes, format_seconds
-from zsim.validation.verdict import Comparison, Quantity, Verdict
 
 SIZE, LEFT, TOP, LEGEND = 560.0, 84.0, 56.0, 330.0
 COLOURS = ("#1f6fb4", "#d9730d", "#2a8f4f", "#8e44ad", "#b8255f", "#6b6b00", "#3e4c59", "#0f8b8d")

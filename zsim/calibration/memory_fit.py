@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from zsim.validation.published import Published
-from zsim.validation.verdict import Forecast
+from zsim.calibration.published import Published
+from zsim.calibration.verdict import Forecast
 
 NEAR = 0.05
 """A run without a result may be predicted this far below the limit."""

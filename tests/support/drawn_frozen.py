@@ -1,0 +1,101 @@
+"""What Hypothesis draws of models of which some parameters are frozen."""
+
+from dataclasses import replace
+
+from drawn import chains, models, zero_strategies
+from drawn_emulated import emulated_jobs
+from hypothesis import strategies as st
+
+from zsim.architecture import LoRA
+from zsim.model import Model, ModelError, Segment, Value
+from zsim.runtime.deepspeed import DeepSpeed
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.strategy import Strategy
+from zsim.transformer import transformer
+
+Job = tuple[Model, Strategy]
+PATTERNS = (
+    "embedding*",
+    "block0.*",
+    "block[01].*",
+    "*.bias",
+    "*.weight",
+    "*.ln*",
+    "*.down.*",
+    "head.ln*",
+)
+
+
+@st.composite
+def adapted(draw: st.DrawFn, strategy: Strategy) -> Model:
+    """A small transformer with adapters, or with frozen parameters, or with both."""
+    plain = draw(models(strategy))
+    shape = plain.architecture
+    assert shape is not None
+    frozen = tuple(draw(st.lists(st.sampled_from(PATTERNS), max_size=2, unique=True)))
+    targets = st.lists(st.sampled_from(shape.linear_layers), max_size=3, unique=True)
+    lora = None
+    if strategy.tensor == 1 and draw(st.booleans()):
+        lora = LoRA(rank=draw(st.integers(1, 3)), targets=tuple(draw(targets)))
+    try:
+        return transformer(
+            replace(shape, frozen=frozen, lora=lora),
+            micro_batch_size=plain.micro_batch_size,
+            tensor=plain.tensor,
+            precision=strategy.precision,
+        )
+    except ModelError:  # a pattern that fits nothing, or all that is trained
+        return plain
+
+
+@st.composite
+def partly_frozen(draw: st.DrawFn, strategy: Strategy) -> Model:
+    """Units in a row with any parameters, any of them frozen, one that several share as well."""
+    plain = draw(chains(strategy))
+    names = [each.name for each in plain.parameters]
+    frozen = draw(st.sets(st.sampled_from(names))) if names else set[str]()
+    if len(frozen) == len(names):
+        return plain
+    return with_frozen(plain, frozen)
+
+
+def with_frozen(model: Model, frozen: set[str]) -> Model:
+    """The model with some parameters frozen: what is before all others has no gradient."""
+    units = []
+    sloped: set[str] = set()
+    for unit in model.units:
+        segments: list[Segment] = []
+        for segment in unit.segments:
+            trains = not frozen.issuperset(segment.parameters)
+            if trains or not sloped.isdisjoint(segment.inputs):
+                sloped |= {value.name for value in segment.outputs}
+            outputs: tuple[Value, ...] = tuple(
+                replace(value, requires_gradient=value.name in sloped) for value in segment.outputs
+            )
+            again = any(value.requires_gradient for value in outputs)
+            kept = segment.saved_bytes if again else 0
+            segments.append(replace(segment, outputs=outputs, saved_bytes=kept))
+        parameters = tuple(replace(each, frozen=each.name in frozen) for each in unit.parameters)
+        units.append(replace(unit, parameters=parameters, segments=tuple(segments)))
+    return replace(model, units=tuple(units))
+
+
+def any_model(strategy: Strategy) -> st.SearchStrategy[Model]:
+    """A model with frozen parameters, of either kind."""
+    drawn = st.one_of(adapted(strategy), partly_frozen(strategy))
+    return drawn.filter(lambda model: bool(model.trained_count))
+
+
+@st.composite
+def frozen_jobs(draw: st.DrawFn) -> Job:
+    """A model with frozen parameters, and one of zsim's own strategies."""
+    strategy = draw(zero_strategies(max_data=4))
+    return draw(any_model(strategy)), strategy
+
+
+@st.composite
+def frozen_emulated_jobs(draw: st.DrawFn) -> Job:
+    """A model with frozen parameters, and a strategy that emulates a runtime that takes them."""
+    runtimes = emulated_jobs().filter(lambda job: isinstance(job[1].emulate, FSDP2 | DeepSpeed))
+    _, strategy = draw(runtimes)
+    return draw(any_model(strategy)), strategy

@@ -1,0 +1,151 @@
+"""Llama and Qwen on one node of eight GPUs, as torchtitan published them, most under FSDP2.
+
+Rows give tokens per second and GPU, and the peak of what PyTorch's allocator reserves. What they
+leave open is torchtitan's default: parameters are gathered in bf16 and gradients reduced in fp32,
+gradients are clipped at a norm of 1, checkpointing is selective by operations ("full" in its
+configuration of Qwen3 32B). Attention is PyTorch's own, FlashAttention-2 since 2.2. H100 of 95 or
+96 GB are those with HBM2e and a limit of 500 W, which is the default of such hosts and may be
+raised to 700 W (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). The exchange of keys and
+values of context parallel runs is not simulated.
+
+Memory depends on when a run was made. Until pull request 391 (12 June 2024, "del logits to save
+3.9G memory") the loop held the logits, which the model returned in fp32, while backward ran. Later
+its script (`run_llama_train.sh`, `run_train.sh`) set `expandable_segments:True`: it did before
+train.py moved into a package, and logs of March 2025 show it (issue 929). When it began to is not
+known; runs of December 2024 are taken to have it.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from zsim.calibration.runs import RunRow, Table
+from zsim.calibration.table import MaybePositive, NotModelledError, Whole, word
+
+LARGE_H100 = ("grand_teton_h100", "h100_hbm2e")
+SYSTEMS = {
+    "H100 95.04GiB": LARGE_H100,
+    "H100 95GB": LARGE_H100,
+    "H100 96GB": LARGE_H100,
+    "H100 80GB": ("dgx_h100", "h100"),
+    "A100 80GB": ("dgx_a100", "a100"),
+}
+"""Node and profile of kernels, by the first two words of the GPU's name."""
+
+NETWORKS = {"dgx_a100": "a100"}
+"""Profiles of networks, where they are not those of H100."""
+
+CHECKPOINTING = {
+    "full": "full",
+    "none": "none",
+    "selective": "operations",
+    "selective (op)": "operations",
+    "selective op (default)": "operations",
+    "selective (toml default)": "operations",
+}
+UNSTATED = ("", "not stated")
+
+FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 rowwise": "rowwise"}
+
+FIRST_HALF_OF_2024 = ("83c879f18763", "40f8fd007957")
+"""Commits whose messages publish runs of before that pull request: of March and of 5 June 2024."""
+
+RESHARD = {"always": True, "default": True, "": True, "never": False}
+"""By the first word. The last block is not resharded by default, which is not told apart."""
+
+
+class _Row(RunRow):
+    peak_reserved_memory_GiB: MaybePositive  # noqa: N815  (the column is called so)
+    pp: Whole
+    technique: str
+    cp: Whole
+    activation_checkpoint: str
+    reshard_after_forward: str
+    local_batch_seqs: Whole
+    compile: bool | Literal["toml default"]
+    precision: str
+    tp: Whole
+    dp_shard: Whole
+    n_layers: Whole
+    d_model: Whole
+    n_heads: Whole
+    n_kv_heads: Whole
+    ffn: Whole
+    vocab: Whole
+
+    @property
+    def peak_gib(self) -> float | None:
+        return self.peak_reserved_memory_GiB
+
+    def scenario(self) -> Mapping[str, object]:
+        node, profile = word("gpu", " ".join(self.gpu.split()[:2]), SYSTEMS)
+        if self.pp != 1:
+            raise NotModelledError("pipeline parallel")
+        if self.technique.startswith("chunked"):
+            reason = "logits are never there as a whole"
+            raise NotModelledError(f"technique {self.technique!r}: {reason}")
+        early = self.source.endswith(FIRST_HALF_OF_2024)
+        return {
+            "title": self.model,
+            "model": self._model(),
+            "cluster": {
+                "node": node,
+                "fabric": "single_switch",
+                "allocator": "caching" if early else "expandable",
+            },
+            "parallel": {
+                "tensor": self.tp,
+                "data": self.dp_shard * self.cp,
+                "context": self.cp,
+            },
+            "zero": self._runtime(),
+            "activations": {"checkpointing": self._checkpointing(), "early_stop": True},
+            "train": self._train() | {"holds_logits": early},
+            "compute": {"profile": profile},
+            "network": {"profile": NETWORKS.get(node, "h100")},
+        }
+
+    def _train(self) -> dict[str, object]:
+        train: dict[str, object] = {
+            "micro_batch_size": self.local_batch_seqs,
+            "gradient_accumulation_steps": 1,
+            "precision": "bf16",
+            "clip_norm": 1.0,
+            "compile": self.compile is True,
+        }
+        if self.precision in FLOAT8:
+            train["float8"] = FLOAT8[self.precision]
+        elif not self.precision.startswith("bf16"):
+            raise NotModelledError(f"precision {self.precision!r} is not modelled")
+        return train
+
+    def _checkpointing(self) -> str:
+        if self.activation_checkpoint in UNSTATED:
+            return "full" if self.model.startswith("Qwen3 32B") else "operations"
+        return word("activation_checkpoint", self.activation_checkpoint, CHECKPOINTING)
+
+    def _runtime(self) -> dict[str, object]:
+        first = (self.reshard_after_forward.split() or [""])[0].strip(",")
+        reshard = word("reshard_after_forward", first, RESHARD)
+        if self.technique.startswith("FSDP1"):
+            return {"emulate": "fsdp1", "fsdp1": {"reduce_dtype": "fp32"}}
+        options = {"reduce_dtype": "fp32", "reshard_after_forward": reshard}
+        return {"emulate": "fsdp2", "fsdp2": options}
+
+    def _model(self) -> dict[str, object]:
+        model: dict[str, object] = {
+            "architecture": "llama",
+            "layers": self.n_layers,
+            "hidden_size": self.d_model,
+            "attention_heads": self.n_heads,
+            "key_value_heads": self.n_kv_heads,
+            "intermediate_size": self.ffn,
+            "sequence_length": self.seq_len_tokens,
+            "vocab_size": self.vocab,
+            "attention": "flash2",
+        }
+        if self.model.startswith("Qwen3"):
+            model["head_size"] = 128  # whatever the width (Qwen3's configurations)
+        return model
+
+
+TABLE = Table("fsdp2_llama_training_runs", _Row)

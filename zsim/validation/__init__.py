@@ -1,1 +1,0 @@
-"""Runs of training that others published: what they were, and how far predictions are off."""
