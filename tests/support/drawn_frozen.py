@@ -1,13 +1,15 @@
 """What Hypothesis draws of models of which some parameters are frozen."""
 
+import fnmatch
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
-from drawn import chains, models, zero_strategies
+from drawn import chains, in_groups, models, zero_strategies
 from drawn_emulated import emulated_jobs
 from hypothesis import strategies as st
 
 from zsim.architecture import LoRA
-from zsim.model import Model, ModelError, Segment, Value
+from zsim.model import Model, Segment, Value
 from zsim.runtime.deepspeed import DeepSpeed
 from zsim.runtime.fsdp2 import FSDP2
 from zsim.strategy import Strategy
@@ -28,24 +30,25 @@ PATTERNS = (
 
 @st.composite
 def adapted(draw: st.DrawFn, strategy: Strategy) -> Model:
-    """A small transformer with adapters, or with frozen parameters, or with both."""
+    """A small transformer with adapters, or with frozen parameters."""
     plain = draw(models(strategy))
-    shape = plain.architecture
+    shape, names = plain.architecture, [parameter.name for parameter in plain.parameters]
     assert shape is not None
-    frozen = tuple(draw(st.lists(st.sampled_from(PATTERNS), max_size=2, unique=True)))
-    targets = st.lists(st.sampled_from(shape.linear_layers), max_size=3, unique=True)
-    lora = None
     if strategy.tensor == 1 and draw(st.booleans()):
+        targets = st.lists(st.sampled_from(shape.linear_layers), max_size=3, unique=True)
         lora = LoRA(rank=draw(st.integers(1, 3)), targets=tuple(draw(targets)))
-    try:
-        return transformer(
-            replace(shape, frozen=frozen, lora=lora),
-            micro_batch_size=plain.micro_batch_size,
-            tensor=plain.tensor,
-            precision=strategy.precision,
-        )
-    except ModelError:  # a pattern that fits nothing, or all that is trained
-        return plain
+        shape = replace(shape, lora=lora)
+    else:
+        found = [each for each in PATTERNS if 0 < len(fnmatch.filter(names, each)) < len(names)]
+        some = draw(st.lists(st.sampled_from(found), min_size=1, max_size=2, unique=True))
+        whole = all(any(fnmatchcase(name, each) for each in some) for name in names)
+        shape = replace(shape, frozen=tuple(some[:1] if whole else some))
+    return transformer(
+        shape,
+        micro_batch_size=plain.micro_batch_size,
+        tensor=plain.tensor,
+        precision=strategy.precision,
+    )
 
 
 @st.composite
@@ -53,7 +56,7 @@ def partly_frozen(draw: st.DrawFn, strategy: Strategy) -> Model:
     """Units in a row with any parameters, any of them frozen, one that several share as well."""
     plain = draw(chains(strategy))
     names = [each.name for each in plain.parameters]
-    frozen = draw(st.sets(st.sampled_from(names))) if names else set[str]()
+    frozen = draw(st.sets(st.sampled_from(names), min_size=1)) if names else set[str]()
     if len(frozen) == len(names):
         return plain
     return with_frozen(plain, frozen)
@@ -83,14 +86,15 @@ def with_frozen(model: Model, frozen: set[str]) -> Model:
 def any_model(strategy: Strategy) -> st.SearchStrategy[Model]:
     """A model with frozen parameters, of either kind."""
     drawn = st.one_of(adapted(strategy), partly_frozen(strategy))
-    return drawn.filter(lambda model: bool(model.trained_count))
+    return drawn.filter(lambda model: bool(model.frozen and model.trained_count))
 
 
 @st.composite
 def frozen_jobs(draw: st.DrawFn) -> Job:
     """A model with frozen parameters, and one of zsim's own strategies."""
     strategy = draw(zero_strategies(max_data=4))
-    return draw(any_model(strategy)), strategy
+    model = draw(any_model(strategy))
+    return model, draw(in_groups(model, strategy))
 
 
 @st.composite
@@ -98,4 +102,5 @@ def frozen_emulated_jobs(draw: st.DrawFn) -> Job:
     """A model with frozen parameters, and a strategy that emulates a runtime that takes them."""
     runtimes = emulated_jobs().filter(lambda job: isinstance(job[1].emulate, FSDP2 | DeepSpeed))
     _, strategy = draw(runtimes)
-    return draw(any_model(strategy)), strategy
+    model = draw(any_model(strategy))
+    return model, draw(in_groups(model, replace(strategy, groups=())))

@@ -7,6 +7,7 @@ which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same ten
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zsim.architecture import Architecture
@@ -92,7 +93,8 @@ def _blocks(size: Size, source: Value) -> Iterator[Unit]:
         own = f"block{module}"
         kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
         if kind not in alike:
-            alike[kind] = block(size, own, source)
+            given = replace(source, name="given")  # not what the block of this name makes
+            alike[kind] = block(size, own, given)
         calls = made[module] if module != layer else None
         made.append(like(alike[kind], f"block{layer}", source, calls=calls))
         yield made[-1]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from zsim.architecture import GPT, ArchitectureError, LoRA
+from zsim.check import check
 from zsim.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
 from zsim.plan import plan
 from zsim.runtime.deepspeed import DeepSpeed
@@ -120,6 +121,17 @@ def test_a_model_that_saves_for_a_backward_that_it_has_not_is_refused() -> None:
     unit = Unit(name="unit", parameters=(frozen,), segments=(segment,))
     with pytest.raises(ModelError, match=r"^unit unit: saves 8 bytes for a backward that it does"):
         Model(name="frozen", units=(unit,), batch=model_of(SHAPE).batch)
+
+
+def test_a_block_that_is_called_again_has_the_adapters_of_its_first_call() -> None:
+    """Before the first call nothing has a gradient, before the second its input has."""
+    model = model_of(replace(ADAPTED, hidden_groups=1))
+    first, again = model.units[1:3]
+    assert again.module == first.name
+    assert again.parameters == first.parameters
+    assert len(again.segments[0].backward) > len(first.segments[0].backward)
+    strategy = Strategy(stage=3, data=2, precision=Precision.BF16)
+    assert check(make_schedule(model, strategy), model) == ()
 
 
 WRONG = {
