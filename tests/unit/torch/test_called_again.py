@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_training import BOUND, Case, Tiny, distance, optimizer_of, values
+from tiny_training import BOUND, Case, Tiny, distance, give, optimizer_of, values
 from torch import distributed
 
 from zsim.architecture import GPT
@@ -67,6 +67,7 @@ def test_it_trains_as_one_process_does(stage: int, checkpointing: Checkpointing)
     before, optimizer = values(module), optimizer_of(case, module)
     for step in range(case.steps):
         optimizer.zero_grad()
+        give(case, optimizer, step)
         for rank in range(2):
             for micro_batch in range(2):
                 (module(case.batch(step, micro_batch, rank)) / 4).backward()
