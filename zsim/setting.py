@@ -4,8 +4,10 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from enum import Enum
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_type_hints
 
+from zsim.runtime.options import names as runtime_names
+from zsim.runtime.options import registered
 from zsim.scenario import Scenario, ScenarioError, Table, from_tables, need_field
 
 NONE = "none"
@@ -89,6 +91,8 @@ def _has_choice(names: list[str], choice: str) -> bool:
     for name in names:
         fields = hint.model_fields if isinstance(hint, type) and issubclass(hint, Table) else {}
         hint = fields[name].annotation if name in fields else None
+    if names[0] == "zero" and len(names) == 3 and names[1] in runtime_names():
+        hint = get_type_hints(registered()[names[1]].options).get(names[2])
     for each in (hint, *get_args(hint)):
         words = list(each) if isinstance(each, type) and issubclass(each, Enum) else get_args(each)
         if choice in (*words, each):

@@ -41,6 +41,14 @@ def test_none_is_a_word_where_a_field_has_that_choice(key: str, text: str) -> No
     assert with_settings({}, [f"{key}={text}"]) == {table: {name: "none"}}
 
 
+def test_none_is_a_word_where_an_option_of_a_runtime_has_that_choice() -> None:
+    """It once took the key away, and FSDP1 prefetched."""
+    made = with_settings({}, ["zero.fsdp1.backward_prefetch=none"])
+    assert made == {"zero": {"fsdp1": {"backward_prefetch": "none"}}}
+    tables = {"zero": {"fsdp1": {"reduce_dtype": "fp32"}}}
+    assert with_settings(tables, ["zero.fsdp1.reduce_dtype=none"]) == {"zero": {"fsdp1": {}}}
+
+
 def test_none_in_quotes_is_a_string_everywhere() -> None:
     assert with_settings({}, ['zero.emulate="none"']) == {"zero": {"emulate": "none"}}
 

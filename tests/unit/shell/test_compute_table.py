@@ -137,7 +137,7 @@ def test_steps_of_a_run_unlike_those_that_were_judged_have_no_known_error(
     assert "No measurement has judged predictions like these" in capsys.readouterr().out
     words = ["compare", "llama2_7b", "--set", "zero.emulate=fsdp1", "--but", "model.layers=31"]
     assert answer(words) == 0
-    assert "than the error of the prediction, 5.9%" in capsys.readouterr().out
+    assert "than the error of the prediction, 3.8%" in capsys.readouterr().out
 
 
 def test_constants_that_do_not_ship_are_refused_with_those_that_do(
