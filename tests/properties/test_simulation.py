@@ -64,7 +64,7 @@ def test_folded_and_unfolded_agree_to_the_picosecond(case: Case, data: st.DataOb
         folded = SimBackend(faults=trouble[0], neighbours=trouble[1]).run(job, seed=0)
     except NoWayError:
         with pytest.raises(NoWayError):
-            SimBackend(unfold=True, faults=trouble[0]).run(job, seed=0)
+            SimBackend(unfold=True, faults=trouble[0], neighbours=trouble[1]).run(job, seed=0)
         return
     backend = SimBackend(unfold=True, faults=trouble[0], neighbours=trouble[1])
     unfolded = backend.run(job, seed=0)
