@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Draws(StrEnum):
-    """How ranks of the tensor axis draw in a segment that does."""
+    """Way in which ranks of the tensor axis draw in a segment that does."""
 
     ALIKE = "alike"
     """They hold copies of what is masked, and have to draw the same mask."""

@@ -6,7 +6,7 @@ from math import cos, inf, pi
 
 
 class Decay(StrEnum):
-    """How the learning rate goes from its peak to its minimum."""
+    """Course of the learning rate from its peak to its minimum."""
 
     CONSTANT = "constant"
     LINEAR = "linear"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from zsim.scenario import Scenario, ScenarioError
 
 SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocab_size")
-"""What a model is known by, where it is not read from a file."""
+"""Keys by which a model is known, where it is not read from a file."""
 
 BATCHES = ("micro_batch_size", "gradient_accumulation_steps")
 

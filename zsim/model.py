@@ -231,7 +231,7 @@ class Model:
         return tuple(name for name in segment.parameters if name not in self.frozen)
 
     def runs_backward(self, segment: Segment) -> bool:
-        """Whether a segment has a backward: it trains something, or passes a gradient on."""
+        """Tell whether a segment has a backward: it trains something, or passes a gradient on."""
         sloped = any(value.requires_gradient for value in segment.outputs)
         return sloped or bool(self.trained_of(segment))
 

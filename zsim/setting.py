@@ -11,7 +11,7 @@ from zsim.runtime.options import registered
 from zsim.scenario import Scenario, ScenarioError, Table, from_tables, need_field
 
 NONE = "none"
-"""What a key is set to that is taken away."""
+"""Value that takes a key away."""
 
 
 def parse(text: str, settings: Iterable[str] = ()) -> Scenario:

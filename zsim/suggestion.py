@@ -1,4 +1,4 @@
-"""Which of the names that are known a wrong one may stand for."""
+"""Suggestions: known names that a wrong one may stand for."""
 
 from collections.abc import Collection
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""Whether a view lies in its buffer, and a window on a layout, on every rank."""
+"""Bounds of views: each lies in its buffer, and a window on its layout, on every rank."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What was really done on a rank, as seen below the backend: at torch's dispatcher.
+"""Witnesses: what was really done on a rank, seen below the backend, at torch's dispatcher.
 
 A backend's events, book and transfers are what it says of itself, under the names of the schedule.
 A witness knows no name of a buffer or view: storages by number, with pointer and size; which bytes
@@ -89,7 +89,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """What was seen on one rank; a storage's number is its place in `storages`."""
+    """Everything seen on one rank; a storage's number is its place in `storages`."""
 
     marks: tuple[Mark, ...]
     storages: tuple[Storage, ...]

@@ -110,7 +110,7 @@ def _text(job: Job, data: Path | None) -> str | None:
 
 
 def _given(schedule: Schedule) -> str | None:
-    """Whether the strategy says what is given before each step."""
+    """Tell whether the strategy says what is given before each step."""
     known = given_by_strategy(schedule)
     for scalar in schedule.scalars:
         if scalar.given and scalar.name not in known:

@@ -1,4 +1,4 @@
-"""What operators of torch are given: what they read and write, whom torch.distributed addresses."""
+"""Arguments of torch's operators: what they read and write, whom torch.distributed addresses."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -29,11 +29,11 @@ KIND: Final = {
     "send": "send",
     "recv_": "receive",
 }
-"""What operators of torch.distributed do, as traces name it."""
+"""Operators of torch.distributed, and their collectives as traces name them."""
 
 
 class Sides(NamedTuple):
-    """Which arguments an operator reads and writes, by their places in its schema."""
+    """Arguments that an operator reads and writes, by their places in its schema."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]

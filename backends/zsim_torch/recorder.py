@@ -37,7 +37,7 @@ SHIFT: Final = 0x9E3779B9
 """Added to a bit pattern before it is cubed, so that zeros count."""
 
 unwatched = _disable_current_modes
-"""What runs inside passes no mode: what tools of ours do beside a run."""
+"""Context in which no mode sees an operator: what tools of ours do beside a run."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from drawn import chains, jobs, models, zero_strategies
 from drawn_timings import DrawnTiming, timings
 from emulated_strategies import EMULATED
 from emulated_strategies import strategy as emulating
-from exact_training import STEPS, trained
+from exact_training import STEPS, trained, trains
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -22,24 +22,12 @@ Drawn = tuple[Model, Strategy]
 overflows = st.frozensets(st.integers(0, STEPS - 1), max_size=2)
 
 
-def holds(job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]) -> None:
-    """What is trained is right as the cluster times it, and as drawn."""
-    model, strategy = job
-    if strategy.precision is not Precision.FP16 or not model.parameter_count:
-        overflow_steps = frozenset()
-    expected = train(model, strategy, STEPS, overflow_steps)
-    made = make_schedule(model, strategy)
-    for durations in (None, timing):
-        result = trained(made, model, expected, durations, overflow_steps=overflow_steps)
-        assert result.is_right, result
-
-
 @settings(max_examples=30)
 @given(jobs(max_data=3), timings(), overflows)
 def test_every_stage_trains_what_plain_data_parallelism_does(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
-    holds(job, timing, overflow_steps)
+    trains(*job, timing, overflow_steps)
 
 
 @pytest.mark.long
@@ -49,7 +37,7 @@ def test_every_stage_trains_what_plain_data_parallelism_does(
 def test_a_thousand_drawn_schedules_train_it(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
-    holds(job, timing, overflow_steps)
+    trains(*job, timing, overflow_steps)
 
 
 SIDE_BY_SIDE = GPT(
@@ -88,7 +76,7 @@ def hybrid_jobs(draw: st.DrawFn) -> Drawn:
 def test_hybrid_sharding_trains_it_too(
     job: Drawn, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
-    holds(job, timing, overflow_steps)
+    trains(*job, timing, overflow_steps)
 
 
 @pytest.mark.parametrize("name", EMULATED)
@@ -108,4 +96,4 @@ def test_every_emulated_runtime_trains_it_too(
     )
     assume(strategy is not None)
     assert strategy is not None
-    holds((data.draw(models(strategy)), strategy), timing, overflow_steps)
+    trains(data.draw(models(strategy)), strategy, timing, overflow_steps)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from drawn import chains, in_groups, models
+from fitting import fitting
 from hypothesis import strategies as st
 
 from zsim.architecture import GPT
@@ -17,7 +18,6 @@ from zsim.runtime.megatron import Megatron
 from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtime.options import RuntimeOptions
 from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.transformer import transformer
 
 FORMATS = st.sampled_from([None, DType.FP32])
 SIZES = st.sampled_from([1, 30, 200, 10**4])
@@ -158,14 +158,6 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         sequence_length=2 * draw(st.integers(1, 2)),
         vocab_size=draw(st.integers(2, 13)),
     )
-    model = transformer(
-        shape,
-        micro_batch_size=1,
-        tensor=strategy.tensor,
-        precision=strategy.precision,
-        sequence=strategy.cuts_tokens,
-        keeps_whole=strategy.keeps_whole,
-        in_place_loss=strategy.in_place_loss,
-    )
+    model = fitting(shape, strategy)
     made = in_blocks(model)
     return made, draw(in_groups(made, strategy))

@@ -6,8 +6,10 @@ from zsim.backend import Job
 from zsim.cluster import Cluster, Gpu, Link
 from zsim.issue import NO_OVERFLOW
 from zsim.model import Model
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
-from zsim_des.values import Result, Trained, train_by_schedule
+from zsim.strategy import Precision, Strategy
+from zsim_des.values import Result, Trained, train, train_by_schedule
 from zsim_des.watch import Durations
 
 STEPS = 3
@@ -25,6 +27,19 @@ def cluster(ranks: int) -> Cluster:
         nics_per_node=1,
         nic_link=LINK,
     )
+
+
+def trains(
+    model: Model, strategy: Strategy, timing: Durations, overflow_steps: frozenset[int]
+) -> None:
+    """Assert that the schedule trains as one process does, as the cluster times it and as drawn."""
+    if strategy.precision is not Precision.FP16 or not model.parameter_count:
+        overflow_steps = NO_OVERFLOW
+    expected = train(model, strategy, STEPS, overflow_steps)
+    made = make_schedule(model, strategy)
+    for durations in (None, timing):
+        result = trained(made, model, expected, durations, overflow_steps=overflow_steps)
+        assert result.is_right, result
 
 
 def trained(

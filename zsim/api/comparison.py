@@ -49,7 +49,7 @@ class ComparisonResult:
 
     @property
     def steps_differ(self) -> bool | None:
-        """Whether the steps differ by more than predictions are off; None where nobody knows."""
+        """True if the steps differ by more than predictions are off; None where nobody knows."""
         errors = [each.trace.error for each in (self.first, self.second)]
         return counts(self.found.step.relative or 0.0, errors)
 

@@ -52,7 +52,7 @@ class LargestResult:
 
     @property
     def fits(self) -> bool:
-        """Whether any size does."""
+        """True if any size does."""
         return self.found.fits is not None
 
     @property

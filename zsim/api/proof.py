@@ -18,7 +18,7 @@ from zsim.shell.traced import read_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult:
-    """What was proved of a schedule.
+    """Result of proving a schedule.
 
     Attributes:
         schedule: what was proved.
@@ -34,7 +34,7 @@ class ProofResult:
 
     @property
     def is_right(self) -> bool:
-        """Whether there are no findings."""
+        """True if there are no findings."""
         return not self.findings
 
     def facts(self) -> list[tuple[str, str]]:

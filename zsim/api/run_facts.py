@@ -1,4 +1,4 @@
-"""What there is to tell of a run: its figures, the answer first, and how far to trust them."""
+"""Facts of a run: its figures, the answer first, and how far to trust them."""
 
 from dataclasses import dataclass
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
-    """What a run came to; every figure is of the last step, of the rank that has most of it.
+    """Result of a run; every figure is of the last step, of the rank that has most of it.
 
     Attributes:
         title: of the scenario, with what was changed in it.
@@ -57,12 +57,12 @@ class RunResult:
 
     @property
     def backend(self) -> str:
-        """Where it ran: "sim", "torch", or another one that is installed."""
+        """Name of the backend: "sim", "torch", or another one that is installed."""
         return self.recorded.backend
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has the memory that it reserves."""
+        """True if every rank has the memory that it reserves."""
         return self.summary.fits
 
     @property
@@ -72,7 +72,7 @@ class RunResult:
 
     @property
     def bound_by(self) -> str:
-        """What takes most of the step: "compute", "communication" or "the host"."""
+        """Name of what takes most of the step: "compute", "communication" or "the host"."""
         return self.summary.bound_by
 
     @property
@@ -143,7 +143,7 @@ class RunResult:
 
     @property
     def trust(self) -> str:
-        """How far the times can be trusted, in words."""
+        """Sentence on how far the times can be trusted."""
         return self.recorded.trust
 
     @property

@@ -27,7 +27,7 @@ from zsim.summary import summary
 from zsim.trace import Trace
 
 OPERATIONS_MAX: Final = 2_000_000
-"""What a run without processes may issue on all steps: a trace holds each, at about 0.4 kB."""
+"""Most operations of a run without processes, over all steps: a trace takes 0.4 kB for each."""
 
 SIMULATED: Final = ("sim", "null")
 """Backends that compute no values."""
@@ -46,7 +46,7 @@ class RefutedError(ValueError):
 
 
 class BackendOptions(TypedDict, total=False):
-    """What only some backends take; one that does not take it refuses to run.
+    """Options that only some backends take; one that does not take it refuses to run.
 
     Attributes:
         data: a text to train on, bytes as tokens (torch).

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zsim.schedule import Schedule
 
 TABLES = "scenario"
-"""What a scenario given as tables is called in messages."""
+"""Name in messages of a scenario that is given as tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,22 +88,22 @@ class LoadedScenario:
 
     @property
     def job(self) -> "Job":
-        """What a backend runs: schedule, model, cluster and number of steps."""
+        """The job of a backend: schedule, model, cluster and number of steps."""
         return self.source.job()
 
     @property
     def schedule(self) -> "Schedule":
-        """What every rank does."""
+        """The schedule of every rank."""
         return self.document.schedule
 
     @property
     def model(self) -> "Model":
-        """What is trained."""
+        """The model that is trained."""
         return self.job.model
 
     @property
     def cluster(self) -> "Cluster":
-        """What it runs on."""
+        """The cluster that it runs on."""
         return self.job.cluster
 
     def changed(

@@ -37,7 +37,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SweepResult:
-    """What came out of a study.
+    """Result of a study.
 
     Attributes:
         study: every run with its outcome, and the ranking.
@@ -179,7 +179,7 @@ def sweep(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweep:
-    """How the runs of a study are worked off, and where they are kept."""
+    """Options of a sweep: how its runs are worked off, and where they are kept."""
 
     keys: Mapping[str, str]
     store: Store

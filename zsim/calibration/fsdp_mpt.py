@@ -23,7 +23,7 @@ GPUS_PER_NODE = 8
 REDUCE = {"DEFAULT": "fp32", "PURE": "bf16"}
 STRATEGIES = {"FULL_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op"}
 HALF = {"amp_bf16": True, "bf16": False}
-"""Whether blocks that are run again stop early. Inferred: rows of amp_bf16 with checkpoints take a
+"""Blocks that are run again stop early. Inferred: rows of amp_bf16 with checkpoints take a
 twelfth less than those of bf16, without they take the same. PyTorch stops early since 2.1, and the
 scripts named 1.13 and 2.0 when rows of bf16 were published."""
 

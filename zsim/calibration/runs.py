@@ -27,7 +27,7 @@ class RunRow(Row):
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended without a result."""
+        """True if the run ended without a result."""
         return False
 
     def scenario(self) -> Mapping[str, object]:

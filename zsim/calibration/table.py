@@ -28,7 +28,7 @@ REASONS = {
     "greater_than": "is not more than 0",
     "bool_parsing": "is neither true nor false",
 }
-"""What is said of a cell, by pydantic's kind of error."""
+"""Messages about a cell, by pydantic's kind of error."""
 
 
 class MeasuredError(ValueError):

@@ -24,7 +24,7 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, as a fraction of the measured time."""
+        """Error of the prediction, as a fraction of the measured time."""
         return abs(self.predicted_s / self.measurement.seconds - 1)
 
 

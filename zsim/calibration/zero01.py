@@ -26,7 +26,7 @@ HARDWARE = {"H100 80GB": ("p5", "fat_tree_2", "h100", "h100/aws_p5")}
 """Node, fabric, and profiles of kernels and network, by the GPU's name in the table."""
 
 STATUS = {"FOUND": False, "FOUND_no_result(crash_or_OOM)": True}
-"""Whether the run ended without a result."""
+"""True if the run ended without a result."""
 
 STAGES = {"0": 0, "1": 1}
 
@@ -38,12 +38,12 @@ AGAIN: dict[str, object] = {"tp_mode": "reduce_scatter", "tp_recompute_allgather
 # What the profile says of training rests on FSDP, and is a fifth too slow here.
 
 HOST_PER_SEGMENT = "0.28 ms"
-"""What the trainer's Python takes for each segment: rows of 3B with micro-batches of one and tensor
+"""Time of the trainer's Python for each segment: rows of 3B with micro-batches of one and tensor
 4 or 8, where every micro-batch takes 4.5 ms for each block, whatever there is to compute."""
 
 TENSOR_WAIT = "42 us"
-"""What a collective of the tensor axis waits for each rank where it spans nodes: rows of 3B with
-tensor 16 and 32. Tests of the network on such nodes are some ten times quicker."""
+"""Time that a collective of the tensor axis waits for each rank where it spans nodes: rows of 3B
+with tensor 16 and 32. Tests of the network on such nodes are some ten times quicker."""
 
 STEPS = 1
 """Steps of a pipeline that are simulated, which takes long: the host waits at the end of each, so

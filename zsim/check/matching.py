@@ -60,7 +60,7 @@ class Issue:
 
 
 Side = tuple[str, list[Issue]]
-"""Who issues, and what."""
+"""A role, and an operation that it issues."""
 
 
 @dataclass(frozen=True, slots=True)

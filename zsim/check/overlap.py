@@ -140,7 +140,7 @@ def _frame(window: View) -> int | None:
 
 
 def _parts(cuts: "tuple[int, ...] | range", start: int, end: int) -> list[Span]:
-    """What segments with these cuts have of [start, end), from where each begins."""
+    """Return what segments with these cuts have of [start, end), from where each begins."""
     start, end = max(start, cuts[0]), min(end, cuts[-1])
     found: list[Span] = []
     if start >= end:
@@ -159,6 +159,6 @@ def _cuts(layout: Layout, count: int) -> "tuple[int, ...] | range":
 
 
 def _even(elements: int, count: int) -> "tuple[int, ...] | range":
-    """Where equal segments begin, and where the last one ends."""
+    """Return where equal segments begin, and where the last one ends."""
     size = elements // count
     return range(0, elements + 1, size) if size else (0,) * (count + 1)

@@ -24,7 +24,7 @@ FOREVER = 1 << 62
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """What was seen from one mark to the next. Without an operation it begins where a step ends."""
+    """Calls seen from one mark to the next. Without an operation it begins where a step ends."""
 
     number: int
     step: int

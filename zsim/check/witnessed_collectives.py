@@ -1,4 +1,4 @@
-"""What torch.distributed was handed, on one rank and on all.
+"""Collectives as torch.distributed was handed them, on one rank and on all.
 
 Of a rank: each operation handed over what the schedule says, in its order, to process groups with
 the members that it says, one for each communicator; nothing touched what was in flight, and what

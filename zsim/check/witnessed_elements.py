@@ -1,4 +1,4 @@
-"""Where copies put each element, and how often copies and updates write it.
+"""Elements: where copies put each of them, and how often copies and updates write it.
 
 The i-th element that a call reads is the i-th that it writes: torch's copies and sums are
 element by element. An update squares its gradient for the second moment alone.
@@ -16,7 +16,7 @@ from zsim.rule import SGD, Adam
 from zsim.witness import Region
 
 Where = Callable[[int], object]
-"""What stands at an element of a buffer."""
+"""Content of an element of a buffer."""
 
 
 def moved(rank: WitnessedRank) -> Iterator[Finding]:

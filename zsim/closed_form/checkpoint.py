@@ -9,7 +9,7 @@ from zsim.strategy import Checkpointing, Strategy
 
 
 def goes_back(model: Model, unit: Unit) -> bool:
-    """Whether a unit has a backward: not before the first parameter that is trained."""
+    """Tell whether a unit has a backward: not before the first parameter that is trained."""
     return not unit.segments or any(model.runs_backward(each) for each in unit.segments)
 
 

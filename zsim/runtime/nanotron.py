@@ -49,12 +49,12 @@ class Nanotron(RuntimeOptions):
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether what linear layers gathered is kept for backward."""
+        """True if what linear layers gathered is kept for backward."""
         return not self.tp_recompute_allgather
 
     @property
     def in_place_loss(self) -> bool:
-        """Whether the gradient of the logits takes the place of their softmax: always."""
+        """True: the gradient of the logits always takes the place of their softmax."""
         return True
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:

@@ -55,17 +55,17 @@ class RuntimeOptions:
 
     @property
     def cuts_tokens(self) -> bool:
-        """Whether ranks of the tensor axis hold different tokens of the hidden state."""
+        """True if ranks of the tensor axis hold different tokens of the hidden state."""
         return False
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether what was gathered of such a state is kept for backward."""
+        """True if what was gathered of such a state is kept for backward."""
         return False
 
     @property
     def in_place_loss(self) -> bool:
-        """Whether the gradient of the logits takes the place of their softmax, on any rank."""
+        """True if the gradient of the logits takes the place of their softmax, on any rank."""
         return False
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
@@ -105,11 +105,11 @@ def names() -> tuple[str, ...]:
 
 
 class Registered(Protocol):
-    """What stands behind an entry point: `zsim.runtimes.registry.Runtime` has the rest of it."""
+    """Object behind an entry point: `zsim.runtimes.registry.Runtime` has the rest of it."""
 
     @property
     def options(self) -> type[RuntimeOptions]:
-        """What the runtime takes."""
+        """Class of the options that the runtime takes."""
         ...
 
 

@@ -83,7 +83,7 @@ def _cluster(request: Request) -> Cluster:
 
 
 class _ClusterSettings(Table):
-    """What `--set` changes of a topology, as in a scenario."""
+    """Keys of a topology that `--set` changes, as in a scenario."""
 
     nodes: Count | None = None
     gpu_memory: Size | None = None

@@ -102,13 +102,13 @@ class Size:
 
     @property
     def draws(self) -> Draws | None:
-        """How ranks of the tensor axis drop elements of a hidden state, if they do."""
+        """Way in which ranks of the tensor axis drop elements of a hidden state, if they do."""
         if not self.shape.dropout:
             return None
         return Draws.APART if self.sequence else Draws.ALIKE
 
     def masks(self, value: Value) -> tuple[Tensor, ...]:
-        """What is kept for backward of dropping elements of a hidden state: a byte of each."""
+        """Bytes kept for backward of dropping elements of a hidden state: one for each."""
         if not self.shape.dropout:
             return ()
         return (Tensor(name=f"{value.name}/mask", elements=value.elements, dtype=DType.INT8),)
@@ -139,7 +139,7 @@ class Size:
         return Parameter(name=name, shape=shape, frozen=self.is_frozen(name))
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a parameter is not trained: with adapters these alone are."""
+        """Tell whether a parameter is not trained: with adapters these alone are."""
         if self.shape.lora is not None and ".lora_" not in name:
             return True
         return any(fnmatchcase(name, pattern) for pattern in self.shape.frozen)

@@ -108,7 +108,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where the parameters of a bucket begin, its elements with padding, and its blocks if any.
+    """Places of a bucket's parameters, its elements with padding, and its blocks if any.
 
     Shards begin at multiples of `alignment` elements.
     """

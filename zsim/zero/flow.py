@@ -116,7 +116,7 @@ def _given(unit: Unit) -> tuple[str, ...]:
 
 
 def _differentiated(model: Model, unit: Unit) -> bool:
-    """Whether a unit is visited in backward: before the first trained parameter none is."""
+    """Tell whether a unit is visited in backward: before the first trained parameter none is."""
     return any(map(model.runs_backward, unit.segments)) or not unit.segments
 
 

@@ -16,7 +16,7 @@ STEP = "step"
 
 
 def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
-    """What every host counts: steps taken and, with fp16, the loss scale and what moves it.
+    """Return the numbers of every host: steps taken; with fp16, the loss scale and its counters.
 
     The learning rate stands beside them if it is given anew for each step.
     """

@@ -39,7 +39,7 @@ FAULTS_MAX = 20
 """Faults that are noted: a run that goes wrong soon has thousands."""
 
 STATE = "state of its generator"
-"""What an operation draws random numbers with, beside what it reads of the host's numbers."""
+"""Name of the state that an operation draws with, among the numbers of the host that it reads."""
 
 Touch = tuple[str, int, int, bool, bool]
 """Buffer, start and size on a rank, whether it is read, whether it is written."""

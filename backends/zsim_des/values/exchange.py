@@ -1,4 +1,4 @@
-"""What members of a communicator get of numbers that others bring."""
+"""Collectives on numbers: each member's result, from what all of them bring."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -19,7 +19,7 @@ from zsim_des.values.field import Numbers, inverse, product, reduced
 
 
 def received(member: Communication, place: int, sources: Sequence[Numbers]) -> Numbers:
-    """What the member at `place` of a communicator gets."""
+    """Return what the member at `place` of a communicator gets."""
     match member:
         case AllGather():
             return np.concatenate(sources)
@@ -38,7 +38,7 @@ def received(member: Communication, place: int, sources: Sequence[Numbers]) -> N
 
 
 def reduced_by(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:
-    """What a reduction makes of what the ranks bring."""
+    """Reduce what the ranks bring."""
     match reduction:
         case Reduction.SUM:
             return reduced(np.sum(parts, axis=0))

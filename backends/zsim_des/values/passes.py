@@ -14,7 +14,7 @@ def _name(compute: Compute) -> str:
 
 
 def forward(compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str) -> Sequence[Numbers]:
-    """What a forward writes, in the order of its operands, with random numbers `drawn`."""
+    """Return what a forward writes, in the order of its operands, with random numbers `drawn`."""
     sizes = [len(each) for each in of(Role.OUTPUT)]
     made = stand_in.forward(f"{_name(compute)}{drawn}", of(Role.INPUT), of(Role.PARAMETER), sizes)
     saved = [np.full(len(each), made.saved) for each in of(Role.SAVED)]
@@ -25,7 +25,7 @@ def forward(compute: Compute, of: Callable[[Role], list[Numbers]], drawn: str) -
 def backward(
     compute: Compute, of: Callable[[Role], list[Numbers]], trained: Sequence[bool]
 ) -> Sequence[Numbers]:
-    """What a backward writes, in the order of its operands.
+    """Return what a backward writes, in the order of its operands.
 
     Raises:
         ValueError: it has room for other gradients than of the parameters that are `trained`.
@@ -61,7 +61,7 @@ def _in_places(compute: Compute, gradients: Sequence[Numbers]) -> list[Numbers]:
 
 
 def _nothing(of: Callable[[Role], list[Numbers]]) -> list[Numbers]:
-    """What a kernel leaves in its workspace: nothing that can be read."""
+    """Return what a kernel leaves in its workspace: nothing that can be read."""
     return [np.full(len(each), np.nan) for each in of(Role.WORKSPACE)]
 
 

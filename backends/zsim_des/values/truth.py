@@ -23,12 +23,12 @@ def data(replica: int, step: int, micro_batch: int, elements: int) -> Numbers:
 
 
 def given(scalar: str, step: int) -> float:
-    """What a caller gives in a host scalar before a step."""
+    """Return what a caller gives in a host scalar before a step."""
     return float(constants(f"given {scalar} {step}", 1)[0])
 
 
 def mask(which: tuple[int, int, int], segment: str, place: int | None) -> str:
-    """What a segment draws on a replica in a step and micro-batch.
+    """Return what a segment draws on a replica in a step and micro-batch.
 
     `place` is that of the rank on the tensor axis, where each draws its own.
     """

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from emulated_strategies import EMULATED
 from emulated_strategies import strategy as emulating
+from fitting import fitting
 
 from edits.court import Court
 from zsim.architecture import GPT, Llama, LoRA
@@ -16,7 +17,6 @@ from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Schedule
 from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
-from zsim.transformer import transformer
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"
@@ -175,15 +175,7 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
     if not isinstance(strategy.emulate, Nanotron):
         return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
     deep = strategy.pipeline > 1 or strategy.cuts_tokens
-    made = transformer(
-        replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout),
-        micro_batch_size=1,
-        tensor=strategy.tensor,
-        precision=strategy.precision,
-        sequence=strategy.cuts_tokens,
-        keeps_whole=strategy.keeps_whole,
-        in_place_loss=strategy.in_place_loss,
-    )
+    made = fitting(replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout), strategy)
     return in_blocks(made) if strategy.pipeline > 1 else made
 
 

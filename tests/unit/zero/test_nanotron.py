@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from exact_training import STEPS, trained
+from fitting import fitting
 
 from zsim.architecture import Llama
 from zsim.check import check
@@ -13,7 +14,6 @@ from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Program, Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy, StrategyError
-from zsim.transformer import transformer
 from zsim_des.values import train
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
@@ -34,15 +34,7 @@ def strategy_of(options: Nanotron, *, stage: int = 1, data: int = 2, tensor: int
 
 
 def model_of(strategy: Strategy, *, tied: bool = False) -> Model:
-    return transformer(
-        replace(SHAPE, tied_embeddings=tied),
-        micro_batch_size=1,
-        tensor=strategy.tensor,
-        precision=strategy.precision,
-        sequence=strategy.cuts_tokens,
-        keeps_whole=strategy.keeps_whole,
-        in_place_loss=strategy.in_place_loss,
-    )
+    return fitting(replace(SHAPE, tied_embeddings=tied), strategy)
 
 
 @pytest.mark.parametrize("options", [Nanotron(), CUT, KEPT])

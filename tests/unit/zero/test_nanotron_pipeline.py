@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from exact_training import STEPS, cluster, trained
+from fitting import fitting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from zsim.runtime.nanotron import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule import Kind, Program, Schedule
 from zsim.strategy import Checkpointing, Precision, Strategy, StrategyError
-from zsim.transformer import transformer
 from zsim_des import SimBackend
 from zsim_des.values import train
 
@@ -42,17 +42,7 @@ def strategy_of(pipeline: int, micro_batches: int, options: Nanotron | None = No
 
 
 def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
-    return in_blocks(
-        transformer(
-            shape,
-            micro_batch_size=1,
-            tensor=strategy.tensor,
-            precision=strategy.precision,
-            sequence=strategy.cuts_tokens,
-            keeps_whole=strategy.keeps_whole,
-            in_place_loss=strategy.in_place_loss,
-        )
-    )
+    return in_blocks(fitting(shape, strategy))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What a buffer of a cell holds: its space, and which pieces of it each rank has.
+    """Content of a buffer of a cell: its space, and which pieces of it each rank has.
 
     `first` and `counts` are the number of the first piece and how many there are, in the shape of
     the ranks; `width` is the length of the array that holds them.

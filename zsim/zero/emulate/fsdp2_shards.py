@@ -1,4 +1,4 @@
-"""What FSDP2 keeps of a group: shards of its trained parameters, and of its frozen ones.
+"""Shards that FSDP2 keeps of a group: of its trained parameters, and of its frozen ones.
 
 They are tensors apart: the optimizer has states of the former alone, and only of them the original
 format has to be one (`FSDPParamGroup._init_mp_dtypes`, torch 2.13), so that the latter can be
