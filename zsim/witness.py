@@ -32,12 +32,17 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Memory that lived: `made` and `released` are None before the first mark, after the last."""
+    """Memory that lived: `made` and `released` are None before the first mark, after the last.
+
+    With `by_thread`, a thread of torch.distributed had the last reference, and `released` says when
+    that thread dropped it: the rank's own thread had done so before.
+    """
 
     pointer: int
     bytes: int
     made: int | None = None
     released: int | None = None
+    by_thread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ the executor, which only says when its host comes to an operation. See `zsim.wit
 Sums are taken before a collective is handed over, and after somebody has waited for it.
 """
 
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -76,8 +77,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: list[Storage] = []
         self._numbers: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        # A storage may die in any thread, at any moment: of each, when.
-        self._released: dict[int, int] = {}
+        # A storage may die in any thread, at any moment: of each, when, and whether in another one.
+        self._released: dict[int, tuple[int, bool]] = {}
+        self._thread = threading.get_ident()
         self._calls: list[Call] = []
         self._collectives: list[Collective] = []
         self._brought: list[_Sums] = []
@@ -123,8 +125,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Witness(
             marks=tuple(self._marks),
             storages=tuple(
-                replace(storage, released=self._released.get(number))
+                replace(storage, released=released, by_thread=by_thread)
                 for number, storage in enumerate(self._storages)
+                for released, by_thread in [self._released.get(number, (None, False))]
             ),
             calls=tuple(self._calls),
             collectives=tuple(
@@ -199,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def died(_: object) -> None:
             del self._numbers[identity]
             del self._watches[number]
-            self._released[number] = self._tick
+            self._released[number] = self._tick, threading.get_ident() != self._thread
 
         self._numbers[identity] = number
         self._storages.append(

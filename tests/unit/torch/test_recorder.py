@@ -1,5 +1,7 @@
 """What the recorder sees of torch, without anything of a schedule."""
 
+import threading
+
 import torch
 from torch import distributed
 
@@ -46,6 +48,20 @@ def test_a_storage_is_made_and_released_under_the_marks_at_which_it_was() -> Non
     assert made.made is not None
     assert made.released is not None
     assert first <= made.made < second <= made.released < third
+
+
+def test_a_storage_that_another_thread_held_last_is_told_apart() -> None:
+    recorder = Recorder()
+    with recorder:
+        recorder.mark(0, "a")
+        held = [torch.zeros(2) + 1, torch.zeros(2) + 2]
+        first, second = ([held.pop()] for _ in range(2))
+        thread = threading.Thread(target=first.clear)
+        thread.start()
+        thread.join()
+        second.clear()
+    made = [storage.by_thread for storage in recorder.witness().storages if storage.released]
+    assert sorted(made) == [False, False, False, True]
 
 
 def reduced() -> Witness:

@@ -82,6 +82,32 @@ def test_a_witness_of_other_operations_is_told_where_it_departs(pool: RankPool) 
     ]
 
 
+@pytest.mark.parametrize("by_thread", [True, False])
+@pytest.mark.parametrize("marks_late", [-1, 1, 10**6])
+def test_a_thread_of_torch_distributed_may_drop_memory_late_and_nobody_else(
+    pool: RankPool, by_thread: bool, marks_late: int
+) -> None:
+    trace = merged(pool.run(traced, "stage 3", None))
+    first, second = trace.ranks
+    assert first.witness is not None
+    marks = [mark.tick for mark in first.witness.marks]
+    found = refinement.examine(job("stage 3").schedule, trace)
+    assert found == []
+    gathered = {one.target[0] for one in first.witness.collectives if one.target is not None}
+    number, when = next(
+        (number, storage.released)
+        for number, storage in enumerate(first.witness.storages)
+        if number in gathered and storage.released is not None
+    )
+    at = sum(tick <= when for tick in marks) - 1
+    shifted = marks[at + marks_late] if at + marks_late < len(marks) else None
+    storages = list(first.witness.storages)
+    storages[number] = replace(storages[number], released=shifted, by_thread=by_thread)
+    told = replace(first, witness=replace(first.witness, storages=tuple(storages)))
+    found = refinement.examine(job("stage 3").schedule, replace(trace, ranks=(told, second)))
+    assert bool(found) is not (by_thread and marks_late == 1)
+
+
 def test_regions_of_no_storage_are_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"region \[2, 0, 4\] is of no storage"):
         Witness(
