@@ -12,15 +12,15 @@ import time
 import numpy as np
 
 from benchmarks.step_96_layers import model
-from zsim.allocator import book
-from zsim.allocator.request import Give, Request, Take, caching_allocator, replay
-from zsim.allocator.setting import AllocatorSettings
-from zsim.architecture import GPT
-from zsim.gpt import gpt
-from zsim.model import Model
-from zsim.rule import SGD
+from zsim.memory import book
+from zsim.memory.replay import Give, Request, Take, caching_allocator, replay
+from zsim.memory.settings import AllocatorSettings
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 
 TARGET_PAIRS_PER_S = 300_000
 STEPS = 20

@@ -10,13 +10,13 @@ The fastest of a few repetitions in one process, in processor time, after import
 
 import time
 
-from zsim.architecture import GPT
-from zsim.check import FAMILIES, check
-from zsim.check.subject import Subject
-from zsim.gpt import gpt
-from zsim.runtime.deepspeed import DeepSpeed
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.proof import FAMILIES, check
+from zsim.proof.context import Subject
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Precision, Strategy
+from zsim.strategy.strategy import Precision, Strategy
 
 REPETITIONS = 7
 LAYERS = {96: (12288, 96), 1000: (1024, 16)}

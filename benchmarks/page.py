@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.study import proved_step, study
+from zsim.files.page import render
 from zsim.report.study import study_page
-from zsim.shell.page import render
 from zsim.study.outcome import Outcome
 from zsim.study.plan import StudyPlan
 from zsim.study.proved import Proved

@@ -19,13 +19,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from benchmarks.step_96_layers import ASTRA_SIM, cluster, model
-from zsim.backend import Job
-from zsim.cluster import Cluster, Fabric, FabricKind, Tier
-from zsim.fault import DeadNic, Fault, SlowGpu, SlowNic
-from zsim.rule import SGD
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Fabric, FabricKind, Tier
+from zsim.cluster.fault import DeadNic, Fault, SlowGpu, SlowNic
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Precision, Strategy
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des import SimBackend
 
 TARGETS_S = {512: 0.04, 1024: 0.04, 16_384: 0.2, 131_072: 2.0}

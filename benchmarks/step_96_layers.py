@@ -17,18 +17,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from zsim.backend import Job
-from zsim.check import check
-from zsim.cluster import Cluster, Gpu, Link, Rate
+from zsim.analysis.summary import summary
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
 from zsim.dtype import DType
-from zsim.kernel import Kernel, KernelKind
-from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.operation import Action, Compute
-from zsim.rule import SGD
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Precision, Strategy
-from zsim.summary import summary
+from zsim.schedule.operation import Action, Compute
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des import SimBackend
 
 LAYERS = 96

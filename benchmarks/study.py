@@ -22,26 +22,26 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.step_96_layers import GPUS_PER_NODE, cluster, model
-from zsim.backend import Trier
-from zsim.check import check
-from zsim.cluster import Cluster
-from zsim.outline import Recipe
-from zsim.resolve import outline, placed
-from zsim.rule import SGD
+from zsim.backend.backend import Trier
+from zsim.cluster.cluster import Cluster
+from zsim.files.installed import kernel_profile, network_profile
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.shell.installed import kernel_profile, network_profile
-from zsim.shell.sweep.code_version import code_version
-from zsim.shell.sweep.executor import crew
-from zsim.shell.sweep.store import opened
-from zsim.shell.sweep.work import keys_of, left_of, work_off
-from zsim.shell.sweep.worker import Batch, Done
-from zsim.strategy import Precision, Strategy
+from zsim.scenario.outline import Recipe
+from zsim.scenario.resolve import outline, placed
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Precision, Strategy
 from zsim.study.file import parse
 from zsim.study.outcome import Outcome
 from zsim.study.plan import Reader, StudyPlan, planned
 from zsim.study.proved import Proved
 from zsim.study.result import result_of
+from zsim.workers.code_version import code_version
+from zsim.workers.executor import crew
+from zsim.workers.store import opened
+from zsim.workers.work import keys_of, left_of, work_off
+from zsim.workers.worker import Batch, Done
 from zsim_des import SimBackend
 
 CORES = 2

@@ -1,8 +1,8 @@
 """Four ranks pass a buffer on in a ring: sent first and received second, everybody waits."""
 
-from zsim.builder import ScheduleBuilder
-from zsim.check import check
-from zsim.schedule import Schedule
+from zsim.proof import check
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.schedule import Schedule
 
 
 def pass_on(*, together: bool) -> Schedule:

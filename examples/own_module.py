@@ -6,9 +6,9 @@ python examples/own_module.py
 import torch
 from torch import Tensor, distributed, nn
 
-from zsim.rule import Adam
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Strategy
 from zsim_torch import describe, run_ranks, train
 
 RANKS, STEPS = 2, 60

@@ -7,12 +7,12 @@ is gathered, used and freed, forward and backward; its gradient is reduced to sh
 the shards.
 """
 
-from zsim.builder import COMMUNICATION, Named, ScheduleBuilder
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.operation import Action, Role
-from zsim.rule import SGD
-from zsim.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.schedule.builder import COMMUNICATION, Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, Role
+from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.strategy.optimizer_rule import SGD
 
 RANKS, ELEMENTS, PADDED, WIDTH = 4, 6, 8, 5
 SHARD = PADDED // RANKS

@@ -16,33 +16,33 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest
 if TYPE_CHECKING:
     from zsim.api.comparison import compare as compare
     from zsim.api.largest_model import largest as largest
-    from zsim.api.proof import prove as prove
+    from zsim.api.proof import check as check
     from zsim.api.running import run as run
     from zsim.api.scenario import load as load
     from zsim.api.study import sweep as sweep
-    from zsim.cluster import Cluster as Cluster
-    from zsim.model import Model as Model
+    from zsim.cluster.cluster import Cluster as Cluster
+    from zsim.mistake import MistakeError as MistakeError
+    from zsim.model.model import Model as Model
     from zsim.runtimes.registry import make_schedule as make_schedule
-    from zsim.schedule import Schedule as Schedule
-    from zsim.shell.mistake import MistakeError as MistakeError
-    from zsim.strategy import Strategy as Strategy
-    from zsim.trace import Trace as Trace
+    from zsim.schedule.schedule import Schedule as Schedule
+    from zsim.strategy.strategy import Strategy as Strategy
+    from zsim.trace.trace import Trace as Trace
 
     __version__: str
 
 # No name may be that of a module in this folder: importing the module would replace it here.
 _INDEX = {
-    "Cluster": "zsim.cluster:Cluster",
-    "MistakeError": "zsim.shell.mistake:MistakeError",
-    "Model": "zsim.model:Model",
-    "Schedule": "zsim.schedule:Schedule",
-    "Strategy": "zsim.strategy:Strategy",
-    "Trace": "zsim.trace:Trace",
+    "Cluster": "zsim.cluster.cluster:Cluster",
+    "MistakeError": "zsim.mistake:MistakeError",
+    "Model": "zsim.model.model:Model",
+    "Schedule": "zsim.schedule.schedule:Schedule",
+    "Strategy": "zsim.strategy.strategy:Strategy",
+    "Trace": "zsim.trace.trace:Trace",
     "compare": "zsim.api.comparison:compare",
     "largest": "zsim.api.largest_model:largest",
     "load": "zsim.api.scenario:load",
     "make_schedule": "zsim.runtimes.registry:make_schedule",
-    "prove": "zsim.api.proof:prove",
+    "check": "zsim.api.proof:check",
     "run": "zsim.api.running:run",
     "sweep": "zsim.api.study:sweep",
 }
@@ -55,11 +55,11 @@ __all__ = [
     "Strategy",
     "Trace",
     "__version__",
+    "check",
     "compare",
     "largest",
     "load",
     "make_schedule",
-    "prove",
     "run",
     "sweep",
 ]

@@ -1,4 +1,4 @@
-"""Number formats, with their size. Not precision policies: those are `zsim.strategy`."""
+"""Number formats, with their size. Not precision policies: those are `zsim.strategy.strategy`."""
 
 from enum import StrEnum
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zsim.fault import Window
-from zsim.schedule import Program
+from zsim.cluster.fault import Window
+from zsim.schedule.schedule import Program
 
 SendKey = tuple[int, str, int]
 """A rank class, a group and an offset: the Sends of all ranks of the class; or their Copies."""

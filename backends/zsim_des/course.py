@@ -7,7 +7,7 @@ only once. A waited free takes no time: what it waits for goes to the next entry
 
 from dataclasses import dataclass, field
 
-from zsim.issue import SETUP
+from zsim.schedule.issue_order import SETUP
 from zsim_des.instruction import Choose, Enqueue, Instruction, Lowered, Note, Stop
 
 

@@ -7,8 +7,8 @@ here is a process of its own: who waits is woken, and goes on.
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from zsim.issue import SETUP
-from zsim.operation import Operation
+from zsim.schedule.issue_order import SETUP
+from zsim.schedule.operation import Operation
 from zsim_des.agenda import Agenda
 from zsim_des.beside import Beside
 from zsim_des.classes import RankClass

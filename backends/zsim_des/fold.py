@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from zsim.schedule import Schedule
+from zsim.schedule.schedule import Schedule
 from zsim_des.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
 from zsim_des.colour import Colours, Mixes, mixed, sums
 from zsim_des.load import (

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from zsim.issue import SETUP
-from zsim.operation import Compute, walk
-from zsim.schedule import Program
+from zsim.schedule.issue_order import SETUP
+from zsim.schedule.operation import Compute, walk
+from zsim.schedule.schedule import Program
 from zsim_des.stream import Instance
 
 

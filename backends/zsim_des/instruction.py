@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import assert_never
 
-from zsim.cluster import Gpu
-from zsim.collective.volume import ring_equivalent_bytes
-from zsim.cost.kernel_time import operation_ps
-from zsim.cost.launch import FREE
-from zsim.host_traffic import copied_bytes, leaves_device
-from zsim.operation import (
+from zsim.cluster.cluster import Gpu
+from zsim.cluster.profile.host_launch import FREE
+from zsim.compute.roofline import operation_ps
+from zsim.network.volume import ring_equivalent_bytes
+from zsim.schedule.host_traffic import copied_bytes, leaves_device
+from zsim.schedule.operation import (
     AllGather,
     Allocate,
     AllReduce,
@@ -32,7 +32,7 @@ from zsim.operation import (
     Together,
     walk,
 )
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 
 
 class LoweringError(ValueError):

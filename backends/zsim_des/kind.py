@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zsim.cluster import Cluster, FabricKind
-from zsim.collective.graph import NETWORK
-from zsim.topology.description import edges_in_use, has_rails, rail_count
+from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.links import edges_in_use, has_rails, rail_count
+from zsim.network.link_graph import NETWORK
 
 TO_SWITCH, FROM_SWITCH = "gpu->switch", "switch->gpu"
 TO_PCIE, FROM_PCIE = "gpu->pcie", "pcie->gpu"

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from zsim.collective.activity import Shape as CommunicatorShape
-from zsim.collective.demand import Decision, Demand, Demands, Ringed, Ways
-from zsim.collective.graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
-from zsim.collective.ring import RingShape
-from zsim.fault import Window
+from zsim.cluster.fault import Window
+from zsim.network.algorithm.activity import Shape as CommunicatorShape
+from zsim.network.algorithm.ring import RingShape
+from zsim.network.link_graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
+from zsim.network.link_load import Decision, Demand, Demands, Ringed, Ways
 from zsim_des.classes import CommunicatorClass, Fold, RankClass, SendKey
 from zsim_des.fair import Shape
 from zsim_des.kind import link_kinds

@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.cluster import Cluster
-from zsim.fault import Dead, DeadEdge, DeadNic, DeadSwitchLink, DeadUplinks, Window
-from zsim.topology.description import has_rails, rail_count
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.fault import (
+    Dead,
+    DeadEdge,
+    DeadNic,
+    DeadSwitchLink,
+    DeadUplinks,
+    Window,
+)
+from zsim.cluster.links import has_rails, rail_count
 
 
 @dataclass(frozen=True, slots=True)

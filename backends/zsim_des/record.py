@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from zsim.allocator import Deferred, book, deferred_frees, defers, reservations
-from zsim.backend import Job
-from zsim.collective.volume import element_count, is_scalar
-from zsim.operation import Allocate, Free, Operation
-from zsim.plan import COLLECTIVE
-from zsim.trace import BookEntry, Event, RankTrace, Reservation, Transfer
+from zsim.backend.backend import Job
+from zsim.memory import Deferred, book, deferred_frees, defers, reservations
+from zsim.network.volume import COLLECTIVE, element_count, is_scalar
+from zsim.schedule.operation import Allocate, Free, Operation
+from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine import Rank
 from zsim_des.host_bound import host_bound_ps
 from zsim_des.stream import Instance

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zsim.collective.demand import Ringed
-from zsim.collective.ring import laps
-from zsim.collective.volume import element_count
-from zsim.operation import Broadcast, Communication, Receive, Send
+from zsim.network.algorithm.ring import laps
+from zsim.network.link_load import Ringed
+from zsim.network.volume import element_count
+from zsim.schedule.operation import Broadcast, Communication, Receive, Send
 from zsim_des.agenda import Agenda, Alarm
 from zsim_des.classes import RankClass
 from zsim_des.instruction import Enqueue

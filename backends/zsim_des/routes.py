@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from zsim.cluster import FabricEdge
+from zsim.cluster.cluster import FabricEdge
 from zsim_des.spread import Ints
 
 

@@ -9,13 +9,13 @@ from math import ceil
 
 import simpy
 
-from zsim.backend import Job, NoWayError, RefusedError, RunFailedError
-from zsim.cluster import ClusterError, Gpu
-from zsim.collective.demand import Decision
-from zsim.fault import Fault, Neighbour, Window
-from zsim.issue import NO_OVERFLOW, SETUP
-from zsim.schedule import Schedule
-from zsim.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
+from zsim.backend.backend import Job, NoWayError, RefusedError, RunFailedError
+from zsim.cluster.cluster import ClusterError, Gpu
+from zsim.cluster.fault import Fault, Neighbour, Window
+from zsim.network.link_load import Decision
+from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
+from zsim.schedule.schedule import Schedule
+from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
 from zsim_des.agenda import Agenda, Alarm
 from zsim_des.classes import Fold
 from zsim_des.course import Course, Courses

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from zsim.operation import Communication, Compute, Together
-from zsim.trace import Interval, RankStep
+from zsim.schedule.operation import Communication, Compute, Together
+from zsim.trace.trace import Interval, RankStep
 from zsim_des.course import Course
 from zsim_des.engine import Rank
 from zsim_des.host_bound import host_bound_ps

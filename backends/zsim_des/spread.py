@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zsim.host_traffic import leaves_device
-from zsim.mesh import Group, Mesh
-from zsim.operation import (
+from zsim.schedule.host_traffic import leaves_device
+from zsim.schedule.mesh import Group, Mesh
+from zsim.schedule.operation import (
     AllGather,
     AllReduce,
     Broadcast,
@@ -18,7 +18,7 @@ from zsim.operation import (
     Send,
     Together,
 )
-from zsim.schedule import Schedule
+from zsim.schedule.schedule import Schedule
 
 Ints = npt.NDArray[np.int64]
 

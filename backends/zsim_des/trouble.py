@@ -9,10 +9,9 @@ from typing import assert_never
 
 import numpy as np
 
-from zsim.absence import absence, beyond
-from zsim.backend import RefusedError
-from zsim.cluster import Cluster
-from zsim.fault import (
+from zsim.backend.backend import RefusedError
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.fault import (
     Dead,
     Fault,
     Jitter,
@@ -25,6 +24,7 @@ from zsim.fault import (
     SlowUplinks,
     Window,
 )
+from zsim.scenario.faults import absence, beyond
 from zsim_des.colour import mixed
 from zsim_des.outage import Outages
 from zsim_des.spread import Ints

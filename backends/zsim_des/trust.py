@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from zsim.backend import Job
-from zsim.circumstance import circumstance, unlike
-from zsim.cost.in_training import SPANS, Evidence, Span
-from zsim.cost.kernel_profile import KernelProfile
+from zsim.backend.backend import Job
+from zsim.cluster.profile.in_training import SPANS, Evidence, Span
+from zsim.cluster.profile.kernels import KernelProfile
+from zsim.prediction.circumstance import circumstance, unlike
 
 PUBLISHED = (
     "unvalidated: times come from {gpu} rates, memory bandwidth and link speeds of {cluster} as "

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from zsim.operation import Operation
+from zsim.schedule.operation import Operation
 from zsim_des.instruction import Enqueue
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zsim.cluster import FabricKind
+from zsim.cluster.cluster import FabricKind
 from zsim_des.outage import NOTHING_DEAD, Outage
 from zsim_des.routes import CutError
 from zsim_des.spread import Ints

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from zsim.cluster import Cluster, FabricKind
-from zsim.topology.description import edges_in_use, has_rails, rail_count
+from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.links import edges_in_use, has_rails, rail_count
 from zsim_des.kind import (
     BOARD,
     FROM_HOST,

@@ -4,11 +4,17 @@ It shows what the protocol of a backend asks for. It moves no bytes, has no cloc
 so a schedule that would hang elsewhere runs here.
 """
 
-from zsim.allocator import book
-from zsim.backend import Job
-from zsim.collective.volume import communications, element_count, is_scalar, ring_equivalent_bytes
-from zsim.issue import issued
-from zsim.operation import (
+from zsim.backend.backend import Job
+from zsim.memory import book
+from zsim.network.volume import (
+    COLLECTIVE,
+    communications,
+    element_count,
+    is_scalar,
+    ring_equivalent_bytes,
+)
+from zsim.schedule.issue_order import issued
+from zsim.schedule.operation import (
     Allocate,
     Branch,
     Communication,
@@ -18,9 +24,8 @@ from zsim.operation import (
     SetScalar,
     StreamOperation,
 )
-from zsim.plan import COLLECTIVE
-from zsim.schedule import Program, RankRole, Schedule
-from zsim.trace import Event, RankTrace, Trace, Transfer
+from zsim.schedule.schedule import Program, RankRole, Schedule
+from zsim.trace.trace import Event, RankTrace, Trace, Transfer
 
 
 class NullBackend:

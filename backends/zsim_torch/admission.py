@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from zsim.allocator import book, peak_bytes
-from zsim.architecture import Attention, Positions
-from zsim.backend import Job
-from zsim.execution import Execution
-from zsim.model import Model
-from zsim.operation import Action, Compute, walk
-from zsim.schedule import Place, Schedule
+from zsim.backend.backend import Job
+from zsim.memory import book, peak_bytes
+from zsim.model.architecture import Attention, Positions
+from zsim.model.model import Model
+from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.schedule import Place, Schedule
+from zsim.strategy.execution import Execution
 from zsim.units import format_bytes
 from zsim_torch import blocking_host
 from zsim_torch.machine import memory_bytes

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar, cast
 
 from torch import distributed
 
-from zsim.operation import Receive, Send
-from zsim.plan import COLLECTIVE
-from zsim.schedule import Schedule
-from zsim.trace import Transfer
+from zsim.network.volume import COLLECTIVE
+from zsim.schedule.operation import Receive, Send
+from zsim.schedule.schedule import Schedule
+from zsim.trace.trace import Transfer
 from zsim_torch.collectives import communicators
 
 Told = TypeVar("Told")

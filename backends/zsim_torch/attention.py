@@ -1,4 +1,4 @@
-"""Causal self-attention in plain torch that keeps for backward what `zsim.transformer` says.
+"""Causal self-attention in plain torch that keeps for backward what `zsim.model.transformer` says.
 
 Queries are [sequences, tokens, heads, head size], keys and values the same with fewer heads where
 several heads of queries share one.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zsim.architecture import Attention, Positions, Transformer
+from zsim.model.architecture import Attention, Positions, Transformer
 
 ROTARY_BASE = 10_000.0
 """Base of the angles' frequencies (Su et al. 2021, section 3.2.2)."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import distributed, nn
 
-from zsim.backend import Job, RefusedError
-from zsim.trace import Trace
+from zsim.backend.backend import Job, RefusedError
+from zsim.trace.trace import Trace
 from zsim_torch import admission
 from zsim_torch.feed import feed
 from zsim_torch.machine import slowest_operation_s

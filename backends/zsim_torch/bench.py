@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 from zsim_torch.collectives import Communicators
 from zsim_torch.compute import Computer, Initial, Work
 from zsim_torch.cuda_streams import CudaStreams

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zsim.access import accesses
-from zsim.check import progress
-from zsim.check.subject import Subject
-from zsim.operation import (
+from zsim.proof import progress
+from zsim.proof.context import Subject
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Allocate,
     Branch,
     Compute,
@@ -19,7 +19,7 @@ from zsim.operation import (
     SetScalar,
     StreamOperation,
 )
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 
 
 def refusal(schedule: Schedule) -> str | None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zsim.kernel import Kernel
+from zsim.model.kernel import Kernel
 from zsim_torch.norm import by_root_mean_square
 from zsim_torch.observer import ALL, Maker, Meter
 from zsim_torch.operator_kernel import kernel_of, storage_of

@@ -10,8 +10,8 @@ from torch.distributed.distributed_c10d import (
     _coalescing_manager,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
 )
 
-from zsim.mesh import Coordinates, Group, Mesh
-from zsim.operation import (
+from zsim.schedule.mesh import Coordinates, Group, Mesh
+from zsim.schedule.operation import (
     AllGather,
     AllReduce,
     Broadcast,

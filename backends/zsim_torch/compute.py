@@ -6,10 +6,10 @@ from typing import assert_never
 
 import torch
 
-from zsim.mesh import Coordinates
-from zsim.operation import Action, Compute, Role, View
-from zsim.rearrangement import held
-from zsim.schedule import Schedule
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.parameter_copy import held
+from zsim.schedule.schedule import Schedule
 from zsim_torch import autograd, optimizer
 from zsim_torch.autograd import Record, UnitRunError
 from zsim_torch.memory import Memory, Part

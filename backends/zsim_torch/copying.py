@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from zsim.operation import Copy, View
-from zsim.rearrangement import Rearrangement, rearrangement
+from zsim.schedule.operation import Copy, View
+from zsim.schedule.parameter_copy import Rearrangement, rearrangement
 from zsim_torch.memory import Memory
 
 

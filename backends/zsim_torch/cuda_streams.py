@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from zsim.operation import Edge, Previous
-from zsim.trace import Event
+from zsim.schedule.operation import Edge, Previous
+from zsim.trace.trace import Event
 from zsim_torch.streams import PS_PER_NS, Entry, Finish, Work
 
 PS_PER_MS = 10**9

@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from zsim.dtype import DType
-from zsim.kernel import Kernel, KernelKind
-from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.strategy import Precision
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
+from zsim.strategy.strategy import Precision
 from zsim_torch.autograd import call
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 from zsim_torch.unit import TorchUnit, UnitChoice, UnitError, resolve

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from zsim.witness import Region
+from zsim.trace.witness import Region
 from zsim_torch.observer import tensors_in
 
 REDUCTION: Final = {0: "sum", 1: "average", 4: "max"}

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, assert_never
 
-from zsim.access import accesses
-from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
-from zsim.mesh import Coordinates
-from zsim.operation import (
+from zsim.network.volume import COLLECTIVE, element_count, is_scalar, ring_equivalent_bytes
+from zsim.schedule.access import accesses
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import (
     AllGather,
     Allocate,
     AllReduce,
@@ -32,9 +32,8 @@ from zsim.operation import (
     Together,
     View,
 )
-from zsim.plan import COLLECTIVE
-from zsim.schedule import Kind, Program, Schedule
-from zsim.trace import BookEntry, Transfer
+from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.trace.trace import BookEntry, Transfer
 from zsim_torch.collectives import Communicators, Handed
 from zsim_torch.compute import Computer
 from zsim_torch.copying import Copier

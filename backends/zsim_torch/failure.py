@@ -14,7 +14,7 @@ from tempfile import NamedTemporaryFile
 
 from torch import distributed
 
-from zsim.backend import RunFailedError
+from zsim.backend.backend import RunFailedError
 
 _LINE_CHARACTERS_MAX = 300
 _PEER = re.compile(

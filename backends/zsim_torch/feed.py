@@ -5,9 +5,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from zsim.backend import Job
-from zsim.operation import Action, Compute, walk
-from zsim.schedule import Schedule
+from zsim.backend.backend import Job
+from zsim.schedule.operation import Action, Compute, walk
+from zsim.schedule.schedule import Schedule
 from zsim_torch.text import Batch, read_text
 
 

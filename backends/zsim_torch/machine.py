@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from zsim.operation import Compute, walk
-from zsim.schedule import Schedule
+from zsim.schedule.operation import Compute, walk
+from zsim.schedule.schedule import Schedule
 
 RANK_BYTES = 50 * 10**6
 """What one rank takes on the CPU beside its buffers: measured, 40 MB of proportional set size."""

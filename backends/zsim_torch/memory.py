@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import torch
 
-from zsim.mesh import Coordinates
-from zsim.operation import View
-from zsim.schedule import Buffer, Place, Program, Schedule
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import View
+from zsim.schedule.schedule import Buffer, Place, Program, Schedule
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 _SETTLE_S: Final = 0.2

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from zsim.dtype import DType
-from zsim.kernel import Kernel
-from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.strategy import Precision
+from zsim.model.kernel import Kernel
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
+from zsim.strategy.strategy import Precision
 from zsim_torch.capture import END, START, Capture, Held, Run, Storage, Window, watched
 from zsim_torch.describe import BatchSize, batch_value
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zsim.architecture import Norm, Transformer
+from zsim.model.architecture import Norm, Transformer
 
 EPSILON = 1e-5
 """Added to what is divided by, as nn.LayerNorm and Llama 2 do."""

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from zsim.dtype import DType
-from zsim.kernel import Kernel, KernelKind, flash_attention
+from zsim.model.kernel import Kernel, KernelKind, flash_attention
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH
 
 Arguments = tuple[Any, ...]

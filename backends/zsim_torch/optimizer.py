@@ -7,7 +7,7 @@ from typing import assert_never
 
 import torch
 
-from zsim.rule import SGD, Adam, ClipNorm, Rule, rate_of
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm, Rule, rate_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from zsim.layout import Fragment, Layout
-from zsim.rearrangement import held
-from zsim.schedule import Buffer, Kind
+from zsim.schedule.layout import Fragment, Layout
+from zsim.schedule.parameter_copy import held
+from zsim.schedule.schedule import Buffer, Kind
 from zsim_torch.executor import Machine
 
 

@@ -13,7 +13,14 @@ from typing import Final
 import numpy as np
 import torch
 
-from zsim.operation import AllGather, AllReduce, Broadcast, Receive, ReduceScatter, Send
+from zsim.schedule.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Receive,
+    ReduceScatter,
+    Send,
+)
 from zsim_torch.collectives import Handed
 from zsim_torch.memory import spoil
 

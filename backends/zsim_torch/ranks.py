@@ -31,7 +31,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final, Self, TypeVar
 
-from zsim_torch.diagnosis import Seen, account, blamed, is_stopped, says_that_it_waits, story
+from zsim_torch.diagnosis import (
+    Seen,
+    account,
+    blamed,
+    is_stopped,
+    says_that_it_waits,
+    story,
+)
 from zsim_torch.diagnosis import waiting as who_waits
 from zsim_torch.failure import Cause, Failure, RankFailedError, death, origin
 from zsim_torch.joined import run_joined

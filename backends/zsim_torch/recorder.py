@@ -2,7 +2,7 @@
 
 Every operator passes here, also those of a backward and those that torch.distributed is made of.
 What is noted is what torch is handed: storages, bytes of them, process groups. Nothing is asked of
-the executor, which only says when its host comes to an operation. See `zsim.witness`.
+the executor, which only says when its host comes to an operation. See `zsim.trace.witness`.
 
 Sums are taken before a collective is handed over, and after somebody has waited for it.
 """
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
 )
 
-from zsim.witness import Call, Checksum, Collective, Mark, Region, Storage, Witness
+from zsim.trace.witness import Call, Checksum, Collective, Mark, Region, Storage, Witness
 from zsim_torch.dispatched import (
     KIND,
     by_place,

@@ -7,8 +7,9 @@ from typing import Final
 import torch
 from torch import nn
 
-from zsim.access import accesses
-from zsim.operation import (
+from zsim.network.volume import COLLECTIVE
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllReduce,
     Compute,
@@ -21,8 +22,7 @@ from zsim.operation import (
     Together,
     walk,
 )
-from zsim.plan import COLLECTIVE
-from zsim.schedule import Place, Program, Schedule
+from zsim.schedule.schedule import Place, Program, Schedule
 from zsim_torch.autograd import UnitRunError
 from zsim_torch.unit import TorchUnit
 from zsim_torch.visit import Forecast, parameter_order

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from zsim.operation import Compute, Fill, SetScalar, walk
-from zsim.schedule import Kind, Program
+from zsim.schedule.operation import Compute, Fill, SetScalar, walk
+from zsim.schedule.schedule import Kind, Program
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 MOMENTS: Final = "optimizer's moments"

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from zsim.operation import Edge, Previous
-from zsim.trace import Event
+from zsim.schedule.operation import Edge, Previous
+from zsim.trace.trace import Event
 from zsim_torch.whereabouts import Wait, handed_over, waiting_for
 
 PS_PER_NS = 1000

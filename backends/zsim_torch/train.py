@@ -9,10 +9,10 @@ import torch
 from torch import distributed, nn
 from torch.utils._pytree import tree_map
 
-from zsim.backend import RefusedError, RunFailedError
-from zsim.operation import Action, Compute, Role, walk
-from zsim.schedule import Program, Schedule
-from zsim.trace import BookEntry, RankTrace, Trace
+from zsim.backend.backend import RefusedError, RunFailedError
+from zsim.schedule.operation import Action, Compute, Role, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.trace.trace import BookEntry, RankTrace, Trace
 from zsim_torch import blocking_host, refusal
 from zsim_torch.absent import emptied, is_emptied, refill_module
 from zsim_torch.agreement import agree
@@ -38,7 +38,7 @@ class Option:
             current GPU if the process group has NCCL for it, else the CPU.
         initial: the initial value of a parameter, by name; by default what the module holds.
         observe: watch live storages and collectives; each operator takes a little longer.
-        witness: record what torch is seen to do (`zsim.witness`); each operator takes longer.
+        witness: record what torch is seen to do (`zsim.trace.witness`); each operator takes longer.
         poison: fill freed and not yet valid memory with what is no number, and run late at random.
         write_back: the module ends with the trained parameters; else it keeps none. If the run
             raises, it has those that it came with, which stay in host memory meanwhile.

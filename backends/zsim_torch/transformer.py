@@ -1,4 +1,4 @@
-"""A transformer in plain torch modules, with the units and names that `zsim.transformer` gives.
+"""A transformer in plain torch modules, with units and names as `zsim.model.transformer` has them.
 
 The units are the children of the module, in order: "embedding", "block0" and so on, "head". The
 first reads the batch, tokens as int64 [sequences, sequence_length + 1]; a block reads the hidden
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zsim.architecture import Activation, Positions, Transformer
+from zsim.model.architecture import Activation, Positions, Transformer
 from zsim_torch.attention import attend, turned
 from zsim_torch.norm import norm
 

@@ -13,9 +13,10 @@ from typing import assert_never
 import torch
 from torch import nn
 
-from zsim.access import accesses
+from zsim.backend.values import Seat
 from zsim.dtype import DType
-from zsim.operation import (
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
@@ -31,9 +32,8 @@ from zsim.operation import (
     Send,
     View,
 )
-from zsim.rearrangement import Rearrangement, held, rearrangement
-from zsim.schedule import Schedule
-from zsim.values import Seat
+from zsim.schedule.parameter_copy import Rearrangement, held, rearrangement
+from zsim.schedule.schedule import Schedule
 from zsim_torch import autograd, optimizer
 from zsim_torch.absent import Absence
 from zsim_torch.feed import place_of_data
@@ -50,7 +50,7 @@ SAVED = 1.0
 
 
 class TorchValues:
-    """Implements `zsim.values.Values` for a module and its units; a unit is one segment."""
+    """Implements `zsim.backend.values.Values` for a module and its units; a unit is one segment."""
 
     def __init__(
         self, schedule: Schedule, module: nn.Module, units: Sequence[UnitChoice], feed: Feed

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zsim.dtype import DType
-from zsim.operation import Action, Compute, Role, View, walk
-from zsim.rearrangement import held
-from zsim.schedule import Buffer, Program, Schedule
+from zsim.schedule.operation import Action, Compute, Role, View, walk
+from zsim.schedule.parameter_copy import held
+from zsim.schedule.schedule import Buffer, Program, Schedule
 from zsim_torch.autograd import UnitRunError
 from zsim_torch.unit import TorchUnit
 

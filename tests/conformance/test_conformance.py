@@ -11,17 +11,18 @@ from functools import cache
 import pytest
 
 import zsim_topologies
-from zsim.allocator import book
-from zsim.architecture import GPT
-from zsim.backend import Backend, Job, load, names
-from zsim.builder import ScheduleBuilder
-from zsim.check import refinement
-from zsim.collective.volume import element_count, is_scalar, ring_equivalent_bytes
-from zsim.gpt import gpt
-from zsim.issue import SETUP, issued
-from zsim.layout import Layout, Piece
-from zsim.mesh import Axis, Joined, Mesh
-from zsim.operation import (
+from zsim.backend.backend import Backend, Job, load, names
+from zsim.memory import book
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.network.volume import element_count, is_scalar, ring_equivalent_bytes
+from zsim.proof import against_trace as refinement
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.issue_order import SETUP, issued
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.mesh import Axis, Joined, Mesh
+from zsim.schedule.operation import (
     Branch,
     Communication,
     Free,
@@ -32,11 +33,10 @@ from zsim.operation import (
     StreamOperation,
     Together,
 )
-from zsim.rule import SGD, Adam
-from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Contract, Program, Schedule
-from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
-from zsim.trace import Event, RankTrace, Trace
+from zsim.schedule.schedule import Contract, Program, Schedule
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.trace.trace import Event, RankTrace, Trace
 
 OURS = {"null", "sim", "torch"}
 STEPS = 2

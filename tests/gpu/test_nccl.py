@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from zsim.architecture import GPT
-from zsim.backend import Job
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.gpt import gpt
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.trace import Trace
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend
 from zsim_torch.process_group import DeviceChoice
 

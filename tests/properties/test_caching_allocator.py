@@ -6,10 +6,10 @@ from drawn_requests import CAPACITIES, SETTINGS, read, requests, written
 from hypothesis import given
 from list_allocator import ListAllocator
 
-from zsim.allocator.block import State
-from zsim.allocator.caching import CachingAllocator
-from zsim.allocator.request import Empty, Give, Request, Take, caching_allocator, replay
-from zsim.allocator.setting import AllocatorSettings
+from zsim.memory.block import State
+from zsim.memory.caching import CachingAllocator
+from zsim.memory.replay import Empty, Give, Request, Take, caching_allocator, replay
+from zsim.memory.settings import AllocatorSettings
 
 
 def live_after(asked: list[Request], refused: tuple[str, ...]) -> dict[str, int]:

@@ -9,13 +9,21 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mutation import edited, split, twice, without
 
-from zsim.check import check
-from zsim.model import Model
-from zsim.operation import Allocate, AllReduce, Compute, Free, Operation, ReduceScatter, Role
+from zsim.model.model import Model
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Strategy
-from zsim.view_bounds import window_of
+from zsim.schedule.operation import (
+    Allocate,
+    AllReduce,
+    Compute,
+    Free,
+    Operation,
+    ReduceScatter,
+    Role,
+)
+from zsim.schedule.schedule import Schedule
+from zsim.schedule.view_bounds import window_of
+from zsim.strategy.strategy import Strategy
 
 Job = tuple[Model, Strategy]
 

@@ -11,16 +11,16 @@ from edits.table import AIMED
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from zsim.architecture import GPT
-from zsim.check import check
-from zsim.check.subject import Subject
-from zsim.check.values import shown
-from zsim.gpt import gpt
-from zsim.model import Model
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp2 import FSDP2
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
+from zsim.proof import check
+from zsim.proof.context import Subject
+from zsim.proof.values import shown
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
+from zsim.strategy.strategy import Strategy
 
 Job = tuple[Model, Strategy]
 RANKS = st.integers(12, 40)

@@ -9,8 +9,8 @@ from drawn_clusters import RATES, links
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
-from zsim.topology.cut import bisection, carried, cuts, narrowest
+from zsim.cluster.bisection import bisection, carried, cuts, narrowest
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
 
 Graph = nx.Graph
 RATIOS = st.fractions(min_value=Fraction(1, 2), max_value=4, max_denominator=3)

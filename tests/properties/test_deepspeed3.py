@@ -5,16 +5,16 @@ from drawn_clusters import clusters
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zsim.allocator import peak_bytes
-from zsim.backend import Job
-from zsim.check import check
-from zsim.cluster import Cluster
+from zsim.analysis.plan import plan
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster
 from zsim.dtype import DType
-from zsim.model import Model, Parameter, Segment, Unit, Value
-from zsim.plan import plan
-from zsim.runtime.deepspeed import DeepSpeed
+from zsim.memory import peak_bytes
+from zsim.model.model import Model, Parameter, Segment, Unit, Value
+from zsim.proof import check
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Precision, Strategy
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des import SimBackend
 
 

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from zsim.builder import ScheduleBuilder
-from zsim.document import Document, DocumentError, decode, encode
+from zsim.backend.document import Document, DocumentError, decode, encode
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.mesh import Axis, Joined, Mesh, Span
-from zsim.model import Model
-from zsim.operation import Action, FreeMode, Previous, Role
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
-from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.mesh import Axis, Joined, Mesh, Span
+from zsim.schedule.operation import Action, FreeMode, Previous, Role
+from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
+from zsim.strategy.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 
 FLOATS = st.floats(allow_nan=False)
 NAMES = st.text(max_size=5)

@@ -5,7 +5,7 @@ import pytest
 from edits.columns import Case, cases
 from equivalents_of_steps import EQUIVALENTS
 
-from zsim.check import check
+from zsim.proof import check
 
 FEW = ("stage 0", "stage 2", "stage 3", "deepspeed 3", "fsdp2", "megatron overlapped", "pipelines")
 

@@ -6,12 +6,12 @@ from exact_training import STEPS, trains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zsim.check import check, prove
-from zsim.model import Model
-from zsim.operation import Action, AllReduce, Compute, ReduceScatter, Role
+from zsim.model.model import Model
+from zsim.proof import check, prove
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Kind
-from zsim.strategy import Strategy
+from zsim.schedule.operation import Action, AllReduce, Compute, ReduceScatter, Role
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
 
 Job = tuple[Model, Strategy]
 any_jobs = st.one_of(frozen_jobs(), frozen_emulated_jobs())

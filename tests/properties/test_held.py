@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.scenario import TrainTable
+from zsim.scenario.tables import TrainTable
 from zsim.study.fixed import Fixed, held
 
 

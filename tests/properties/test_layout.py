@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.builder import Named, ScheduleBuilder
-from zsim.layout import Fragment, Layout, LayoutError, Piece
-from zsim.mesh import Axis, Joined, Mesh, Span
-from zsim.operation import Copy, View
-from zsim.rearrangement import rearrangement
-from zsim.schedule import Schedule
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Fragment, Layout, LayoutError, Piece
+from zsim.schedule.mesh import Axis, Joined, Mesh, Span
+from zsim.schedule.operation import Copy, View
+from zsim.schedule.parameter_copy import rearrangement
+from zsim.schedule.schedule import Schedule
 
 Element = tuple[str, int]
 

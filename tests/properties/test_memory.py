@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import edited
 
-from zsim.allocator import peak_bytes
-from zsim.backend import Job
-from zsim.check import check
-from zsim.model import Model
-from zsim.operation import Free, FreeMode, Operation
+from zsim.backend.backend import Job
+from zsim.memory import peak_bytes
+from zsim.model.model import Model
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Precision, Strategy
+from zsim.schedule.operation import Free, FreeMode, Operation
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des import SimBackend
 
 STEPS = 3

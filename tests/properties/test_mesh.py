@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.mesh import Axis, Box, Group, Mesh, Span
+from zsim.schedule.mesh import Axis, Box, Group, Mesh, Span
 
 NAMES = ("data", "tensor", "pipe")
 

@@ -5,9 +5,9 @@ from drawn_shapes import architectures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.architecture import Architecture
-from zsim.strategy import Precision
-from zsim.transformer import transformer as described
+from zsim.model.architecture import Architecture
+from zsim.model.transformer import transformer as described
+from zsim.strategy.strategy import Precision
 from zsim_torch import model_from
 from zsim_torch.transformer import transformer
 

@@ -10,10 +10,10 @@ from mutants.races import Graph
 from mutants.table import cases, column, lines, strategies
 from mutants.verdict import EFFECTIVE, Court, Kind
 
-from zsim.check import check
-from zsim.model import Model
+from zsim.model.model import Model
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
+from zsim.strategy.strategy import Strategy
 
 Drawn = tuple[Model, Strategy]
 STAGES = [f"stage {stage}" for stage in range(4)]

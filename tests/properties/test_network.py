@@ -13,12 +13,12 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from wired_graph import NONE, NoWayLeftError, WiredGraph, ring_edges
 
-from zsim.backend import Job, NoWayError
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.fault import Fault
-from zsim.schedule import Schedule
-from zsim.topology.cut import carried
+from zsim.backend.backend import Job, NoWayError
+from zsim.cluster.bisection import carried
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.fault import Fault
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
 from zsim_des.fair import Shape
 from zsim_des.network import Network

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.builder import ScheduleBuilder
-from zsim.numbered import HOST, Numbered
-from zsim.operation import Edge, FreeMode, Previous
-from zsim.order import NEVER, Timeline, drained, settled, unknown
-from zsim.schedule import Schedule
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.happens_before import NEVER, Timeline, drained, settled, unknown
+from zsim.schedule.operation import Edge, FreeMode, Previous
+from zsim.schedule.program_index import HOST, Numbered
+from zsim.schedule.schedule import Schedule
 
 STREAMS = ("compute", "communication", "other")
 

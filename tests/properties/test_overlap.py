@@ -5,12 +5,12 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.builder import ScheduleBuilder
-from zsim.check.overlap import Overlap
-from zsim.layout import Layout
-from zsim.mesh import Axis, Joined, Mesh
-from zsim.operation import View
-from zsim.schedule import Schedule
+from zsim.proof.overlap import Overlap
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.layout import Layout
+from zsim.schedule.mesh import Axis, Joined, Mesh
+from zsim.schedule.operation import View
+from zsim.schedule.schedule import Schedule
 
 AXES = ("outer", "inner", "data")
 

@@ -8,12 +8,12 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.builder import Named, RoleBuilder, ScheduleBuilder
-from zsim.check import check
-from zsim.mesh import Mesh, Span
-from zsim.numbered import HOST, Numbered
-from zsim.operation import Receive, Send, Together
-from zsim.schedule import Schedule
+from zsim.proof import check
+from zsim.schedule.builder import Named, RoleBuilder, ScheduleBuilder
+from zsim.schedule.mesh import Mesh, Span
+from zsim.schedule.operation import Receive, Send, Together
+from zsim.schedule.program_index import HOST, Numbered
+from zsim.schedule.schedule import Schedule
 
 STEPS = 2
 GROUPS = ("pipe", "again", "data")

@@ -7,11 +7,11 @@ from few_steps import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.access import accesses
-from zsim.check import races
-from zsim.check.subject import Subject
-from zsim.operation import Branch
-from zsim.schedule import Schedule
+from zsim.proof import races
+from zsim.proof.context import Subject
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import Branch
+from zsim.schedule.schedule import Schedule
 
 STEPS = 3
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutated_trace import MUTATIONS, Mutator
 
-from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
-from zsim.check import refinement
+from zsim.backend.backend import Job
+from zsim.proof import against_trace as refinement
 from zsim.runtimes.registry import make_schedule
-from zsim.trace import Trace
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from zsim.architecture import Architecture, LoRA, Norm
-from zsim.kernel import Kernel, KernelKind
-from zsim.strategy import Precision
-from zsim.transformer import transformer as described
+from zsim.model.architecture import Architecture, LoRA, Norm
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.transformer import transformer as described
+from zsim.strategy.strategy import Precision
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.transformer import transformer
 

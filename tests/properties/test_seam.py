@@ -6,12 +6,12 @@ from drawn_programs import programs
 from few_steps import Run
 from hypothesis import given, settings
 
-from zsim.check.seam import Seam
-from zsim.check.subject import Subject
-from zsim.numbered import HOST, Numbered
-from zsim.operation import Branch, HostWait
-from zsim.order import Way
-from zsim.schedule import Schedule
+from zsim.proof.context import Subject
+from zsim.proof.step_boundary import Seam
+from zsim.schedule.happens_before import Way
+from zsim.schedule.operation import Branch, HostWait
+from zsim.schedule.program_index import HOST, Numbered
+from zsim.schedule.schedule import Schedule
 
 STEPS = 4
 """Of 100,000 drawn pairs none needed more to show that it has no order."""

@@ -10,11 +10,11 @@ from drawn_emulated import emulated_jobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.backend import Job, NoWayError
-from zsim.cost.launch import NAMES, LaunchCosts
-from zsim.issue import issued
+from zsim.backend.backend import Job, NoWayError
+from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
 from zsim.runtimes.registry import make_schedule
-from zsim.trace import Event, RankTrace, Trace
+from zsim.schedule.issue_order import issued
+from zsim.trace.trace import Event, RankTrace, Trace
 from zsim_des import SimBackend
 from zsim_null import NullBackend
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, by_schedule, distance
 
-from zsim.rule import SGD, Adam
-from zsim.strategy import Precision, Strategy
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_torch.ranks import RankPool
 
 RANKS = 3

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import UNITS, Case, Tiny, by_plain_loop, distance
 
-from zsim.backend import Job
-from zsim.operation import Action, Compute, Role
-from zsim.rearrangement import held
-from zsim.rule import SGD, Adam
-from zsim.strategy import Precision, Strategy
+from zsim.backend.backend import Job
+from zsim.schedule.operation import Action, Compute, Role
+from zsim.schedule.parameter_copy import held
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des.values import Carrier, carry
 from zsim_des.watch import Durations
 from zsim_torch.values import TorchValues

@@ -3,11 +3,11 @@
 from drawn_programs import programs
 from hypothesis import given
 
-from zsim.check import values
-from zsim.check.subject import Subject
-from zsim.issue import taken
-from zsim.operation import AllGather, AllReduce, Copy, Fill, Operation, View
-from zsim.schedule import Schedule
+from zsim.proof import values
+from zsim.proof.context import Subject
+from zsim.schedule.issue_order import taken
+from zsim.schedule.operation import AllGather, AllReduce, Copy, Fill, Operation, View
+from zsim.schedule.schedule import Schedule
 
 STEPS = 5
 Places = list[tuple[int, str, int]]

@@ -11,11 +11,11 @@ from exact_training import STEPS, trained, trains
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zsim.architecture import GPT
-from zsim.gpt import gpt
-from zsim.model import Model
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim_des.values import train
 
 Drawn = tuple[Model, Strategy]

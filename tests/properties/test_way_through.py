@@ -5,11 +5,11 @@ from drawn_gpus import cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.backend import Job
-from zsim.check import check
-from zsim.model import Model
+from zsim.backend.backend import Job
+from zsim.model.model import Model
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
+from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 
 

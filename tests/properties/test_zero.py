@@ -3,13 +3,13 @@
 from drawn import jobs
 from hypothesis import given
 
-from zsim.architecture import GPT
-from zsim.gpt import gpt
-from zsim.model import Model
-from zsim.plan import plan
+from zsim.analysis.plan import plan
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Kind
-from zsim.strategy import Strategy
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
 
 
 @given(jobs())

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from zsim.breakdown import breakdown
-from zsim.document import decode_trace
-from zsim.shell.cli import answer
-from zsim.shell.source import Changes, read
+from zsim.analysis.time_breakdown import breakdown
+from zsim.backend.document import decode_trace
+from zsim.cli.main import answer
+from zsim.files.source import Changes, read
 
 pytestmark = [
     pytest.mark.studies,

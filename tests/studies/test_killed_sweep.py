@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from zsim.shell.cli import answer
+from zsim.cli.main import answer
 
 Json = dict[str, Any]
 

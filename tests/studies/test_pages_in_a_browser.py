@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from drawn_study import drawn_study
 
+from zsim.cli.main import answer
+from zsim.files.page import render
 from zsim.report.study import study_page
-from zsim.shell.cli import answer
-from zsim.shell.page import render
 
 pytestmark = [
     pytest.mark.studies,

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from drawn_requests import MIB, read
 
-from zsim.allocator.request import Empty, Finish, Give, Take, Use
+from zsim.memory.replay import Empty, Finish, Give, Take, Use
 
 SLEEP_CYCLES = 4_000_000_000
 """About two seconds of a GPU's clock."""

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from drawn_requests import EDGES, MIB, read, written
 
-from zsim.allocator import book
-from zsim.allocator.request import Empty, Finish, Give, Request, Take, Use
-from zsim.allocator.setting import AllocatorSettings
-from zsim.architecture import GPT
-from zsim.gpt import gpt
+from zsim.memory import book
+from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
+from zsim.memory.settings import AllocatorSettings
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "caching_allocator.json"
 LARGE, TIGHT = 64 << 30, 400 * MIB

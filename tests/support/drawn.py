@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from zsim.architecture import GPT
 from zsim.dtype import DType
-from zsim.gpt import gpt
-from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.megatron import Megatron
-from zsim.strategy import (
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.megatron.options import Megatron
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.strategy.strategy import (
     BUCKET_ELEMENTS,
     Checkpointing,
     FusedBuffers,

@@ -6,11 +6,17 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from zsim.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
-from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Rate, Tier
-from zsim.cost.launch import NAMES, LaunchCosts
-from zsim.dtype import DType
-from zsim.fault import (
+from zsim.cluster.cluster import (
+    Cluster,
+    Fabric,
+    FabricEdge,
+    FabricKind,
+    Gpu,
+    Link,
+    Rate,
+    Tier,
+)
+from zsim.cluster.fault import (
     DeadEdge,
     DeadNic,
     DeadSwitchLink,
@@ -24,11 +30,14 @@ from zsim.fault import (
     SlowUplinks,
     Window,
 )
-from zsim.mesh import Span
-from zsim.model import BATCH, Model, Segment, Unit, Value
-from zsim.operation import FreeMode
-from zsim.schedule import Place, Pool, Schedule
-from zsim.topology.description import has_rails
+from zsim.cluster.links import has_rails
+from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
+from zsim.dtype import DType
+from zsim.model.model import BATCH, Model, Segment, Unit, Value
+from zsim.schedule.builder import COMMUNICATION, COMPUTE, RoleBuilder, ScheduleBuilder
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import FreeMode
+from zsim.schedule.schedule import Place, Pool, Schedule
 
 RATES = tuple(
     Rate(dtype=dtype, peak=3 * 10**12, matmul=2 * 10**12, elementwise=10**12) for dtype in DType

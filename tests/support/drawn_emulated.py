@@ -6,18 +6,18 @@ from drawn import chains, in_groups, models
 from fitting import fitting
 from hypothesis import strategies as st
 
-from zsim.architecture import GPT
 from zsim.dtype import DType
-from zsim.model import Model
-from zsim.pipeline import in_blocks
-from zsim.rule import LEARNING_RATE, SGD, Adam
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtime.fsdp2 import FSDP2, Sync
-from zsim.runtime.megatron import Megatron
-from zsim.runtime.nanotron import Nanotron, TensorMode
-from zsim.runtime.options import RuntimeOptions
-from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.model.architecture import GPT
+from zsim.model.model import Model
+from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.nanotron.options import Nanotron, TensorMode
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
+from zsim.strategy.runtime_options import RuntimeOptions
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 
 FORMATS = st.sampled_from([None, DType.FP32])
 SIZES = st.sampled_from([1, 30, 200, 10**4])

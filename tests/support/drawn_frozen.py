@@ -8,12 +8,12 @@ from drawn import chains, in_groups, models, zero_strategies
 from drawn_emulated import emulated_jobs
 from hypothesis import strategies as st
 
-from zsim.architecture import LoRA
-from zsim.model import Model, Segment, Value
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp2 import FSDP2
-from zsim.strategy import Strategy
-from zsim.transformer import transformer
+from zsim.model.architecture import LoRA
+from zsim.model.model import Model, Segment, Value
+from zsim.model.transformer import transformer
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.strategy.strategy import Strategy
 
 Job = tuple[Model, Strategy]
 PATTERNS = (

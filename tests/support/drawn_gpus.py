@@ -1,6 +1,6 @@
 """A small cluster on which communication and computation take alike."""
 
-from zsim.cluster import Cluster, Gpu, Link, Rate
+from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
 from zsim.dtype import DType
 
 GPU = Gpu(

@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 from wired_graph import DeadThings
 
-from zsim.cluster import Cluster, FabricEdge
-from zsim.fault import DeadEdge, DeadNic, DeadSwitchLink, DeadUplinks, Fault
-from zsim.topology.description import has_rails
+from zsim.cluster.cluster import Cluster, FabricEdge
+from zsim.cluster.fault import DeadEdge, DeadNic, DeadSwitchLink, DeadUplinks, Fault
+from zsim.cluster.links import has_rails
 
 
 @st.composite

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from zsim.builder import Named, Part, ScheduleBuilder
-from zsim.operation import Edge, Previous, View
-from zsim.schedule import Schedule
+from zsim.schedule.builder import Named, Part, ScheduleBuilder
+from zsim.schedule.operation import Edge, Previous, View
+from zsim.schedule.schedule import Schedule
 
 STREAMS = ("compute", "communication", "other")
 

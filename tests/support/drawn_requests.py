@@ -5,8 +5,8 @@ from typing import assert_never
 
 from hypothesis import strategies as st
 
-from zsim.allocator.request import Empty, Finish, Give, Request, Take, Use
-from zsim.allocator.setting import AllocatorSettings
+from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
+from zsim.memory.settings import AllocatorSettings
 
 MIB = 1024 * 1024
 EDGES = (0, 1, 511, 512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 32 * MIB)

@@ -2,7 +2,15 @@
 
 from hypothesis import strategies as st
 
-from zsim.architecture import GPT, Activation, Architecture, Attention, Llama, Norm, Positions
+from zsim.model.architecture import (
+    GPT,
+    Activation,
+    Architecture,
+    Attention,
+    Llama,
+    Norm,
+    Positions,
+)
 
 
 @st.composite

@@ -4,12 +4,12 @@ from itertools import product
 
 import numpy as np
 
+from zsim.analysis.summary import Rates, Summary
 from zsim.study.file import GoalTable
 from zsim.study.goal import goal_of, ranked
 from zsim.study.outcome import Outcome, Status
 from zsim.study.result import StudyResult
 from zsim.study.row import Row
-from zsim.summary import Rates, Summary
 
 
 def drawn_study(

@@ -1,14 +1,14 @@
 """Strategies that emulate other runtimes, with every option that changes what is issued."""
 
 from zsim.dtype import DType
-from zsim.rule import SGD, Adam
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp1 import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtime.fsdp2 import FSDP2, Sync
-from zsim.runtime.megatron import Megatron
-from zsim.runtime.nanotron import Nanotron
-from zsim.runtime.options import RuntimeOptions
-from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
+from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.nanotron.options import Nanotron
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.runtime_options import RuntimeOptions
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 
 Named = dict[str, tuple[int, RuntimeOptions]]
 """By name the ZeRO stage and the runtime."""

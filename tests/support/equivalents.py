@@ -13,7 +13,7 @@ from edits.aims_of_regions import in_windows, sharded
 from edits.aims_of_scaling import numbers_reduced
 from edits.programs import Edit, apart, changed, everywhere, rewritten, with_buffer
 
-from zsim.operation import (
+from zsim.schedule.operation import (
     Action,
     AllGather,
     Allocate,
@@ -31,7 +31,7 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.schedule import Buffer, Contract, Kind, Program, Schedule
+from zsim.schedule.schedule import Buffer, Contract, Kind, Program, Schedule
 
 Equivalent = Callable[[Schedule], Iterator[Edit]]
 """Right schedules that do the same as a right one."""

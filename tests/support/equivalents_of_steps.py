@@ -29,7 +29,7 @@ from equivalents import (
     updated_in_halves,
 )
 
-from zsim.operation import (
+from zsim.schedule.operation import (
     Action,
     AllReduce,
     Branch,
@@ -43,7 +43,7 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 
 
 def undivided(schedule: Schedule) -> tuple[Schedule, int] | None:

@@ -2,13 +2,13 @@
 
 from drawn_clusters import RATES
 
-from zsim.backend import Job
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.issue import NO_OVERFLOW
-from zsim.model import Model
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Precision, Strategy
+from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des.values import Result, Trained, train, train_by_schedule
 from zsim_des.watch import Durations
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from zsim.operation import (
+from zsim.schedule.operation import (
     Allocate,
     Branch,
     Edge,
@@ -13,7 +13,7 @@ from zsim.operation import (
     Previous,
     SetScalar,
 )
-from zsim.schedule import Program
+from zsim.schedule.schedule import Program
 
 Flags = dict[str, bool]
 """Of a step: which buffers that branches read hold something that is not zero."""

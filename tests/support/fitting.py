@@ -1,9 +1,9 @@
 """Transformers that fit a strategy, in what it cuts and keeps."""
 
-from zsim.architecture import Architecture
-from zsim.model import Model
-from zsim.strategy import Strategy
-from zsim.transformer import transformer
+from zsim.model.architecture import Architecture
+from zsim.model.model import Model
+from zsim.model.transformer import transformer
+from zsim.strategy.strategy import Strategy
 
 
 def fitting(shape: Architecture, strategy: Strategy) -> Model:

@@ -9,14 +9,14 @@ from fully_sharded import Collective, recorded
 from torch import nn
 from torch.nn import functional
 
-from zsim.architecture import GPT
-from zsim.gpt import gpt
-from zsim.operation import AllGather, AllReduce, ReduceScatter
-from zsim.runtime.fsdp1 import FSDP1
-from zsim.runtime.fsdp2 import FSDP2
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.runtimes.fsdp1.options import FSDP1
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Strategy
+from zsim.schedule.operation import AllGather, AllReduce, ReduceScatter
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Strategy
 from zsim_torch.describe import describe
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.transformer import transformer

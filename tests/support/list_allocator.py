@@ -1,6 +1,6 @@
 """A caching allocator that is slow and plain: lists of blocks, gone through from the start.
 
-A second implementation of what `zsim.allocator` says, to compare with. It keeps no index and no
+A second implementation of what `zsim.memory` says, to compare with. It keeps no index and no
 running total: every search looks at every block, and every figure is counted anew after every
 change. Of garbage collection it knows nothing.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
-from zsim.allocator.request import Empty, Finish, Give, Request, Take, Use
-from zsim.allocator.setting import AllocatorSettings
+from zsim.memory.replay import Empty, Finish, Give, Request, Take, Use
+from zsim.memory.settings import AllocatorSettings
 
 KIB, MIB = 1024, 1024 * 1024
 

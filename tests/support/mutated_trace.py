@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from zsim.operation import Branch, StreamOperation, walk
-from zsim.schedule import Program, Schedule
-from zsim.trace import BookEntry, Event, RankTrace, Trace, Transfer
+from zsim.schedule.operation import Branch, StreamOperation, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.trace.trace import BookEntry, Event, RankTrace, Trace, Transfer
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
-from zsim.check import Finding, check
-from zsim.mesh import Span
-from zsim.model import Model
-from zsim.operation import Branch, Operation, Previous
-from zsim.schedule import RankRole, Schedule
+from zsim.model.model import Model
+from zsim.proof import Finding, check
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import Branch, Operation, Previous
+from zsim.schedule.schedule import RankRole, Schedule
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "zero3_by_hand.py"
 Edit = Callable[[Operation], Iterable[Operation]]

@@ -12,7 +12,7 @@ from planting import FAULTS, FSDP, ZERO0, ZERO1, ZERO2, ZERO3, Function, altered
 from torch import distributed
 from witnessed_jobs import CALLS
 
-from zsim.operation import AllGather, AllReduce, Compute, Copy, Operation
+from zsim.schedule.operation import AllGather, AllReduce, Compute, Copy, Operation
 from zsim_torch import collectives, executor, optimizer
 from zsim_torch.collectives import Communicators, Handed, Member
 from zsim_torch.compute import Computer

@@ -6,7 +6,7 @@ from planted_calls import FAULTS
 from torch import distributed
 from witnessed_jobs import job
 
-from zsim.trace import Trace
+from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, train_on_rank
 
 

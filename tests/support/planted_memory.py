@@ -8,8 +8,8 @@ import torch
 from planting import ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
 from witnessed_jobs import CALLS
 
-from zsim.operation import Compute, View
-from zsim.schedule import Buffer
+from zsim.schedule.operation import Compute, View
+from zsim.schedule.schedule import Buffer
 from zsim_torch import optimizer
 from zsim_torch.compute import Computer
 from zsim_torch.executor import Executor

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import distributed
 
-from zsim.backend import Job
-from zsim.operation import Operation
-from zsim.trace import Trace
+from zsim.backend.backend import Job
+from zsim.schedule.operation import Operation
+from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.executor import Executor
 from zsim_torch.ranks import run_ranks

@@ -18,7 +18,7 @@ from typing import Final
 
 from mutated_files import Case, case
 
-from zsim.shell.cli import answer
+from zsim.cli.main import answer
 
 LARGEST_BYTES: Final = 2**30
 LINE_LETTERS_MAX: Final = 1010

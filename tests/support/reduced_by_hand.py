@@ -10,12 +10,12 @@ import torch
 from sharded_net import MAXIMUM, ROWS, UNITS, WIDTH, Flow, Net, batch, plain_loop
 from torch import distributed
 
-from zsim.builder import Named, ScheduleBuilder
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.operation import Action, Role, View
-from zsim.rule import SGD, ClipNorm
-from zsim.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, Role, View
+from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.strategy.optimizer_rule import SGD, ClipNorm
 from zsim_torch.train import Option, train
 
 SIZES = {

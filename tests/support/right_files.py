@@ -10,15 +10,15 @@ from typing import Any
 
 import zsim_scenarios
 import zsim_topologies
-from zsim.architecture import GPT
-from zsim.backend import Job
-from zsim.document import Document, encode, encode_trace
-from zsim.gpt import gpt
-from zsim.rule import Adam
+from zsim.backend.backend import Job
+from zsim.backend.document import Document, encode, encode_trace
+from zsim.cli.commands.check import check
+from zsim.cluster.files import Part
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.shell.commands.check import check
-from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.topology import Part
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim_null import NullBackend
 
 Tree = Any

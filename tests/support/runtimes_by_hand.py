@@ -2,13 +2,13 @@
 
 from itertools import pairwise
 
-from zsim.builder import Named, ScheduleBuilder
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.mesh import Axis, Joined, Mesh
-from zsim.operation import Action, Role, View
-from zsim.rule import SGD
-from zsim.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.mesh import Axis, Joined, Mesh
+from zsim.schedule.operation import Action, Role, View
+from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.strategy.optimizer_rule import SGD
 
 SIZES = {"w": 5, "b": 3}
 """Elements of the parameters."""

@@ -12,12 +12,12 @@ import torch
 from sharded_net import MAXIMUM, ROWS, UNITS, WIDTH, Flow, Net, batch
 from torch import distributed
 
-from zsim.builder import Named, ScheduleBuilder
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.operation import Action, HostWait, Operand, Previous, Reduction, Role, View
-from zsim.rule import ClipNorm
-from zsim.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, HostWait, Operand, Previous, Reduction, Role, View
+from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.strategy.optimizer_rule import ClipNorm
 from zsim_torch.feed import place_of_data
 from zsim_torch.train import Option, Trained, train
 

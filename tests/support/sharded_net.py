@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from zsim.dtype import DType
-from zsim.mesh import Axis, Joined, Mesh
-from zsim.operation import FreeMode
-from zsim.rule import SGD, Adam, rate_of
+from zsim.schedule.mesh import Axis, Joined, Mesh
+from zsim.schedule.operation import FreeMode
+from zsim.strategy.optimizer_rule import SGD, Adam, rate_of
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 WIDTH, ROWS, MAXIMUM = 3, 2, 0.05

@@ -14,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import zsim_scenarios
-from zsim.shell.cli import answer
+from zsim.cli.main import answer
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "studies"

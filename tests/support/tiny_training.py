@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional
 
-from zsim.rule import LEARNING_RATE, SGD, Adam, Optimizer, rate_of
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.trace import Trace
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, rate_of
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.trace.trace import Trace
 from zsim_torch.describe import describe
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import Option, train

@@ -1,10 +1,10 @@
 """A weight that is trained on 4 x 2 ranks; how its gradient gets to the update is up to a test."""
 
-from zsim.builder import Named, ScheduleBuilder
-from zsim.layout import Layout, Piece
-from zsim.operation import Action, Reduction, Role, View
-from zsim.rule import SGD
-from zsim.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, Reduction, Role, View
+from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
+from zsim.strategy.optimizer_rule import SGD
 
 STREAM = "compute"
 """Everything is on one stream, so that nothing is out of order."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import networkx as nx
 
-from zsim.cluster import Cluster, FabricKind
-from zsim.topology.description import edges_in_use
+from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.links import edges_in_use
 
 Device = tuple[Any, ...]
 Way = tuple[Device, ...]

@@ -6,16 +6,16 @@ from functools import cache
 from drawn_clusters import NO_MODEL
 from exact_training import cluster
 
-from zsim.architecture import GPT
-from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
-from zsim.gpt import gpt
-from zsim.operation import Reduction
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp2 import FSDP2
+from zsim.backend.backend import Job
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Kind, Schedule
-from zsim.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.operation import Reduction
+from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
 
 RANKS = 2
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=257)

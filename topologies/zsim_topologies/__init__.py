@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from zsim.cluster import Cluster
-from zsim.topology import Part, TopologyError, UnknownTopologyError, cluster_of
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
 
 FOLDERS = {Part.SYSTEM: "systems", Part.NODE: "nodes", Part.FABRIC: "fabrics", Part.GPU: "gpus"}
 

@@ -6,16 +6,16 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.analysis.compare import Comparison, Difference, counts
+from zsim.analysis.compare import compare as compared
 from zsim.api.html import table_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
 from zsim.api.table import data_frame
-from zsim.backend import BackendError, NoWayError
-from zsim.comparison import Comparison, Difference, counts
-from zsim.comparison import compare as compared
-from zsim.document import DocumentError, decode_trace
-from zsim.shell.mistake import MistakeError, file_fault, mistakes
-from zsim.trace import Trace
+from zsim.backend.backend import BackendError, NoWayError
+from zsim.backend.document import DocumentError, decode_trace
+from zsim.mistake import MistakeError, file_fault, mistakes
+from zsim.trace.trace import Trace
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 
+from zsim.analysis.largest_model import Largest, Tried
+from zsim.analysis.largest_model import largest as search_for
+from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
+from zsim.analysis.out_of_memory import alive_text, lack_object
+from zsim.analysis.simulated_footprint import footprint_of
 from zsim.api.html import facts_html
 from zsim.api.scenario import LoadedScenario, find_scenario
-from zsim.backend import Job
-from zsim.footprint import Footprint, depends_on_time, states_alone
-from zsim.largest_model import Largest, Tried
-from zsim.largest_model import largest as search_for
-from zsim.moment import moment
-from zsim.pipeline import fewest_layers
-from zsim.scenario import Scenario
-from zsim.shell.lack import alive_text, lack_object
-from zsim.shell.memory import footprint_of
-from zsim.shell.mistake import MistakeError
-from zsim.shell.source import resolved
+from zsim.backend.backend import Job
+from zsim.files.source import resolved
+from zsim.mistake import MistakeError
+from zsim.model.pipeline_stages import fewest_layers
+from zsim.scenario.tables import Scenario
+from zsim.schedule.describe_operation import moment
 from zsim.units import format_bytes, format_count
 
 MOST_LAYERS = 1000

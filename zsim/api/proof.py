@@ -1,4 +1,4 @@
-"""`zsim.prove`: what is proved of a schedule before it runs, and what is wrong with it."""
+"""`zsim.check`: what is proved of a schedule before it runs, and what is wrong with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ from pathlib import Path
 from zsim.api.html import facts_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
-from zsim.check import prove as proof_of
-from zsim.check import refinement
-from zsim.check.finding import Finding
-from zsim.model import Model
-from zsim.schedule import Schedule
-from zsim.shell.traced import read_trace
+from zsim.files.trace import read_trace
+from zsim.model.model import Model
+from zsim.proof import against_trace as refinement
+from zsim.proof import prove as proof_of
+from zsim.proof.finding import Finding
+from zsim.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def findings_object(findings: tuple[Finding, ...]) -> dict[str, object]:
     }
 
 
-def prove(
+def check(
     scenario: LoadedScenario | Schedule | str | PathLike[str] | Mapping[str, object],
     changes: Mapping[str, object] | None = None,
     *,

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from zsim.allocator import communicators
-from zsim.backend import Job
-from zsim.footprint import Lack, lack_of_run
-from zsim.moment import moment
-from zsim.remedy import Remedy
-from zsim.schedule import Place
-from zsim.shell.lack import alive_text, lack_object
-from zsim.shell.remedy import remedy_lines, remedy_objects
-from zsim.summary import Summary
-from zsim.trace import Trace
+from zsim.analysis.memory_footprint import Lack, lack_of_run
+from zsim.analysis.out_of_memory import alive_text, lack_object
+from zsim.analysis.remedies import Remedy
+from zsim.analysis.summary import Summary
+from zsim.api.remedies import remedy_lines, remedy_objects
+from zsim.backend.backend import Job
+from zsim.memory import communicators
+from zsim.schedule.describe_operation import moment
+from zsim.schedule.schedule import Place
+from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_rate, format_seconds
 
 LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"

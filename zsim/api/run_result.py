@@ -7,26 +7,26 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.analysis.memory_footprint import Lack, lack_of_run
+from zsim.analysis.summary import Summary, summary
 from zsim.api.html import facts_html
 from zsim.api.picture import Picture
 from zsim.api.run_facts import Outcome, run_facts, run_object
 from zsim.api.table import data_frame
-from zsim.footprint import Lack, lack_of_run
-from zsim.shell.installed import fitted_for
-from zsim.shell.mistake import MistakeError
-from zsim.shell.picture import need_format, write_picture
-from zsim.shell.traced import need_trace, write_trace
-from zsim.shell.written import unwritten, write
-from zsim.summary import Summary, summary
-from zsim.timeline import TimelineError, timeline
+from zsim.files.installed import fitted_for
+from zsim.files.picture import need_format, write_picture
+from zsim.files.trace import need_trace, write_trace
+from zsim.files.written import unwritten, write
+from zsim.mistake import MistakeError
+from zsim.report.timeline import TimelineError, timeline
 from zsim.units import PICOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from zsim.backend import Job
-    from zsim.remedy import Remedy
-    from zsim.trace import Trace
+    from zsim.analysis.remedies import Remedy
+    from zsim.backend.backend import Job
+    from zsim.trace.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -216,8 +216,8 @@ class RunResult:
             MistakeError: it cannot be a page, or the extra `report` is not installed.
             UnwrittenError: it cannot be written.
         """
+        from zsim.files.page import need_html, render
         from zsim.report.run import run_page
-        from zsim.shell.page import need_html, render
 
         need_html("report", Path(path))
         page = run_page(self.job, self.recorded, self.summary, title=self.title, facts=self.facts())

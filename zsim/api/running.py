@@ -9,22 +9,22 @@ from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
 from typing import Final, TypedDict, Unpack
 
+from zsim.analysis.remedies import Remedy
+from zsim.analysis.summary import summary
+from zsim.api.remedies import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
-from zsim.backend import Backend, BackendError, Job
-from zsim.backend import load as load_backend
-from zsim.check import check as findings_of
-from zsim.check.finding import Finding
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.document import Document
-from zsim.fault import Jitter
-from zsim.remedy import Remedy
-from zsim.schedule import Schedule
-from zsim.shell.mistake import MistakeError, mistakes
-from zsim.shell.remedy import remedies_of
-from zsim.shell.source import Source
-from zsim.summary import summary
-from zsim.trace import Trace
+from zsim.backend.backend import Backend, BackendError, Job
+from zsim.backend.backend import load as load_backend
+from zsim.backend.document import Document
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.fault import Jitter
+from zsim.files.source import Source
+from zsim.mistake import MistakeError, mistakes
+from zsim.proof import check as findings_of
+from zsim.proof.finding import Finding
+from zsim.schedule.schedule import Schedule
+from zsim.trace.trace import Trace
 
 OPERATIONS_MAX: Final = 2_000_000
 """Most operations of a run without processes, over all steps: a trace takes 0.4 kB for each."""

@@ -11,10 +11,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast
 
 from zsim.api.html import facts_html
-from zsim.scenario import Scenario, ScenarioError
-from zsim.setting import NONE, setting_value, with_settings
-from zsim.shell.mistake import MistakeError
-from zsim.shell.source import (
+from zsim.files.source import (
     Changes,
     Source,
     described,
@@ -22,15 +19,18 @@ from zsim.shell.source import (
     schedule_source,
     tables_or_schedule,
 )
+from zsim.mistake import MistakeError
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.toml import NONE, setting_value, with_settings
 from zsim.units import format_count
 
 if TYPE_CHECKING:
-    from zsim.backend import Job
-    from zsim.cluster import Cluster
-    from zsim.document import Document
-    from zsim.model import Model
-    from zsim.plan import Plan
-    from zsim.schedule import Schedule
+    from zsim.analysis.plan import Plan
+    from zsim.backend.backend import Job
+    from zsim.backend.document import Document
+    from zsim.cluster.cluster import Cluster
+    from zsim.model.model import Model
+    from zsim.schedule.schedule import Schedule
 
 TABLES = "scenario"
 """Name in messages of a scenario that is given as tables."""
@@ -147,7 +147,7 @@ class LoadedScenario:
         Raises:
             MistakeError: it cannot be settled, or is a schedule without a model.
         """
-        from zsim.plan import plan
+        from zsim.analysis.plan import plan
 
         if self.document.model is None:
             raise MistakeError(f"{self.name}: model: missing; a plan needs it")

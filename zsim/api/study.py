@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from zsim.api.html import table_html
 from zsim.api.picture import Picture
 from zsim.api.table import data_frame
-from zsim.backend import RunFailedError
-from zsim.outline import Outline
-from zsim.shell.mistake import MistakeError, mistakes
-from zsim.shell.picture import need_format, write_picture
-from zsim.shell.sweep.code_version import code_version
-from zsim.shell.sweep.executor import crew
-from zsim.shell.sweep.source import Study, read
-from zsim.shell.sweep.store import Store, opened
-from zsim.shell.sweep.table import columns, csv_text
-from zsim.shell.sweep.work import keys_of, left_of, work_off
-from zsim.shell.sweep.worker import Batch, Done, simulated
-from zsim.shell.written import need_folder, write
+from zsim.backend.backend import RunFailedError
+from zsim.files.picture import need_format, write_picture
+from zsim.files.written import need_folder, write
+from zsim.mistake import MistakeError, mistakes
+from zsim.scenario.outline import Outline
 from zsim.study.file import StudyError
 from zsim.study.outcome import Outcome
 from zsim.study.result import StudyResult, result_of
+from zsim.workers.code_version import code_version
+from zsim.workers.executor import crew
+from zsim.workers.source import Study, read
+from zsim.workers.store import Store, opened
+from zsim.workers.table import columns, csv_text
+from zsim.workers.work import keys_of, left_of, work_off
+from zsim.workers.worker import Batch, Done, simulated
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -106,8 +106,8 @@ class SweepResult:
             MistakeError: it cannot be a page, or the extra `report` is not installed.
             UnwrittenError: it cannot be written.
         """
+        from zsim.files.page import need_html, render
         from zsim.report.study import study_page
-        from zsim.shell.page import need_html, render
 
         need_html("report", Path(path))
         write(Path(path), render(study_page(self.study)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zsim.shell.mistake import MistakeError
+from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -20,8 +20,8 @@ from zsim.calibration.hardware import GPUS, UNNAMED, speaks_verbs
 from zsim.calibration.links import TimedLinks, scaled
 from zsim.calibration.measured import SCALING, Measurement, stated_fabric
 from zsim.calibration.validate import SIZE_CLASSES, Judged, judged, size_class
-from zsim.collective.profile import NetworkProfile
-from zsim.collective.profiles import Profiles
+from zsim.cluster.profile.files import Profiles
+from zsim.cluster.profile.network import NetworkProfile
 
 
 def calibrated(

@@ -8,7 +8,7 @@ switch that reduces is used).
 
 from math import log
 
-from zsim.collective.profile import NAMES, NetworkProfile
+from zsim.cluster.profile.network import NAMES, NetworkProfile
 
 START = NetworkProfile(
     launch_s=35e-6,

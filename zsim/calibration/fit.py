@@ -16,8 +16,8 @@ from zsim.calibration.constants import CHOICES, EXCEPTIONS, bounds, searched
 from zsim.calibration.least_squares import SCALES, Array, differences, minimized
 from zsim.calibration.measured import Measurement
 from zsim.calibration.predictor import Point, Predictor, points
-from zsim.collective import direct
-from zsim.collective.profile import NetworkProfile
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm import direct
 
 SMALL_BYTES = 64 * 2**10
 SMALL_WEIGHT = 0.15  # below 64 KiB a benchmark measures its host more than its network

@@ -19,11 +19,11 @@ import numpy as np
 from zsim.calibration.calibrate import publication
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
 from zsim.calibration.least_squares import SCALES, Array, minimized
-from zsim.cost import flash2
-from zsim.cost.fitted_time import fitted_s
-from zsim.cost.kernel_profile import ASSUMED, NAMES, FittedKernels, KernelProfile
-from zsim.cost.launch import EAGER
-from zsim.kernel import KernelKind
+from zsim.cluster.profile import flash_attention_2 as flash2
+from zsim.cluster.profile.host_launch import EAGER
+from zsim.cluster.profile.kernels import ASSUMED, NAMES, FittedKernels, KernelProfile
+from zsim.compute.fitted_model import fitted_s
+from zsim.model.kernel import KernelKind
 
 START = KernelProfile(
     processors=108,

@@ -25,9 +25,9 @@ from zsim.calibration.table import (
     parsed,
     read_rows,
 )
-from zsim.cost.fitted_time import Peaks
+from zsim.compute.fitted_model import Peaks
 from zsim.dtype import DType
-from zsim.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
+from zsim.model.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
 
 PRODUCTS, OPERATORS, PEAKS = "gemm_h100", "operator_times_a100_gh200", "matmul_peaks"
 

@@ -20,7 +20,7 @@ from zsim.calibration.table import (
     Whole,
     parsed,
 )
-from zsim.collective.profiles import Profiles
+from zsim.cluster.profile.files import Profiles
 from zsim.units import UnitError, parse_size
 
 LINK_TABLES = {"link_alpha_beta_v100": "v100"}

@@ -26,8 +26,8 @@ from zsim.calibration.table import (
     parsed,
     read_rows,
 )
-from zsim.collective.activity import Collective, Shape
-from zsim.collective.tuner import Bandwidths, candidates
+from zsim.network.algorithm.activity import Collective, Shape
+from zsim.network.tuner import Bandwidths, candidates
 from zsim.units import UnitError, parse_size
 
 STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
@@ -38,7 +38,7 @@ ALL_REDUCE, SCALING = "allreduce_h200_b200", "collective_bandwidth_h100_scaling"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One row. `size_bytes` is S of the collective, see zsim.collective.activity.
+    """One row. `size_bytes` is S of the collective, see zsim.network.algorithm.activity.
 
     Attributes:
         row: line of the file, the header being 1.

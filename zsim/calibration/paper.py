@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zsim.calibration.validate import Errors, errors_of
-from zsim.scenario import ScenarioError
-from zsim.setting import apply
+from zsim.scenario.tables import ScenarioError
+from zsim.scenario.toml import apply
 
 WORST = 5
 """Rows that are named because they are predicted worst."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from zsim.calibration.least_squares import Array
 from zsim.calibration.measured import Measurement
-from zsim.collective import direct
-from zsim.collective.activity import Algorithm, Collective, Protocol, Shape
-from zsim.collective.profile import NetworkProfile, Terms, timing
-from zsim.collective.tuner import Bandwidths, candidates, ranks_on_a_node, terms
+from zsim.cluster.profile.network import NetworkProfile, Terms, timing
+from zsim.network.algorithm import direct
+from zsim.network.algorithm.activity import Algorithm, Collective, Protocol, Shape
+from zsim.network.tuner import Bandwidths, candidates, ranks_on_a_node, terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

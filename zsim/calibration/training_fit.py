@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.calibration.least_squares import Array, minimized
-from zsim.cost.fitted_time import Peaks, work_s
-from zsim.cost.in_training import MATRIX, SHARES, InTraining, share_of
-from zsim.cost.kernel_profile import KernelProfile
-from zsim.kernel import Kernel
+from zsim.cluster.profile.in_training import MATRIX, SHARES, InTraining, share_of
+from zsim.cluster.profile.kernels import KernelProfile
+from zsim.compute.fitted_model import Peaks, work_s
+from zsim.model.kernel import Kernel
 
 MANY = 20
 """Runs from which every constant is fitted; fewer say one thing."""

@@ -7,8 +7,8 @@ from statistics import fmean, median, quantiles
 
 from zsim.calibration.measured import Measurement
 from zsim.calibration.table import Unmodelled
-from zsim.collective.profiles import Profiles
-from zsim.collective.tuner import alone_s
+from zsim.cluster.profile.files import Profiles
+from zsim.network.tuner import alone_s
 
 MEDIUM_BYTES, LARGE_BYTES = 64 * 2**10, 16 * 2**20
 SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.closed_form.checkpoint import host_bytes
+from zsim.closed_form.data_volume import DataVolume
 from zsim.closed_form.pipeline import handed_on
 from zsim.closed_form.sequence import sequence
 from zsim.closed_form.tensor import tensor
-from zsim.closed_form.volume import DataVolume
-from zsim.model import Model
-from zsim.pipeline import stages
-from zsim.schedule import WireBytes
-from zsim.strategy import Precision, Strategy
+from zsim.model.model import Model
+from zsim.model.pipeline_stages import stages
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Precision, Strategy
 
 __all__ = ["DataVolume", "host_bytes", "wire_bytes"]
 

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from zsim.model import BATCH, Model, Unit, Value
-from zsim.schedule import HostBytes
-from zsim.strategy import Checkpointing, Strategy
+from zsim.model.model import BATCH, Model, Unit, Value
+from zsim.schedule.schedule import HostBytes
+from zsim.strategy.strategy import Checkpointing, Strategy
 
 
 def goes_back(model: Model, unit: Unit) -> bool:

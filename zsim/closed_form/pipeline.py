@@ -1,8 +1,8 @@
 """What a stage of a pipeline sends to its neighbors: activations on, and their gradients back."""
 
-from zsim.pipeline import Stage
-from zsim.schedule import WireBytes
-from zsim.strategy import Strategy
+from zsim.model.pipeline_stages import Stage
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Strategy
 
 
 def handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:

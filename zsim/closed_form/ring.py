@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from zsim.schedule import WireBytes
+from zsim.schedule.schedule import WireBytes
 
 
 def all_reduces(

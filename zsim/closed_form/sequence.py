@@ -1,9 +1,9 @@
 """Hidden states that are cut by tokens over the tensor axis: what is gathered and scattered."""
 
 from zsim.closed_form.checkpoint import recomputed
-from zsim.model import Model, Segment
-from zsim.schedule import WireBytes
-from zsim.strategy import Strategy
+from zsim.model.model import Model, Segment
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Strategy
 
 
 def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:

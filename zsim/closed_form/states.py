@@ -7,10 +7,10 @@ persists as well.
 """
 
 from zsim.closed_form.checkpoint import kept_bytes
-from zsim.closed_form.own import padded_elements
-from zsim.model import Model
-from zsim.schedule import Kind
-from zsim.strategy import Strategy
+from zsim.closed_form.zero_stages import padded_elements
+from zsim.model.model import Model
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
 
 
 def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None:

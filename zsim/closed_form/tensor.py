@@ -1,9 +1,9 @@
 """Summands inside units, and partitioned checkpoints, over the tensor axis."""
 
 from zsim.closed_form.checkpoint import moved, recomputed
-from zsim.model import Model, Unit
-from zsim.schedule import WireBytes
-from zsim.strategy import Strategy
+from zsim.model.model import Model, Unit
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Strategy
 
 
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:

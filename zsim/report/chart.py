@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import ceil, floor, log10
 
 from zsim.report.extremes import lines_of
-from zsim.sheet import FAINT, LETTER, Box, Sheet
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Sheet
 from zsim.study.result import StudyResult
 from zsim.study.row import Row
 from zsim.units import format_seconds

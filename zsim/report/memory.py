@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from zsim.allocator import Peak, peak, reservations
-from zsim.backend import Job
+from zsim.backend.backend import Job
+from zsim.memory import Peak, peak, reservations
 from zsim.report.page import LEGEND, Figure, Json, Section, Table, number, words
-from zsim.schedule import Kind, Place
-from zsim.trace import BookEntry, RankTrace, Reservation, Trace
+from zsim.schedule.schedule import Kind, Place
+from zsim.trace.trace import BookEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes
 
 COLOURS = {

@@ -3,11 +3,11 @@
 A link's utilisation is what crossed it in a step over what it could have carried in that time.
 """
 
-from zsim.backend import Job
+from zsim.analysis.summary import Summary
+from zsim.backend.backend import Job
 from zsim.report.page import Section, Table, number, words
-from zsim.summary import Summary
-from zsim.topology.drawing import draw
-from zsim.trace import LinkUse, Trace
+from zsim.report.svg.cluster import draw
+from zsim.trace.trace import LinkUse, Trace
 from zsim.units import format_bytes
 
 

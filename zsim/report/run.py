@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from zsim.backend import Job
+from zsim.analysis.summary import Summary, last_step
+from zsim.backend.backend import Job
 from zsim.report.memory import memory
 from zsim.report.network import network
 from zsim.report.page import Page, Section
 from zsim.report.split import split
 from zsim.report.streams import streams
-from zsim.summary import Summary, last_step
-from zsim.trace import Trace
+from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 
 

@@ -1,10 +1,10 @@
 """Where a step's time goes: one bar for each rank of the trace, every moment one thing."""
 
-from zsim.backend import Job
-from zsim.breakdown import Breakdown, breakdown
+from zsim.analysis.summary import last_step
+from zsim.analysis.time_breakdown import Breakdown, breakdown
+from zsim.backend.backend import Job
 from zsim.report.page import Figure, Json, Section
-from zsim.summary import last_step
-from zsim.trace import RankTrace, Trace
+from zsim.trace.trace import RankTrace, Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 COMPUTE, COPY, HOST, IDLE = "#5b8bd0", "#b8c0c9", "#3e4c59", "#e9ecef"

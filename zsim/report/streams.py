@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from itertools import groupby
 
-from zsim.backend import Job
-from zsim.lane import Bar, Sort, lanes
+from zsim.analysis.summary import last_step
+from zsim.backend.backend import Job
+from zsim.report.lane import Bar, Sort, lanes
 from zsim.report.page import Figure, Json, Section
-from zsim.summary import last_step
-from zsim.trace import Trace
+from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 MOST_BARS = 6_000

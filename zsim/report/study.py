@@ -4,7 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.report.extremes import lines_of
-from zsim.report.page import LEGEND, Cell, Figure, Json, Page, Pairs, Section, Table, number, words
+from zsim.report.page import (
+    LEGEND,
+    Cell,
+    Figure,
+    Json,
+    Page,
+    Pairs,
+    Section,
+    Table,
+    number,
+    words,
+)
 from zsim.study.goal import COST
 from zsim.study.result import StudyResult, compared
 from zsim.study.row import Row

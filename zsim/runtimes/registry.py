@@ -10,13 +10,13 @@ from functools import cache
 
 from zsim import closed_form
 from zsim.closed_form import DataVolume
-from zsim.closed_form.own import VOLUME
-from zsim.garbage import uncollected
-from zsim.model import Model, ModelError
-from zsim.runtime.options import RuntimeOptions, registered
-from zsim.schedule import Schedule, WireBytes
-from zsim.strategy import Strategy
-from zsim.zero import own
+from zsim.closed_form.zero_stages import VOLUME
+from zsim.gc_paused import uncollected
+from zsim.model.model import Model, ModelError
+from zsim.schedule.schedule import Schedule, WireBytes
+from zsim.strategy.runtime_options import RuntimeOptions, registered
+from zsim.strategy.strategy import Strategy
+from zsim.zero import stages as own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 An array of numbers has the lanes first: shape (2, ...). Two independent lanes make a number of 62
 bits, and a product of two residues fits in an unsigned integer of 64 bits. Two different
 polynomials of degree d agree at a random point with probability at most (d / 2**31)**2 (Schwartz
-1980), which is what `zsim.check` adds up.
+1980), which is what `zsim.proof` adds up.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
 Exact numbers cannot tell formats apart, so they are compared with what the strategy says.
 """
 
-from zsim.runtime.options import Formats, RuntimeOptions
-from zsim.strategy import Strategy
+from zsim.strategy.runtime_options import Formats, RuntimeOptions
+from zsim.strategy.strategy import Strategy
 
 
 def formats(strategy: Strategy) -> Formats:

@@ -9,16 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zsim.rule import ClipNorm, Optimizer
-from zsim.specification.field import (
-    Numbers,
-    Random,
-    moduli,
-    product,
-    scrambled,
-    share,
-    summed,
-)
+from zsim.specification.field import Numbers, Random, moduli, product, scrambled, share, summed
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 
 def shaped(key: Numbers, dimensions: int) -> Numbers:

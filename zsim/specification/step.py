@@ -15,10 +15,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from zsim.model import Model, Segment, Unit
-from zsim.rule import Adam, ClipNorm, Optimizer
+from zsim.model.model import Model, Segment, Unit
 from zsim.specification.field import Numbers, Random, product, share, summed, total, weighted
 from zsim.specification.kernel import clipping, digest, updated
+from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

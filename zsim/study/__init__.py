@@ -1,4 +1,4 @@
 """What-if studies: one question, many runs. A file is read, expanded into runs, and judged.
 
-Pure: the shell finds what a study names, runs it, keeps what comes out, and prints it.
+Pure: `zsim.workers` finds what a study names, runs it and keeps what comes out.
 """

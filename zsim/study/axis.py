@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
 
-from zsim.scenario import ScenarioError, need_field
+from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import AxisTable, StudyError
 
 Changes = Mapping[str, object]

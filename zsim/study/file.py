@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError
 
-from zsim.scenario import Count, Flag, Positive, Table, Time
-from zsim.wording import line
+from zsim.config_error import line
+from zsim.scenario.tables import Count, Flag, Positive, Table, Time
 
 
 class StudyError(ValueError):

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from zsim.scenario import ScenarioError, TrainTable
+from zsim.scenario.tables import ScenarioError, TrainTable
 
 BATCH = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
 

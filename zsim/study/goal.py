@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.scenario import ScenarioError, need_field
+from zsim.analysis.summary import Summary
+from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.outcome import Status
 from zsim.study.row import Row
-from zsim.summary import Summary
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"

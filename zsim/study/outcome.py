@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zsim.codec import FieldError, decode_value, encode_value
-from zsim.summary import Summary
+from zsim.analysis.summary import Summary
+from zsim.schedule.json import FieldError, decode_value, encode_value
 
 
 class Status(StrEnum):

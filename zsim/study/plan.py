@@ -8,14 +8,14 @@ from hashlib import sha256
 from math import prod
 from typing import Any, cast
 
-from zsim.outline import Outline, Recipe
-from zsim.scenario import Scenario, ScenarioError, from_tables
+from zsim.scenario.fault_injection import TroubleError
+from zsim.scenario.outline import Outline, Recipe
+from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.study.axis import Axis, Combination, axes_of, changed, combinations
 from zsim.study.file import StudyError, StudyFile
 from zsim.study.fixed import BATCH, Fixed, held
 from zsim.study.goal import COST, Goal, goal_of
 from zsim.study.where import Condition, condition
-from zsim.trouble import TroubleError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

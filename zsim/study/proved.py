@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from zsim.allocator import capacity_bytes, defers, handed_out
-from zsim.backend import BackendError, Job, NoWayError, RunFailedError, Trier
-from zsim.check import check
-from zsim.model import Model, ModelError
-from zsim.moment import moment
-from zsim.outline import Outline, Recipe, model_of
+from zsim.analysis.summary import Room, Work, room, step_of, summed_up, work
+from zsim.backend.backend import BackendError, Job, NoWayError, RunFailedError, Trier
+from zsim.memory import capacity_bytes, defers, handed_out
+from zsim.model.model import Model, ModelError
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.scenario import ScenarioError
-from zsim.schedule import Schedule
-from zsim.strategy import StrategyError
+from zsim.scenario.outline import Outline, Recipe, model_of
+from zsim.scenario.tables import ScenarioError
+from zsim.schedule.describe_operation import moment
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import StrategyError
 from zsim.study.outcome import Outcome, Status
-from zsim.summary import Room, Work, room, step_of, summed_up, work
-from zsim.trace import LastStep
+from zsim.trace.trace import LastStep
 from zsim.units import format_bytes
 
 Size = tuple[int | None, ...]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.scenario import ScenarioError, need_field
+from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import StudyError
 
 Find = Callable[[str], Any]

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from zsim.layout import Layout, Piece
-from zsim.model import Model, Parameter
-from zsim.strategy import Strategy
-from zsim.zero.draft import DATA, TENSOR
+from zsim.model.model import Model, Parameter
+from zsim.schedule.layout import Layout, Piece
+from zsim.strategy.strategy import Strategy
+from zsim.zero.writer import DATA, TENSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,15 @@ of a micro-batch in one, gradients by bucket.
 from collections.abc import Iterable, Sequence
 
 from zsim.dtype import DType
-from zsim.model import Model
-from zsim.operation import View
-from zsim.schedule import Kind
-from zsim.strategy import Strategy
+from zsim.model.model import Model
+from zsim.schedule.operation import View
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.draft import HOST_POOL, Draft
-from zsim.zero.flow import UnitVisit
-from zsim.zero.partition import own_elements
+from zsim.zero.partitioned_checkpoints import own_elements
 from zsim.zero.reduce import long_lived
+from zsim.zero.visit_order import UnitVisit
+from zsim.zero.writer import HOST_POOL, Draft
 
 
 class Slots:

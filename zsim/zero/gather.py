@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.layout import Layout
-from zsim.operation import AllGather, Copy, Edge, Previous, View
-from zsim.schedule import Kind
-from zsim.strategy import Keep, Strategy
+from zsim.schedule.layout import Layout
+from zsim.schedule.operation import AllGather, Copy, Edge, Previous, View
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Keep, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.draft import COMMUNICATION, DATA, INNER, Draft
-from zsim.zero.flow import UnitVisit
 from zsim.zero.state import BucketState, gather_path, update_path
+from zsim.zero.visit_order import UnitVisit
+from zsim.zero.writer import COMMUNICATION, DATA, INNER, Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

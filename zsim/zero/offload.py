@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zsim.model import Model
-from zsim.operation import Copy, Edge, View
-from zsim.schedule import Kind
-from zsim.strategy import Strategy
-from zsim.zero.checkpoint import Checkpoints, Shelf, brought_back
-from zsim.zero.draft import COMPUTE, FROM_HOST, TO_HOST, Draft
-from zsim.zero.flow import UnitVisit
-from zsim.zero.partition import gather, own_elements
+from zsim.model.model import Model
+from zsim.schedule.operation import Copy, Edge, View
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
+from zsim.zero.checkpoints import Checkpoints, Shelf, brought_back
+from zsim.zero.partitioned_checkpoints import gather, own_elements
+from zsim.zero.visit_order import UnitVisit
+from zsim.zero.writer import COMPUTE, FROM_HOST, TO_HOST, Draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, se
 from collections import Counter
 from dataclasses import dataclass, field
 
-from zsim.model import Model
-from zsim.operation import AllReduce, Copy, Fill, ReduceScatter, View
-from zsim.schedule import Kind
-from zsim.strategy import Strategy
+from zsim.model.model import Model
+from zsim.schedule.operation import AllReduce, Copy, Fill, ReduceScatter, View
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Run
-from zsim.zero.draft import COMMUNICATION, COMPUTE, DATA, REPLICATE, Draft
-from zsim.zero.passes import Passes
+from zsim.zero.forward_backward import Passes
 from zsim.zero.state import own_view
+from zsim.zero.writer import COMMUNICATION, COMPUTE, DATA, REPLICATE, Draft
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ has them the other way round. All are on the compute stream: what follows needs 
 
 from collections.abc import Container
 
-from zsim.model import Model, Segment
-from zsim.operation import AllGather, ReduceScatter
-from zsim.schedule import Kind
-from zsim.zero.draft import COMPUTE, TENSOR, Draft
-from zsim.zero.flow import Instance, SegmentVisit
+from zsim.model.model import Model, Segment
+from zsim.schedule.operation import AllGather, ReduceScatter
+from zsim.schedule.schedule import Kind
+from zsim.zero.visit_order import Instance, SegmentVisit
+from zsim.zero.writer import COMPUTE, TENSOR, Draft
 
 
 def shared_parameters(model: Model) -> frozenset[str]:

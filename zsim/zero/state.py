@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from zsim.dtype import DType
-from zsim.operation import Action, Compute, Fill, Operand, Role, View
-from zsim.schedule import Kind, Scalar
-from zsim.strategy import Precision, Strategy
+from zsim.schedule.operation import Action, Compute, Fill, Operand, Role, View
+from zsim.schedule.schedule import Kind, Scalar
+from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.draft import COMPUTE, DATA, Draft
+from zsim.zero.writer import COMPUTE, DATA, Draft
 
 LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"

@@ -1,6 +1,6 @@
 """Values that a simulated run carries: the same schedule, and what it really computes."""
 
-from zsim.values import Seat, Values
+from zsim.backend.values import Seat, Values
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.marks import unseen
 from zsim_des.values.modular import Modular

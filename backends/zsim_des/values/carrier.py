@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic
 
-from zsim.access import accesses
-from zsim.generator import Draw
-from zsim.issue import NO_OVERFLOW, SETUP
-from zsim.operation import (
+from zsim.backend.values import A, Seat, Values
+from zsim.model.generator import Draw
+from zsim.schedule.access import accesses
+from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
+from zsim.schedule.operation import (
     Allocate,
     Branch,
     Compute,
@@ -27,8 +28,7 @@ from zsim.operation import (
     SetScalar,
     Together,
 )
-from zsim.schedule import Buffer, Schedule
-from zsim.values import A, Seat, Values
+from zsim.schedule.schedule import Buffer, Schedule
 from zsim_des.instruction import Enqueue
 from zsim_des.values.meeting import Meeting, Meetings
 from zsim_des.values.memory import Block, BlockMemory

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.access import accesses
-from zsim.issue import taken
-from zsim.mesh import Coordinates
-from zsim.operation import Action, Compute, Copy, Operand, Role, View
-from zsim.schedule import Kind, Program, Schedule
-from zsim.values import Seat
+from zsim.backend.values import Seat
+from zsim.schedule.access import accesses
+from zsim.schedule.issue_order import taken
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import Action, Compute, Copy, Operand, Role, View
+from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.field import Numbers
 from zsim_des.values.modular import Modular

@@ -1,10 +1,10 @@
 """Random numbers in a run with exact values: which mask each state of a generator draws."""
 
-from zsim.generator import Draws
-from zsim.mesh import Coordinates
-from zsim.model import Model
-from zsim.operation import Compute
-from zsim.schedule import Schedule
+from zsim.model.generator import Draws
+from zsim.model.model import Model
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import Compute
+from zsim.schedule.schedule import Schedule
 from zsim_des.values.plain import TENSOR
 from zsim_des.values.truth import mask, replica_of
 

@@ -5,7 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
-from zsim.operation import (
+from zsim.schedule.operation import (
     AllGather,
     AllReduce,
     Broadcast,

@@ -11,10 +11,11 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.access import accesses
-from zsim.backend import Job
+from zsim.backend.backend import Job
+from zsim.backend.values import Seat
 from zsim.dtype import DType
-from zsim.operation import (
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
@@ -28,7 +29,6 @@ from zsim.operation import (
     Role,
     Send,
 )
-from zsim.values import Seat
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.modular import Modular, shared
 from zsim_des.values.noted_memory import NotedMemory

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
-from zsim.access import accesses
-from zsim.operation import Communication, Receive, Send
-from zsim.schedule import Schedule
-from zsim.values import A, Seat, Values
+from zsim.backend.values import A, Seat, Values
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import Communication, Receive, Send
+from zsim.schedule.schedule import Schedule
 from zsim_des.values.running import Fault, Running, Window
 
 

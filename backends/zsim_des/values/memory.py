@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Generic
 
+from zsim.backend.values import A, Values
 from zsim.dtype import DType
-from zsim.schedule import Buffer
-from zsim.values import A, Values
+from zsim.schedule.schedule import Buffer
 
 
 @dataclass(slots=True, eq=False)

@@ -5,23 +5,15 @@ from typing import assert_never
 
 import numpy as np
 
-from zsim.access import accesses
+from zsim.backend.values import Seat
 from zsim.dtype import DType
-from zsim.issue import NO_OVERFLOW
-from zsim.layout import Fragment
-from zsim.mesh import Coordinates
-from zsim.operation import (
-    Action,
-    Communication,
-    Compute,
-    Copy,
-    Fill,
-    Role,
-    View,
-)
-from zsim.rule import SGD, Adam, ClipNorm
-from zsim.schedule import Buffer, Schedule
-from zsim.values import Seat
+from zsim.schedule.access import accesses
+from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim.schedule.layout import Fragment
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import Action, Communication, Compute, Copy, Fill, Role, View
+from zsim.schedule.schedule import Buffer, Schedule
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim_des.values import passes, stand_in
 from zsim_des.values.carrier import STATE
 from zsim_des.values.drawn import Masks, Segments

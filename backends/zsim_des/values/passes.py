@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from zsim.operation import Compute, Role
+from zsim.schedule.operation import Compute, Role
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers
 

@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from zsim.generator import Draws
-from zsim.issue import NO_OVERFLOW
-from zsim.model import BATCH, Model, Parameter, Segment, Unit
-from zsim.rule import SGD, Adam, ClipNorm
-from zsim.strategy import Precision, Strategy
+from zsim.model.generator import Draws
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit
+from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
+from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced

@@ -7,9 +7,9 @@ the tensor axis that make the same gradient make it together.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.model import Model
-from zsim.operation import Action, Compute, Role, walk
-from zsim.schedule import Schedule
+from zsim.model.model import Model
+from zsim.schedule.operation import Action, Compute, Role, walk
+from zsim.schedule.schedule import Schedule
 from zsim_des.values.plain import TENSOR
 
 

@@ -4,9 +4,9 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from zsim.backend import Job
-from zsim.issue import NO_OVERFLOW
-from zsim.values import A
+from zsim.backend.backend import Job
+from zsim.backend.values import A
+from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim_des.simulation import SimBackend
 from zsim_des.values.carrier import Carrier
 from zsim_des.watch import Durations

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 
-from zsim.operation import Compute, Copy, Fill
-from zsim.values import A, Seat, Values
+from zsim.backend.values import A, Seat, Values
+from zsim.schedule.operation import Compute, Copy, Fill
 from zsim_des.values.memory import Block
 
 

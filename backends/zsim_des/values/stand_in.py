@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zsim.rule import SGD, Adam, ClipNorm
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim_des.values.field import (
     PRIME,
     Numbers,

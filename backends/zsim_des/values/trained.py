@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.backend import Job, RunFailedError
-from zsim.issue import NO_OVERFLOW
+from zsim.backend.backend import Job, RunFailedError
+from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.difference import differences
 from zsim_des.values.drawn import drawn_apart

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from zsim.layout import Piece
-from zsim.mesh import Coordinates
-from zsim.schedule import Schedule
-from zsim.zero.draft import PIPELINE
+from zsim.schedule.layout import Piece
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.schedule import Schedule
+from zsim.zero.writer import PIPELINE
 from zsim_des.values.field import Numbers, constants
 
 Part = tuple[tuple[str, int], ...]

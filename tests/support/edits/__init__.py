@@ -14,8 +14,8 @@ from edits.programs import Edit, one_of, replaced, with_program
 from edits.roles import Draw, late_division, made_up, one_rank
 from edits.shape import buffers, coverage, formats, layouts, operands
 from edits.state import fill_live, reads_scalars, rule_kinds, rules, scalars, set_up
-from zsim.operation import walk
-from zsim.schedule import Schedule
+from zsim.schedule.operation import walk
+from zsim.schedule.schedule import Schedule
 
 __all__ = ["OPERATORS", "Draw", "Edit", "drawn", "edits"]
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from edits.programs import Edit, added, apart, dropped, everywhere, moved, places, rewritten
-from zsim.access import accesses
-from zsim.operation import (
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllReduce,
     Compute,
@@ -16,7 +16,7 @@ from zsim.operation import (
     Role,
     walk,
 )
-from zsim.schedule import Kind, Program, Schedule
+from zsim.schedule.schedule import Kind, Program, Schedule
 
 Aim = Callable[[Schedule], Iterator[Edit]]
 """Edits of one kind, of any schedule that can express them."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from edits.aim import Aim, adds, alone, computes, drops, made, of_role, with_operands
 from edits.programs import Edit, added, everywhere, replaced, with_buffer
-from zsim.operation import (
+from zsim.schedule.operation import (
     Action,
     AllGather,
     Allocate,
@@ -21,8 +21,8 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.rule import SGD
-from zsim.schedule import Buffer, Kind, LogicalParameter, Program, Schedule
+from zsim.schedule.schedule import Buffer, Kind, LogicalParameter, Program, Schedule
+from zsim.strategy.optimizer_rule import SGD
 
 GRADIENT = "edit/gradient"
 """Memory for a gradient that nothing has made."""

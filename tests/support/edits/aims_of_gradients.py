@@ -26,7 +26,7 @@ from edits.programs import Edit, added, dropped, replaced, rewritten, with_buffe
 from edits.roles import doubled
 from edits.shape import in_format
 from zsim.dtype import DType
-from zsim.operation import (
+from zsim.schedule.operation import (
     Action,
     Allocate,
     AllReduce,
@@ -40,7 +40,7 @@ from zsim.operation import (
     Role,
     View,
 )
-from zsim.schedule import Buffer, Kind, Program, Schedule
+from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 
 POORER = (DType.BF16, DType.FP16)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from edits.aim import Aim, computes, one_by_one, through
 from edits.programs import Edit
-from zsim.generator import Draw, Generator
-from zsim.operation import Action, Compute, Operation
-from zsim.schedule import Schedule
+from zsim.model.generator import Draw, Generator
+from zsim.schedule.operation import Action, Compute, Operation
+from zsim.schedule.schedule import Schedule
 
 
 def drawing(schedule: Schedule, action: Action) -> list[Compute]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from edits.aim import Aim, through, with_operands
 from edits.programs import Edit
-from zsim.layout import Layout
-from zsim.operation import Action, Compute, Operand, Operation, View
-from zsim.schedule import Program, Schedule
+from zsim.schedule.layout import Layout
+from zsim.schedule.operation import Action, Compute, Operand, Operation, View
+from zsim.schedule.schedule import Program, Schedule
 
 Windows = tuple[tuple[int, int], ...]
 """Start and end of each, in the whole tensor."""

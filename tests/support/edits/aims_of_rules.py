@@ -16,9 +16,9 @@ from edits.aim import (
 )
 from edits.aims_of_updates import updates
 from edits.programs import Edit
-from zsim.operation import Compute, Operation, Role, SetScalar
-from zsim.rule import Adam, Optimizer, Rate
-from zsim.schedule import Scalar, Schedule
+from zsim.schedule.operation import Compute, Operation, Role, SetScalar
+from zsim.schedule.schedule import Scalar, Schedule
+from zsim.strategy.optimizer_rule import Adam, Optimizer, Rate
 
 OTHER = Scalar(name="other", initial=0.0, given=True)
 

@@ -21,9 +21,9 @@ from edits.aim import (
     with_operands,
 )
 from edits.programs import Edit, cleaned, moved
-from zsim.access import accesses
 from zsim.dtype import DType
-from zsim.operation import (
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllReduce,
     Branch,
@@ -35,8 +35,8 @@ from zsim.operation import (
     SetScalar,
     walk,
 )
-from zsim.rule import ClipNorm
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import ClipNorm
 
 
 def action(chosen: Action, change: Callable[[Compute], tuple[Operation, ...]], text: str) -> Aim:

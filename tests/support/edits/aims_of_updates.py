@@ -26,7 +26,7 @@ from edits.programs import Edit, rewritten
 from edits.shape import in_format, resized
 from edits.state import other_kind
 from zsim.dtype import DType
-from zsim.operation import (
+from zsim.schedule.operation import (
     Action,
     AllGather,
     Compute,
@@ -36,8 +36,8 @@ from zsim.operation import (
     Role,
     SetScalar,
 )
-from zsim.rule import SGD, Adam
-from zsim.schedule import Kind, Schedule
+from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.optimizer_rule import SGD, Adam
 
 
 def updates(schedule: Schedule) -> list[Compute]:

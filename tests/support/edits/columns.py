@@ -8,15 +8,15 @@ from emulated_strategies import strategy as emulating
 from fitting import fitting
 
 from edits.court import Court
-from zsim.architecture import GPT, Llama, LoRA
-from zsim.gpt import gpt
-from zsim.model import Model
-from zsim.pipeline import in_blocks
-from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
-from zsim.runtime.nanotron import Nanotron, TensorMode
+from zsim.model.architecture import GPT, Llama, LoRA
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
+from zsim.model.pipeline_stages import in_blocks
+from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.strategy.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"

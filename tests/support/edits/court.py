@@ -18,13 +18,20 @@ from mutants.races import Graph
 from mutants.verdict import timings
 
 from edits.widths import Formats, formats_of, poorer_than
-from zsim.backend import Job, RefusedError, RunFailedError
-from zsim.issue import NO_OVERFLOW, taken
-from zsim.model import Model
-from zsim.operation import Compute, Fill, SetScalar
-from zsim.schedule import Program, Schedule
-from zsim.strategy import Precision, Strategy
-from zsim_des.values import Planted, Trained, plantable, train, train_by_schedule, unseen
+from zsim.backend.backend import Job, RefusedError, RunFailedError
+from zsim.model.model import Model
+from zsim.schedule.issue_order import NO_OVERFLOW, taken
+from zsim.schedule.operation import Compute, Fill, SetScalar
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.strategy import Precision, Strategy
+from zsim_des.values import (
+    Planted,
+    Trained,
+    plantable,
+    train,
+    train_by_schedule,
+    unseen,
+)
 from zsim_des.values.carrier import set_scalar
 from zsim_des.values.plain import count, scalars
 from zsim_des.watch import Durations

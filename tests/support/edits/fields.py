@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from edits.programs import one_of
-from zsim.operation import Action, Compute, Operation, walk
-from zsim.schedule import Schedule
+from zsim.schedule.operation import Action, Compute, Operation, walk
+from zsim.schedule.schedule import Schedule
 
 Path = tuple[str | int, ...]
 Pool = dict[tuple[str, str], list[object]]

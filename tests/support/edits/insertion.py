@@ -8,7 +8,7 @@ import numpy as np
 
 from edits.fields import edited, pool_of
 from edits.programs import Edit, added, alive, dropped, moved, one_of, replaced, with_program
-from zsim.operation import (
+from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
@@ -25,7 +25,7 @@ from zsim.operation import (
     View,
     walk,
 )
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 
 TWICE = (Compute, Copy, AllReduce, ReduceScatter, AllGather, Broadcast, SetScalar)
 VALUES = (0.0, 1.0, -1.0, 2.0, 0.5)

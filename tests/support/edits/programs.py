@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zsim.access import accesses
-from zsim.mesh import Span
-from zsim.operation import Branch, Operation, Previous, View, walk
-from zsim.schedule import Buffer, Program, RankRole, Schedule
+from zsim.schedule.access import accesses
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import Branch, Operation, Previous, View, walk
+from zsim.schedule.schedule import Buffer, Program, RankRole, Schedule
 
 T = TypeVar("T")
 Change = Callable[[Operation], Iterable[Operation]]

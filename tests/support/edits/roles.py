@@ -9,9 +9,9 @@ from edits.fields import edited, pool_of
 from edits.insertion import drop, insert_copy, insert_write, move, of_step, repeat
 from edits.programs import Edit, added, apart, one_of, places, replaced, rewritten
 from edits.shape import coverage, operands
-from zsim.access import accesses
-from zsim.operation import AllReduce, Copy, Operation, ReduceScatter, Reduction, View
-from zsim.schedule import Program, Schedule
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import AllReduce, Copy, Operation, ReduceScatter, Reduction, View
+from zsim.schedule.schedule import Program, Schedule
 
 Draw = Callable[[Schedule, np.random.Generator], Edit]
 

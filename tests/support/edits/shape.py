@@ -10,8 +10,8 @@ from edits.fields import put, slots
 from edits.insertion import of_step
 from edits.programs import Edit, everywhere, one_of, replaced, rewritten, with_program
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.operation import (
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
@@ -24,7 +24,7 @@ from zsim.operation import (
     Together,
     View,
 )
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 
 
 def with_layout(schedule: Schedule, layout: Layout) -> Schedule:

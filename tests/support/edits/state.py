@@ -18,9 +18,9 @@ from edits.programs import (
     rewritten,
     with_program,
 )
-from zsim.operation import Action, Compute, Fill, Operation, Role, SetScalar, walk
-from zsim.rule import SGD, Adam, Rule
-from zsim.schedule import Program, Schedule
+from zsim.schedule.operation import Action, Compute, Fill, Operation, Role, SetScalar, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import SGD, Adam, Rule
 
 
 def set_up(schedule: Schedule, rng: np.random.Generator) -> Edit:

@@ -24,7 +24,7 @@ from edits.aims_of_rules import RULES
 from edits.aims_of_scaling import SCALING
 from edits.aims_of_updates import UPDATES
 from edits.columns import Case, cases, strategies
-from zsim.check import check
+from zsim.proof import check
 
 AIMED = {**UPDATES, **RULES, **GRADIENTS, **SCALING, **REGIONS, **RANDOM, **FROZEN}
 """Named kinds of edits."""

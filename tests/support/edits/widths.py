@@ -19,10 +19,11 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.access import accesses
-from zsim.backend import Job
+from zsim.backend.backend import Job
+from zsim.backend.values import Seat
 from zsim.dtype import DType
-from zsim.operation import (
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
@@ -37,8 +38,7 @@ from zsim.operation import (
     Send,
     View,
 )
-from zsim.strategy import Precision
-from zsim.values import Seat
+from zsim.strategy.strategy import Precision
 from zsim_des.values import Carrier, Modular, carry
 from zsim_des.values.modular import shared
 from zsim_des.values.noted_memory import NotedMemory

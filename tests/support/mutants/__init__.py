@@ -1,6 +1,6 @@
 """Mutations of schedules that are right, one operator for each class of faults.
 
-They know nothing of `zsim.check`: whether a mutant is wrong is decided by running it (`verdict`).
+They know nothing of `zsim.proof`: whether a mutant is wrong is decided by running it (`verdict`).
 """
 
 from mutants.collective import CHANGE_GROUP, CHANGE_REDUCTION, CHANGE_SIZE

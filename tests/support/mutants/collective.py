@@ -8,7 +8,7 @@ from typing import Any
 from mutation import changed
 
 from mutants.mutant import Mutant, Operator, around, on_streams
-from zsim.operation import (
+from zsim.schedule.operation import (
     AllGather,
     AllReduce,
     Broadcast,
@@ -20,7 +20,7 @@ from zsim.operation import (
     Send,
     View,
 )
-from zsim.schedule import Schedule
+from zsim.schedule.schedule import Schedule
 
 
 def groups(schedule: Schedule) -> Iterator[Mutant]:

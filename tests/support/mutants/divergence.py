@@ -6,8 +6,8 @@ from functools import partial
 from mutation import changed, edited, without
 
 from mutants.mutant import Mutant, Operator, apart, in_step, named, one_rank_apart
-from zsim.operation import Branch, Operation, walk
-from zsim.schedule import Schedule
+from zsim.schedule.operation import Branch, Operation, walk
+from zsim.schedule.schedule import Schedule
 
 
 def sites(schedule: Schedule) -> Iterator[Mutant]:

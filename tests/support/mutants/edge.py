@@ -7,8 +7,8 @@ from typing import Any
 from mutation import changed
 
 from mutants.mutant import Mutant, Operator, in_step, named
-from zsim.operation import Branch, Edge, Free, StreamOperation
-from zsim.schedule import Schedule
+from zsim.schedule.operation import Branch, Edge, Free, StreamOperation
+from zsim.schedule.schedule import Schedule
 
 
 def sites(schedule: Schedule) -> Iterator[Mutant]:

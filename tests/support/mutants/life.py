@@ -9,17 +9,9 @@ from typing import Any
 from mutation import edited, moved, without
 
 from mutants.mutant import Mutant, Operator, in_step, only_program
-from zsim.access import accesses
-from zsim.operation import (
-    Allocate,
-    Compute,
-    Free,
-    Operand,
-    Operation,
-    Together,
-    View,
-)
-from zsim.schedule import Buffer, Program, Schedule
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import Allocate, Compute, Free, Operand, Operation, Together, View
+from zsim.schedule.schedule import Buffer, Program, Schedule
 
 ALIASES_MAX = 60
 """Pairs of buffers that are put into one, of those that could be."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from zsim.access import accesses
-from zsim.mesh import Span
-from zsim.operation import Operation, Previous, StreamOperation, walk
-from zsim.schedule import Program, RankRole, Schedule
+from zsim.schedule.access import accesses
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import Operation, Previous, StreamOperation, walk
+from zsim.schedule.schedule import Program, RankRole, Schedule
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import partial
 from mutation import changed, edited, without
 
 from mutants.mutant import Mutant, Operator, around, in_step, named, on_streams
-from zsim.access import accesses
-from zsim.operation import (
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
     Action,
     AllGather,
     AllReduce,
@@ -20,7 +20,7 @@ from zsim.operation import (
     Role,
     StreamOperation,
 )
-from zsim.schedule import Schedule
+from zsim.schedule.schedule import Schedule
 
 
 def buckets(schedule: Schedule) -> Iterator[Mutant]:

@@ -6,9 +6,9 @@ from functools import partial
 from mutation import edited
 
 from mutants.mutant import Mutant, Operator, apart, in_step, on_streams, one_rank_apart
-from zsim.collective.volume import communications
-from zsim.operation import AllGather, Allocate, Operation, StreamOperation
-from zsim.schedule import Schedule
+from zsim.network.volume import communications
+from zsim.schedule.operation import AllGather, Allocate, Operation, StreamOperation
+from zsim.schedule.schedule import Schedule
 
 REACH = 3
 """A collective changes places with one of the next so many of its group."""

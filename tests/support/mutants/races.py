@@ -9,11 +9,11 @@ what one run computes is what every run computes.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim.access import accesses
-from zsim.collective.volume import communications
-from zsim.issue import SETUP, taken
-from zsim.mesh import Coordinates
-from zsim.operation import (
+from zsim.network.volume import communications
+from zsim.schedule.access import accesses
+from zsim.schedule.issue_order import SETUP, taken
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import (
     Allocate,
     Branch,
     Communication,
@@ -27,7 +27,7 @@ from zsim.operation import (
     Send,
     SetScalar,
 )
-from zsim.schedule import Program, Schedule
+from zsim.schedule.schedule import Program, Schedule
 from zsim_des.values import Modular
 from zsim_des.values.field import Numbers
 from zsim_des.values.memory import Block, BlockMemory

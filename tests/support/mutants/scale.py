@@ -6,8 +6,8 @@ from functools import partial
 from mutation import changed, without
 
 from mutants.mutant import Mutant, Operator, around, in_step
-from zsim.operation import Action, Compute, Copy, Fill, SetScalar
-from zsim.schedule import Schedule
+from zsim.schedule.operation import Action, Compute, Copy, Fill, SetScalar
+from zsim.schedule.schedule import Schedule
 
 
 def sites(schedule: Schedule) -> Iterator[Mutant]:

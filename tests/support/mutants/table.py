@@ -10,14 +10,14 @@ from emulated_strategies import strategy as emulating
 
 from mutants import OPERATORS, Mutant, Operator
 from mutants.verdict import EFFECTIVE, Court, Kind
-from zsim.architecture import GPT
-from zsim.check import Finding, check
-from zsim.gpt import gpt
-from zsim.model import Model
-from zsim.rule import SGD
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
+from zsim.proof import Finding, check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 

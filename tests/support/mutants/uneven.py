@@ -7,9 +7,9 @@ from functools import partial
 from mutation import changed, without
 
 from mutants.mutant import Mutant, Operator, on_streams
-from zsim.layout import Layout
-from zsim.operation import Action, Compute, Fill, View
-from zsim.schedule import Schedule
+from zsim.schedule.layout import Layout
+from zsim.schedule.operation import Action, Compute, Fill, View
+from zsim.schedule.schedule import Schedule
 
 
 def sites(schedule: Schedule) -> Iterator[Mutant]:

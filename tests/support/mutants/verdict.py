@@ -8,12 +8,12 @@ from exact_training import STEPS, cluster, trained
 
 from mutants.mutant import Mutant
 from mutants.races import Graph, Name, Race
-from zsim.allocator import book, peak_bytes, pools
-from zsim.backend import Job, RefusedError
-from zsim.issue import NO_OVERFLOW
-from zsim.model import Model
-from zsim.schedule import Schedule
-from zsim.strategy import Precision, Strategy
+from zsim.backend.backend import Job, RefusedError
+from zsim.memory import book, peak_bytes, pools
+from zsim.model.model import Model
+from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_des.values import plantable, train, unseen
 from zsim_des.watch import Durations
 

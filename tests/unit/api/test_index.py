@@ -42,7 +42,7 @@ def test_every_name_of_the_index_can_be_imported(name: str) -> None:
 
 
 def test_no_name_of_the_index_is_that_of_a_module() -> None:
-    """An import of `zsim.check`, say, would put the module in place of a function `check`."""
+    """An import of `zsim.proof`, say, would put the module in place of a function `check`."""
     modules = {module.name for module in pkgutil.iter_modules(zsim.__path__)}
     assert modules
     assert modules.isdisjoint(zsim.__all__)

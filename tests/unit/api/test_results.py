@@ -13,10 +13,10 @@ from notebook import shown_as
 
 import zsim
 from zsim.api.running import RefutedError
-from zsim.backend import Job, NoWayError
-from zsim.document import decode_trace
-from zsim.shell.cli import answer
-from zsim.shell.written import UnwrittenError
+from zsim.backend.backend import Job, NoWayError
+from zsim.backend.document import decode_trace
+from zsim.cli.main import answer
+from zsim.files.written import UnwrittenError
 
 STUDY: dict[str, Any] = {
     "question": "Which stage?",
@@ -186,12 +186,12 @@ def test_the_largest_model_is_that_of_the_command_line(
 
 
 def test_a_proof_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    proof = zsim.prove("tiny")
+    proof = zsim.check("tiny")
     assert proof.is_right
     assert as_json(proof.to_dict()) == asked(capsys, "check", "tiny")
     run = zsim.run("tiny", {"zero.stage": 1})
-    assert {each.invariant for each in zsim.prove("tiny", against=run).findings} == {"refinement"}
-    assert zsim.prove("tiny", {"zero.stage": 1}, against=run).is_right
+    assert {each.invariant for each in zsim.check("tiny", against=run).findings} == {"refinement"}
+    assert zsim.check("tiny", {"zero.stage": 1}, against=run).is_right
 
 
 def test_a_study_is_that_of_the_command_line(
@@ -234,7 +234,7 @@ def test_a_schedule_made_by_hand_is_run_as_a_job() -> None:
     made = zsim.make_schedule(loaded.model, loaded.job.schedule.contract.strategy)
     job = Job(schedule=made, model=loaded.model, cluster=loaded.cluster, steps=2)
     assert zsim.run(job).step_time_s == zsim.run(loaded).step_time_s
-    assert zsim.prove(made, model=loaded.model).is_right
+    assert zsim.check(made, model=loaded.model).is_right
     with pytest.raises(zsim.MistakeError, match=r"^changes: are for scenarios"):
         zsim.run(job, {"zero.stage": 1})
 
@@ -260,7 +260,7 @@ def test_ranks_without_a_way_to_each_other_raise() -> None:
 
 def test_a_notebook_shows_what_every_result_says() -> None:
     run = zsim.run("tiny", {"title": "<x>"})
-    for result in (run, zsim.compare(run, "tiny"), zsim.prove("tiny"), zsim.sweep(STUDY)):
+    for result in (run, zsim.compare(run, "tiny"), zsim.check("tiny"), zsim.sweep(STUDY)):
         shown = shown_as(result, "html")
         assert shown.startswith("<div><b>")
         assert "<x>" not in shown

@@ -12,9 +12,9 @@ from notebook import shown_as
 import zsim
 import zsim_scenarios
 from zsim.api.scenario import as_setting
-from zsim.setting import apply
-from zsim.shell.cli import answer
-from zsim.strategy import Precision
+from zsim.cli.main import answer
+from zsim.scenario.toml import apply
+from zsim.strategy.strategy import Precision
 
 TINY = zsim_scenarios.text("tiny")
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend import Job
-from zsim.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
+from zsim.backend.backend import Job
 from zsim.calibration.constants import START
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.collective.activity import Algorithm, Collective, Shape
-from zsim.collective.demand import Decision
-from zsim.collective.tuner import Bandwidths, choose
+from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.dtype import DType
-from zsim.schedule import Schedule
+from zsim.network.algorithm.activity import Algorithm, Collective, Shape
+from zsim.network.link_load import Decision
+from zsim.network.tuner import Bandwidths, choose
+from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
+from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
 
 GB = 10**9

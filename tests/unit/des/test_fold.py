@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wired_graph import NONE, NoWayLeftError, WiredGraph, hop_name, link_bytes, ring_edges
 
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.mesh import Mesh, Span
-from zsim.schedule import Schedule
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.mesh import Mesh, Span
+from zsim.schedule.schedule import Schedule
 from zsim_des.fold import fold
 from zsim_des.links import Links, Loads
 from zsim_des.trouble import Trouble

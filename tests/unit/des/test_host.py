@@ -5,16 +5,22 @@ from dataclasses import replace
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.cost.launch import NAMES, LaunchCosts, LaunchError, launch_costs, seconds_of
+from zsim.analysis.summary import summary
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.profile.host_launch import (
+    NAMES,
+    LaunchCosts,
+    LaunchError,
+    launch_costs,
+    seconds_of,
+)
 from zsim.dtype import DType
-from zsim.kernel import Kernel, KernelKind
-from zsim.operation import Action, FreeMode, Operation, Role
-from zsim.schedule import Schedule
-from zsim.summary import summary
-from zsim.trace import RankTrace, Trace
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.operation import Action, FreeMode, Operation, Role
+from zsim.schedule.schedule import Schedule
+from zsim.trace.trace import RankTrace, Trace
 from zsim_des import SimBackend
 from zsim_des.instruction import Enqueue
 

@@ -5,15 +5,15 @@ from typing import cast
 import pytest
 
 import zsim_scenarios
-from zsim.backend import Job
-from zsim.outline import model_of
+from zsim.analysis.summary import step_of, summary
+from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
-from zsim.setting import parse
-from zsim.shell.sweep.source import reader
-from zsim.shell.sweep.worker import simulated
+from zsim.scenario.outline import model_of
+from zsim.scenario.toml import parse
 from zsim.study.outcome import Status
 from zsim.study.proved import Proved
-from zsim.summary import step_of, summary
+from zsim.workers.source import reader
+from zsim.workers.worker import simulated
 from zsim_des import SimBackend
 
 CASES = {

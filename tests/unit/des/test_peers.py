@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend import Job
-from zsim.builder import COMMUNICATION, ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.collective.activity import Algorithm
-from zsim.collective.demand import Decision
-from zsim.schedule import Schedule
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.network.algorithm.activity import Algorithm
+from zsim.network.link_load import Decision
+from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
+from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
 
 LAYERS, LAYER_BYTES, GPUS_PER_NODE = 96, 3_623_878_656, 16

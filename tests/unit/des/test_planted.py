@@ -7,15 +7,22 @@ import pytest
 from exact_training import STEPS, cluster
 from mutation import changed, edited, without
 
-from zsim.architecture import GPT
-from zsim.backend import Job
-from zsim.gpt import gpt
-from zsim.model import Model
-from zsim.operation import Action, Compute, Fill, Role, SetScalar
+from zsim.backend.backend import Job
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import LossScale, Precision, Strategy
-from zsim_des.values import Planted, Result, plantable, train, train_by_schedule, unseen
+from zsim.schedule.operation import Action, Compute, Fill, Role, SetScalar
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim_des.values import (
+    Planted,
+    Result,
+    plantable,
+    train,
+    train_by_schedule,
+    unseen,
+)
 from zsim_des.values.field import NOT_FINITE, product, reduced, times
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)

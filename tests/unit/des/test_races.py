@@ -4,11 +4,11 @@ import pytest
 from mutants.races import Graph, StuckError
 from mutation import split
 
-from zsim.builder import ScheduleBuilder
-from zsim.issue import NO_OVERFLOW
-from zsim.mesh import Span
-from zsim.operation import FreeMode
-from zsim.schedule import Schedule
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import FreeMode
+from zsim.schedule.schedule import Schedule
 
 
 def pairs(schedule: Schedule) -> set[tuple[str, str]]:

@@ -6,14 +6,14 @@ from fractions import Fraction
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend import Job, RefusedError, RunFailedError
-from zsim.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.cost.launch import LaunchCosts
-from zsim.mesh import Span
-from zsim.operation import Action, FreeMode, Previous, Role
-from zsim.schedule import Schedule
-from zsim.trace import Trace
+from zsim.backend.backend import Job, RefusedError, RunFailedError
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.profile.host_launch import LaunchCosts
+from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import Action, FreeMode, Previous, Role
+from zsim.schedule.schedule import Schedule
+from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
 # One byte per picosecond of memory, one per 10 ps on a GPU's link, one per 100 ps on a NIC.

@@ -7,10 +7,9 @@ from fractions import Fraction
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend import Job, NoWayError, RefusedError
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
-from zsim.fault import (
+from zsim.backend.backend import Job, NoWayError, RefusedError
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
+from zsim.cluster.fault import (
     DeadEdge,
     DeadNic,
     DeadSwitchLink,
@@ -25,6 +24,7 @@ from zsim.fault import (
     SlowUplinks,
     Window,
 )
+from zsim.schedule.builder import ScheduleBuilder
 from zsim_des import SimBackend
 
 # One byte per picosecond of memory, one per 10 ps on a GPU's link, one per 100 ps on a NIC.

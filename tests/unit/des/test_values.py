@@ -7,10 +7,10 @@ import pytest
 from drawn_clusters import NO_MODEL
 from exact_training import cluster
 
-from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
-from zsim.operation import FreeMode
-from zsim.schedule import Schedule
+from zsim.backend.backend import Job
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.operation import FreeMode
+from zsim.schedule.schedule import Schedule
 from zsim_des import SimBackend
 from zsim_des.values import Carrier, Modular
 from zsim_des.values.field import PRIME, Numbers, inverse, number, product, reduced

@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 from drawn_clusters import NO_MODEL
 
-from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
-from zsim.schedule import Place, Pool
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.schedule import Place, Pool
 from zsim_des import SimBackend
 
 NODE = Cluster(

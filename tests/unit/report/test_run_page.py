@@ -8,18 +8,18 @@ from typing import cast
 
 import pytest
 
-from zsim.backend import Job
+from zsim.analysis.summary import summary
+from zsim.backend.backend import Job
+from zsim.cli.main import answer
+from zsim.files.page import render
+from zsim.files.source import Changes, read
 from zsim.report.memory import MOST_POINTS, memory
 from zsim.report.network import network
 from zsim.report.page import Cell, Figure, Page, Section, Table
 from zsim.report.run import run_page
 from zsim.report.split import split
 from zsim.report.streams import streams
-from zsim.shell.cli import answer
-from zsim.shell.page import render
-from zsim.shell.source import Changes, read
-from zsim.summary import summary
-from zsim.trace import Trace
+from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
 

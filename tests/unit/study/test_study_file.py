@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from zsim.scenario import from_tables
-from zsim.shell.sweep.source import reader
+from zsim.scenario.tables import from_tables
 from zsim.study.axis import axes_of, changed, combinations
 from zsim.study.file import StudyError, parse
 from zsim.study.plan import StudyPlan, planned
 from zsim.study.where import condition
+from zsim.workers.source import reader
 
 BASE = """
 [base]

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from zsim.analysis.summary import Rates, Summary
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.goal import goal_of, ranked
 from zsim.study.outcome import Outcome, Status, decoded, encoded
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import Row
 from zsim.study.trust import said_once
-from zsim.summary import Rates, Summary
 
 SUMMARY = Summary(
     step_time_s=1.0,

@@ -16,10 +16,10 @@ from exact_training import cluster
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zsim.backend import Job
-from zsim.rule import SGD
+from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
 from zsim_des.values import Carrier, carry
 from zsim_torch.absent import AbsentParameterError
 from zsim_torch.autograd import UnitRunError

@@ -4,15 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from zsim.architecture import GPT, Attention, Positions
-from zsim.backend import Job
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.equal_units import equal_units
-from zsim.gpt import gpt
-from zsim.model import Model
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.model.architecture import GPT, Attention, Positions
+from zsim.model.equal_units import equal_units
+from zsim.model.gpt import gpt
+from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.strategy.strategy import Strategy
 from zsim_torch.admission import refusal
 from zsim_torch.machine import (
     SLOW_FLOPS_PER_S,

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from torch import nn
 
-from zsim.builder import RoleBuilder, ScheduleBuilder
-from zsim.mesh import Span
-from zsim.schedule import Schedule
+from zsim.schedule.builder import RoleBuilder, ScheduleBuilder
+from zsim.schedule.mesh import Span
+from zsim.schedule.schedule import Schedule
 from zsim_torch.agreement import Issued, difference
 from zsim_torch.failure import Cause, RankFailedError
 from zsim_torch.ranks import RankPool

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from zsim.architecture import GPT, Architecture, Attention, Llama, Positions
-from zsim.backend import Backend, Job, RefusedError, load
-from zsim.builder import ScheduleBuilder
-from zsim.cluster import Cluster, Gpu, Link
-from zsim.equal_units import equal_units
-from zsim.execution import Execution, Float8
-from zsim.rule import Adam
+from zsim.backend.backend import Backend, Job, RefusedError, load
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.model.architecture import GPT, Architecture, Attention, Llama, Positions
+from zsim.model.equal_units import equal_units
+from zsim.model.transformer import transformer
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.trace import Trace
-from zsim.transformer import transformer
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.strategy.execution import Execution, Float8
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend
 from zsim_torch.text import Batch, TextError, read_text
 from zsim_torch.transformer import transformer as plain_transformer

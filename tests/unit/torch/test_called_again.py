@@ -7,13 +7,13 @@ import torch
 from tiny_training import BOUND, Case, Tiny, distance, give, optimizer_of, values
 from torch import distributed
 
-from zsim.architecture import GPT
-from zsim.check import check
-from zsim.model import Model
-from zsim.rule import Adam
+from zsim.model.architecture import GPT
+from zsim.model.model import Model
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim_torch.describe import describe
 from zsim_torch.model_from import model_from
 from zsim_torch.ranks import run_ranks

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
 from tiny_training import Case, all_by_schedule
 
-from zsim.allocator import book
-from zsim.strategy import Precision
+from zsim.memory import book
+from zsim.strategy.strategy import Precision
 from zsim_torch.ranks import RankPool
 from zsim_torch.train import state_peak
 

@@ -7,9 +7,9 @@ import pytest
 from emulated_strategies import EMULATED, strategy
 from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, distance
 
-from zsim.check import refinement
-from zsim.strategy import Checkpointing, Precision
-from zsim.trace import Trace
+from zsim.proof import against_trace as refinement
+from zsim.strategy.strategy import Checkpointing, Precision
+from zsim.trace.trace import Trace
 from zsim_torch.ranks import RankPool
 
 ONE = (1, Checkpointing.FULL)

@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from zsim.dtype import DType
-from zsim.rule import SGD
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import LossScale, Precision, Strategy
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import LossScale, Precision, Strategy
 from zsim_torch.describe import describe
 from zsim_torch.ranks import run_ranks
 from zsim_torch.torch_dtype import TORCH_DTYPE

@@ -8,15 +8,15 @@ from fully_sharded import sharded
 from live_storages import LiveStorages
 from torch import nn
 
-from zsim.allocator import book
-from zsim.allocator.caching import CachingAllocator
-from zsim.allocator.service import Service
-from zsim.architecture import GPT
-from zsim.rule import Adam
-from zsim.runtime.fsdp2 import FSDP2
+from zsim.memory import book
+from zsim.memory.caching import CachingAllocator
+from zsim.memory.service import Service
+from zsim.model.architecture import GPT
+from zsim.model.transformer import transformer as described_transformer
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
-from zsim.transformer import transformer as described_transformer
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Strategy
 from zsim_torch.describe import describe
 from zsim_torch.ranks import RankPool
 from zsim_torch.transformer import transformer

@@ -8,14 +8,22 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from zsim.backend import RefusedError
-from zsim.builder import Named, ScheduleBuilder
-from zsim.check import check
+from zsim.backend.backend import RefusedError
 from zsim.dtype import DType
-from zsim.layout import Layout, Piece
-from zsim.mesh import Span
-from zsim.operation import Action, AllGather, FreeMode, Operation, Previous, ReduceScatter, Role
-from zsim.schedule import Kind, Schedule
+from zsim.proof import check
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.mesh import Span
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    FreeMode,
+    Operation,
+    Previous,
+    ReduceScatter,
+    Role,
+)
+from zsim.schedule.schedule import Kind, Schedule
 from zsim_torch.memory import MemoryFaultError
 from zsim_torch.ranks import RankPool, run_ranks
 from zsim_torch.train import Option, Trained, train

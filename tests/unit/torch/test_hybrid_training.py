@@ -3,8 +3,8 @@
 import pytest
 from tiny_training import BOUND, Case, all_by_schedule, by_plain_loop, distance
 
-from zsim.rule import Adam
-from zsim.strategy import Precision, Strategy
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Precision, Strategy
 from zsim_torch.ranks import RankPool
 
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5)

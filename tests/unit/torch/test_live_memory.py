@@ -4,10 +4,10 @@ import pytest
 import torch
 from tiny_training import Case, Result, all_by_schedule, by_schedule
 
-from zsim.allocator import book
-from zsim.rule import SGD, Adam
-from zsim.schedule import Kind
-from zsim.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim.memory import book
+from zsim.schedule.schedule import Kind
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
 from zsim_torch.memory import Memory, Remains
 from zsim_torch.ranks import RankPool
 from zsim_torch.train import state_peak

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zsim.architecture import GPT, Architecture, Attention, Llama
-from zsim.check import check
-from zsim.kernel import Kernel, KernelKind
-from zsim.model import BATCH, Model
+from zsim.model.architecture import GPT, Architecture, Attention, Llama
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.model import BATCH, Model
+from zsim.model.transformer import transformer
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Precision, Strategy
-from zsim.transformer import transformer
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim_torch import model_from
 from zsim_torch.describe import BatchSize
 from zsim_torch.transformer import transformer as plain_transformer

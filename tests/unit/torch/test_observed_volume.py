@@ -4,9 +4,9 @@ from functools import cache
 import pytest
 from tiny_training import Case, Result, all_by_schedule
 
-from zsim.rule import Adam
-from zsim.schedule import WireBytes
-from zsim.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
 from zsim_torch.ranks import RankPool
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.rule import SGD, Adam, ClipNorm, rate_of
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm, rate_of
 from zsim_torch.optimizer import Updated, clip, is_finite, sum_of_squares, unscale, update
 
 SIZE = 7

@@ -9,15 +9,15 @@ import pytest
 from torch import nn
 
 import zsim_topologies
-from zsim.architecture import GPT
-from zsim.backend import Job
-from zsim.builder import Named, ScheduleBuilder
-from zsim.gpt import gpt
-from zsim.layout import Layout, Piece
-from zsim.operation import AllGather, Compute, Operation
+from zsim.backend.backend import Job
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Kind, Schedule
-from zsim.strategy import LossScale, Precision, Strategy
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import AllGather, Compute, Operation
+from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.strategy import LossScale, Precision, Strategy
 from zsim_torch import RankPool, TorchBackend
 from zsim_torch.failure import RankFailedError
 from zsim_torch.poison import PoisonError

@@ -25,7 +25,7 @@ from rank_jobs import (
     sum_of_ranks,
 )
 
-from zsim.backend import RunFailedError
+from zsim.backend.backend import RunFailedError
 from zsim_torch.failure import Cause, RankFailedError
 from zsim_torch.process_group import DeviceChoice
 from zsim_torch.ranks import RankPool, run_ranks

@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import distributed
 
-from zsim.witness import Region, Witness
+from zsim.trace.witness import Region, Witness
 from zsim_torch.ranks import run_ranks
 from zsim_torch.recorder import Recorder
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from reduced_by_hand import Plan, Reduced, all_by_slices, in_one_process
 
-from zsim.allocator import book
-from zsim.check import check
 from zsim.dtype import DType
+from zsim.memory import book
+from zsim.proof import check
 from zsim_torch.ranks import RankPool
 from zsim_torch.train import state_peak
 

@@ -4,13 +4,13 @@ import pytest
 from exact_training import cluster
 from torch import nn
 
-from zsim.backend import Job, RefusedError
-from zsim.builder import Named, ScheduleBuilder
-from zsim.equal_units import equal_units
-from zsim.layout import Layout, Piece
-from zsim.operation import Action, Reduction, Role
-from zsim.rule import SGD
-from zsim.schedule import Kind, Place, Pool, Schedule
+from zsim.backend.backend import Job, RefusedError
+from zsim.model.equal_units import equal_units
+from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, Reduction, Role
+from zsim.schedule.schedule import Kind, Place, Pool, Schedule
+from zsim.strategy.optimizer_rule import SGD
 from zsim_torch.backend import TorchBackend
 from zsim_torch.process_group import DeviceChoice
 from zsim_torch.train import Option, Trained, train

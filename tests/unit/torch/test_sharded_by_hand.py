@@ -13,20 +13,19 @@ from sharded_net import Flow, by_plain_loop
 from torch import nn
 
 import zsim_topologies
-from zsim.allocator import book
-from zsim.architecture import GPT
-from zsim.backend import Backend, Job, load
-from zsim.builder import ScheduleBuilder
-from zsim.check import check
-from zsim.collective.volume import communications, is_scalar, ring_equivalent_bytes
-from zsim.cost.kernel_time import touched_bytes
+from zsim.backend.backend import Backend, Job, load
+from zsim.compute.roofline import touched_bytes
 from zsim.dtype import DType
-from zsim.gpt import gpt
-from zsim.issue import issued
-from zsim.layout import Layout, Piece
-from zsim.operation import Action, Copy, FreeMode, Role, StreamOperation
-from zsim.plan import COLLECTIVE
-from zsim.schedule import Schedule
+from zsim.memory import book
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.proof import check
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.issue_order import issued
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import Action, Copy, FreeMode, Role, StreamOperation
+from zsim.schedule.schedule import Schedule
 from zsim_torch.ranks import RankPool
 from zsim_torch.refusal import of_units
 from zsim_torch.train import state_peak

@@ -6,8 +6,8 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.operation import Previous
-from zsim.trace import Event
+from zsim.schedule.operation import Previous
+from zsim.trace.trace import Event
 from zsim_torch.streams import CpuStreams, Entry, Touch, Work
 
 STREAMS = ("compute", "communication", "copy")

@@ -16,12 +16,12 @@ import pytest
 from rank_jobs import strike, sum_of_ranks
 
 import zsim_topologies
-from zsim.architecture import GPT
-from zsim.backend import Job
-from zsim.gpt import gpt
-from zsim.operation import Operation, walk
+from zsim.backend.backend import Job
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Strategy
+from zsim.schedule.operation import Operation, walk
+from zsim.strategy.strategy import Strategy
 from zsim_torch.failure import Cause, RankFailedError
 from zsim_torch.ranks import RankPool
 from zsim_torch.whereabouts import Note, Whereabouts

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from zsim.backend import RefusedError
-from zsim.rule import SGD, Adam
+from zsim.backend.backend import RefusedError
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import LossScale, Precision, Strategy
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.strategy import LossScale, Precision, Strategy
 from zsim_torch.describe import describe
 from zsim_torch.train import Option, Trained, train
 

@@ -16,12 +16,12 @@ from tiny_training import (
     whole_grid,
 )
 
-from zsim.backend import RefusedError
-from zsim.learning_rate import LearningRates
-from zsim.operation import Copy, Operation
-from zsim.rule import LEARNING_RATE, SGD, Adam, ParameterGroup
-from zsim.schedule import Schedule
-from zsim.strategy import (
+from zsim.backend.backend import RefusedError
+from zsim.schedule.operation import Copy, Operation
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.learning_rate import LearningRates
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.strategy.strategy import (
     Checkpointing,
     FusedBuffers,
     Keep,

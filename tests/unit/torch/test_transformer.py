@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from zsim.architecture import GPT, Architecture, Llama, Positions
-from zsim.transformer import transformer as described
+from zsim.model.architecture import GPT, Architecture, Llama, Positions
+from zsim.model.transformer import transformer as described
 from zsim_torch.attention import attend, turned
 from zsim_torch.norm import RootMeanSquareNorm
 from zsim_torch.transformer import Decoder, initial_value, transformer

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from zsim.backend import RefusedError
-from zsim.kernel import KernelKind
-from zsim.rule import SGD
+from zsim.backend.backend import RefusedError
+from zsim.model.kernel import KernelKind
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.strategy.optimizer_rule import SGD
+from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
 from zsim_torch.autograd import UnitRunError
 from zsim_torch.describe import describe
 from zsim_torch.train import Option, Trained, train

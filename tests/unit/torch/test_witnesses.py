@@ -8,10 +8,10 @@ from planted_faults import traced
 from planting import FAULTS
 from witnessed_jobs import CALLS, RANKS, STRATEGIES, job
 
-from zsim.check import refinement
-from zsim.document import decode_trace, encode_trace
-from zsim.kineto import kineto
-from zsim.witness import Call, Witness
+from zsim.backend.document import decode_trace, encode_trace
+from zsim.proof import against_trace as refinement
+from zsim.trace.kineto import kineto
+from zsim.trace.witness import Call, Witness
 from zsim_torch.ranks import RankPool
 from zsim_torch.train import merged
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zsim.architecture import GPT, Architecture, Attention, Llama, Positions
-from zsim.model import Unit
-from zsim.strategy import Precision
-from zsim.transformer import transformer as described
+from zsim.model.architecture import GPT, Architecture, Attention, Llama, Positions
+from zsim.model.model import Unit
+from zsim.model.transformer import transformer as described
+from zsim.strategy.strategy import Precision
 from zsim_torch.autograd import backward, forward
 from zsim_torch.observer import Maker, Meter
 from zsim_torch.torch_dtype import TORCH_DTYPE

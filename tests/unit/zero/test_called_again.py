@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.architecture import GPT, ArchitectureError
-from zsim.check import check
-from zsim.gpt import gpt
-from zsim.model import Model, ModelError
-from zsim.operation import Action, AllGather, Compute, ReduceScatter, Role, walk
-from zsim.runtime.fsdp1 import FSDP1
-from zsim.runtime.fsdp2 import FSDP2
-from zsim.runtime.nanotron import Nanotron
+from zsim.model.architecture import GPT, ArchitectureError
+from zsim.model.gpt import gpt
+from zsim.model.model import Model, ModelError
+from zsim.proof import check
+from zsim.runtimes.fsdp1.options import FSDP1
+from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Schedule
-from zsim.strategy import Checkpointing, Strategy
+from zsim.schedule.operation import Action, AllGather, Compute, ReduceScatter, Role, walk
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Checkpointing, Strategy
 
 SHAPE = GPT(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5)
 SHARED = replace(SHAPE, hidden_groups=2)

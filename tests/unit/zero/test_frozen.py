@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.architecture import GPT, ArchitectureError, LoRA
-from zsim.check import check
-from zsim.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
-from zsim.plan import plan
-from zsim.runtime.deepspeed import DeepSpeed
-from zsim.runtime.fsdp1 import FSDP1
-from zsim.runtime.fsdp2 import FSDP2
-from zsim.runtime.megatron import Megatron
-from zsim.runtime.nanotron import Nanotron
-from zsim.runtime.options import RuntimeOptions
+from zsim.analysis.plan import plan
+from zsim.model.architecture import GPT, ArchitectureError, LoRA
+from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
+from zsim.model.transformer import transformer
+from zsim.proof import check
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.fsdp1.options import FSDP1
+from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Kind, Schedule
-from zsim.strategy import Precision, Strategy
-from zsim.transformer import transformer
+from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.runtime_options import RuntimeOptions
+from zsim.strategy.strategy import Precision, Strategy
 
 RANKS = 4
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=4, sequence_length=8, vocab_size=32)

@@ -10,15 +10,15 @@ from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained
 from mutation import changed
 
-from zsim.check import check, prove
+from zsim.analysis.plan import plan
 from zsim.closed_form.states import persistent_bytes
-from zsim.model import Model, ModelError
-from zsim.operation import Action, Compute, Role
-from zsim.plan import plan
-from zsim.rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
+from zsim.model.model import Model, ModelError
+from zsim.proof import check, prove
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Kind, Scalar, Schedule, ScheduleError
-from zsim.strategy import Precision, Strategy, StrategyError
+from zsim.schedule.operation import Action, Compute, Role
+from zsim.schedule.schedule import Kind, Scalar, Schedule, ScheduleError
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
+from zsim.strategy.strategy import Precision, Strategy, StrategyError
 from zsim_des.values import train
 
 DECAY = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.125)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from zsim.architecture import GPT
-from zsim.gpt import gpt
-from zsim.operation import (
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import (
     Action,
     Allocate,
     Compute,
@@ -15,9 +16,8 @@ from zsim.operation import (
     Operation,
     ReduceScatter,
 )
-from zsim.runtimes.registry import make_schedule
-from zsim.schedule import Program
-from zsim.strategy import Strategy
+from zsim.schedule.schedule import Program
+from zsim.strategy.strategy import Strategy
 
 MODEL = gpt(
     GPT(layers=5, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=11),

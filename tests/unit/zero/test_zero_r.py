@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.allocator import book, peak_bytes, reserve
-from zsim.architecture import GPT, Attention
-from zsim.backend import Job
-from zsim.check import check
+from zsim.analysis.plan import plan
+from zsim.analysis.summary import summary
+from zsim.backend.backend import Job
 from zsim.closed_form import host_bytes
-from zsim.cluster import Cluster, Gpu, Host, Link, Rate
+from zsim.cluster.cluster import Cluster, Gpu, Host, Link, Rate
 from zsim.dtype import DType
-from zsim.gpt import gpt
-from zsim.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.operation import Action, Allocate, Compute, Free
-from zsim.plan import plan
+from zsim.memory import book, peak_bytes, reserve
+from zsim.model.architecture import GPT, Attention
+from zsim.model.gpt import gpt
+from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
+from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule import HostBytes, Kind, Program
-from zsim.strategy import Checkpointing, FusedBuffers, Precision, Strategy
-from zsim.summary import summary
-from zsim.trace import Trace
+from zsim.schedule.operation import Action, Allocate, Compute, Free
+from zsim.schedule.schedule import HostBytes, Kind, Program
+from zsim.strategy.strategy import Checkpointing, FusedBuffers, Precision, Strategy
+from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
 LAYERS = 4

@@ -1,13 +1,18 @@
 """DeepSpeed's ZeRO stages 1 to 3."""
 
-from zsim.closed_form import DataVolume, deepspeed3, deepspeed12
-from zsim.model import Model
-from zsim.runtime.deepspeed import DeepSpeed
+from zsim.closed_form import DataVolume
+from zsim.model.model import Model
+from zsim.runtimes.deepspeed import stage_1_2, stage_3
+from zsim.runtimes.deepspeed import (
+    stage_1_2_volume as deepspeed12,
+)
+from zsim.runtimes.deepspeed import (
+    stage_3_volume as deepspeed3,
+)
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import Runtime
-from zsim.schedule import Schedule
-from zsim.strategy import Strategy
-from zsim.zero.emulate import deepspeed3 as stage_3
-from zsim.zero.emulate import deepspeed12 as stage_1_2
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Strategy
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:

@@ -1,8 +1,8 @@
 """Megatron-LM's distributed optimizer."""
 
-from zsim.closed_form.megatron import VOLUME
-from zsim.runtime.megatron import Megatron
+from zsim.runtimes.megatron.options import Megatron
+from zsim.runtimes.megatron.schedule import schedule
+from zsim.runtimes.megatron.volume import VOLUME
 from zsim.runtimes.registry import Runtime
-from zsim.zero.emulate.megatron import schedule
 
 RUNTIME = Runtime(options=Megatron, schedule=schedule, volume=lambda _: VOLUME)

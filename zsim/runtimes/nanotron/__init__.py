@@ -1,12 +1,13 @@
 """nanotron, with and without a pipeline."""
 
-from zsim.closed_form.nanotron import VOLUME
-from zsim.model import Model
-from zsim.runtime.nanotron import Nanotron
+from zsim.model.model import Model
+from zsim.runtimes.nanotron import pipeline as nanotron_pipeline
+from zsim.runtimes.nanotron import schedule as nanotron
+from zsim.runtimes.nanotron.options import Nanotron
+from zsim.runtimes.nanotron.volume import VOLUME
 from zsim.runtimes.registry import Runtime
-from zsim.schedule import Schedule
-from zsim.strategy import Strategy
-from zsim.zero.emulate import nanotron, nanotron_pipeline
+from zsim.schedule.schedule import Schedule
+from zsim.strategy.strategy import Strategy
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:

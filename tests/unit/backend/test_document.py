@@ -1,0 +1,175 @@
+"""What one line says about a file that is no schedule: the path inside it, and what is allowed."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from zsim.backend.document import (
+    Document,
+    DocumentError,
+    decode,
+    decode_trace,
+    encode,
+    encode_trace,
+)
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.schedule import Contract, Kind, Schedule
+from zsim.strategy.strategy import LossScale, Strategy
+from zsim.trace.trace import (
+    BookEntry,
+    Event,
+    LinkUse,
+    OutOfMemory,
+    RankTrace,
+    Trace,
+    Transfer,
+)
+
+
+def schedule() -> Schedule:
+    build = ScheduleBuilder.of("sum", data=4)
+    data = build.group("data", "data")
+    x = build.buffer("x", 8, persistent=True)
+    build.setup.allocate(x)
+    build.setup.fill("x", x.all, 1.0)
+    build.step.all_reduce("sum", data, x.all)
+    build.step.copy("copy", x[:4], x[4:])
+    strategy = Strategy(stage=2, data=4, loss_scale=LossScale(initial=float("inf")))
+    return build.schedule(Contract(strategy=strategy))
+
+
+def plain() -> dict[str, Any]:
+    return cast("dict[str, Any]", json.loads(encode(Document(schedule=schedule()))))
+
+
+def refusal(data: object) -> str:
+    with pytest.raises(DocumentError) as caught:
+        decode(json.dumps(data))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_infinite_number_survives_in_plain_json() -> None:
+    text = encode(Document(schedule=schedule()))
+    assert "Infinity" not in text
+    assert decode(text).schedule == schedule()
+
+
+def test_a_wrong_value_is_named_with_its_path() -> None:
+    data = plain()
+    data["schedule"]["programs"][0]["step"][1]["source"]["size"] = "4"
+    assert refusal(data) == 'schedule.programs[0].step[1].source.size: "4" must be a whole number'
+
+
+def test_a_value_out_of_range_is_named_with_the_path_of_what_refuses_it() -> None:
+    data = plain()
+    data["schedule"]["programs"][0]["step"][1]["source"]["size"] = -3
+    assert refusal(data) == (
+        "schedule.programs[0].step[1].source: view of x: start 0 and size -3 must be >= 0"
+    )
+
+
+def test_an_operation_of_an_unknown_type_is_refused_with_those_known() -> None:
+    data = plain()
+    data["schedule"]["programs"][0]["step"][0]["type"] = "AllToAll"
+    assert refusal(data).startswith(
+        'schedule.programs[0].step[0].type: "AllToAll" must be one of Allocate, Free, Compute'
+    )
+    del data["schedule"]["programs"][0]["step"][0]["type"]
+    assert refusal(data).startswith("schedule.programs[0].step[0].type: missing; must be one of")
+
+
+def test_a_missing_key_and_an_unknown_one_are_named() -> None:
+    data = plain()
+    step = data["schedule"]["programs"][0]["step"]
+    step[0]["grop"] = step[0].pop("group")
+    assert refusal(data).startswith(
+        "schedule.programs[0].step[0].grop: unknown key; did you mean group? AllReduce has id"
+    )
+    del step[0]["grop"]
+    assert refusal(data) == "schedule.programs[0].step[0].group: missing"
+
+
+def test_a_schedule_that_is_not_well_formed_is_refused_with_the_operation() -> None:
+    data = plain()
+    data["schedule"]["programs"][0]["step"][1]["after"] = ["step/nothing"]
+    assert refusal(data) == "schedule: step/copy: after 'step/nothing', which is no operation"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"zsim": "trace"}, 'zsim: "trace" must be "job"'),
+        ({"version": 2}, "version: 2 must be 1"),
+        ({"version": True}, "version: true must be 1"),
+        ({"steps": 0}, "steps: 0 must be at least 1"),
+        ({"steps": 1.0}, "steps: 1.0 must be a whole number"),
+        ({"model": []}, "model: a list must be an object: Model"),
+        ({"schedule": None}, "schedule: null must be an object: Schedule"),
+    ],
+)
+def test_the_frame_of_a_document_is_judged_too(change: dict[str, object], why: str) -> None:
+    assert refusal({**plain(), **change}) == why
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON: Expecting value (line 1, column 1)"),
+        ("{", "not JSON: Expecting property name enclosed in double quotes (line 1, column 2)"),
+        ("[]", 'must be an object with "zsim": "job"'),
+        ("{}", 'zsim: missing; must be "job"'),
+        ('{"zsim": "job"}', "version: missing; must be 1"),
+        ('{"zsim": "job", "version": 1}', "schedule: missing"),
+        ('{"zsim": 1, "zsim": 2}', 'key "zsim" stands twice in one object'),
+        ("[" * 100_000, "not JSON: nested too deeply"),
+        ('{"zsim": ' + "9" * 5000 + "}", "not JSON: a number has too many digits"),
+    ],
+)
+def test_text_that_is_no_document_is_refused_in_one_line(text: str, why: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        decode(text)
+    assert str(caught.value) == why
+
+
+def test_a_gpu_that_computes_nothing_is_refused() -> None:
+    data = plain()
+    rate = {"dtype": "fp32", "peak": 1, "matmul": 0, "elementwise": 1}
+    gpu = {"name": "x", "memory_bytes": 1, "memory_bytes_per_s": 1, "rates": [rate]}
+    data["cluster"] = {"name": "x", "nodes": 1, "gpus_per_node": 1, "gpu": gpu}
+    assert refusal(data) == "cluster.gpu.rates[0]: rate of fp32: matmul must be more than 0"
+
+
+def test_a_trace_survives() -> None:
+    entry = BookEntry(
+        operation="a", step=0, pool="device", buffer="x", kind=Kind.SAVED, change_bytes=-8
+    )
+    transfer = Transfer(
+        operation="a", step=0, group="data", collective="AllGather", elements=3, bytes=12,
+        scalar=False,
+    )  # fmt: skip
+    rank = RankTrace(
+        rank=0,
+        role="all",
+        stands_for=4,
+        events=(Event(operation="a", step=-1, stream="compute", start_ps=0, end_ps=10**15),),
+        book=(entry,),
+        transfers=(transfer,),
+        losses=(1 / 3, float("inf")),
+    )
+    trace = Trace(
+        backend="sim",
+        schedule="sum",
+        seed=0,
+        steps=1,
+        ranks=(rank,),
+        step_end_ps=(10**15,),
+        links=(LinkUse(link="nic", count=8, bytes=2**60, capacity_bytes_per_s=10**11),),
+        out_of_memory=OutOfMemory(
+            rank=0, pool="device", operation="a", needed_bytes=9, capacity_bytes=8,
+            alive=(("x", 1),),
+        ),
+        observed=(("live", 0.1),),
+    )  # fmt: skip
+    assert decode_trace(encode_trace(trace)) == trace

@@ -1,0 +1,179 @@
+"""Figures of papers: they are read, predicted, and compared with what was published."""
+
+import tomllib
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import zsim_scenarios
+from zsim.calibration.paper import PaperError, Quantity, parse, shown
+from zsim.cli.main import answer
+from zsim.cli.validate_paper import verdict_object, verdicts_of
+from zsim.model.architecture import GPT, Attention
+from zsim.model.transformer import transformer
+from zsim.report.svg.paper import picture
+from zsim.scenario.tables import from_tables
+from zsim.strategy.strategy import Precision
+
+SMALL = """
+publication = "nobody, nowhere"
+[base.model]
+layers = 2
+hidden_size = 64
+attention_heads = 4
+sequence_length = 64
+vocab_size = 256
+[base.cluster]
+topology = "dgx2_infiniband"
+nodes = 1
+gpu_memory = "24 MB"
+[base.zero]
+stage = 1
+[base.train]
+micro_batch_size = 2
+gradient_accumulation_steps = 1
+precision = "fp16"
+[[figure]]
+name = "rates"
+quantity = "throughput"
+source = "made up"
+keys = ["model.hidden_size", "train.micro_batch_size"]
+otherwise = ["train.micro_batch_size=1"]
+rows = [
+    { label = "fits", published = 0.5, values = [64, 2] },
+    { label = "too large", published = 0.5, values = [64, 64], fitted = true },
+    { label = "cannot be", published = 0.5, values = [63, 2] },
+]
+[[figure]]
+name = "sizes"
+quantity = "largest"
+ordered = true
+source = "made up"
+keys = ["zero.stage"]
+rows = [
+    { label = "replicated", published = 1e6, values = [0] },
+    { label = "cut", published = 2e6, values = [2] },
+]
+[[figure]]
+name = "states"
+quantity = "states"
+source = "made up"
+set = ["model={ parameters = 2e6 }"]
+keys = ["zero.stage"]
+rows = [{ label = "replicated", published = 2.5e6, values = [0] }]
+"""
+
+
+def test_figures_are_predicted_beside_what_was_published() -> None:
+    rates, sizes, states = verdicts_of(parse(SMALL))
+    fits, too_large = rates.predicted
+    assert (fits.way, too_large.way) == (0, 1)  # the second fits with the smaller batch alone
+    assert fits.off == pytest.approx(fits.value / 0.5 - 1)
+    assert rates.all is not None
+    assert rates.judged is not None
+    assert (rates.all.rows, rates.judged.rows) == (2, 1)  # what was fitted does not judge
+    ((label, reason),) = rates.unmodelled
+    assert (label, "attention_heads" in reason) == ("cannot be", True)
+    assert sizes.order == sizes.published_order == ("replicated", "cut")
+    # 16 bytes a parameter, of 24 MB, to four digits: 1.5 million.
+    assert states.predicted[0].value == pytest.approx(1.5e6, rel=2e-3)
+    said = verdict_object(rates)
+    assert (said["rows"], said["modelled"], said["order_as_published"]) == (3, 2, None)
+    drawing = ET.fromstring(picture([rates, sizes, states]))
+    dots = [each for each in drawing.iter() if each.tag.endswith("circle")]
+    assert len(dots) == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("values = [64, 2] }", "values = [64] }", "rates: fits: 2 values are needed"),
+        ('"throughput"', '"speed"', "figure.0.quantity"),
+        ("published = 1e6", "published = 0", "figure.1.rows.0.published"),
+        ("[base.model]", "[base", "Expected"),
+    ],
+)
+def test_a_file_that_is_wrong_is_told_in_a_line(old: str, new: str, why: str) -> None:
+    with pytest.raises(PaperError, match=why) as error:
+        parse(SMALL.replace(old, new, 1))
+    assert "\n" not in str(error.value)
+
+
+def test_every_row_that_ships_is_a_scenario() -> None:
+    paper = parse(zsim_scenarios.published_text("zero"))
+    count = {figure.name: len(figure.runs) for figure in paper.figures}
+    assert count["figure 2"] == 9
+    assert count["figure 2, baseline"] == 9
+    assert count["figure 3"] == 4
+    assert count["table 2, measured"] == 10
+    fitted = [run.label for figure in paper.figures for run in figure.runs if run.fitted]
+    assert fitted == ["40B", "170B"]
+    for figure in paper.figures:
+        for run in figure.runs:
+            assert [from_tables(tables).title for tables in run.ways]
+
+
+def test_the_run_that_a_new_user_sees_is_a_row_of_the_paper() -> None:
+    (run,) = [
+        run
+        for figure in parse(zsim_scenarios.published_text("zero")).figures
+        for run in figure.runs
+        if run.label == "100B"
+    ]
+    ships = tomllib.loads(zsim_scenarios.text("zero_100b"))
+    row = from_tables(run.ways[0])
+    assert from_tables({**ships, "title": row.title}) == row
+    assert f"{run.published:.1f} TFLOP/s" in zsim_scenarios.text("zero_100b")
+
+
+def test_paper_takes_no_data_and_the_others_need_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["validate", "paper", "--data", "."]) == 2
+    assert answer(["validate", "training"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "zsim: --data: .: paper takes none, its figures ship",
+        "zsim: --data: missing; training needs a folder of published tables",
+    ]
+
+
+def test_values_are_shown_in_their_unit() -> None:
+    assert shown(38.66, Quantity.THROUGHPUT) == "38.7 TFLOP/s"
+    assert shown(1.3e9, Quantity.LARGEST) == "1.3 billion"
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_what_is_not_fused_moves_more_and_computes_and_keeps_the_same(tensor: int) -> None:
+    together, apart = (
+        transformer(
+            GPT(
+                layers=2,
+                hidden_size=64,
+                attention_heads=4,
+                sequence_length=32,
+                vocab_size=128,
+                attention=Attention.PLAIN,
+                fused=fused,
+            ),
+            micro_batch_size=2,
+            tensor=tensor,
+            precision=Precision.FP16,
+        )
+        for fused in (True, False)
+    )
+    assert apart.forward_flops == together.forward_flops
+    assert apart.parameter_count == together.parameter_count
+    for one, other in zip(together.units, apart.units, strict=True):
+        for mine, theirs in zip(one.segments, other.segments, strict=True):
+            assert mine.saved_bytes == theirs.saved_bytes
+    # Of a block on one rank, tokens x elements, in bytes: 2 each way, dropout a byte of mask more.
+    tokens, hidden, scores = 64, 64, 64 * 4 * 32 // tensor
+    wide = 4 * hidden // tensor
+    copies = 4 * 2 * 2 * tokens * hidden // tensor
+    biases = 2 * 2 * tokens * (3 * hidden // tensor + wide)
+    expected = copies + biases + scores * (3 * 4 + 5) + 2 * tokens * hidden * (4 + 5)
+    expected += tokens * wide * 2 * (8 - 2)
+    moved = [
+        sum(kernel.bytes for part in model.units[1].segments for kernel in part.forward)
+        for model in (together, apart)
+    ]
+    assert moved[1] - moved[0] == expected

@@ -1,0 +1,247 @@
+"""The sweep of the Ultra-Scale Playbook: rows as scenarios, and which should have fitted."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from zsim.analysis.summary import summary
+from zsim.api.forecast import first_that_fits, forecast
+from zsim.calibration.memory_fit import fit
+from zsim.calibration.published import Published
+from zsim.calibration.verdict import Forecast, Quantity, predicted, verdict
+from zsim.calibration.zero01 import TABLE
+from zsim.cli.main import answer
+from zsim.files.source import resolved
+from zsim.scenario.tables import from_tables
+
+ROW = {
+    "model_size": "8B",
+    "n_layers_inferred": "2",
+    "d_model_inferred": "256",
+    "n_heads_inferred": "16",
+    "n_kv_heads_inferred": "64 or 8",
+    "ffn_inferred": "512",
+    "vocab_inferred": "1024",
+    "embeddings_inferred": "untied",
+    "gpu": "H100 80GB",
+    "seq_len_tokens": "4096",
+    "micro_batch_seqs": "2",
+    "grad_accum": "4",
+    "global_batch_seqs": "32",
+    "dp": "4",
+    "pp": "1",
+    "tp": "2",
+    "zero_stage": "1",
+    "status": "FOUND",
+    "peak_gpu_memory_GB": "1.5",
+    "step_time_s_derived": "0.25",
+    "source": "a table",
+}
+FAILED = {
+    "status": "FOUND_no_result(crash_or_OOM)",
+    "peak_gpu_memory_GB": "",
+    "step_time_s_derived": "",
+}
+
+
+def run_of(**cells: str) -> Published:
+    (run,) = TABLE.read([ROW | cells])
+    return run
+
+
+def mode(tables: Mapping[str, object]) -> tuple[str, bool]:
+    zero = cast("dict[str, Any]", tables["zero"])
+    options = zero["nanotron"]
+    return options["tp_mode"], options.get("tp_recompute_allgather", True)
+
+
+def test_a_row_is_a_scenario_as_a_user_would_write_it() -> None:
+    run = run_of()
+    scenario = from_tables(run.scenario)
+    assert (scenario.parallel.data, scenario.parallel.tensor, scenario.zero.stage) == (4, 2, 1)
+    assert scenario.model.key_value_heads == 16  # unsure in the table, and 8 is what tensor 32 cuts
+    assert run.peak_bytes == 3 * 2**29
+    assert run.step_time_s == 0.25
+    assert run.reserved
+    assert not run.failed
+    assert run_of(**FAILED).failed
+
+
+def test_a_row_with_a_pipeline_has_its_stages_and_no_tied_embeddings() -> None:
+    cells = {"pp": "2", "tp": "1", "embeddings_inferred": "untied when pp>1 (as FLOPs say)"}
+    run = run_of(**cells)
+    scenario = from_tables(run.scenario)
+    assert (scenario.parallel.pipeline, scenario.model.tied_embeddings) == (2, False)
+    assert (run.part, run_of().part) == ("pp > 1", "pp = 1")
+    # Rows without a result are said to be tied: no FLOPs say otherwise.
+    assert not from_tables(
+        run_of(pp="2", embeddings_inferred="tied").scenario
+    ).model.tied_embeddings
+    assert from_tables(run_of(embeddings_inferred="tied").scenario).model.tied_embeddings
+
+
+def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> None:
+    run = run_of(
+        pp="2", dp="1", tp="1", micro_batch_seqs="2", grad_accum="9", global_batch_seqs="18"
+    )
+    source = resolved("scenario", from_tables(run.scenario))
+    whole = source.simulation().run(source.job(), seed=0)
+    found = forecast(run.scenario)
+    assert isinstance(found, Forecast)
+    # Between two simulations every time is whole picoseconds, and both forecasts are one of them.
+    assert found.step_time_s == pytest.approx(whole.step_end_ps[-1] / 1e12, rel=1e-9)
+    memory = forecast(run.scenario, Quantity.MEMORY)
+    assert isinstance(memory, Forecast)
+    assert memory.peak_reserved_bytes == summary(source.job(), whole).peak_reserved_bytes
+
+
+def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() -> None:
+    kept, again = ("reduce_scatter", False), ("reduce_scatter", True)
+    assert [mode(way) for way in run_of().ways] == [kept, again]
+    small = run_of(model_size="1B")
+    assert [mode(way) for way in small.ways] == [("all_reduce", True), kept, again]
+    assert len(run_of(tp="1", dp="8", grad_accum="2").ways) == 1
+    across, within = run_of(pp="2", tp="16"), run_of(pp="2", model_size="1B")
+    assert [mode(way) for way in across.ways] == [again]
+    assert [mode(way) for way in within.ways] == [kept, again]
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"grad_accum": "64"}, "dp x micro_batch_seqs x grad_accum is not global_batch_seqs"),
+        ({"gpu": "B300"}, "gpu 'B300' is not one of H100 80GB"),
+        ({"zero_stage": "3"}, "zero_stage '3' is not one of 0, 1"),
+    ],
+)
+def test_what_is_not_modelled_says_why(cells: dict[str, str], reason: str) -> None:
+    run = run_of(**cells)
+    assert (run.reason, run.ways) == (reason, ())
+
+
+def test_what_the_trainer_does_not_begin_is_predicted_to_have_no_result() -> None:
+    few = {"pp": "4", "dp": "1", "micro_batch_seqs": "16", "grad_accum": "2"}
+    enough = run_of(**FAILED, pp="4", dp="1", micro_batch_seqs="8")
+    begun_not = run_of(**FAILED, **few)
+    assert begun_not.refusal == "nanotron begins no pipeline with fewer than 3 micro-batches"
+    assert (begun_not.ways, enough.refusal) == ((), "")
+    runs = [enough, begun_not]
+    forecasts = [needing(99), None]
+    found = fit("a table", runs, forecasts)
+    assert found is not None
+    assert (found.without, found.refused, found.not_begun) == (1, 1, 1)
+    said = verdict("a table", Quantity.MEMORY, runs, forecasts)
+    assert (said.rows, said.modelled, said.unmodelled) == (2, 2, ())
+    ran = verdict("a table", Quantity.MEMORY, [run_of(**few)], [None])
+    assert [each.reason for each in ran.unmodelled] == [begun_not.refusal]
+
+
+def test_errors_of_pipelines_are_told_apart() -> None:
+    runs = [run_of(), run_of(pp="2", grad_accum="4")]
+    assert runs[0].sweep == runs[1].sweep
+    judging = [replace(run, model="1B") for run in runs]
+    assert all(run.judged for run in judging)
+    said = verdict("a table", Quantity.MEMORY, judging, [needing(3 * 2**30), needing(2**30)])
+    # Published are 3 * 2^29 bytes: twice as many, and two thirds of them.
+    assert {name: each.median for name, each in said.by_part.items()} == {
+        "pp = 1": pytest.approx(1.0),
+        "pp > 1": pytest.approx(1 / 3),
+    }
+
+
+def test_the_first_way_that_fits_is_predicted() -> None:
+    def with_memory(gib: float) -> list[dict[str, object]]:
+        memory = {"node": "p5", "fabric": "fat_tree_2", "gpu_memory": f"{gib} GiB"}
+        run = run_of(micro_batch_seqs="8", grad_accum="1")
+        return [{**way, "cluster": memory} for way in run.ways]
+
+    first, last = (forecast(way) for way in with_memory(80))
+    assert isinstance(first, Forecast)
+    assert isinstance(last, Forecast)
+    assert last.peak_reserved_bytes < first.peak_reserved_bytes
+    between = (first.peak_reserved_bytes + last.peak_reserved_bytes) / 2 / 2**30
+    chosen = first_that_fits(with_memory(between))
+    assert isinstance(chosen, Forecast)
+    assert chosen.fits
+    assert chosen.peak_reserved_bytes == last.peak_reserved_bytes
+    none = first_that_fits(with_memory(0.01))
+    assert isinstance(none, Forecast)
+    assert not none.fits
+
+
+LIMIT = 100
+
+
+def needing(size: int) -> Forecast:
+    """A forecast that needs so much of `LIMIT`."""
+    return Forecast(
+        step_time_s=1.0,
+        peak_allocated_bytes=size,
+        peak_reserved_bytes=min(size, LIMIT),
+        usable_bytes=LIMIT,
+        fits=size <= LIMIT,
+    )
+
+
+def test_a_run_that_does_not_fit_needs_what_it_would_hold() -> None:
+    assert predicted(run_of(), Quantity.MEMORY, needing(130)) == 130
+    assert predicted(run_of(), Quantity.MEMORY, needing(70)) == 70
+
+
+def test_rows_without_a_result_count_unless_a_harder_one_has_one() -> None:
+    # Of the three that failed the last is no harder than the one that ran: a crash, or too slow.
+    ran = run_of(micro_batch_seqs="2")
+    failed = [
+        run_of(**FAILED, micro_batch_seqs="4", grad_accum="2"),
+        run_of(**FAILED, tp="1", dp="8", grad_accum="2"),
+        run_of(**FAILED, tp="4", dp="4", micro_batch_seqs="1", grad_accum="8"),
+    ]
+    runs = [ran, *failed]
+    found = fit("a table", runs, [needing(80), needing(96), needing(94), needing(10)])
+    assert found is not None
+    assert (found.without, found.refused, found.results, found.wrong) == (2, 1, 1, ())
+    over = fit("a table", runs, [needing(111), *(needing(200) for _ in failed)])
+    assert over is not None
+    assert (over.refused, over.wrong) == (2, (ran,))
+
+
+def test_memory_says_in_a_line_what_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [ROW, ROW | FAILED | {"tp": "1", "dp": "8", "micro_batch_seqs": "4", "grad_accum": "1"}]
+    with (tmp_path / f"{TABLE.file}.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ROW)
+        writer.writeheader()
+        writer.writerows([*rows, ROW | {"dp": "3"}])
+    command = ["validate", "memory", "--data", str(tmp_path)]
+    assert answer([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["files"][TABLE.file]
+    assert (found["rows"], found["modelled"], len(found["unmodelled"])) == (3, 2, 1)
+    assert found["fit"] == {
+        "not_begun": 0,
+        "without_result": 1,
+        "predicted_not_to_fit": 0,
+        "with_result": 1,
+        "predicted_far_above_limit": 0,
+        "rows_far_above_limit": [],
+    }
+    assert answer(command) == 0
+    assert (
+        f"{TABLE.file}: of 1 rows without a result that no successful row dominates 0 (0.0%) are "
+        "predicted above the limit or within 5% of it; of 1 with one 0 (0.0%) are predicted more "
+        "than 10% above it"
+    ) in capsys.readouterr().out
+
+
+def test_other_models_dominate_nothing_and_a_file_of_results_has_no_line() -> None:
+    ran = replace(run_of(micro_batch_seqs="8", grad_accum="1"), model="other")
+    failed = run_of(**FAILED)
+    found = fit("a table", [ran, failed], [needing(10), needing(10)])
+    assert found is not None
+    assert found.without == 1
+    assert fit("a table", [ran], [needing(10)]) is None

@@ -1,0 +1,83 @@
+"""What `zsim run` says of memory: of a host that waits for it, of a run that does not fit."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from asked import Ask
+
+from zsim.cli.main import answer
+
+SMALL = ("run", "tiny", "--set", "cluster.gpu_memory=1 MB")
+STUDY = """
+question = "How much memory does it need?"
+[base]
+scenario = "tiny"
+[[axis]]
+field = "cluster.gpu_memory"
+values = ["1 MB", "32 GB"]
+"""
+
+
+def test_a_host_that_runs_ahead_of_memory_is_said_to_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = ("zero.emulate=fsdp1", "zero.fsdp1.limit_all_gathers=false", "model.layers=40")
+    assert answer(["run", "llama2_7b", *(f"--set={each}" for each in settings)]) == 0
+    fits = " ".join(capsys.readouterr().out.split())
+    assert "fits yes: the host would run ahead to 10" in fits
+
+
+@pytest.mark.parametrize("allocator", ["caching", "expandable"])
+def test_a_run_that_does_not_fit_reserves_at_least_what_is_alive_at_its_peak(
+    ask: Ask, allocator: str
+) -> None:
+    settings = ("--set=cluster.gpu_memory=5 GB", f"--set=cluster.allocator={allocator}")
+    large = ("run", "llama2_7b", "--no-check", *settings)
+    code, out, _ = ask(*large)
+    assert code == 1
+    line = " ".join(out.partition("out of memory at")[0].split())
+    found = re.search(r"no: ([\d.]+) GB at the peak, at least ([\d.]+) GB reserved", line)
+    assert found is not None
+    peak, reserved = map(float, found.groups())
+    assert reserved >= peak > 5  # GB that there are
+    assert json.loads(ask(*large, "--json")[1])["peak_reserved_bytes"] is None
+
+
+def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: Ask) -> None:
+    # Of 7 GB, 6.33 GB are alive at the peak: what is rounded up, split off and cached is too much.
+    code, out, _ = ask("run", "llama2_7b", "--no-check", "--set", "cluster.gpu_memory=7 GB")
+    assert code == 1
+    line = " ".join(out.split())
+    assert "no: 6.33 GB at the peak, at least 7.07 GB reserved, H100-SXM5-80GB leaves 7 GB" in line
+
+
+def test_the_page_of_a_run_that_does_not_fit_says_until_when_memory_was_reserved(
+    ask: Ask, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    assert ask(*SMALL, "--report", page)[0] == 1
+    text = page.read_text("utf-8")
+    assert "are reserved at most" not in text
+    assert "are alive at the peak" in text
+    assert "Until memory ran out, 0 B were reserved" in text
+
+
+def test_a_study_says_nothing_of_what_a_run_reserves_that_does_not_fit(
+    ask: Ask, tmp_path: Path
+) -> None:
+    study, table = tmp_path / "memory.toml", tmp_path / "runs.csv"
+    study.write_text(STUDY, "utf-8")
+    words = ("sweep", study, "--workers", "1", "--store", tmp_path / "runs.sqlite")
+    assert ask(*words, "--csv", table, "--report", tmp_path / "page.html")[0] == 0
+    full, fits = csv.DictReader(table.read_text("utf-8").splitlines())
+    assert (full["status"], full["peak_reserved_bytes"]) == ("does not fit", "")
+    assert int(fits["peak_reserved_bytes"]) > int(fits["peak_allocated_bytes"])
+
+
+def test_the_next_size_of_the_largest_model_reserves_what_nobody_knows(ask: Ask) -> None:
+    found = json.loads(ask("largest", "tiny", "--set", "cluster.gpu_memory=100 MB", "--json")[1])
+    assert found["peak_reserved_bytes"] >= found["peak_allocated_bytes"]
+    assert found["next"]["peak_reserved_bytes"] is None

@@ -1,0 +1,86 @@
+"""`[model] hf_config` on the command line: where the file is looked for, and what is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim.cli.main import answer
+
+SCENARIO = """
+title = "from a config"
+[model]
+hf_config = "{path}"
+sequence_length = 64
+[cluster]
+topology = "dgx_h100_infiniband"
+[parallel]
+data = 2
+[zero]
+stage = 2
+[train]
+micro_batch_size = 1
+gradient_accumulation_steps = 1
+precision = "bf16"
+"""
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "max_position_embeddings": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO.format(path="config.json"), "utf-8")
+    return path
+
+
+def test_a_configuration_beside_the_scenario_is_read_and_trained(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (scenario.parent / "config.json").write_text(json.dumps(CONFIG), "utf-8")
+    assert answer(["run", str(scenario), "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    words = ["run", str(scenario), "--backend", "torch", "--ranks", "1", "--steps", "1", "--json"]
+    assert answer(words) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert simulated["step_time_s"] > 0
+    assert trained["losses"][0] == pytest.approx(5.545, rel=0.02)  # log 256: as good as guessing
+
+
+def test_a_configuration_is_looked_for_from_here_too(
+    scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = scenario.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "config.json").write_text(json.dumps(CONFIG), "utf-8")
+    assert answer(["plan", str(scenario)]) == 2
+    assert capsys.readouterr().err == (
+        f"zsim: {scenario}: model.hf_config: 'config.json': no such file or directory\n"
+    )
+    monkeypatch.chdir(elsewhere)
+    assert answer(["plan", str(scenario)]) == 0
+
+
+def test_a_configuration_of_another_architecture_is_one_line(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = json.dumps(CONFIG | {"model_type": "bert"})
+    (scenario.parent / "config.json").write_text(changed, "utf-8")
+    assert answer(["run", str(scenario)]) == 2
+    assert capsys.readouterr().err == (
+        f"zsim: {scenario}: model.hf_config: model_type 'bert' must be one of gpt2, gpt_neox, mpt, "
+        "llama, mistral, qwen2\n"
+    )
+    (scenario.parent / "config.json").write_bytes(b"\xff\xfe\0")
+    assert answer(["run", str(scenario)]) == 2
+    assert capsys.readouterr().err == (
+        f"zsim: {scenario}: model.hf_config: 'config.json' is not text\n"
+    )

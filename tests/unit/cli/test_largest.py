@@ -1,0 +1,96 @@
+"""`zsim largest`: Table 2 of the ZeRO paper, and a size that fits beside one that does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim.api.largest_model import DIGITS
+from zsim.cli.main import answer
+
+PRINTED = {0: "2.0", 1: "7.6", 2: "14.4", 3: "128.0"}
+"""Rajbhandari et al. 2020 (arXiv 1910.02054v3), Table 2, first row: billions by stage, 64 GPUs."""
+
+SCALED = {(1, 16): 121.6e9, (3, 4): 0.5e12}
+"""The same, other rows, by stage and degree of model parallelism."""
+
+BOUND = {1: 0.007, 2: 0.007, 3: 0.025}
+"""The paper multiplies its first row, which it has rounded: 7.6 is 7.64, and 128 is cut to 125."""
+
+
+def largest(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    """What `zsim largest --json` says."""
+    assert answer(["largest", *words, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(("stage", "printed"), PRINTED.items())
+def test_the_first_row_of_table_2_has_the_printed_digits(
+    stage: int, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = largest(capsys, "zero_table1", "--set", f"zero.stage={stage}")
+    assert found["by"] == "parameters"
+    parameters = found["parameters"]
+    assert isinstance(parameters, int)
+    assert f"{parameters / 1e9:.1f}" == printed
+    # Bytes of a parameter: 2 + 2 + 12, of which a stage cuts some over 64 ranks (section 5).
+    each = (16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64)[stage]
+    assert parameters * each == pytest.approx(32e9, rel=10 ** (1 - DIGITS))
+
+
+@pytest.mark.parametrize(("key", "published"), SCALED.items())
+def test_other_rows_of_table_2_are_as_near_as_the_paper_rounds(
+    key: tuple[int, int], published: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage, tensor = key
+    settings = (f"--set=zero.stage={stage}", f"--set=parallel.tensor={tensor}")
+    assert largest(capsys, "zero_table1", *settings)["parameters"] == pytest.approx(
+        published, rel=BOUND[stage]
+    )
+
+
+@pytest.mark.parametrize("runtime", ["none", "fsdp1"])
+def test_a_run_fits_with_so_many_layers_and_not_with_one_more(
+    runtime: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ['cluster.gpu_memory="16 MB"', "train.steps=2", "zero.bucket_elements=500_000_000"]
+    changes += [f"zero.emulate={runtime}"] if runtime != "none" else []
+    settings = [word for change in changes for word in ("--set", change)]
+    found = largest(capsys, "tiny", *settings)
+    layers = found["layers"]
+    assert isinstance(layers, int)
+    following = found["next"]
+    assert isinstance(following, dict)
+    assert 1 < layers < following["layers"]
+    for count, code in ((layers, 0), (following["layers"], 1)):
+        assert answer(["run", "tiny", *settings, "--set", f"model.layers={count}"]) == code
+
+
+def test_a_model_of_which_nothing_fits_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["largest", "tiny", "--set", 'cluster.gpu_memory="1 kB"']) == 1
+    assert "not even the smallest fits" in capsys.readouterr().out
+
+
+def test_no_model_is_tried_that_leaves_a_stage_of_the_pipeline_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = ['cluster.gpu_memory="1 kB"', "zero.stage=1", "zero.emulate=nanotron"]
+    changes += ["parallel.pipeline=7", "zero.bucket_elements=500_000_000"]
+    settings = [word for change in changes for word in ("--set", change)]
+    assert answer(["largest", "tiny_llama", *settings]) == 1
+    out = capsys.readouterr().out
+    few = int(out.split("the next size")[1].split()[0])
+    assert 1 < few <= 3
+    less = ["run", "tiny_llama", *settings, "--set", f"model.layers={few - 1}"]
+    assert answer(less) == 2
+    assert "7 stages are more than the" in capsys.readouterr().err
+
+
+def test_a_schedule_has_no_largest_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "schedule.json"
+    path.write_text("{}")
+    assert answer(["largest", str(path)]) == 2
+    assert "the largest model is that of a scenario" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""`zsim run --backend torch`: real ranks from the command line, and what is refused before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zsim.backend.backend import Job, RunFailedError
+from zsim.backend.document import decode_trace
+from zsim.cli.main import answer
+
+ZSIM = Path(sys.executable).parent / "zsim"
+
+
+def process(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own; one thread for each rank, since ranks share cores."""
+    return subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Iterator[str]:
+    """The one line of a refused run on the torch backend."""
+    assert answer(["run", *map(str, words), "--backend", "torch"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    yield from captured.err.splitlines()
+
+
+REFUSED = {
+    "zero_100b": "zsim: parallel.tensor: 16 must be 1, the torch backend does not cut units",
+    "zero_table1 --ranks 2": "zsim: model: there are no torch modules for 7500000000 parameters",
+    "gpt3_175b --ranks 4": "zsim: model.layers: 96 needs ",
+    "gpt3_175b": "zsim: ranks: 512 must be at most 64 on one machine; say --ranks N",
+    f"tiny --set model.vocab_size=9 --data {__file__}": "zsim: model.vocab_size: 9 must be",
+    "tiny --data /no/such.txt": "zsim: data: /no/such.txt: no such file or directory",
+    "tiny --data /dev/null": "zsim: data: /dev/null is empty",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_run_here_is_one_line_with_the_field_to_change(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = lines_of(capsys, *words.split())
+    assert line.startswith(REFUSED[words])
+
+
+def test_real_ranks_learn_a_text_and_hold_what_the_book_says(tmp_path: Path) -> None:
+    data, trace = tmp_path / "text.txt", tmp_path / "trace.json"
+    data.write_text("to be or not to be " * 40, "utf-8")
+    words = "run tiny --backend torch --ranks 2 --steps 8 --set train.learning_rate=0.01 --json"
+    done = process(ZSIM, *words.split(), "--data", data, "--trace", trace)
+    assert (done.returncode, done.stderr) == (0, "")
+    run = json.loads(done.stdout)
+    assert run["losses"][-1] < run["losses"][0] - 1  # from ln(256) = 5.5; the text is a short loop
+    observed = run["observed"]
+    assert observed["live_bytes_peak/state"] == observed["booked_bytes_peak/state"]
+    assert run["trust"] == "measured"
+    assert run["mfu"] == 0  # nothing is known of this machine's peak
+    written = decode_trace(trace.read_text("utf-8"))
+    assert [rank.rank for rank in written.ranks] == [0, 1]
+
+
+def test_a_schedule_from_a_file_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "schedule.json"
+    options = ["--set", "parallel.data=1", "--set", "train.steps=2"]
+    assert answer(["plan", "tiny", *options, "--schedule", str(path)]) == 0
+    capsys.readouterr()
+    assert answer(["run", str(path), "--backend", "torch", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["losses"]
+    assert first > second
+
+
+def test_an_interrupted_run_leaves_no_rank_behind() -> None:
+    words = ["run", "tiny", "--backend", "torch", "--ranks", "2", "--steps", "10000"]
+    running = subprocess.Popen(
+        [ZSIM, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    time.sleep(3)  # well into the run; were it not, the answer is the same
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=30)
+    assert (running.returncode, error) == (130, "zsim: interrupted\n")
+    for _ in range(100):  # the server of the ranks ends by itself, soon after
+        try:
+            os.killpg(running.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a process of its session is left")
+
+
+class Dying:
+    """A backend whose rank 2 dies."""
+
+    name = "dying"
+
+    def refusal(self, job: Job) -> str | None:
+        return None
+
+    def run(self, job: Job, *, seed: int) -> None:
+        raise RunFailedError("rank 2: killed by SIGKILL\nrank 0: lost its peer")
+
+
+def test_a_run_that_dies_is_exit_code_3_and_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zsim.api.running.load_backend", lambda name: Dying)
+    assert answer(["run", "tiny", "--backend", "dying"]) == 3
+    line = capsys.readouterr().err
+    assert line.startswith("zsim: rank 2: killed by SIGKILL rank 0: lost its peer (details: ")
+    path = Path(line.rsplit("details: ")[1].strip().removesuffix(")"))
+    assert "RunFailedError" in path.read_text("utf-8")
+    path.unlink()

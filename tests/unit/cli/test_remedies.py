@@ -1,0 +1,62 @@
+"""A run that does not fit says when, what had the memory, and which changes help: they are run."""
+
+import json
+
+import pytest
+
+from zsim.cli.main import answer
+
+SMALL = ("train.steps=2", "zero.stage=1", "train.micro_batch_size=8", "zero.bucket_elements=1e9")
+LIMITS = ("6 MB", "10 MB")
+"""Less than the 10.5 MB that the run reserves: its forward stops at a block, or at the head."""
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_each_remedy_makes_the_run_fit_and_takes_as_long_as_it_says(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = options(*SMALL, f'cluster.gpu_memory="{limit}"')
+    assert answer(["run", "tiny", *settings, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    lack = found["out_of_memory"]
+    assert lack["needed_bytes"] > lack["capacity_bytes"]
+    assert lack["capacity_bytes"] == int(limit.split(maxsplit=1)[0]) * 10**6
+    largest = lack["largest_consumer"]
+    assert lack["alive_bytes"][largest["kind"]] == max(lack["alive_bytes"].values())
+    assert largest["bytes"] >= largest["largest_buffer_bytes"] > 0
+    remedies = found["remedies"]
+    assert 1 <= len(remedies) <= 3
+    times = [each["step_time_s"] for each in remedies]
+    assert times == sorted(times)
+    for each in remedies:
+        assert answer(["run", "tiny", *settings, *options(*each["settings"]), "--json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        assert again["step_time_s"] == each["step_time_s"]
+        assert again["peak_reserved_bytes"] == each["peak_reserved_bytes"]
+        # As many sequences in a step: the tokens of the first run over its time.
+        tokens = found["tokens_per_s"] * found["step_time_s"]
+        assert again["tokens_per_s"] * again["step_time_s"] == pytest.approx(tokens)
+
+
+def test_the_answer_is_no_in_at_most_15_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    wide = ("train.micro_batch_size=32", "zero.stage=1", "zero.emulate=deepspeed", "train.steps=1")
+    few = ("model.layers=4", "cluster.nodes=1", 'cluster.gpu_memory="30 GB"')
+    assert answer(["run", "llama2_7b", *options(*wide, *few)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    title = next(at for at, line in enumerate(lines) if line.startswith("fits"))
+    assert len(lines) <= title + 14
+    assert max(map(len, lines)) <= 100
+    assert lines[title].startswith("fits                    no: ")
+    assert any(line.startswith("it would fit with       ") for line in lines)
+    assert any(line.startswith("out of memory at        forward of ") for line in lines)
+
+
+def test_where_nothing_helps_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = options("train.steps=1", 'cluster.gpu_memory="1 kB"')
+    assert answer(["run", "tiny", *settings]) == 1
+    assert "with nothing that was tried" in capsys.readouterr().out
+
+
+def options(*settings: str) -> list[str]:
+    """Settings, as the command line takes them."""
+    return [word for setting in settings for word in ("--set", setting)]

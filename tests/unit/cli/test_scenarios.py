@@ -1,0 +1,48 @@
+"""Every scenario that ships runs, and says what stands beside it in NAME.out.
+
+After a change that means to change an answer: `zsim run NAME > scenarios/zsim_scenarios/NAME.out`.
+"""
+
+from importlib.resources import files
+
+import pytest
+
+import zsim
+import zsim_scenarios
+from zsim.analysis.memory_footprint import footprint
+from zsim.analysis.out_of_memory import alive_text
+from zsim.cli.main import answer
+from zsim.files.source import Changes, read
+
+
+@pytest.mark.parametrize("name", zsim_scenarios.names())
+def test_a_scenario_that_ships_says_what_was_recorded(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = (files(zsim_scenarios) / f"{name}.out").read_text("utf-8")
+    assert answer(["run", name]) == 0
+    assert capsys.readouterr().out == recorded
+
+
+def test_the_promised_scenarios_ship() -> None:
+    assert {"zero_100b", "zero_table1", "tiny"} <= set(zsim_scenarios.names())
+
+
+@pytest.mark.parametrize("name", zsim_scenarios.names())
+def test_a_title_fits_a_line(name: str) -> None:
+    assert len(zsim.load(name).title) <= 60
+
+
+def test_an_unknown_scenario_is_a_lookup_error_with_those_that_ship() -> None:
+    with pytest.raises(LookupError, match=r"'abacus' must be one of .*zero_100b"):
+        zsim_scenarios.text("abacus")
+
+
+def test_the_100_billion_run_fits_with_partitioned_checkpoints_alone() -> None:
+    recorded = (files(zsim_scenarios) / "zero_100b.out").read_text("utf-8")
+    assert recorded.splitlines()[1].split()[:2] == ["fits", "yes:"]
+    whole = Changes(settings=("activations.partition=false",))
+    taken = footprint(read("zero_100b", whole).job())
+    assert not taken.fits
+    assert taken.lack is not None
+    assert alive_text(taken.lack).startswith("most is saved 67.1 GB")  # whole ones on every rank

@@ -1,0 +1,252 @@
+"""Systems that ship: every number has a source, and a wrong file is one line."""
+
+import copy
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from typing import Any
+
+import pytest
+
+import zsim_topologies
+from zsim.cluster.cluster import Cluster, ClusterError, FabricKind
+from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
+from zsim.dtype import DType
+
+NODES, FABRICS = zsim_topologies.names(Part.NODE), zsim_topologies.names(Part.FABRIC)
+
+
+def composed(node: str, fabric: str, nodes: int = 1) -> Cluster:
+    return cluster_of("made", {"node": node, "fabric": fabric}, nodes, zsim_topologies.table)
+
+
+@pytest.mark.parametrize("name", zsim_topologies.names())
+def test_every_system_is_a_node_on_a_fabric(name: str) -> None:
+    cluster = zsim_topologies.load(name, nodes=3)
+    assert (cluster.name, cluster.nodes) == (name, 3)
+    table = zsim_topologies.table(Part.SYSTEM, name)
+    assert cluster == replace(composed(table["node"], table["fabric"], 3), name=name)
+
+
+def test_no_name_stands_for_two_things() -> None:
+    every = [*chain.from_iterable(map(zsim_topologies.names, Part))]
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("node", NODES)
+def test_every_node_goes_on_every_fabric_and_every_table_cites(node: str, fabric: str) -> None:
+    cluster = composed(node, fabric, nodes=5)
+    cited = dict(cluster.cites)
+    wanted = {"node", "gpu", "switch", "nic", "switch.latency", "nic.latency", "fabric"}
+    for name in ("pcie", "board", "host", "drives"):
+        part = getattr(cluster, f"{name}_link" if name in {"pcie", "board"} else name)
+        wanted |= {"boards" if name == "board" else name} if part is not None else set[str]()
+    for tier in cluster.fabric.tiers:
+        wanted |= {f"fabric.{tier.name}", f"fabric.{tier.name}.latency"}
+    for rate in cluster.gpu.rates:
+        path = f"gpu.rates.{rate.dtype}"
+        wanted |= {path, f"{path}.matmul", f"{path}.elementwise"}
+        assert 0 < rate.matmul <= rate.peak
+        assert rate.elementwise <= rate.peak
+    assert wanted <= set(cited)
+    assert all(cited.values())
+
+
+def test_the_zero_paper_s_cluster_is_what_the_paper_says() -> None:
+    # Rajbhandari et al. 2020, section 10.1: 25 DGX-2, 400 V100 32 GB, 800 Gb/s between nodes.
+    cluster = zsim_topologies.load("dgx2_infiniband", nodes=25)
+    assert cluster.ranks == 400
+    assert cluster.gpu.memory_bytes == 32 * 10**9
+    assert cluster.nics_per_node * cluster.nic_link.bytes_per_s * 8 == 800 * 10**9
+    assert cluster.switch_link.bytes_per_s == 150 * 10**9
+    assert cluster.gpu.rate(DType.FP16).peak == 125 * 10**12
+
+
+@pytest.mark.parametrize(
+    ("node", "gpus", "nics", "nvlink_gb_per_s", "nic_gb_per_s"),
+    [
+        ("dgx2", 16, 8, 150, 12.5),
+        ("dgx_a100", 8, 8, 300, 25),
+        ("dgx_h100", 8, 8, 450, 50),
+        ("dgx_h200", 8, 8, 450, 50),
+        ("hgx_b200", 8, 8, 900, 50),
+        ("gb200_nvl72", 4, 4, 900, 50),
+        ("p4d", 8, 4, 300, 12.5),
+        ("p5", 8, 32, 450, 12.5),
+        ("azure_nd_a100_v4", 8, 8, 300, 25),
+    ],
+)
+def test_nodes_have_the_links_that_their_vendors_print(
+    node: str, gpus: int, nics: int, nvlink_gb_per_s: int, nic_gb_per_s: float
+) -> None:
+    cluster = composed(node, "single_switch")
+    assert (cluster.gpus_per_node, cluster.nics_per_node) == (gpus, nics)
+    assert cluster.switch_link.bytes_per_s == nvlink_gb_per_s * 10**9
+    assert cluster.nic_link.bytes_per_s == nic_gb_per_s * 10**9
+
+
+def test_a_rack_is_one_domain_of_72_and_a_dgx_2_two_boards() -> None:
+    rack = composed("gb200_nvl72", "rail_optimized", nodes=18)
+    assert (rack.domains, rack.ranks) == (1, 72)
+    boards = composed("dgx2", "single_switch").board_link
+    assert boards is not None
+    assert boards.bytes_per_s == 8 * 150 * 10**9  # 8 GPUs to 8 GPUs, none narrowed
+
+
+@pytest.mark.parametrize(
+    ("node", "fabric", "nodes_below"),
+    [
+        ("dgx_h100", "single_switch", []),
+        ("dgx_h100", "fat_tree_2", [4]),  # 32 ports for 8 NICs each
+        ("dgx_h100", "fat_tree_3", [4, 128]),
+        ("dgx_h100", "rail_optimized", [32]),  # 32 ports for one NIC each
+        ("p5", "fat_tree_3", [1, 32]),
+        ("gb200_nvl72", "fat_tree_3", [6, 180]),  # 8 and 256 would cut racks of 18
+        ("gb200_nvl72", "rail_optimized", [18]),
+        ("dgx_h100", "rail_only", []),
+    ],
+)
+def test_how_many_nodes_a_switch_takes_follows_from_the_node(
+    node: str, fabric: str, nodes_below: list[int]
+) -> None:
+    tiers = composed(node, fabric).fabric.tiers
+    assert [tier.nodes_below for tier in tiers] == nodes_below
+
+
+def test_a_fabric_may_stand_in_the_file_of_the_node() -> None:
+    table = {
+        **zsim_topologies.table(Part.NODE, "dgx_a100"),
+        "fabric": {**zsim_topologies.table(Part.FABRIC, "rail_optimized")},
+    }
+    table["fabric"]["leaf"]["oversubscription"] = "3/2"
+    cluster = cluster_of("mine", table, 64, zsim_topologies.table)
+    assert cluster.fabric.kind is FabricKind.RAIL_OPTIMIZED
+    assert cluster.uplink_bytes_per_s(0) * 3 == 32 * 8 * 25 * 10**9 * 2
+
+
+def test_an_unknown_system_lists_those_that_exist() -> None:
+    with pytest.raises(UnknownTopologyError) as caught:
+        zsim_topologies.load("dgx3")
+    assert str(caught.value) == (
+        "'dgx3' must be one of dgx2_infiniband, dgx_a100_infiniband, dgx_h100_infiniband"
+    )
+
+
+def test_a_cluster_needs_a_node() -> None:
+    with pytest.raises(ClusterError, match="nodes: 0 must be at least 1"):
+        zsim_topologies.load("dgx2_infiniband", nodes=0)
+
+
+WRONG: dict[str, tuple[str, object, str]] = {
+    "unknown key": (
+        "nic.latncy",
+        "1 us",
+        "wrong: nic.latncy: unknown key; did you mean latency? allowed: source, "
+        "bandwidth_per_direction, quoted, latency, latency_source",
+    ),
+    "bits": (
+        "nic.bandwidth_per_direction",
+        "100 Gb/s",
+        "wrong: nic.bandwidth_per_direction: '100 Gb/s' is not a quantity such as '450 GB/s'; "
+        "bits are not accepted, write bytes",
+    ),
+    "a bare number": (
+        "gpu.memory",
+        32,
+        "wrong: gpu.memory: 32 is not a quantity with its unit, in quotes",
+    ),
+    "no GPUs": ("node.gpus", 0, "wrong: node.gpus: 0 must be at least 1"),
+    "compute that is faster beside a collective": (
+        "gpu.slowdown_beside_collective",
+        "1/2",
+        "wrong: gpu V100-SXM3-32GB: slowdown_beside_collective 1/2 must be at least 1",
+    ),
+    "no source": ("switch.source", None, "wrong: switch.source: missing"),
+    "a format that does not exist": (
+        "gpu.rates.fp17",
+        {},
+        "wrong: gpu.rates: 'fp17' must be 'int8', 'fp8', 'fp16', 'bf16', 'fp32', 'fp64' or 'int64'",
+    ),
+}
+
+
+FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
+    "unknown key": (
+        "leaf.ports",
+        3,
+        "wrong: fabric: leaf.ports: unknown key; did you mean ports_down? allowed: source, "
+        "ports_down, oversubscription, latency, latency_source",
+    ),
+    "no ratio": (
+        "leaf.oversubscription",
+        "2:1",
+        "wrong: fabric: leaf.oversubscription: '2:1' is not a ratio of more than 0, such as 2 or "
+        '"3/2"',
+    ),
+    "a spine without leaves": ("leaf", None, "wrong: fabric: leaf: missing below spine"),
+    "a kind that does not exist": (
+        "kind",
+        "torus",
+        "wrong: fabric: kind: 'torus' must be 'single_switch', 'fat_tree', 'rail_optimized', "
+        "'rail_only' or 'explicit'",
+    ),
+    "tiers on one switch": (
+        "kind",
+        "single_switch",
+        "wrong: fabric: fabric single_switch: has no tiers, 2 given",
+    ),
+}
+
+
+def changed(table: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    table = copy.deepcopy(table)
+    *tables, key = path.split(".")
+    inner: dict[str, Any] = table
+    for part in tables:
+        inner = inner[part]
+    if value is None:
+        del inner[key]
+    else:
+        inner[key] = value
+    return table
+
+
+def test_a_gpu_may_be_slower_beside_a_collective() -> None:
+    table = zsim_topologies.table(Part.NODE, "dgx2")
+    table["gpu"] = zsim_topologies.table(Part.GPU, table["gpu"])
+    slower = changed(table, "gpu.slowdown_beside_collective", "5/4")
+    assert cluster_of("slower", table, 1).gpu.slowdown_beside_collective == 1
+    assert cluster_of("slower", slower, 1).gpu.slowdown_beside_collective == Fraction(5, 4)
+
+
+@pytest.mark.parametrize(("path", "value", "expected"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_file_is_one_line_with_the_key(path: str, value: object, expected: str) -> None:
+    table = zsim_topologies.table(Part.NODE, "dgx2")
+    table["gpu"] = zsim_topologies.table(Part.GPU, table["gpu"])
+    with pytest.raises(TopologyError) as caught:
+        cluster_of("wrong", changed(table, path, value), 1)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"), FABRIC_WRONG.values(), ids=FABRIC_WRONG.keys()
+)
+def test_a_wrong_fabric_is_one_line_with_the_key(path: str, value: object, expected: str) -> None:
+    fabric = changed(zsim_topologies.table(Part.FABRIC, "fat_tree_3"), path, value)
+    table = {**zsim_topologies.table(Part.NODE, "dgx2"), "fabric": fabric}
+    with pytest.raises(TopologyError) as caught:
+        cluster_of("wrong", table, 1, zsim_topologies.table)
+    assert str(caught.value) == expected
+
+
+def test_what_stands_beside_the_name_of_a_node_is_refused() -> None:
+    table = {"node": "dgx2", "nic": {}}
+    with pytest.raises(TopologyError) as caught:
+        cluster_of("wrong", table, 1, zsim_topologies.table)
+    assert str(caught.value) == "wrong: nic: unknown key beside the name of a node"
+
+
+def test_a_part_that_nobody_knows_is_named() -> None:
+    with pytest.raises(UnknownTopologyError, match="node: 'dgx9' is not known here"):
+        cluster_of("wrong", {"node": "dgx9"}, 1)

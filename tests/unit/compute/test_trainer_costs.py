@@ -1,0 +1,79 @@
+"""What a trainer costs beside its kernels: its Python, copies in many pieces, ranks that wait."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zsim.api.forecast import forecast
+from zsim.calibration.verdict import Forecast
+from zsim.cluster.profile.host_launch import EAGER
+from zsim.files.source import resolved
+from zsim.scenario.tables import ScenarioError, from_tables
+from zsim.schedule.operation import Action, Compute, Copy, OperationError, View
+
+TABLES: dict[str, Any] = {
+    "title": "two nodes share every matrix",
+    "model": {
+        "architecture": "llama",
+        "layers": 2,
+        "hidden_size": 1024,
+        "attention_heads": 16,
+        "sequence_length": 512,
+        "vocab_size": 4096,
+    },
+    "cluster": {"topology": "dgx_h100_infiniband"},
+    "parallel": {"data": 1, "tensor": 16},
+    "zero": {"emulate": "nanotron", "stage": 0},
+    "train": {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "precision": "bf16"},
+    "compute": {"profile": "h100"},
+    "network": {"profile": "h100"},
+}
+
+
+def changed(**tables: dict[str, Any]) -> dict[str, Any]:
+    return TABLES | {name: TABLES[name] | table for name, table in tables.items()}
+
+
+def step_time_s(tables: dict[str, Any]) -> float:
+    found = forecast(tables)
+    assert isinstance(found, Forecast), found
+    return found.step_time_s
+
+
+def test_a_segment_costs_the_host_what_the_trainer_does_for_it() -> None:
+    busy = replace(EAGER, segment_ps=1_000)
+    segment = Compute(id="a", stream="compute", action=Action.FORWARD, unit="block0", operands=())
+    update = replace(segment, action=Action.UPDATE, unit="")
+    assert busy.issue_ps(segment) - EAGER.issue_ps(segment) == 1_000
+    assert busy.issue_ps(update) == EAGER.issue_ps(update)
+
+
+def test_a_copy_of_many_pieces_is_as_many_launches() -> None:
+    view = View(buffer="x", size=1)
+    copy = Copy(id="a", stream="compute", source=view, target=view)
+    assert EAGER.issue_ps(replace(copy, launches=5)) == 5 * EAGER.issue_ps(copy)
+    with pytest.raises(OperationError, match="0 or launches must be at least 1"):
+        replace(copy, launches=0)
+
+
+def test_collectives_of_the_tensor_axis_wait_where_they_span_nodes() -> None:
+    # 2 blocks of 2 all-reduces each way, those of the embedding, of the head's statistics and of
+    # the gradient that the head sums: 11 in a micro-batch; each waits 2 x 16 x 1 ms.
+    near = {"parallel": {"data": 1, "tensor": 8}}
+    far_s = step_time_s(changed(network={"tensor_wait": "1 ms"})) - step_time_s(TABLES)
+    assert far_s == pytest.approx(11 * 2 * 16 * 1e-3, rel=0.01)
+    waiting = changed(network={"tensor_wait": "1 ms"}, **near)
+    assert step_time_s(waiting) == step_time_s(changed(**near))
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({"compute": {"host_per_segment": "1 ms"}}, "compute.host_per_segment: needs a profile"),
+        ({"network": {"tensor_wait": "1 ms"}}, "network.tensor_wait: needs a profile"),
+    ],
+)
+def test_they_add_to_a_profile(tables: dict[str, Any], line: str) -> None:
+    with pytest.raises((ScenarioError, Exception), match=line):
+        resolved("scenario", from_tables(TABLES | tables))

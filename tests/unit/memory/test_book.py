@@ -1,0 +1,77 @@
+"""The allocator's book: what is alive when, in host issue order, and deferred frees."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.memory import book, peak, peak_bytes, pools, witness
+from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
+from zsim.schedule.operation import FreeMode
+from zsim.schedule.schedule import Kind, Program
+
+
+def small(mode: FreeMode, *, waits: bool = False) -> Program:
+    """A buffer used on the other stream and freed, then a second one."""
+    build = ScheduleBuilder.of("book", data=2)
+    world = build.group("world", "data")
+    kept = build.buffer("kept", 2, kind=Kind.PARAMETER, persistent=True)
+    first = build.buffer("first", 10)
+    second = build.buffer("second", 10, kind=Kind.COMMUNICATION)
+    build.setup.allocate(kept)
+    build.step.allocate(first)
+    used = build.step.all_reduce("sum", world, first.all, stream=COMMUNICATION)
+    build.step.free(first, mode=mode, uses=[used])
+    if waits:
+        build.step.host_wait("wait", used)
+    build.step.allocate(second)
+    build.step.free(second)
+    (program,) = build.schedule().programs
+    return program
+
+
+def test_a_waited_free_gives_memory_back_when_the_host_issues_it() -> None:
+    # kept 8, then first 40, freed, then second 40: never more than 48 bytes.
+    entries = book(small(FreeMode.WAITED), steps=3)
+    assert peak_bytes(entries, "device") == 48
+    assert sum(entry.change_bytes for entry in entries) == 8
+    assert pools(entries) == ("device",)
+
+
+def test_a_deferred_free_nobody_waits_for_keeps_its_memory() -> None:
+    # The host may run ahead of the device for ever: each step adds another `first`.
+    entries = book(small(FreeMode.DEFERRED), steps=3)
+    assert peak_bytes(entries, "device") == 8 + 3 * 40 + 40
+
+
+def test_a_deferred_free_returns_at_the_allocation_after_the_host_waited() -> None:
+    entries = book(small(FreeMode.DEFERRED, waits=True), steps=2)
+    assert peak_bytes(entries, "device") == 48
+    (returned, *_) = [entry for entry in entries if entry.change_bytes == -40]
+    assert (returned.buffer, returned.operation) == ("first", "step/second/allocate")
+
+
+def test_the_peak_says_what_was_alive_by_kind_and_by_buffer() -> None:
+    found = peak(book(small(FreeMode.WAITED), steps=1), "device")
+    assert (found.bytes, found.step, found.operation) == (48, 0, "step/first/allocate")
+    assert found.alive == (("first", 40), ("kept", 8))
+    assert dict(found.by_kind)[Kind.PARAMETER] == 8
+    assert sum(size for _, size in found.by_kind) == 48
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20))
+def test_the_witness_is_the_first_that_does_not_fit(
+    sizes: list[tuple[int, int]],
+) -> None:
+    build = ScheduleBuilder.of("drawn", data=1)
+    for index, (kept, passing) in enumerate(sizes):
+        one = build.buffer(f"kept{index}", kept, persistent=True)
+        two = build.buffer(f"passing{index}", passing)
+        build.setup.allocate(one, two)
+        build.setup.free(two)
+    (program,) = build.schedule().programs
+    entries = book(program, steps=1)
+    largest = peak_bytes(entries, "device")
+    assert peak(entries, "device").bytes == largest
+    for capacity in range(largest):
+        found = witness(entries, "device", capacity)
+        assert capacity < found.bytes <= largest
+        assert sum(size for _, size in found.alive) == found.bytes

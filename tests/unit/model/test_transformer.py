@@ -1,0 +1,235 @@
+"""The model of a transformer beside closed forms: FLOPs, parameters, what a tensor axis cuts."""
+
+from dataclasses import replace
+
+import pytest
+from drawn_shapes import architectures
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.dtype import DType
+from zsim.model.architecture import (
+    GPT,
+    Architecture,
+    ArchitectureError,
+    Attention,
+    Llama,
+    Norm,
+)
+from zsim.model.generator import Draws
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.model import Model, ModelError
+from zsim.model.transformer import transformer
+from zsim.model.transformer.block import block
+from zsim.model.transformer.size import Size
+from zsim.strategy.strategy import Precision
+
+GPT3 = GPT(
+    layers=96,
+    hidden_size=12288,
+    attention_heads=96,
+    sequence_length=2048,
+    vocab_size=51200,
+    attention=Attention.PLAIN,
+)
+LLAMA3_8B = Llama(
+    layers=32,
+    hidden_size=4096,
+    attention_heads=32,
+    key_value_heads=8,
+    intermediate_size=14336,
+    sequence_length=8192,
+    vocab_size=128256,
+)
+
+
+def kernels(model: Model, *, backward: bool) -> list[Kernel]:
+    parts = [segment for unit in model.units for segment in unit.segments]
+    return [kernel for part in parts for kernel in (part.backward if backward else part.forward)]
+
+
+def test_flops_of_a_gpt_are_those_of_megatron_lm() -> None:
+    """Narayanan et al. 2021, appendix: 96 B s l h^2 (1 + s/6h + V/16lh), forward counted twice."""
+    batch, length, layers, hidden, words = 4, 2048, 96, 12288, 51200
+    with_recomputation = (
+        96 * batch * length * layers * hidden**2
+        + 16 * batch * length**2 * layers * hidden
+        + 6 * batch * length * hidden * words
+    )
+    model = transformer(GPT3, micro_batch_size=batch, tensor=8, precision=Precision.FP16)
+    head = 2 * batch * length * hidden * words  # is not run again
+    assert 2 * model.forward_flops + model.backward_flops == with_recomputation + head
+    assert model.attention_flops == 12 * batch * length**2 * layers * hidden
+
+
+def test_flops_of_a_llama_are_six_for_each_weight_of_a_product_and_token() -> None:
+    model = transformer(LLAMA3_8B, micro_batch_size=2, precision=Precision.BF16)
+    tokens = 2 * 8192
+    weights = 8_030_261_248 - 128256 * 4096 - (2 * 32 + 1) * 4096  # no embedding, no norms
+    attention = 12 * 32 * 4096 * 8192 * tokens  # 12 layers x width x sequence for each token
+    assert model.attention_flops == attention
+    assert model.forward_flops + model.backward_flops == 6 * weights * tokens + attention
+
+
+@given(architectures(), st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_backward_has_twice_the_products_of_forward(shape: Architecture, size: int) -> None:
+    model = transformer(replace(shape, recompute_attention=False), micro_batch_size=size)
+    forward, backward = (
+        sum(each.flops for each in kernels(model, backward=way) if each.kind.multiplies_matrices)
+        for way in (False, True)
+    )
+    assert (forward, backward) == (model.forward_flops, model.backward_flops)
+
+
+@given(architectures(), st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_every_kernel_says_its_direction_and_products_have_the_flops_of_their_shape(
+    shape: Architecture, size: int
+) -> None:
+    model = transformer(shape, micro_batch_size=size, precision=Precision.BF16)
+    assert not any(kernel.backward for kernel in kernels(model, backward=False))
+    for kernel in kernels(model, backward=True):
+        again = shape.recompute_attention and shape.attention is Attention.PLAIN
+        assert kernel.backward or again
+    for kernel in kernels(model, backward=False):
+        if kernel.kind is KernelKind.MATMUL:
+            batch, m, n, k = kernel.shape
+            assert kernel.flops == 2 * batch * m * n * k
+            assert kernel.bytes == 2 * batch * (m * k + k * n + m * n)
+
+
+def test_flash_attention_takes_time_for_half_the_scores_and_makes_them_again() -> None:
+    plain, flash = (
+        transformer(replace(LLAMA3_8B, layers=1, attention=each), micro_batch_size=1)
+        for each in (Attention.PLAIN, Attention.FLASH)
+    )
+    assert plain.forward_flops == flash.forward_flops
+    (forward,) = (each for each in kernels(flash, backward=False) if each.causal)
+    (backward,) = (each for each in kernels(flash, backward=True) if each.causal)
+    written = [each for each in kernels(plain, backward=False) if each.causal]
+    assert forward.executed_flops * 2 == sum(each.executed_flops for each in written)
+    # Five products instead of the four that count.
+    assert backward.executed_flops * 2 == backward.flops * 5 // 4
+    assert backward.flops == 2 * forward.flops
+
+
+@given(architectures(), st.integers(1, 2))
+@settings(deadline=None, max_examples=60)
+def test_ranks_of_a_tensor_axis_share_parameters_products_and_what_is_kept(
+    shape: Architecture, size: int
+) -> None:
+    """Cut in two: only norms, residual sums and padding of the vocabulary are there twice."""
+    even = replace(
+        shape,
+        attention_heads=2 * shape.attention_heads,
+        key_value_heads=2 * shape.shared_heads,
+        intermediate_size=2 * shape.wide,
+        vocab_size=2 * shape.vocab_size,
+    )
+    whole, half = (transformer(even, micro_batch_size=size, tensor=each) for each in (1, 2))
+    assert half.parameter_count == whole.parameter_count
+    assert half.forward_flops == whole.forward_flops
+    assert half.attention_flops == whole.attention_flops
+    for unit, cut in zip(whole.units[1:-1], half.units[1:-1], strict=True):
+        kept = sum(segment.saved_bytes for segment in cut.segments)
+        read = {name for segment in cut.segments if segment.saves_input for name in segment.inputs}
+        inside = sum(
+            value.size_bytes
+            for segment in cut.segments
+            for value in segment.outputs
+            if value.name in read
+        )
+        norms = 2 * size * even.sequence_length * 4 * (1 if even.norm is Norm.RMS else 2)
+        assert norms + 2 * (kept - norms) + inside == unit.segments[0].saved_bytes
+
+
+WRONG = {
+    ("key_value_heads", 3): r"^key_value_heads: 3 must divide attention_heads 32$",
+    ("head_size", 127): r"^head_size: 127 must be even, rotary positions turn pairs$",
+    ("layers", 0): r"^layers: 0 must be at least 1$",
+    ("position_embeddings", 9): r"^position_embeddings: 9 is for positions learned, not rotary$",
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_shape_that_cannot_exist_is_refused_by_its_field(field: tuple[str, int]) -> None:
+    name, value = field
+    with pytest.raises(ArchitectureError, match=WRONG[field]):
+        replace(LLAMA3_8B, **{name: value})  # type: ignore[arg-type]  # each field is an int
+
+
+def test_a_sequence_needs_a_learned_position_for_each_token() -> None:
+    with pytest.raises(ArchitectureError, match=r"^sequence_length: 2048 must be at most the 1024"):
+        replace(GPT3, position_embeddings=1024)
+
+
+def test_a_tensor_axis_that_does_not_divide_heads_or_width_is_refused() -> None:
+    for tensor, why in ((3, "attention_heads 32"), (16, "key_value_heads 8")):
+        with pytest.raises(ModelError, match=rf"^tensor: {tensor} must divide {why}$"):
+            transformer(LLAMA3_8B, micro_batch_size=1, tensor=tensor)
+    odd = replace(LLAMA3_8B, intermediate_size=14335)
+    with pytest.raises(ModelError, match=r"^tensor: 2 must divide intermediate_size 14335$"):
+        transformer(odd, micro_batch_size=1, tensor=2)
+
+
+@given(architectures(), st.sampled_from([1, 2]))
+@settings(deadline=None, max_examples=30)
+def test_every_block_is_the_one_that_would_be_built_by_itself(
+    shape: Architecture, tensor: int
+) -> None:
+    even = replace(
+        shape,
+        layers=3,
+        attention_heads=2 * shape.attention_heads,
+        key_value_heads=2 * shape.shared_heads,
+        intermediate_size=2 * shape.wide,
+    )
+    size = Size(shape=even, sequences=1, tensor=tensor, dtype=DType.FP32, wide=DType.FP32)
+    units = transformer(even, micro_batch_size=1, tensor=tensor).units
+    for layer in range(3):
+        source = units[layer].segments[-1].outputs[-1]
+        assert units[layer + 1] == block(size, f"block{layer}", source)
+
+
+@pytest.mark.parametrize("attention", [Attention.PLAIN, Attention.FLASH])
+def test_dropout_keeps_a_byte_of_mask_for_each_element(attention: Attention) -> None:
+    """Korthikanti et al. 2022, section 4.1: 2 s b h of masks in a block, 3 a s^2 b of scores."""
+    shape = replace(GPT3, layers=2, vocab_size=50, attention=attention)
+    kept, without = (
+        transformer(each, micro_batch_size=4, tensor=1, precision=Precision.FP16)
+        for each in (replace(shape, dropout=0.1), shape)
+    )
+    hidden = shape.sequence_length * 4 * shape.hidden_size
+    scores = shape.attention_heads * shape.sequence_length**2 * 4
+    more = 3 * scores if attention is Attention.PLAIN else 16
+    saved = [
+        sum(segment.saved_bytes for segment in one.segments)
+        - sum(segment.saved_bytes for segment in other.segments)
+        for one, other in zip(kept.units, without.units, strict=True)
+    ]
+    assert saved == [hidden, 2 * hidden + more, 2 * hidden + more, 0]
+
+
+@pytest.mark.parametrize(("sequence", "expected"), [(False, Draws.ALIKE), (True, Draws.APART)])
+def test_ranks_of_the_tensor_axis_draw_alike_where_they_hold_copies(
+    *, sequence: bool, expected: Draws
+) -> None:
+    shape = replace(GPT3, layers=1, dropout=0.1)
+    model = transformer(shape, micro_batch_size=1, tensor=2, sequence=sequence)
+    embedding, layer, head = model.units
+    assert [segment.draws for segment in embedding.segments] == [None, expected]
+    assert [segment.draws for segment in layer.segments] == [
+        None,
+        Draws.APART,
+        expected,
+        None,
+        None,
+        expected,
+    ]
+    assert all(segment.draws is None for segment in head.segments)
+
+
+def test_a_probability_of_one_is_refused() -> None:
+    with pytest.raises(ArchitectureError, match=r"dropout: 1\.0 must be at least 0 and below 1"):
+        replace(GPT3, dropout=1.0)

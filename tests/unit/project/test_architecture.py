@@ -1,0 +1,107 @@
+"""The direction of the arrows between rooms, as docs/architecture.md draws them."""
+
+import ast
+import re
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = {
+    "zsim": ROOT / "zsim",
+    "zsim_des": ROOT / "backends" / "zsim_des",
+    "zsim_torch": ROOT / "backends" / "zsim_torch",
+    "zsim_null": ROOT / "backends" / "zsim_null",
+}
+GROUND = "ground"
+LEVELS = (
+    {GROUND},
+    {"strategy"},
+    {"model"},
+    {"schedule"},
+    {"trace", "cluster", "closed_form", "specification"},
+    {"zero", "network", "compute", "memory"},
+    {"runtimes", "backend"},
+    {"scenario"},
+    {"proof", "prediction"},
+    {"analysis", "calibration", "backends"},
+    {"study"},
+    {"report"},
+    {"files"},
+    {"workers"},
+    {"api"},
+    {"cli"},
+)
+"""Rooms, the lowest first: one imports lower ones, and none of its own level."""
+
+UPWARD = {("cluster", "network")}
+"""Arrows that still point upward; nothing is added here."""
+
+
+def module(path: Path, package: str, folder: Path) -> str:
+    parts = [package, *path.relative_to(folder).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {
+    module(path, package, folder): path
+    for package, folder in FOLDERS.items()
+    for path in folder.rglob("*.py")
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports when it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{each.name}" for each in node.names} & FILES.keys()
+            found |= inside or {node.module} & FILES.keys()
+    return found
+
+
+ARROWS = {name: imported(path) for name, path in FILES.items()}
+
+
+def room(name: str) -> str:
+    package, *rest = name.split(".")
+    if package != "zsim":
+        return "backends"
+    return rest[0] if rest and FILES[f"zsim.{rest[0]}"].name == "__init__.py" else GROUND
+
+
+def between_rooms() -> set[tuple[str, str]]:
+    return {
+        (room(name), room(other))
+        for name, others in ARROWS.items()
+        for other in others
+        if room(name) != room(other) and name != "zsim"
+    }
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter(ARROWS).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_rooms_import_lower_rooms_alone() -> None:
+    level = {name: number for number, names in enumerate(LEVELS) for name in names}
+    upward = {(one, other) for one, other in between_rooms() if level[one] <= level[other]}
+    assert upward == UPWARD
+
+
+def test_there_are_few_rooms_and_few_arrows() -> None:
+    arrows = between_rooms()
+    assert {each for arrow in arrows for each in arrow} == {
+        name for names in LEVELS for name in names
+    }
+    assert len(arrows) <= 170
+
+
+def test_the_page_has_a_line_for_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    rooms = defaultdict(str, re.findall(r"^\| `([\w/]+)` \| (.+) \|$", page, re.MULTILINE))
+    names = {name for names in LEVELS for name in names} - {GROUND, "backends"}
+    assert {name for name in names if not rooms[f"zsim/{name}"]} == set()

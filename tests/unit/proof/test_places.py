@@ -1,0 +1,98 @@
+"""Kernels find what they read and write in the memory of their own processor."""
+
+from dataclasses import replace
+
+import pytest
+
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
+from zsim.proof import check
+from zsim.runtimes.registry import make_schedule as zero
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.operation import Action, Role
+from zsim.schedule.schedule import Kind, Place, Pool, Schedule
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Precision, Strategy
+
+SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
+
+
+def places(schedule: Schedule) -> list[str]:
+    return [
+        f"{each.operation} {each.why}" for each in check(schedule) if each.invariant == "places"
+    ]
+
+
+def moved_to_host(schedule: Schedule, kind: Kind) -> Schedule:
+    """Put the buffers of a kind into host memory, and leave everything else as it is."""
+    host = Pool(name="elsewhere", place=Place.HOST)
+    programs = tuple(
+        replace(
+            program,
+            buffers=tuple(
+                replace(each, pool=host.name) if each.kind is kind else each
+                for each in program.buffers
+            ),
+        )
+        for program in schedule.programs
+    )
+    return replace(schedule, pools=(*schedule.pools, host), programs=programs)
+
+
+@pytest.mark.parametrize("kind", [Kind.MASTER, Kind.MOMENT, Kind.GRADIENT, Kind.PARAMETER])
+def test_states_in_host_memory_that_kernels_of_the_device_read_are_found(kind: Kind) -> None:
+    model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
+    made = zero(model, Strategy(stage=2, data=2, clip_norm=1.0, precision=Precision.BF16))
+    assert places(made) == []
+    found = places(moved_to_host(made, kind))
+    assert any("in host memory" in each for each in found)
+
+
+def update_beside(*pools: str) -> Schedule:
+    """Adam on four elements whose gradient, parameter and moments are in these pools."""
+    build = ScheduleBuilder.of("update", data=1)
+    build.pools.append(Pool(name="host", place=Place.HOST))
+    roles = (Role.GRADIENT, Role.PARAMETER, Role.MOMENT, Role.MOMENT)
+    views = []
+    for number, pool in enumerate(pools):
+        buffer = build.buffer(f"x{number}", 4, pool=pool, persistent=True)
+        build.setup.allocate(buffer)
+        build.setup.fill(f"fill{number}", buffer.all, 0.0)
+        views.append(buffer.all)
+    operands = list(zip(roles, views, strict=True))
+    build.step.compute("update", Action.UPDATE, operands, rule=Adam())
+    return build.schedule()
+
+
+def test_an_update_runs_in_one_place_whichever_that_is() -> None:
+    assert places(update_beside(*["host"] * 4)) == []
+    (found,) = places(update_beside("device", "device", "host", "host"))
+    assert found == (
+        "step/update runs in one place, and touches x0 in device memory and x2 in host memory"
+    )
+
+
+def test_a_reduction_of_host_memory_is_found() -> None:
+    build = ScheduleBuilder.of("sum", data=2)
+    build.pools.append(Pool(name="host", place=Place.HOST))
+    there = build.buffer("there", 4, pool="host", persistent=True)
+    build.setup.allocate(there)
+    build.setup.fill("fill", there.all, 0.0)
+    build.step.all_reduce("sum", build.group("data", "data"), there.all)
+    assert places(build.schedule()) == [
+        "step/sum runs on the device, and touches there in host memory"
+    ]
+
+
+def test_copies_cross_and_sums_do_not() -> None:
+    build = ScheduleBuilder.of("copies", data=1)
+    build.pools.append(Pool(name="host", place=Place.HOST))
+    here = build.buffer("here", 4, persistent=True)
+    there = build.buffer("there", 4, pool="host", persistent=True)
+    build.setup.allocate(here, there)
+    build.setup.fill("fill/here", here.all, 0.0)
+    build.setup.fill("fill/there", there.all, 0.0)
+    build.step.copy("copy", here.all, there.all)
+    build.step.copy("add", here.all, there.all, accumulate=True, after=["step/copy"])
+    (found,) = places(build.schedule())
+    assert found.startswith("step/add adds up across places")

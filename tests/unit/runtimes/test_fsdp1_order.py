@@ -1,0 +1,49 @@
+"""The emulated FSDP1 issues the collectives of PyTorch's own `FullyShardedDataParallel`."""
+
+import pytest
+from emulated_strategies import FSDP1_OPTIONS
+from fsdp_order import of_awkward, of_gpt
+
+from zsim.dtype import DType
+from zsim.runtimes.fsdp1.options import FSDP1
+from zsim.strategy.strategy import Precision, Strategy
+
+OPTIONS = {name: runtime for name, (_, runtime) in FSDP1_OPTIONS.items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 64])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_a_gpt_is_gathered_and_reduced_as_by_fsdp(options: FSDP1, ranks: int) -> None:
+    ours, theirs = of_gpt(
+        Strategy(stage=3, data=ranks, gradient_accumulation_steps=2, emulate=options)
+    )
+    assert len(theirs) >= 10
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fsdp(
+    options: FSDP1, ranks: int
+) -> None:
+    ours, theirs = of_awkward(
+        Strategy(stage=3, data=ranks, gradient_accumulation_steps=2, emulate=options)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_hybrid_sharding_all_reduces_each_shard_as_fsdp_does(options: FSDP1) -> None:
+    strategy = Strategy(
+        stage=3, data=2, replicate=2, gradient_accumulation_steps=2, emulate=options
+    )
+    ours, theirs = of_gpt(strategy)
+    assert any(each.kind == "all_reduce" for each in theirs)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("reduce", [None, DType.FP32])
+def test_formats_on_the_wire_are_those_of_fsdp(reduce: DType | None) -> None:
+    options = FSDP1(reduce_dtype=reduce)
+    ours, theirs = of_awkward(Strategy(stage=3, data=4, precision=Precision.BF16, emulate=options))
+    assert ours == theirs

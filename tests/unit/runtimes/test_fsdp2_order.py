@@ -1,0 +1,103 @@
+"""The emulated FSDP2 issues the collectives that PyTorch's own `fully_shard` issues."""
+
+import pytest
+from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
+
+from zsim.dtype import DType
+from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.strategy.strategy import Precision, Strategy
+
+OPTIONS = {
+    "default": FSDP2(),
+    "kept after forward": FSDP2(reshard_after_forward=False),
+    "sharded over two": FSDP2(reshard_after_forward=2),
+    "kept after backward": FSDP2(reshard_after_backward=False),
+    "kept after both": FSDP2(reshard_after_forward=False, reshard_after_backward=False),
+    "no sync": FSDP2(gradient_sync=Sync.LAST),
+    "one all-reduce": FSDP2(all_reduce=Sync.LAST),
+    "prefetch of two": FSDP2(forward_prefetch=2),
+    "reduced in fp32": FSDP2(reduce_dtype=DType.FP32),
+    "three inputs": FSDP2(reduce_scatter_max_input_buffers=3),
+}
+
+
+MANY = ("default", "kept after forward", "sharded over two", "no sync")
+"""Options that are recorded at 1,024 ranks as well."""
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (8, 2), (1024, 2)])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_gpt_is_gathered_and_reduced_as_by_fully_shard(
+    name: str, micro_batches: int, ranks: int
+) -> None:
+    if ranks > 8 and name not in MANY:
+        return
+    options = OPTIONS[name]
+    ours, theirs = of_gpt(
+        Strategy(stage=3, data=ranks, gradient_accumulation_steps=micro_batches, emulate=options)
+    )
+    assert len(theirs) >= 10
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 1024])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fully_shard(
+    name: str, ranks: int
+) -> None:
+    options = OPTIONS[name]
+    if (ranks == 1 and options.reshard_after_forward == 2) or (ranks > 8 and name not in MANY):
+        return  # two does not divide one
+    ours, theirs = of_awkward(
+        Strategy(stage=3, data=ranks, gradient_accumulation_steps=2, emulate=options)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_hybrid_sharding_all_reduces_each_shard_as_fully_shard_does(options: FSDP2) -> None:
+    strategy = Strategy(
+        stage=3, data=2, replicate=2, gradient_accumulation_steps=2, emulate=options
+    )
+    ours, theirs = of_gpt(strategy)
+    assert any(each.kind == "all_reduce" for each in theirs)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("reduce", [None, DType.FP32])
+def test_formats_on_the_wire_are_those_of_fully_shard(reduce: DType | None) -> None:
+    options = FSDP2(reduce_dtype=reduce)
+    ours, theirs = of_awkward(Strategy(stage=3, data=4, precision=Precision.BF16, emulate=options))
+    assert ours == theirs
+
+
+FROZEN = {
+    "a block and the embedding": ("block0.*", "embedding*"),
+    "all blocks but the last": ("block[0-2].*", "embedding*"),
+    "all blocks": ("block*", "embedding*"),
+    "biases and the head": ("*.bias", "head.*"),
+    "the root and a matrix of each block": ("embedding*", "head*", "block*.up.*"),
+    "norms": ("*ln*",),
+}
+KEPT_ON_BOTH = FSDP2(reshard_after_forward=2, reshard_after_backward=False)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("patterns", FROZEN.values(), ids=FROZEN.keys())
+@pytest.mark.parametrize(
+    "options", [*OPTIONS.values(), KEPT_ON_BOTH], ids=[*OPTIONS, "sharded over two, kept after"]
+)
+def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
+    options: FSDP2, patterns: tuple[str, ...], micro_batches: int
+) -> None:
+    """Blocks before the first gradient are gathered again for nothing, or not."""
+    strategy = Strategy(
+        stage=3,
+        data=4,
+        gradient_accumulation_steps=micro_batches,
+        precision=Precision.BF16,
+        emulate=options,
+    )
+    ours, theirs = of_frozen_gpt(patterns, strategy)
+    assert any(each.kind == "reduce_scatter" for each in theirs)
+    assert ours == theirs

@@ -1,0 +1,111 @@
+"""nanotron: gradients in fp32 once a step, and hidden states cut by tokens over the tensor axis."""
+
+from dataclasses import replace
+
+import pytest
+from exact_training import STEPS, trained
+from fitting import fitting
+
+from zsim.model.architecture import Llama
+from zsim.model.model import Model
+from zsim.proof import check
+from zsim.runtimes.nanotron.options import Nanotron, TensorMode
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import AllGather, Compute, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy, StrategyError
+from zsim_des.values import train
+
+SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
+CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
+KEPT = replace(CUT, tp_recompute_allgather=False)
+
+
+def strategy_of(options: Nanotron, *, stage: int = 1, data: int = 2, tensor: int = 2) -> Strategy:
+    return Strategy(
+        stage=stage,
+        data=data,
+        tensor=tensor,
+        gradient_accumulation_steps=2,
+        precision=Precision.BF16,
+        clip_norm=1.0,
+        emulate=options,
+    )
+
+
+def model_of(strategy: Strategy, *, tied: bool = False) -> Model:
+    return fitting(replace(SHAPE, tied_embeddings=tied), strategy)
+
+
+@pytest.mark.parametrize("options", [Nanotron(), CUT, KEPT])
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("tied", [False, True])
+def test_it_trains_what_plain_data_parallelism_does(
+    options: Nanotron, stage: int, tied: bool
+) -> None:
+    strategy = strategy_of(options, stage=stage)
+    model = model_of(strategy, tied=tied)
+    made = make_schedule(model, strategy)
+    assert not check(made, model)
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
+
+
+def test_checkpoints_of_tokens_that_are_cut_are_proved() -> None:
+    strategy = replace(strategy_of(CUT), checkpointing=Checkpointing.FULL)
+    model = model_of(strategy)
+    assert not check(make_schedule(model, strategy), model)
+
+
+def without(made: Schedule, part: str) -> Schedule:
+    """`made` without the operations whose id has `part`."""
+    program: Program = made.programs[0]
+    step = tuple(each for each in program.step if part not in each.id)
+    assert len(step) < len(program.step)
+    kept = {operation.id for operation in walk(step)}
+    cleaned = tuple(
+        replace(each, after=tuple(edge for edge in each.after if edge in kept))
+        if isinstance(each, Compute)
+        else each
+        for each in step
+    )
+    return replace(made, programs=(replace(program, step=cleaned),))
+
+
+def test_a_norm_that_is_not_summed_over_the_tensor_axis_is_found() -> None:
+    """Each rank has the gradient of its own tokens: what is reduced over data is a summand yet."""
+    strategy = strategy_of(CUT, stage=0, data=1)
+    model = model_of(strategy)
+    found = check(without(make_schedule(model, strategy), "end/sum/"), model)
+    assert [each.operation for each in found if each.invariant == "values"] == [
+        "step/update/bucket0/update"
+    ]
+
+
+def test_what_is_gathered_once_is_kept_or_gathered_again() -> None:
+    def gathers(options: Nanotron) -> int:
+        strategy = strategy_of(options, data=1)
+        (program,) = make_schedule(model_of(strategy), strategy).programs
+        return sum(isinstance(each, AllGather) for each in program.step)
+
+    # Kept: in each of 2 micro-batches 2 blocks gather before attention and MLP, and the head before
+    # its logits; backward gathers 2 gradients in each block, and one of the embedding. Again: the
+    # same 5 inputs once more.
+    assert gathers(KEPT) == 2 * (2 * 2 + 1 + 2 * 2 + 1)
+    assert gathers(CUT) == gathers(KEPT) + 2 * 5
+
+
+def test_cut_tokens_need_less_memory_and_gathering_again_the_least() -> None:
+    def saved(options: Nanotron) -> int:
+        model = model_of(strategy_of(options, data=1))
+        values = sum(value.size_bytes for value in model.values.values())
+        return values + sum(part.saved_bytes for unit in model.units for part in unit.segments)
+
+    assert saved(CUT) < saved(KEPT) < saved(Nanotron())
+
+
+def test_replicas_and_cut_checkpoints_are_refused() -> None:
+    with pytest.raises(StrategyError, match="replicate: 2 is not modelled for Nanotron"):
+        replace(strategy_of(CUT), replicate=2)
+    with pytest.raises(StrategyError, match="partition_checkpoints: true cuts what"):
+        replace(strategy_of(CUT), checkpointing=Checkpointing.FULL, partition_checkpoints=True)

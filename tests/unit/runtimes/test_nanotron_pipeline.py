@@ -1,0 +1,265 @@
+"""Stages of a pipeline as roles: what each runs, holds and sends, and what is proved of it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from exact_training import STEPS, cluster, trained
+from fitting import fitting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.analysis.plan import plan, wire_bytes
+from zsim.backend.backend import Job
+from zsim.model.architecture import Llama
+from zsim.model.model import Model, ModelError
+from zsim.model.pipeline_stages import in_blocks, places
+from zsim.proof import check
+from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.nanotron.options import Nanotron, TensorMode
+from zsim.runtimes.registry import make_schedule
+from zsim.schedule.operation import Action, Allocate, Compute, Free, Operation, Receive, Send
+from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.strategy.strategy import Checkpointing, Precision, Strategy, StrategyError
+from zsim_des import SimBackend
+from zsim_des.values import train
+
+SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
+CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
+KEPT = replace(CUT, tp_recompute_allgather=False)
+
+
+def strategy_of(pipeline: int, micro_batches: int, options: Nanotron | None = None) -> Strategy:
+    return Strategy(
+        stage=1,
+        pipeline=pipeline,
+        gradient_accumulation_steps=micro_batches,
+        precision=Precision.BF16,
+        clip_norm=1.0,
+        emulate=options or Nanotron(),
+    )
+
+
+def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
+    return in_blocks(fitting(shape, strategy))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shape"),
+    [
+        (replace(strategy_of(2, 3, CUT), data=2, tensor=2), SHAPE),
+        # More stages than matrices: the cast has one of its own, and the loss, without parameters.
+        (replace(strategy_of(6, 6), data=2), replace(SHAPE, layers=2, vocab_size=160)),
+        # The last stage has nothing to update, and no norm to wait for.
+        (
+            replace(strategy_of(6, 2), clip_norm=None),
+            replace(SHAPE, layers=2, vocab_size=160),
+        ),
+        (
+            replace(strategy_of(6, 2), stage=0, clip_norm=None, precision=Precision.FP16),
+            replace(SHAPE, layers=2, vocab_size=160),
+        ),
+        (replace(strategy_of(3, 2, KEPT), stage=0, tensor=2, precision=Precision.FP16), SHAPE),
+        (
+            replace(strategy_of(4, 2), precision=Precision.FP32, checkpointing=Checkpointing.FULL),
+            SHAPE,
+        ),
+    ],
+)
+def test_stages_train_what_one_process_does_and_are_proved(
+    strategy: Strategy, shape: Llama
+) -> None:
+    model = model_of(strategy, shape)
+    made = make_schedule(model, strategy)
+    assert check(made, model) == ()
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.DataObject) -> None:
+    strategy = Strategy(
+        stage=data.draw(st.sampled_from([0, 1])),
+        data=data.draw(st.integers(1, 2)),
+        tensor=data.draw(st.integers(1, 2)),
+        pipeline=data.draw(st.integers(2, 5)),
+        gradient_accumulation_steps=data.draw(st.integers(1, 5)),
+        precision=data.draw(st.sampled_from(Precision)),
+        clip_norm=data.draw(st.sampled_from([None, 1.0])),
+        checkpointing=data.draw(st.sampled_from(Checkpointing)),
+        emulate=data.draw(st.sampled_from([Nanotron(), CUT, KEPT])),
+    )
+    model = model_of(strategy, replace(SHAPE, layers=data.draw(st.integers(4, 5))))
+    made = make_schedule(model, strategy)
+    assert check(made, model) == ()
+    result = trained(made, model, train(model, strategy, STEPS))
+    assert result.is_right, result
+
+
+def test_a_plan_is_that_of_the_stage_that_holds_most() -> None:
+    strategy = strategy_of(2, 2)
+    model = model_of(strategy)
+    found = plan(make_schedule(model, strategy), model)
+    assert (found.role, found.roles, found.mesh[0]) == ("stage0", 2, ("pipeline", 2))
+
+
+def test_blocks_are_dealt_out_by_their_matrices_as_nanotron_does() -> None:
+    """With the vocabulary and MLP of the 1B model of the Ultra-Scale Playbook, in hidden sizes."""
+    shape = Llama(
+        layers=16,
+        hidden_size=32,
+        attention_heads=2,
+        sequence_length=4,
+        vocab_size=64 * 32,
+        intermediate_size=4 * 32,
+    )
+    strategy = strategy_of(8, 8)
+    model = model_of(strategy, shape)
+    # A layer costs 4 + 3 x 4 = 16 squares of the hidden size, the head 64: 320 in all, 40 a stage.
+    # A stage ends with the block that makes it more than its share, which is after 3, 6, 8, 11, 13
+    # and 16 layers: 48, 96, 128, 176, 208 and 256 are more than 40, 80, 120, 160, 200 and 240. Norm
+    # and head are the next one, and with 320 more than 280: cast and loss are left to the last.
+    found = places(model, 8)
+    assert Counter(found) == {0: 1 + 3, 1: 3, 2: 2, 3: 3, 4: 2, 5: 3, 6: 2, 7: 2}
+    assert [unit.name for unit in model.units[-4:]] == ["head0", "head1", "head2", "head3"]
+
+
+def saved_peak(program: Program) -> int:
+    """The most that is held at once of what forwards save for their backwards."""
+    held = most = 0
+    for operation in program.step:
+        if isinstance(operation, Allocate | Free):
+            buffer = program.by_name[operation.buffer]
+            if buffer.kind is Kind.SAVED:
+                size = buffer.size_bytes
+                held += size if isinstance(operation, Allocate) else -size
+                most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(4, 6), (4, 2), (3, 3)])
+def test_a_stage_keeps_a_micro_batch_for_itself_and_each_stage_behind_it(
+    pipeline: int, micro_batches: int
+) -> None:
+    strategy = strategy_of(pipeline, micro_batches)
+    model = model_of(strategy)
+    by_stage = Counter[int]()
+    for unit, stage in zip(model.units, places(model, pipeline), strict=True):
+        # In bf16 the bytes that a segment saves are even, but for those of one-byte masks.
+        by_stage[stage] += sum(-(-each.saved_bytes // 2) * 2 for each in unit.segments)
+    for stage, program in enumerate(make_schedule(model, strategy).programs):
+        # P - s micro-batches are under way on stage s, or all there are.
+        alive = min(pipeline - stage, micro_batches)
+        assert saved_peak(program) == alive * by_stage[stage]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A stage takes so long forward and backward; everything else takes nothing."""
+
+    firsts: frozenset[str]
+    forward_ps: int
+    backward_ps: int
+
+    def issue_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step, operation
+        return 0
+
+    def kernel_ps(self, rank: int, step: int, operation: str) -> int:
+        del rank, step
+        if operation not in self.firsts:
+            return 0
+        return self.forward_ps if operation.startswith("step/forward") else self.backward_ps
+
+    def communication_ps(self, step: int, operation: str) -> int:
+        del step, operation
+        return 0
+
+
+def firsts(made: Schedule) -> frozenset[str]:
+    """The first forward and backward operation of each micro-batch on each stage."""
+    found: dict[tuple[str, Action, int], str] = {}
+    for program in made.programs:
+        for operation in program.step:
+            if isinstance(operation, Compute) and operation.unit:
+                key = (program.role, operation.action, operation.micro_batch)
+                found.setdefault(key, operation.id)
+    return frozenset(found.values())
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 1), (2, 5), (4, 4), (4, 7), (5, 4)])
+def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batches: int) -> None:
+    strategy = strategy_of(pipeline, micro_batches)
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    timing = Uniform(firsts(made), forward_ps=70, backward_ps=110)
+    job = Job(schedule=made, model=model, cluster=cluster(made.mesh.size), steps=2)
+    first, second = SimBackend(durations=timing).step_ends_ps(job)
+    # (m + P - 1) (f + b), of which (P - 1) (f + b) is the bubble (Narayanan et al. 2021, 2.2.1).
+    assert second - first == (micro_batches + pipeline - 1) * (70 + 110)
+
+
+def test_neighbors_send_hidden_states_on_and_their_gradients_back() -> None:
+    strategy = replace(strategy_of(3, 5, CUT), tensor=2)
+    made = make_schedule(model_of(strategy), strategy)
+    sent = [
+        [line.bytes for line in wire_bytes(made, program) if line.group == "pipeline"]
+        for program in made.programs
+    ]
+    # 4 tokens of 8 elements in bf16, of which each of 2 tensor ranks has its own tokens: 32 bytes,
+    # in each of 5 micro-batches. The one in the middle sends both ways.
+    assert sent == [[5 * 32], [2 * 5 * 32], [5 * 32]]
+
+
+def with_step(made: Schedule, stage: int, step: Sequence[Operation]) -> Schedule:
+    programs = list(made.programs)
+    programs[stage] = replace(programs[stage], step=tuple(step))
+    return replace(made, programs=tuple(programs))
+
+
+def test_a_stage_that_sends_gradients_before_it_takes_activations_never_ends() -> None:
+    """What nanotron's order is for: both wait until the other takes what they send."""
+    strategy = strategy_of(2, 3)
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    step = list(made.programs[1].step)
+    kinds = [type(operation) for operation in step]
+    second = kinds.index(Receive, kinds.index(Receive) + 1)
+    sends = kinds.index(Send)
+    assert second < sends
+    step.insert(second, step.pop(sends))
+    found = check(with_step(made, 1, step), model)
+    assert any(each.invariant == "progress" for each in found)
+
+
+def test_what_is_handed_on_of_another_micro_batch_is_found() -> None:
+    """The last stage takes the first two micro-batches for each other."""
+    strategy = strategy_of(2, 3)
+    model = model_of(strategy)
+    made = make_schedule(model, strategy)
+    other = {0: 1, 1: 0, 2: 2}
+    step = [
+        replace(each, micro_batch=other[each.micro_batch]) if isinstance(each, Compute) else each
+        for each in made.programs[1].step
+    ]
+    (found,) = check(with_step(made, 1, step), model)
+    # It computes with activations of another micro-batch, whose tokens the loss is not of.
+    assert (found.invariant, found.role) == ("values", "stage1")
+    assert found.operation == "step/forward/mb0/block3/forward0"
+
+
+def test_what_no_pipeline_can_be_is_refused() -> None:
+    with pytest.raises(StrategyError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
+        Strategy(stage=3, pipeline=2)
+    with pytest.raises(StrategyError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
+        Strategy(stage=3, pipeline=2, emulate=FSDP2())
+    with pytest.raises(StrategyError, match="partition_checkpoints: true is not modelled"):
+        replace(strategy_of(2, 2), checkpointing=Checkpointing.FULL, partition_checkpoints=True)
+    tied = strategy_of(2, 2)
+    with pytest.raises(ModelError, match=r"model.tied_embeddings: .* stages 0 and 1"):
+        make_schedule(model_of(tied, replace(SHAPE, tied_embeddings=True)), tied)
+    many = strategy_of(9, 8)
+    with pytest.raises(ModelError, match=r"parallel.pipeline: 9 stages are more than the"):
+        make_schedule(model_of(many), many)

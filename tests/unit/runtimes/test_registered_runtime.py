@@ -1,0 +1,91 @@
+"""A package of somebody else adds a runtime: one folder and one entry point."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = '''
+"""FSDP2 under another name, with an option of its own."""
+
+from dataclasses import dataclass
+
+from zsim.closed_form.fsdp2 import VOLUME
+from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.registry import Runtime
+from zsim.zero.emulate.fsdp2 import schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mine(FSDP2):
+    """Options of this runtime."""
+
+    colour: int = 1
+
+
+RUNTIME = Runtime(options=Mine, schedule=schedule, volume=lambda _: VOLUME)
+'''
+METADATA = "Metadata-Version: 2.1\nName: somebody-else\nVersion: 1.0\n"
+ENTRY = "[zsim.runtimes]\nmine = somebody_else:RUNTIME\n"
+COMMAND = "from zsim.cli.main import main; main()"
+SETTINGS = ("zero.stage=3", "zero.emulate=mine", "zero.bucket_elements=500_000_000")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as an installer leaves it."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "somebody_else.py").write_text(PACKAGE, "utf-8")
+    info = site / "somebody_else-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA, "utf-8")
+    (info / "entry_points.txt").write_text(ENTRY, "utf-8")
+    return site
+
+
+def zsim(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(site), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND, *words],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def settings(*more: str) -> list[str]:
+    return [word for each in (*SETTINGS, *more) for word in ("--set", each)]
+
+
+def test_its_schedule_is_proved_and_simulated_under_its_name(installed: Path) -> None:
+    proved = zsim(installed, "check", "tiny", *settings("zero.mine.colour=2"))
+    assert proved.returncode == 0, proved.stderr
+    assert "no findings" in proved.stdout
+    assert "volume" in proved.stdout
+    ran = zsim(installed, "run", "tiny", *settings())
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_its_schedule_is_written_and_read_again(installed: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    made = zsim(installed, "plan", "tiny", *settings("zero.mine.colour=3"), "--schedule", str(file))
+    assert made.returncode == 0, made.stderr
+    assert '"type": "Mine"' in file.read_text("utf-8")
+    again = zsim(installed, "check", str(file))
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_option_that_it_does_not_have_is_named(installed: Path) -> None:
+    refused = zsim(installed, "check", "tiny", *settings("zero.mine.color=2"))
+    assert refused.returncode == 2
+    assert "zero.mine.color: unknown key; did you mean colour?" in refused.stderr
+
+
+def test_without_it_the_runtimes_that_there_are_are_named(tmp_path: Path) -> None:
+    refused = zsim(tmp_path, "check", "tiny", "--set", "zero.emulate=mine")
+    assert refused.returncode == 2
+    assert "zero.emulate: 'mine' must be 'deepspeed', 'fsdp1', " in refused.stderr

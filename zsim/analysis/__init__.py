@@ -1,0 +1,1 @@
+"""Figures of schedules and traces: time, memory, differences, what fits, and what would help."""

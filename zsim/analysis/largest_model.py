@@ -1,0 +1,83 @@
+"""The largest model that fits: a search over its size, with as few tries as its growth allows.
+
+Memory grows with the number of layers or parameters almost on a line, so two sizes say where the
+limit is; halving what is left between the largest that fits and the smallest that does not makes
+sure of it. A caching allocator may refuse a size and serve a larger one; found is a size that fits
+beside one that does not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zsim.analysis.memory_footprint import Footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A size that was tried: layers or parameters, and what it takes."""
+
+    size: int
+    parameters: int
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """The largest size that fits, and the next one, which does not.
+
+    Attributes:
+        fits: None if not even the smallest size does.
+        refused: None if every size fits that can be asked for.
+    """
+
+    fits: Tried | None
+    refused: Tried | None
+
+
+def largest(
+    tried: Callable[[int], Tried], *, start: int, smallest: int, most: int, digits: int | None
+) -> Largest:
+    """Search from `start` on, between `smallest` and `most`.
+
+    `tried` says what a size takes. The two sizes that are found differ by 1, or with `digits` by
+    1 in the last of so many digits.
+    """
+    fits: Tried | None = None
+    refused: Tried | None = None
+    points: list[Tried] = []
+    size, turn = start, 0
+    while True:
+        found = tried(size)
+        points.append(found)
+        if found.footprint.fits:
+            fits = found
+        else:
+            refused = found
+        low = smallest - 1 if fits is None else fits.size
+        high = most + 1 if refused is None else refused.size
+        step = 1 if digits is None else max(1, 10 ** (len(str(low)) - digits))
+        if high - low <= step:
+            return Largest(fits=fits, refused=refused)
+        guess = _guess(points, fits)
+        if fits is None or refused is None:
+            if guess is None or not (guess > low if refused is None else guess < high):
+                guess = size * 2 if refused is None else size // 2
+        elif turn % 3 == 2 or guess is None:
+            guess = (low + high) // 2
+        elif turn % 3 == 1:  # a good guess stands beside the limit
+            guess = size + step if found is fits else size - step
+        turn += fits is not None and refused is not None
+        size = min(max(guess, low + step), high - step)
+
+
+def _guess(points: list[Tried], fits: Tried | None) -> int | None:
+    """The size that would take what there is, on the line through the last two that were tried."""
+    if len(points) < 2:
+        return None
+    before, last = (each.footprint for each in points[-2:])
+    slope = (last.allocated_bytes - before.allocated_bytes) / (points[-1].size - points[-2].size)
+    if slope <= 0:
+        return None
+    beside = 0 if fits is None else fits.footprint.reserved_bytes - fits.footprint.allocated_bytes
+    room = last.usable_bytes - last.allocated_bytes - beside
+    return points[-1].size + int(room / slope)

@@ -1,0 +1,151 @@
+"""What a schedule takes of memory, known before it runs: its book, served by the allocator.
+
+Where frees are deferred it depends on time when memory comes back, and only a run says.
+"""
+
+from dataclasses import dataclass
+
+from zsim.analysis.plan import model_state_bytes, model_states
+from zsim.analysis.summary import summary
+from zsim.backend.backend import Job
+from zsim.memory import book, peak, reservations
+from zsim.schedule.operation import Free, FreeMode
+from zsim.schedule.schedule import Kind, Place, Program, Schedule
+from zsim.trace.trace import Shortage, Trace
+
+
+class DependsOnTimeError(ValueError):
+    """Frees of the schedule are deferred: what it takes depends on when their uses end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """The moment at which there was no memory, and what was alive then.
+
+    Attributes:
+        operation: id of the operation that asked; empty where no moment counts.
+        needed_bytes: what would have been reserved.
+        capacity_bytes: what there is.
+        alive_bytes: of each kind, with what was asked for; the largest first.
+        largest_buffer, largest_buffer_bytes: the largest buffer of the first of these kinds.
+    """
+
+    operation: str
+    needed_bytes: int
+    capacity_bytes: int
+    alive_bytes: tuple[tuple[Kind, int], ...]
+    largest_buffer: str
+    largest_buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Device memory of the rank that takes most.
+
+    Attributes:
+        allocated_bytes: largest book.
+        reserved_bytes: the most that the allocator takes; after a lack it takes no more.
+        usable_bytes: what there is for it; 0 if that is not known.
+        lack: the first rank's and pool's that does not suffice, host memory among them.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    usable_bytes: int
+    lack: Lack | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has what it reserves."""
+        return self.lack is None
+
+
+def footprint(job: Job) -> Footprint:
+    """The footprint of `job`, without running it.
+
+    Raises:
+        DependsOnTimeError: only a run can say.
+    """
+    schedule = job.schedule
+    if depends_on_time(schedule):
+        raise DependsOnTimeError("frees are deferred: memory depends on when their uses end")
+    device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
+    allocated = reserved = usable = 0
+    found: Lack | None = None
+    for program in schedule.programs:
+        entries = book(program, job.steps)
+        allocated = max(allocated, *(peak(entries, name).bytes for name in device))
+        for each in reservations(schedule, program, entries, job.cluster):
+            if each.pool in device and each.peak_bytes >= reserved:
+                reserved, usable = each.peak_bytes, each.capacity_bytes or 0
+            if each.shortage is None or each.capacity_bytes is None or found is not None:
+                continue
+            found = lack(program, each.shortage, each.capacity_bytes)
+    return Footprint(
+        allocated_bytes=allocated, reserved_bytes=reserved, usable_bytes=usable, lack=found
+    )
+
+
+def footprint_of_run(job: Job, trace: Trace) -> Footprint:
+    """The footprint that a run of `job` had."""
+    found = summary(job, trace)
+    return Footprint(
+        allocated_bytes=found.peak_allocated_bytes,
+        reserved_bytes=found.peak_reserved_bytes,
+        usable_bytes=found.usable_bytes,
+        lack=lack_of_run(job.schedule, trace),
+    )
+
+
+def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
+    """What a run of `schedule` lacked; None if it had all."""
+    full = trace.out_of_memory
+    if full is None:
+        return None
+    shortage = Shortage(operation=full.operation, needed_bytes=full.needed_bytes, alive=full.alive)
+    return lack(schedule.program_of(full.rank), shortage, full.capacity_bytes)
+
+
+def states_alone(job: Job) -> Footprint:
+    """What model states take, and nothing else, of memory as its vendor prints it.
+
+    That is how Rajbhandari et al. 2020 (Table 2) count the theoretical size of a model.
+    """
+    program = max(job.schedule.programs, key=model_state_bytes)
+    states = {buffer.name: buffer.size_bytes for buffer in model_states(program)}
+    total, capacity_bytes = sum(states.values()), job.cluster.gpu.memory_bytes
+    all_of_it = Shortage(operation="", needed_bytes=total, alive=tuple(states.items()))
+    return Footprint(
+        allocated_bytes=total,
+        reserved_bytes=total,
+        usable_bytes=capacity_bytes,
+        lack=lack(program, all_of_it, capacity_bytes) if total > capacity_bytes else None,
+    )
+
+
+def depends_on_time(schedule: Schedule) -> bool:
+    """Whether some free is deferred."""
+    return any(
+        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+        for program in schedule.programs
+        for operation in program.by_id.values()
+    )
+
+
+def lack(program: Program, shortage: Shortage, capacity_bytes: int) -> Lack:
+    """What `shortage` says of a rank that runs `program`, by kind."""
+    buffers = program.by_name
+    kinds: dict[Kind, int] = {}
+    for name, size in shortage.alive:
+        kinds[buffers[name].kind] = kinds.get(buffers[name].kind, 0) + size
+    by_kind = tuple(sorted(kinds.items(), key=lambda each: -each[1]))
+    of_first = [each for each in shortage.alive if buffers[each[0]].kind is by_kind[0][0]]
+    name, size = max(of_first, key=lambda each: each[1])
+    return Lack(
+        operation=shortage.operation,
+        needed_bytes=shortage.needed_bytes,
+        capacity_bytes=capacity_bytes,
+        alive_bytes=by_kind,
+        largest_buffer=name,
+        largest_buffer_bytes=size,
+    )

@@ -1,0 +1,31 @@
+"""Memory that a run lacks: at which moment, and what had most of it then."""
+
+from zsim.analysis.memory_footprint import Lack
+from zsim.schedule.describe_operation import moment
+from zsim.units import format_bytes
+
+
+def lack_object(lack: Lack) -> dict[str, object]:
+    """The same for `--json`."""
+    kind, size = lack.alive_bytes[0]
+    return {
+        "operation": lack.operation,
+        "moment": moment(lack.operation),
+        "needed_bytes": lack.needed_bytes,
+        "capacity_bytes": lack.capacity_bytes,
+        "largest_consumer": {
+            "kind": kind,
+            "bytes": size,
+            "largest_buffer": lack.largest_buffer,
+            "largest_buffer_bytes": lack.largest_buffer_bytes,
+        },
+        "alive_bytes": dict(lack.alive_bytes),
+    }
+
+
+def alive_text(lack: Lack) -> str:
+    """What was alive, the largest consumer first, with its largest buffer."""
+    (kind, size), *others = lack.alive_bytes
+    largest = f"{lack.largest_buffer} {format_bytes(lack.largest_buffer_bytes)}"
+    first = f"most is {kind} {format_bytes(size)} (its largest: {largest})"
+    return ", ".join([first, *(f"{each} {format_bytes(much)}" for each, much in others if much)])

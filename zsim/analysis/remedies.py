@@ -1,0 +1,242 @@
+"""What would make a run fit that does not: changes of its scenario, from mild to strong.
+
+A change keeps the ranks and the sequences of a step. Which ones help, and what they cost in time,
+only trying says: `remedies` does that with functions that it is given.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+
+from zsim.cluster.cluster import Cluster
+from zsim.model.architecture import Attention
+from zsim.model.model import Model
+from zsim.scenario.tables import Scenario
+from zsim.schedule.schedule import Discipline
+from zsim.strategy.strategy import STAGES, Checkpointing, FusedBuffers, Keep, Strategy
+
+SMALL_BUCKET = 50_000_000
+"""Elements of the bucket that is offered instead of a larger one: 100 MB in half precision."""
+
+MOST_PARTS = 8
+"""Micro-batches are not cut into more: their schedule would grow as many times."""
+
+WANTED = 3
+"""So many changes that help are looked for; where fewer help alone, pairs are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The run that does not fit: what was asked for, and what it was resolved to."""
+
+    scenario: Scenario
+    strategy: Strategy
+    model: Model
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Settings of a scenario, and what they make of its batches.
+
+    Attributes:
+        settings: `zero.stage=3`, without those of batches.
+        parts: a micro-batch is cut into so many.
+        fewer: there are so many times fewer replicas.
+    """
+
+    settings: tuple[str, ...] = ()
+    parts: int = 1
+    fewer: int = 1
+
+    def beside(self, other: "Change") -> "Change":
+        """Both changes."""
+        return Change(
+            settings=(*self.settings, *other.settings),
+            parts=self.parts * other.parts,
+            fewer=self.fewer * other.fewer,
+        )
+
+    def all_settings(self, subject: Subject, *, fewest: bool = False) -> tuple[str, ...]:
+        """With those of batches: a step has as many sequences as before, or with `fewest` few.
+
+        Beyond two micro-batches a step takes longer, but no more memory.
+        """
+        if self.parts * self.fewer == 1:
+            return self.settings
+        size = subject.model.micro_batch_size // self.parts
+        steps = subject.strategy.gradient_accumulation_steps * self.parts * self.fewer
+        steps = min(steps, 2) if fewest else steps
+        batches = (f"train.micro_batch_size={size}", f"train.gradient_accumulation_steps={steps}")
+        return (*self.settings, *batches)
+
+
+Family = tuple[Change, ...]
+"""Changes of one kind, the mildest first."""
+
+
+def families(subject: Subject) -> tuple[Family, ...]:
+    """Every kind of change that the scenario leaves open."""
+    found = (
+        _allocator(subject),
+        _buckets(subject),
+        _ahead(subject),
+        _activations(subject),
+        _micro_batches(subject),
+        _stages(subject),
+        _tensor(subject),
+    )
+    return tuple(tuple(each) for each in found if each)
+
+
+def _set(*settings: str) -> Change:
+    return Change(settings=settings)
+
+
+def _allocator(subject: Subject) -> list[Change]:
+    if subject.scenario.cluster.allocator is not Discipline.CACHING:
+        return []
+    return [_set("cluster.allocator=expandable")]
+
+
+def _buckets(subject: Subject) -> list[Change]:
+    strategy = subject.strategy
+    match strategy.emulate:
+        case None if strategy.fused_buffers is FusedBuffers.MODEL:
+            return [_set("zero.fused_buffers=constant")]
+        case None if strategy.bucket_elements > SMALL_BUCKET:
+            return [_set(f"zero.bucket_elements={SMALL_BUCKET}")]
+        case None:
+            return []
+        case runtime:
+            return _of_runtime(subject, runtime.smaller_buckets(SMALL_BUCKET))
+
+
+def _of_runtime(subject: Subject, option: str | None) -> list[Change]:
+    """Set an option of the runtime, unless a configuration of its own sets them all."""
+    zero = subject.scenario.zero
+    if option is None or zero.deepspeed_config is not None:
+        return []
+    return [_set(f"zero.{zero.emulate}.{option}")]
+
+
+def _ahead(subject: Subject) -> list[Change]:
+    """Fewer parameters gathered at once."""
+    strategy = subject.strategy
+    match strategy.emulate:
+        case None if strategy.stage == 3 and strategy.keep_after_forward is not Keep.NOTHING:
+            return [_set("zero.keep_after_forward=nothing")]
+        case None if strategy.stage == 3 and strategy.prefetch_units:
+            return [_set("zero.prefetch_units=0")]
+        case None:
+            return []
+        case runtime:
+            return _of_runtime(subject, runtime.fewer_gathered())
+
+
+def _activations(subject: Subject) -> list[Change]:
+    """Checkpoints, then cut over the tensor axis (ZeRO-R Pa), then in host memory (Pa+cpu)."""
+    strategy, shape = subject.strategy, subject.model.architecture
+    if shape is None:
+        return []
+    now = strategy.checkpointing
+    found: list[Change] = []
+    if now is Checkpointing.NONE and shape.attention is Attention.PLAIN:
+        found.append(_set("activations.checkpointing=selective"))
+    full = ("activations.checkpointing=full",) if now is not Checkpointing.FULL else ()
+    if full:
+        found.append(_set(*full))
+    if strategy.tensor > 1 and not strategy.partition_checkpoints:
+        full = (*full, "activations.partition=true")
+        found.append(_set(*full))
+    if strategy.emulate is None and not strategy.offload_checkpoints:
+        found.append(_set(*full, "activations.offload=true"))
+    return found
+
+
+def _micro_batches(subject: Subject) -> list[Change]:
+    """Smaller micro-batches, with as many more of them."""
+    size = subject.model.micro_batch_size
+    if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
+        return []
+    return [Change(parts=parts) for parts in range(2, MOST_PARTS + 1) if size % parts == 0]
+
+
+def _stages(subject: Subject) -> list[Change]:
+    """Higher stages that the runtime has."""
+    strategy, zero = subject.strategy, subject.scenario.zero
+    if zero.deepspeed_config is not None:
+        return []
+    known = STAGES if strategy.emulate is None else strategy.emulate.stages
+    return [_set(f"zero.stage={stage}") for stage in known if stage > strategy.stage]
+
+
+def _tensor(subject: Subject) -> list[Change]:
+    """Higher degrees inside a node; as many fewer replicas take as many more micro-batches."""
+    strategy, parallel = subject.strategy, subject.scenario.parallel
+    if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
+        return []
+    found: list[Change] = []
+    fewer = 2
+    while strategy.data % fewer == 0 and strategy.tensor * fewer <= subject.cluster.gpus_per_node:
+        settings = [f"parallel.tensor={strategy.tensor * fewer}"]
+        if parallel.data is not None:
+            settings.append(f"parallel.data={strategy.data // fewer}")
+        found.append(Change(settings=tuple(settings), fewer=fewer))
+        fewer *= 2
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Settings with which the run was made and fits, and what a step then takes."""
+
+    settings: tuple[str, ...]
+    step_time_s: float
+    reserved_bytes: int
+
+
+Fits = Callable[[tuple[str, ...]], bool]
+"""Whether the run fits with settings; not if they cannot be."""
+
+Run = Callable[[tuple[str, ...]], Remedy | None]
+"""The run with settings; None if it does not fit."""
+
+
+def remedies(subject: Subject, fits: Fits, run: Run) -> tuple[Remedy, ...]:
+    """The cheapest changes that make `subject` fit, each of them run; cheapest first.
+
+    Of each kind the mildest that helps is taken. Where fewer than `WANTED` kinds help alone, pairs
+    of the others are tried, and at last all of them together.
+    """
+
+    def enough(change: Change) -> bool:
+        return fits(change.all_settings(subject, fewest=True))
+
+    helping: list[Change] = []
+    weak: list[Family] = []
+    for family in families(subject):
+        mildest = next(filter(enough, family), None)
+        if mildest is None:
+            weak.append(family)
+        else:
+            helping.append(mildest)
+    for one, other in combinations(weak, 2):
+        if len(helping) >= WANTED:
+            break
+        if enough(one[-1].beside(other[-1])):
+            helping.append(_mildest_pair(one, other, enough))
+    if not helping and len(weak) > 2:
+        everything = weak[0][-1]
+        for family in weak[1:]:
+            everything = everything.beside(family[-1])
+        helping = [everything] if enough(everything) else []
+    made = [run(change.all_settings(subject)) for change in helping]
+    found = [each for each in made if each is not None]
+    return tuple(sorted(found, key=lambda each: each.step_time_s)[:WANTED])
+
+
+def _mildest_pair(one: Family, other: Family, enough: Callable[[Change], bool]) -> Change:
+    """One of each, neither of which can be milder beside the other; the last two are enough."""
+    first = next(change for change in one if enough(change.beside(other[-1])))
+    return next(first.beside(change) for change in other if enough(first.beside(change)))

@@ -1,0 +1,359 @@
+"""What a run comes to: step time, rates, exposed communication, peak memory. Pure arithmetic.
+
+Everything is judged on the last step: from the end of the step before it (or the start) to its own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import ClusterError
+from zsim.dtype import DType
+from zsim.memory import Peak, peak, peak_bytes, reservations
+from zsim.model.kernel import Kernel
+from zsim.schedule.operation import Action, Communication, Compute, Together
+from zsim.schedule.schedule import Kind, Place, Program
+from zsim.trace.trace import Interval, LastStep, RankStep, RankTrace, Reservation, Trace
+from zsim.units import PICOSECONDS_PER_SECOND
+
+MODEL_ACTIONS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+"""What hardware FLOPs count (Korthikanti et al. 2022, section 6.3): recomputation as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The four rates of a `Summary`, by another way to count."""
+
+    model_tflops_per_gpu: float
+    hardware_tflops_per_gpu: float
+    mfu: float
+    hfu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures of the last step of a run.
+
+    Attributes:
+        step_time_s: seconds, 0 from a backend that has no clock.
+        model_tflops_per_gpu: 10^12 FLOPs of forward and backward per second and GPU, without
+            recomputation (Narayanan et al. 2021, section 5.1).
+        hardware_tflops_per_gpu: the same of matrix products that were executed, recomputation
+            counted.
+        mfu, hfu: the two over the GPU's peak in the format that computes most; 0 without a peak.
+        causal: the four without the half of attention that causal masking leaves out.
+        tokens_per_s: tokens of all replicas and micro-batches per second.
+        peak_allocated_bytes: largest book of a rank in device memory.
+        memory_by_kind: what was booked then, by kind.
+        peak_reserved_bytes: the most that a rank reserves of device memory: with PyTorch's caching
+            allocator, what is rounded up, split off or kept for another stream counts too. Where
+            the rank runs out of memory, only what it had reserved until then.
+        usable_bytes: what that rank may reserve: memory of its GPU less what CUDA and NCCL take.
+        exposed_communication_s: time in which some communication runs or waits for its peers and
+            no Compute runs; of the rank with the most.
+        exposed_by_group: the same of communication on each group; where two groups overlap, both.
+        host_bound_s: time in which no Compute runs because the host has not issued it yet, and is
+            at it; of the rank with the most.
+        fits: whether every rank has the memory that it reserves.
+        peak_host_bytes: the most that the ranks of a node hold of its host's memory.
+        reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
+    """
+
+    step_time_s: float
+    model_tflops_per_gpu: float
+    hardware_tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    causal: Rates
+    tokens_per_s: float
+    peak_allocated_bytes: int
+    memory_by_kind: tuple[tuple[Kind, int], ...]
+    peak_reserved_bytes: int
+    usable_bytes: int
+    exposed_communication_s: float
+    exposed_by_group: tuple[tuple[str, float], ...]
+    host_bound_s: float
+    fits: bool
+    peak_host_bytes: int = 0
+    reserved_is_known: bool = True
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Return the most that a rank reserves; None where that is not known."""
+        return self.peak_reserved_bytes if self.reserved_is_known else None
+
+    @property
+    def bound_by(self) -> str:
+        """What takes most of the step: the host, communication, or else compute."""
+        host_s, exposed_s = self.host_bound_s, self.exposed_communication_s
+        compute_s = self.step_time_s - exposed_s - host_s
+        if max(host_s, exposed_s) <= compute_s:
+            return "compute"
+        return "the host" if host_s > exposed_s else "communication"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs of all ranks in a step: of the model, of the products that were executed.
+
+    `causal_` is without the half of attention that masks hide; `dtype` computes most.
+    """
+
+    model_flops: int
+    hardware_flops: int
+    causal_model_flops: int
+    causal_hardware_flops: int
+    dtype: DType | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory that a run takes; as the fields of `Summary`.
+
+    `full_at` is the operation at which memory ran out.
+    """
+
+    peak_allocated_bytes: int
+    memory_by_kind: tuple[tuple[Kind, int], ...]
+    peak_reserved_bytes: int
+    usable_bytes: int
+    full_at: str | None
+    peak_host_bytes: int = 0
+    reserved_is_known: bool = True
+
+
+def summary(job: Job, trace: Trace) -> Summary:
+    """The figures of `trace`, which a backend made of `job`."""
+    return summed_up(job, work(job, trace), room(job, trace), step_of(job, trace))
+
+
+def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
+    """The figures of a run of `job` that did this work, took this memory and had these times."""
+    seconds = (step.end_ps - step.begin_ps) / PICOSECONDS_PER_SECOND
+    scale = _Scale(
+        gpu_seconds=seconds * job.schedule.mesh.size, peak_rate=_peak_rate(job, done.dtype)
+    )
+    every = scale.rates(done.model_flops, done.hardware_flops)
+    exposed, by_group = exposed_ps(step)
+    return Summary(
+        step_time_s=seconds,
+        model_tflops_per_gpu=every.model_tflops_per_gpu,
+        hardware_tflops_per_gpu=every.hardware_tflops_per_gpu,
+        mfu=every.mfu,
+        hfu=every.hfu,
+        causal=scale.rates(done.causal_model_flops, done.causal_hardware_flops),
+        tokens_per_s=_per_second(done.tokens, seconds),
+        peak_allocated_bytes=taken.peak_allocated_bytes,
+        memory_by_kind=taken.memory_by_kind,
+        peak_reserved_bytes=taken.peak_reserved_bytes,
+        usable_bytes=taken.usable_bytes,
+        exposed_communication_s=exposed / PICOSECONDS_PER_SECOND,
+        exposed_by_group=tuple(
+            (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
+        ),
+        host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
+        fits=taken.full_at is None,
+        peak_host_bytes=taken.peak_host_bytes,
+        reserved_is_known=taken.reserved_is_known,
+    )
+
+
+def work(job: Job, trace: Trace) -> Work:
+    """What all ranks compute in the last step of `trace`."""
+    stages = (
+        1 if job.schedule.contract.strategy is None else job.schedule.contract.strategy.pipeline
+    )
+    replicas = job.schedule.mesh.size // (job.model.tensor * stages)
+    batches = replicas * micro_batches(job)
+    model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
+    flops, masked = _executed(job, trace)
+    return Work(
+        model_flops=model_flops,
+        hardware_flops=sum(flops.values()),
+        causal_model_flops=model_flops - batches * job.model.attention_flops // 2,
+        causal_hardware_flops=sum(flops.values()) - masked,
+        dtype=max(flops, key=lambda dtype: flops[dtype]) if flops else None,
+        tokens=batches * job.model.tokens,
+    )
+
+
+def room(job: Job, trace: Trace) -> Room:
+    """The memory of the rank that takes most."""
+    largest, reservations_made = _largest(job, trace), _reserved(job, trace)
+    reserved = max(reservations_made, key=lambda each: each.peak_bytes)
+    full = trace.out_of_memory
+    return Room(
+        peak_allocated_bytes=largest.bytes,
+        memory_by_kind=largest.by_kind,
+        peak_reserved_bytes=reserved.peak_bytes,
+        usable_bytes=reserved.capacity_bytes or 0,
+        full_at=None if full is None else full.operation,
+        peak_host_bytes=_on_node(job, trace),
+        reserved_is_known=all(each.shortage is None for each in reservations_made),
+    )
+
+
+def last_step(trace: Trace) -> Interval:
+    """Picoseconds from the end of the step before the last (0 if there is none) to its own end."""
+    return (trace.step_end_ps[-2] if trace.steps > 1 else 0, trace.step_end_ps[-1])
+
+
+def micro_batches(job: Job) -> int:
+    """Micro-batches per replica and step: those that some rank runs forward."""
+    found = {
+        operation.micro_batch
+        for program in job.schedule.programs
+        for operation in program.step
+        if isinstance(operation, Compute) and operation.action is Action.FORWARD
+    }
+    return len(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """What FLOPs of all ranks are divided by."""
+
+    gpu_seconds: float
+    peak_rate: int
+
+    def rates(self, model_flops: int, hardware_flops: int) -> Rates:
+        """The rates of so many FLOPs."""
+        model = _per_second(model_flops, self.gpu_seconds)
+        hardware = _per_second(hardware_flops, self.gpu_seconds)
+        return Rates(
+            model_tflops_per_gpu=model / 1e12,
+            hardware_tflops_per_gpu=hardware / 1e12,
+            mfu=model / self.peak_rate if self.peak_rate else 0.0,
+            hfu=hardware / self.peak_rate if self.peak_rate else 0.0,
+        )
+
+
+def _per_second(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else 0.0
+
+
+def _program(job: Job, rank: RankTrace) -> Program:
+    return next(program for program in job.schedule.programs if program.role == rank.role)
+
+
+def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
+    """FLOPs of matrix products of all ranks in the last step by format, and how many masks hide."""
+    totals: dict[DType, int] = {}
+    masked = 0
+    last = trace.steps - 1
+    for rank in trace.ranks:
+        by_id = _program(job, rank).by_id
+        done: dict[tuple[Kernel, ...], int] = {}
+        for event in rank.events:
+            operation = by_id[event.operation] if event.step == last else None
+            if isinstance(operation, Compute) and operation.action in MODEL_ACTIONS:
+                done[operation.kernels] = done.get(operation.kernels, 0) + 1
+        for kernels, count in done.items():
+            for kernel in kernels:
+                if kernel.kind.multiplies_matrices:
+                    times = count * rank.stands_for
+                    totals[kernel.dtype] = totals.get(kernel.dtype, 0) + kernel.flops * times
+                    masked += (kernel.flops - kernel.causal_flops) * times
+    return totals, masked
+
+
+def _peak_rate(job: Job, dtype: DType | None) -> int:
+    """The GPU's peak in the format that computes most; 0 if there is none."""
+    try:
+        return 0 if dtype is None else job.cluster.gpu.rate(dtype).peak
+    except ClusterError:
+        return 0
+
+
+def _largest(job: Job, trace: Trace) -> Peak:
+    """The peak of the device pool that holds most, of the rank whose book is largest."""
+    device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
+    peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
+    return max(peaks, key=lambda each: each.bytes)
+
+
+def _on_node(job: Job, trace: Trace) -> int:
+    """Host memory that the ranks of a node hold, each the most that any rank does."""
+    pools = [pool.name for pool in job.schedule.pools if pool.place is Place.HOST]
+    books = {id(rank.book): rank.book for rank in trace.ranks}.values()
+    each = sum(max(peak_bytes(entries, pool) for entries in books) for pool in pools)
+    return each * min(job.cluster.gpus_per_node, job.schedule.mesh.size)
+
+
+def _reserved(job: Job, trace: Trace) -> list[Reservation]:
+    """Return the reservations of device memory of all ranks."""
+    device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
+    books = {id(rank.book): rank for rank in trace.ranks}  # ranks of a role share their book
+    return [
+        each
+        for rank in books.values()
+        for each in rank.reservations
+        or reservations(job.schedule, _program(job, rank), rank.book, job.cluster)
+        if each.pool in device
+    ]
+
+
+def step_of(job: Job, trace: Trace) -> LastStep:
+    """The times of the last step of `trace`."""
+    begin_ps, end_ps = last_step(trace)
+    ranks = tuple(_rank_step(_program(job, rank), rank, trace) for rank in trace.ranks)
+    return LastStep(
+        begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust, error=trace.error
+    )
+
+
+def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
+    begin_ps, end_ps = last_step(trace)
+    computing: list[Interval] = []
+    by_group: dict[str, list[Interval]] = {}
+    for event in rank.events:
+        if event.end_ps <= begin_ps or event.start_ps >= end_ps:
+            continue
+        interval = (max(event.start_ps, begin_ps), min(event.end_ps, end_ps))
+        operation = program.by_id[event.operation]
+        if isinstance(operation, Compute):
+            computing.append(interval)
+        elif isinstance(operation, Communication | Together):
+            by_group.setdefault(operation.group, []).append(interval)
+    waited_ps = rank.host_bound_ps[-1] if rank.host_bound_ps else 0
+    return RankStep(computing=computing, by_group=by_group, host_bound_ps=waited_ps)
+
+
+def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:
+    """Picoseconds of the step in which a rank communicates and computes nothing.
+
+    In all and by group, of the rank with the most.
+    """
+    return max((_exposed_of(rank) for rank in step.ranks), key=lambda each: each[0])
+
+
+def _exposed_of(rank: RankStep) -> tuple[int, dict[str, int]]:
+    busy = list(_union(rank.computing))
+    groups = sorted(rank.by_group.items())
+    each = {group: _outside(intervals, busy) for group, intervals in groups}
+    if len(each) == 1:
+        return next(iter(each.values())), each
+    everything = [interval for _, intervals in groups for interval in intervals]
+    return _outside(everything, busy), each
+
+
+def _union(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    """The intervals in order, those that touch made one."""
+    current: Interval | None = None
+    for start, end in sorted(intervals):
+        if current is None or start > current[1]:
+            if current is not None:
+                yield current
+            current = (start, end)
+        else:
+            current = (current[0], max(current[1], end))
+    if current is not None:
+        yield current
+
+
+def _outside(intervals: Iterable[Interval], busy: list[Interval]) -> int:
+    """How much the intervals cover that `busy`, ordered and apart, does not."""
+    covered = list(_union(intervals))
+    both = list(_union([*covered, *busy]))
+    return sum(end - start for start, end in both) - sum(end - start for start, end in busy)

@@ -1,0 +1,127 @@
+"""Where the time of a rank goes: every moment is one thing, so the parts sum up to the whole.
+
+A moment in which something computes is computing, whatever travels beside it. Else communication
+is exposed, then copies; what is left is idle. HTA's temporal breakdown (`kineto` writes what it
+reads) says the same, with exposed communication and copies as one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from zsim.schedule.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    Together,
+)
+from zsim.schedule.schedule import Program
+from zsim.trace.trace import Event, RankTrace
+
+COMPUTE = "compute"
+COMMUNICATION = "communication"
+COPY = "copy, fill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Picoseconds of a rank between two times.
+
+    Attributes:
+        span_ps: all of it.
+        compute_ps: something computes.
+        exposed_ps: by group, nothing computes and it communicates, or waits for its peers to; of
+            two groups at once the moment is that of the one that began first.
+        copy_ps: no more than copies and fills run.
+    """
+
+    span_ps: int
+    compute_ps: int
+    exposed_ps: tuple[tuple[str, int], ...]
+    copy_ps: int
+
+    @property
+    def communication_ps(self) -> int:
+        """Exposed communication of all groups."""
+        return sum(each for _, each in self.exposed_ps)
+
+    @property
+    def idle_ps(self) -> int:
+        """No stream does anything."""
+        return self.span_ps - self.compute_ps - self.communication_ps - self.copy_ps
+
+
+def breakdown(program: Program, rank: RankTrace, begin_ps: int, end_ps: int) -> Breakdown:
+    """What `rank`, which runs `program`, did from `begin_ps` to `end_ps`."""
+    bounds: list[tuple[int, bool, int]] = []
+    kinds: list[tuple[int, str, str]] = []
+    for event in rank.events:
+        start, end = max(event.start_ps, begin_ps), min(event.end_ps, end_ps)
+        if start < end:
+            bounds += [(start, True, len(kinds)), (end, False, len(kinds))]
+            kinds.append((start, *_kind(program, event)))
+    found: dict[tuple[str, str], int] = {}
+    running: set[int] = set()
+    last = begin_ps
+    for time, starts, number in sorted(bounds):
+        if running and time > last:
+            kind = _first(kinds[each] for each in running)
+            found[kind] = found.get(kind, 0) + time - last
+        last = time
+        if starts:
+            running.add(number)
+        else:
+            running.remove(number)
+    groups = sorted(name for kind, name in found if kind == COMMUNICATION)
+    return Breakdown(
+        span_ps=end_ps - begin_ps,
+        compute_ps=found.get((COMPUTE, ""), 0),
+        exposed_ps=tuple((name, found[COMMUNICATION, name]) for name in groups),
+        copy_ps=found.get((COPY, ""), 0),
+    )
+
+
+RANKING = (COMPUTE, COMMUNICATION, COPY)
+"""Of several things at once, the moment is that of the first."""
+
+
+def _first(running: Iterable[tuple[int, str, str]]) -> tuple[str, str]:
+    _, _, kind, name = min(
+        (RANKING.index(kind), start, kind, name) for start, kind, name in running
+    )
+    return kind, name
+
+
+def _kind(program: Program, event: Event) -> tuple[str, str]:
+    """What an event is, and of which group."""
+    operation = program.by_id[event.operation]
+    match operation:
+        case Compute():
+            return COMPUTE, ""
+        case (
+            AllGather()
+            | ReduceScatter()
+            | AllReduce()
+            | Broadcast()
+            | Send()
+            | Receive()
+            | Together()
+        ):
+            return COMMUNICATION, operation.group
+        case Copy() | Fill():
+            return COPY, ""
+        case Allocate() | Free() | HostWait() | SetScalar() | Branch():
+            raise AssertionError(f"{operation.id}: an action of the host is on no stream")
+        case _:
+            assert_never(operation)

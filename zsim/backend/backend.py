@@ -1,0 +1,122 @@
+"""What every world owes: the protocol of a backend, and the registry of those installed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol, Self, cast
+
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.fault import Fault, Neighbour
+from zsim.model.model import Model
+from zsim.network.link_load import Decision
+from zsim.schedule.schedule import Schedule
+from zsim.suggestion import one_of
+from zsim.trace.trace import LastStep, Trace
+
+GROUP = "zsim.backends"
+
+
+class BackendError(ValueError):
+    """A backend or job that cannot be had."""
+
+
+class UnknownBackendError(BackendError, LookupError):
+    """No backend of that name is registered."""
+
+
+class BackendUnavailableError(BackendError):
+    """The backend is registered, but a package that it needs is not installed."""
+
+
+class RefusedError(BackendError):
+    """The backend cannot execute this job; the message says which field or operation is why."""
+
+
+class RunFailedError(RuntimeError):
+    """The run itself failed: a rank died, or nothing moved for too long."""
+
+
+class NoWayError(RuntimeError):
+    """Ranks that have to exchange bytes cannot: the answer is no, and the message names the cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A schedule to run for `steps` steps, with the model it trains and the cluster it has."""
+
+    schedule: Schedule
+    model: Model
+    cluster: Cluster
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise BackendError(f"steps: {self.steps} must be at least 1")
+
+
+class Backend(Protocol):
+    """Runs a job and says what happened. Its own settings are its constructor's, all optional."""
+
+    name: str
+
+    def refusal(self, job: Job) -> str | None:
+        """One line that says why this backend cannot execute `job`, or None if it can."""
+        ...
+
+    def run(self, job: Job, *, seed: int) -> Trace:
+        """Execute setup and all steps.
+
+        Raises:
+            RefusedError: `refusal` has something to say; nothing was started.
+            RunFailedError: it began and could not end.
+        """
+        ...
+
+
+class Trier(Backend, Protocol):
+    """A backend that tries one schedule again and again, on clusters and in trouble of any kind."""
+
+    def under(
+        self,
+        *,
+        faults: Sequence[Fault] = (),
+        neighbours: Sequence[Neighbour] = (),
+        decision: Decision | None = None,
+    ) -> Self:
+        """The same backend in other circumstances; what it knows of a schedule it keeps."""
+        ...
+
+    def last_step(self, job: Job, *, seed: int) -> LastStep:
+        """The times that the trace of `run` has of its last step, without the rest of it.
+
+        Raises:
+            RefusedError, NoWayError, RunFailedError: as `run`.
+        """
+        ...
+
+
+def names() -> tuple[str, ...]:
+    """Names of all registered backends, sorted."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+def load(name: str) -> type[Backend]:
+    """The backend class registered under `name`; imports nothing else.
+
+    Raises:
+        UnknownBackendError: `name` is not registered.
+        BackendUnavailableError: a package the backend needs is not installed.
+    """
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        raise UnknownBackendError(f"backend: {one_of(name, names())}")
+    if len(found) > 1:
+        owners = ", ".join(entry.value for entry in found)
+        raise BackendError(f"backend {name!r} is registered more than once: {owners}")
+    try:
+        return cast("type[Backend]", next(iter(found)).load())
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("zsim"):
+            raise
+        hint = f"backend {name!r} needs {error.name}: pip install 'zsim[{name}]'"
+        raise BackendUnavailableError(hint) from error

@@ -1,0 +1,157 @@
+"""A job as JSON, without loss: schedules can be written down, changed, and read back.
+
+    {"zsim": "job", "version": 1, "schedule": {...}, "model": {...}, "cluster": {...}, "steps": 1}
+
+Keys are the fields of the values in `zsim.schedule.schedule`, `zsim.schedule.operation`,
+`zsim.model.model` and `zsim.cluster.cluster`. An operation says which it is in `type`; so does
+every value whose field allows several kinds. An empty field that is empty by default is left out. A
+schedule without a model and a cluster can be read and checked, but not run.
+
+A trace may stand in a file of PyTorch's profiler (`zsim.trace.kineto`), beside the keys of such a
+file.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from zsim.cluster.cluster import Cluster
+from zsim.model.model import Model
+from zsim.schedule.json import FieldError, decode_value, encode_value
+from zsim.schedule.schedule import Schedule
+from zsim.trace.kineto import KEYS
+from zsim.trace.trace import Trace
+
+VERSION = 1
+"""Rises when a document of the version before would be read as something else."""
+
+
+class DocumentError(ValueError):
+    """Text that is no document, in one line: the path inside it, the value, what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A schedule with what it takes to run it, as far as it is given."""
+
+    schedule: Schedule
+    model: Model | None = None
+    cluster: Cluster | None = None
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise DocumentError(f"steps: {self.steps} must be at least 1")
+
+
+def encode(document: Document) -> str:
+    """`document` as JSON text, on one line each what is short."""
+    return _text("job", cast("dict[str, object]", encode_value(document, Document)))
+
+
+def encode_trace(trace: Trace, profile: Mapping[str, object] | None = None) -> str:
+    """`trace` as JSON text; with `profile`, what `kineto` says of it, a file of PyTorch's form."""
+    return _text("trace", {**(profile or {}), "trace": encode_value(trace, Trace)})
+
+
+def decode(text: str) -> Document:
+    """The document that `encode` wrote.
+
+    Raises:
+        DocumentError: `text` is none.
+    """
+    return cast("Document", _decode(text, "job", Document))
+
+
+def decode_trace(text: str) -> Trace:
+    """The trace that `encode_trace` wrote.
+
+    Raises:
+        DocumentError: `text` is none.
+    """
+    return cast("_TraceDocument", _decode(text, "trace", _TraceDocument, beside=KEYS)).trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TraceDocument:
+    trace: Trace
+
+
+LINE_LENGTH = 100
+
+
+def _text(kind: str, fields: dict[str, object]) -> str:
+    return _laid_out({"zsim": kind, "version": VERSION, **fields}, "") + "\n"
+
+
+def _laid_out(value: object, indent: str) -> str:
+    """JSON in which what fits on a line stands on one: files can be read and compared."""
+    deeper = indent + " "
+    if isinstance(value, list):
+        items = [_laid_out(item, deeper) for item in cast("list[object]", value)]
+        opening, closing = "[", "]"
+    elif isinstance(value, dict):
+        named = cast("dict[str, object]", value).items()
+        items = [f"{json.dumps(key)}: {_laid_out(item, deeper)}" for key, item in named]
+        opening, closing = "{", "}"
+    else:
+        return json.dumps(value, allow_nan=False)
+    line = f"{opening}{', '.join(items)}{closing}"
+    if len(indent) + len(line) <= LINE_LENGTH and "\n" not in line:
+        return line
+    body = ",\n".join(deeper + item for item in items)
+    return f"{opening}\n{body}\n{indent}{closing}"
+
+
+def _decode(text: str, kind: str, hint: type, *, beside: Iterable[str] = ()) -> object:
+    data = _load(text)
+    if not isinstance(data, dict):
+        raise DocumentError(f'must be an object with "zsim": "{kind}"')
+    fields = cast("dict[str, object]", data)
+    for key, expected in (("zsim", kind), ("version", VERSION)):
+        if key not in fields:
+            raise DocumentError(f"{key}: missing; must be {json.dumps(expected)}")
+        value = fields.pop(key)
+        if type(value) is not type(expected) or value != expected:
+            raise DocumentError(f"{key}: {json.dumps(value)[:60]} must be {json.dumps(expected)}")
+    for key in beside:
+        fields.pop(key, None)
+    try:
+        return decode_value(fields, hint)
+    except FieldError as error:
+        raise DocumentError(_printable(str(error))) from None
+    except RecursionError:
+        raise DocumentError("nested too deeply") from None
+
+
+def _printable(text: str) -> str:
+    """`text` on one line: names in a document may hold anything."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def _load(text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        raise DocumentError(
+            f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None
+    except RecursionError:
+        raise DocumentError("not JSON: nested too deeply") from None
+    except DocumentError:
+        raise
+    except ValueError:
+        raise DocumentError("not JSON: a number has too many digits") from None
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise DocumentError(f"key {json.dumps(repeated)[:60]} stands twice in one object")
+    return found

@@ -1,0 +1,29 @@
+"""`zsim calibrate --from DIR`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import Code
+from zsim.mistake import MistakeError
+
+
+def calibrate(
+    source: Annotated[
+        Path, typer.Option("--from", metavar="DIR", help="Folder of published tables, in CSV.")
+    ],
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that the profiles are written to.")
+    ] = Path("profiles"),
+) -> Code:
+    """Fit constants of networks and kernels to published rows."""
+    try:
+        from zsim.cli.calibrate import calibrate as calibrate_from
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "scipy":
+            raise
+        raise MistakeError("calibrate: needs scipy (pip install 'zsim[calibrate]')") from None
+
+    calibrate_from(source, to)
+    return Code.DONE

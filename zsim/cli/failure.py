@@ -1,0 +1,22 @@
+"""What went wrong with the run itself: one line, and where the details were written."""
+
+import tempfile
+import traceback
+
+from zsim.backend.backend import RunFailedError
+
+
+def report(error: Exception) -> str:
+    """Return one line about `error` that names a file with the details."""
+    failed = isinstance(error, RunFailedError)
+    line = str(error) if failed else f"internal error: {type(error).__name__}: {error}"
+    if failed and "details: " in line:
+        return line
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="zsim-", suffix=".log", delete=False
+        ) as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as why:  # a full disk may be what failed
+        return f"{line} (details could not be written: {(why.strerror or str(why)).lower()})"
+    return f"{line} (details: {file.name})"

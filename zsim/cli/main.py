@@ -1,0 +1,141 @@
+"""The command line: `zsim run`, `check`, `plan`, `topology`, `list`, `show` and others."""
+
+import errno
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import Annotated, Protocol, cast
+
+import typer
+
+from zsim.cli.commands.calibrate import calibrate
+from zsim.cli.commands.check import check
+from zsim.cli.commands.compare import compare
+from zsim.cli.commands.largest import largest
+from zsim.cli.commands.listing import list_
+from zsim.cli.commands.plan import plan
+from zsim.cli.commands.run import run
+from zsim.cli.commands.show import show
+from zsim.cli.commands.sweep import sweep
+from zsim.cli.commands.topology import topology
+from zsim.cli.commands.validate import validate
+from zsim.cli.option import Code
+from zsim.files.written import UnwrittenError
+from zsim.mistake import MistakeError, one_line
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that takes no more."""
+
+app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(given: bool) -> None:  # noqa: FBT001  (typer hands it over)
+    if given:
+        from importlib.metadata import version
+
+        print(f"zsim {version('zsim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """One ZeRO schedule, simulated on a cluster or run on real ranks."""
+
+
+app.command("run")(run)
+app.command("check")(check)
+app.command("plan")(plan)
+app.command("sweep")(sweep)
+app.command("compare")(compare)
+app.command("topology")(topology)
+app.command("largest")(largest)
+app.command("list")(list_)
+app.command("show")(show)
+app.command("calibrate")(calibrate)
+app.command("validate")(validate)
+
+
+class _Usage(Protocol):
+    """typer's word for a wrong command line."""
+
+    ctx: typer.Context | None
+
+    def format_message(self) -> str: ...
+
+
+USAGE = cast("type[Exception]", typer.BadParameter.__base__)
+"""Every wrong command line; typer gives the class no public name."""
+
+
+def answer(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments`, of which none ask for help; the exit code."""
+    try:
+        found = app(args=list(arguments) or ["--help"], prog_name="zsim", standalone_mode=False)
+        print(end="", flush=True)
+    except MistakeError as mistake:
+        return _refuse(str(mistake), Code.MISTAKE)
+    except UnwrittenError as failure:
+        return _refuse(f"done, but {failure}", Code.UNWRITTEN)
+    except USAGE as error:
+        usage = cast("_Usage", error)
+        command = "zsim" if usage.ctx is None else usage.ctx.command_path
+        message = usage.format_message().rstrip(".")
+        return _refuse(f"{message} (see {command} --help)", Code.MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        found = Code.INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # the reader has seen enough; typer ends on it
+        sys.stdout = None
+        return Code.DONE
+    except OSError as error:
+        return _refuse_unwritten(error)
+    except Exception as error:  # whatever it is, the caller gets one line
+        from zsim.cli.failure import report
+
+        return _refuse(report(error), Code.FAILED)
+    if found == Code.INTERRUPTED:  # typer returns it too
+        return _refuse("interrupted", Code.INTERRUPTED)
+    return found if isinstance(found, int) else Code.DONE
+
+
+def _refuse_unwritten(error: OSError) -> Code:
+    """Say that the disk behind standard output, or behind another file, is full."""
+    try:
+        print(flush=True)  # what did not get through is not kept for a second flush
+    except OSError as why:
+        sys.stdout = None  # what is left in its buffer cannot be written at the end either
+        reason = (why.strerror or str(why)).lower()
+        return _refuse(f"the answer could not be written: {reason}", Code.UNWRITTEN)
+    from zsim.cli.failure import report
+
+    if error.errno in FULL:
+        where = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{where}{(error.strerror or str(error)).lower()}", Code.FAILED)
+    return _refuse(report(error), Code.FAILED)
+
+
+def _refuse(message: str, code: Code) -> Code:
+    """Print one line on standard error, whatever the message holds, if that can be written."""
+    with suppress(OSError):
+        print(one_line(message), file=sys.stderr, flush=True)
+    return code
+
+
+def main() -> None:
+    """The command `zsim`."""
+    for stream in (sys.stdout, sys.stderr):  # a name may hold what the terminal cannot show
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(answer(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Folders of published measurements, read for calibration and validation."""
+
+import csv
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from zsim.calibration import kernel_rows, measured
+from zsim.calibration.kernel_rows import KernelRow
+from zsim.calibration.links import LINK_TABLES, TimedLinks, read_links
+from zsim.calibration.measured import Measurement
+from zsim.calibration.published import Published
+from zsim.calibration.table import Cells, MeasuredError, Unmodelled
+from zsim.calibration.tables import TABLES
+from zsim.mistake import MistakeError, file_fault, mistakes
+
+Found = TypeVar("Found")
+
+
+def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmodelled]]]:
+    """Rows of the known tables of collectives in `folder`, by name: what is modelled, and the rest.
+
+    Raises:
+        MistakeError: no table is there, or one cannot be read.
+    """
+    paths = _found(folder, measured.READERS)
+    return {path.stem: _read(path, measured.read) for path in paths}
+
+
+def all_tables(
+    folder: Path,
+) -> tuple[
+    dict[str, tuple[list[Measurement], list[Unmodelled]]],
+    dict[str, tuple[list[KernelRow], list[Unmodelled]]],
+]:
+    """Rows of the known tables in `folder`, by name: those of collectives, and those of kernels.
+
+    Raises:
+        MistakeError: no table of either kind is there, or one cannot be read.
+    """
+    paths = _found(folder, (*measured.READERS, *kernel_rows.READERS))
+    networks = [path for path in paths if path.stem in measured.READERS]
+    kernels = [path for path in paths if path.stem in kernel_rows.READERS]
+    return (
+        {path.stem: _read(path, measured.read) for path in networks},
+        {path.stem: _read(path, kernel_rows.read) for path in kernels},
+    )
+
+
+def published_runs(folder: Path) -> dict[str, list[Published]]:
+    """Rows of the known tables of training in `folder`, by name, modelled or not.
+
+    Raises:
+        MistakeError: no table is there, or one cannot be read.
+    """
+    _found(folder, TABLES)
+    return runs_of(folder)
+
+
+def runs_of(folder: Path) -> dict[str, list[Published]]:
+    """The same; there may be none.
+
+    Raises:
+        MistakeError: one cannot be read.
+    """
+    found: dict[str, list[Published]] = {}
+    for name, table in TABLES.items():
+        path = folder / f"{name}.csv"
+        if path.exists():
+            with _of(folder):
+                found[name] = table.read(_rows(path))
+    return found
+
+
+def not_read(folder: Path) -> list[str]:
+    """Tables in `folder` whose form is not known, to any command."""
+    known = {*TABLES, *measured.READERS, *kernel_rows.READERS, *LINK_TABLES}
+    return sorted(path.name for path in folder.glob("*.csv") if path.stem not in known)
+
+
+def _found(folder: Path, names: Collection[str]) -> list[Path]:
+    """Files in `folder` that are called so; at least one."""
+    if not folder.is_dir():
+        raise MistakeError(f"{folder}: no such folder")
+    paths = [path for name in names if (path := folder / f"{name}.csv").exists()]
+    if not paths:
+        raise MistakeError(f"{folder}: holds none of {', '.join(f'{name}.csv' for name in names)}")
+    return paths
+
+
+def timed_links(folder: Path) -> dict[str, list[TimedLinks]]:
+    """Rows of the tables of links in `folder`, by kind of GPU; there may be none.
+
+    Raises:
+        MistakeError: one cannot be read.
+    """
+    found: dict[str, list[TimedLinks]] = {}
+    for name, gpu in LINK_TABLES.items():
+        path = folder / f"{name}.csv"
+        if path.exists():
+            with _of(folder):
+                found[gpu] = read_links(name, _rows(path))
+    return found
+
+
+def _read(
+    path: Path, read: Callable[[str, list[Cells]], tuple[list[Found], list[Unmodelled]]]
+) -> tuple[list[Found], list[Unmodelled]]:
+    with _of(path.parent):
+        return read(path.stem, _rows(path))
+
+
+def _of(folder: Path) -> AbstractContextManager[None]:
+    """What is wrong with a table, whose name begins the message, is a mistake in `folder`."""
+    return mistakes(MeasuredError, prefix=f"{folder}/")
+
+
+def _rows(path: Path) -> list[Cells]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file, restval="", strict=True))
+    except OSError as error:
+        raise file_fault(str(path), error) from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise MistakeError(f"{path}: not a table in CSV: {error}") from None

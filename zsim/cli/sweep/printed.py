@@ -1,0 +1,157 @@
+"""What `zsim sweep` prints: the answer in a sentence, then the runs, best first."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zsim.cli.answer import LINE_WIDTH, print_lines
+from zsim.study.outcome import Status
+from zsim.study.result import StudyResult, difference
+from zsim.study.row import Row
+from zsim.units import format_bytes, format_seconds
+
+ROWS_MAX = 20
+"""Runs that are shown; the others are counted."""
+
+WIDTH_MAX = 1_000
+"""Letters of a line of the table: labels are as long as they are."""
+
+TRUST_MAX = 5
+"""Lines of trust that are shown: there may be one for each number of GPUs."""
+
+BELOW, UNJUDGED = "({})", "{} ?"
+"""Differences below the error of the prediction, and those whose error nobody knows."""
+
+Cell = Callable[[Row], str]
+
+
+def print_result(result: StudyResult, store: Path) -> None:
+    """The answer first, a table of runs, and what is to know about it."""
+    print(result.question)
+    print(result.answer)
+    print()
+    groups = list(dict.fromkeys(map(result.goal.group, result.rows)))
+    accepted = sorted(result.ranking.accepted, key=lambda row: groups.index(result.goal.group(row)))
+    rows = [*accepted, *(row for row, _ in result.ranking.refused)]
+    _print_table(result, rows[:ROWS_MAX])
+    if rows[ROWS_MAX:]:
+        print(f"and {len(rows) - ROWS_MAX:,} more: all with --csv FILE")
+    print()
+    print_lines(_lines(result, store))
+
+
+def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
+    counts = Counter(row.outcome.status for row in result.rows)
+    not_done = [
+        f"{count:,} {status.value.replace('does', 'do') if count > 1 else status.value}"
+        for status, count in counts.items()
+        if status is not Status.DONE
+    ]
+    runs = f"{len(result.rows):,}"
+    if result.dropped:
+        runs += f", and {result.dropped:,} combinations dropped"
+    lines = [("runs", f"{runs}{'; ' if not_done else ''}{', '.join(not_done)}")]
+    lines += _reasons(result)
+    lines += [("held fixed", result.held)]
+    marks = {_to_best(result, row)[-1:] for row in result.rows}
+    if ")" in marks:
+        lines.append(("in brackets", "differences that are less than the error of the prediction"))
+    if "?" in marks:
+        lines.append(("with ?", "differences that no measurement has judged"))
+    names = ("trust", *("" for _ in result.trust[1:]))
+    lines += list(zip(names, result.trust, strict=True))[:TRUST_MAX]
+    if result.trust[TRUST_MAX:]:
+        lines.append(("", f"and {len(result.trust) - TRUST_MAX} more lines like it: --json"))
+    return [*lines, ("kept in", str(store))]
+
+
+def _reasons(result: StudyResult) -> list[tuple[str, str]]:
+    """Of each way in which runs end without an answer the first run's reason."""
+    found: dict[str, list[Row]] = {}
+    for row in result.rows:
+        if row.outcome.reason:
+            found.setdefault(row.outcome.status.value, []).append(row)
+    return [
+        (
+            status,
+            f"{rows[0].name}: {rows[0].outcome.reason}"
+            + (f"; --csv FILE has the reason of all {len(rows):,}" if rows[1:] else ""),
+        )
+        for status, rows in found.items()
+    ]
+
+
+def _print_table(result: StudyResult, rows: Sequence[Row]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    why = {row.name: reason for row, reason in result.ranking.refused}
+    cells = {name: cell for name, cell in _cells(result).items() if any(map(cell, rows))}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in result.axes:
+        table.add_column(name, no_wrap=True)
+    for name in cells:
+        table.add_column(name, justify="right", no_wrap=True)
+    if why:
+        table.add_column("why not", no_wrap=True)
+    for row in rows:
+        last = [why.get(row.name, "").partition(": ")[0]] if why else []  # reasons stand below
+        table.add_row(*row.labels, *(cell(row) for cell in cells.values()), *last)
+    widest = Console(width=WIDTH_MAX).measure(table).maximum
+    Console(width=max(LINE_WIDTH, widest), highlight=False, markup=False).print(table)
+
+
+def _cells(result: StudyResult) -> dict[str, Cell]:
+    """Columns of figures; GPUs and batches where they differ."""
+    done = [row for row in result.rows if row.gpus]
+    found: dict[str, Cell] = {}
+    if len({row.gpus for row in done}) > 1:
+        found["GPUs"] = lambda row: f"{row.gpus:,}" if row.gpus else ""
+    if len({(row.micro_batch_size, row.accumulation_steps) for row in done}) > 1:
+        found["batch"] = lambda row: (
+            f"{row.micro_batch_size} x {row.accumulation_steps}" if row.gpus else ""
+        )
+    found["step"] = _of(lambda summary: format_seconds(summary.step_time_s))
+    found["to best"] = lambda row: _to_best(result, row)
+    found["exposed"] = _of(
+        lambda summary: f"{summary.exposed_communication_s / summary.step_time_s:.1%}"
+    )
+    found["MFU"] = _of(lambda summary: f"{summary.mfu:.1%}" if summary.mfu else "")
+    found["reserved"] = _of(
+        lambda summary: (
+            "" if summary.reserved_bytes is None else format_bytes(summary.reserved_bytes)
+        )
+    )
+    tokens = {
+        round(summary.tokens_per_s * summary.step_time_s)
+        for summary in (row.outcome.summary for row in result.rows)
+        if summary is not None
+    }
+    if len(tokens) > 1:  # else it says no more than the time of a step
+        found["tokens/s"] = _of(lambda summary: f"{summary.tokens_per_s:,.0f}")
+    found["cost/M tokens"] = lambda row: (
+        "" if row.cost_per_million_tokens is None else f"{row.cost_per_million_tokens:.4g}"
+    )
+    return found
+
+
+def _of(text: Callable[[Any], str]) -> Cell:
+    """A cell made of a run's summary, empty where it has none."""
+    return lambda row: "" if row.outcome.summary is None else text(row.outcome.summary)
+
+
+def _to_best(result: StudyResult, row: Row) -> str:
+    """How much longer a step takes than that of the best run of the group.
+
+    In brackets if that is less than the error of the prediction, with ? if nobody knows that.
+    """
+    best = result.ranking.best.get(result.goal.group(row))
+    if best is None or row.outcome.summary is None:
+        return ""
+    if row is best:
+        return "best"
+    longer, counts = difference(best, row)
+    form = UNJUDGED if counts is None else "{}" if counts else BELOW
+    return form.format(f"{longer:+.1%}")

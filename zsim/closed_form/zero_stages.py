@@ -1,0 +1,134 @@
+"""Parameters and gradients of zsim's own stages: f x padded elements, so many times."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.closed_form.checkpoint import goes_back
+from zsim.closed_form.data_volume import DataVolume
+from zsim.closed_form.ring import all_reduces
+from zsim.model.model import Model
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Keep, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters that are gathered as one: their elements, without padding.
+
+    Those that are not `frozen` are reduced and updated, too. `again` says that backward reads some.
+    """
+
+    elements: int
+    frozen: bool
+    again: bool
+
+    def padded(self, ranks: int) -> int:
+        """Elements, up to a multiple of the ranks."""
+        return -(-self.elements // ranks) * ranks
+
+
+def padded_elements(model: Model, strategy: Strategy, *, frozen: bool) -> int:
+    """Elements of all buckets of frozen or of trained parameters on one rank of the tensor axis."""
+    ranks = strategy.data
+    return sum(each.padded(ranks) for each in buckets(model, strategy) if each.frozen is frozen)
+
+
+def buckets(model: Model, strategy: Strategy) -> list[Bucket]:
+    """Every bucket; those of frozen parameters are filled apart.
+
+    Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
+    would make it too large, and in stage 3 at the end of its unit. A unit that is called again is
+    taken once.
+    """
+    return [
+        *_filled(model, strategy, frozen=False),
+        *(_filled(model, strategy, frozen=True) if model.frozen else ()),
+    ]
+
+
+def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucket]:
+    limit = strategy.bucket_limit
+    units = [
+        (
+            [each for each in unit.parameters if each.frozen is frozen],
+            any(
+                goes_back(model, each)
+                for each in model.units
+                if unit.name in (each.name, each.module)
+            ),
+        )
+        for unit in model.modules
+    ]
+    uses = Counter(parameter.name for own, _ in units for parameter in own)
+    reread = {parameter.name for own, again in units if again for parameter in own}
+    for parameter in model.parameters:
+        if uses[parameter.name] > 1:
+            yield Bucket(parameter.elements, frozen, parameter.name in reread)
+    filled: int | None = None
+    last = True
+    for own, again in reversed(units):
+        if strategy.stage == 3 and filled is not None:
+            yield Bucket(filled, frozen, last)
+            filled = None
+        last = again
+        for parameter in own:
+            if uses[parameter.name] > 1:
+                continue
+            if filled is not None and limit is not None and filled + parameter.elements > limit:
+                yield Bucket(filled, frozen, last)
+                filled = None
+            filled = (filled or 0) + parameter.elements
+    if filled is not None:
+        yield Bucket(filled, frozen, last)
+
+
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Volume over the data axis, its inner part, and the replicas."""
+    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
+    size = strategy.precision.compute.size_bytes
+    once = padded_elements(model, strategy, frozen=False) // ranks * (ranks - 1) * size
+    reductions = 1 if strategy.reduces_once else micro_batches
+    if strategy.stage == 0:
+        return [
+            WireBytes(group="data", collective="all_reduce", bytes=2 * once),
+            *_replicas(model, strategy, ranks=1),
+        ]
+    gathered, inner = once, 0
+    if strategy.stage == 3:
+        gathered, inner = _gathered(model, strategy)
+    return [
+        WireBytes(group="data", collective="all_gather", bytes=gathered),
+        WireBytes(group="inner", collective="all_gather", bytes=inner),
+        WireBytes(group="data", collective="reduce_scatter", bytes=reductions * once),
+        *_replicas(model, strategy, ranks=ranks),
+    ]
+
+
+def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
+    """Bytes that stage 3 gathers, over the data axis and its inner part: frozen parameters too."""
+    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
+    size = strategy.precision.compute.size_bytes
+    found = inner = 0
+    for each in buckets(model, strategy):
+        whole = each.padded(ranks)
+        kept = strategy.keep_after_forward is Keep.EVERYTHING or not each.again
+        times = micro_batches * (1 if kept else 2)
+        if strategy.secondary is not None:
+            neighbours = strategy.secondary
+            inner += (times - 1) * (whole // neighbours) * (neighbours - 1) * size
+            times = 1
+        found += times * (whole // ranks) * (ranks - 1) * size
+    return found, inner
+
+
+def _replicas(model: Model, strategy: Strategy, *, ranks: int) -> list[WireBytes]:
+    """All-reduces over the replicas, once a step, of what each of `ranks` owns of every bucket."""
+    parts = [
+        each.padded(strategy.data) // ranks for each in buckets(model, strategy) if not each.frozen
+    ]
+    size_bytes = strategy.precision.compute.size_bytes
+    return all_reduces("replicate", parts, ranks=strategy.replicate, size_bytes=size_bytes)
+
+
+VOLUME = DataVolume(data=data)

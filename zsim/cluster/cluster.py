@@ -1,0 +1,344 @@
+"""What a schedule runs on: GPUs, the links between them, how many of each. A value, not a graph."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from itertools import pairwise
+
+from zsim.cluster.profile.host_launch import FREE, LaunchCosts
+from zsim.cluster.profile.kernels import KernelProfile
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.dtype import DType
+
+
+class ClusterError(ValueError):
+    """A cluster that cannot exist; the message starts with the name of the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Operations per second that kernels of one format reach.
+
+    `peak` is the vendor's number, for utilisation; `matmul` and `elementwise` are what kernels are
+    predicted to reach. Libraries may use matrix units for products alone whose extents are all
+    multiples of `multiple`.
+    """
+
+    dtype: DType
+    peak: int
+    matmul: int
+    elementwise: int
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "matmul", "elementwise", "multiple"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"rate of {self.dtype}: {name} must be more than 0")
+
+    def peak_of(self, shape: tuple[int, ...]) -> int:
+        """The peak of products of `shape` (batch, m, n, k); without matrix units the other rate."""
+        off = any(extent % self.multiple for extent in shape[1:])
+        return self.elementwise if off and len(shape) == 4 else self.peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Memory of a GPU that a training process takes beside its tensors, in bytes.
+
+    Attributes:
+        context_bytes: the CUDA context with the kernels that are loaded.
+        workspace_bytes: what cuBLAS works in.
+        communicator_bytes: buffers of NCCL, for each communicator that a rank is in.
+    """
+
+    context_bytes: int = 0
+    workspace_bytes: int = 0
+    communicator_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("context_bytes", "workspace_bytes", "communicator_bytes"):
+            if getattr(self, name) < 0:
+                raise ClusterError(f"overheads: {name} {getattr(self, name)} must be at least 0")
+
+    def total_bytes(self, communicators: int) -> int:
+        """All of it, of a rank that is in so many communicators."""
+        return self.context_bytes + self.workspace_bytes + communicators * self.communicator_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator: memory, its bandwidth, and rates by format.
+
+    `memory_bytes` is what the vendor prints, `visible_bytes` what the driver shows where that is
+    known; `overheads` is what tensors do not get of it. `launch` is what its host spends to issue
+    operations; constants of `kernels` have their own.
+
+    `slowdown_beside_collective` says how many times as long kernels take while a collective is on
+    the GPU: 1 until somebody has measured it. With `kernels`, fitted constants, kernels take what
+    these say of their shapes, and of `rates` the peaks count alone.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: int
+    rates: tuple[Rate, ...]
+    launch: LaunchCosts = FREE
+    slowdown_beside_collective: Fraction = Fraction(1)
+    kernels: KernelProfile | None = None
+    visible_bytes: int | None = None
+    overheads: Overheads = Overheads()
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bytes_per_s", "visible_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClusterError(f"gpu {self.name}: {name} must be more than 0")
+        if self.slowdown_beside_collective < 1:
+            slowdown = self.slowdown_beside_collective
+            raise ClusterError(
+                f"gpu {self.name}: slowdown_beside_collective {slowdown} must be at least 1"
+            )
+
+    def usable_bytes(self, communicators: int) -> int:
+        """What is left for the tensors of a rank that is in so many communicators."""
+        visible = self.memory_bytes if self.visible_bytes is None else self.visible_bytes
+        return max(0, visible - self.overheads.total_bytes(communicators))
+
+    @property
+    def launch_costs(self) -> LaunchCosts:
+        """What its host spends: by the fitted constants, if it has some."""
+        return self.launch if self.kernels is None else self.kernels.launch
+
+    def timed_by(self, kernels: KernelProfile) -> "Gpu":
+        """This GPU with fitted constants of its kernels, and of what collectives do to them."""
+        beside = kernels.training.beside_collective
+        slowdown = Fraction(str(beside)) if beside else self.slowdown_beside_collective
+        return replace(self, kernels=kernels, slowdown_beside_collective=slowdown)
+
+    def rate(self, dtype: DType) -> Rate:
+        """Rates of `dtype`.
+
+        Raises:
+            ClusterError: the GPU has none for it.
+        """
+        for rate in self.rates:
+            if rate.dtype is dtype:
+                return rate
+        known = ", ".join(rate.dtype for rate in self.rates)
+        raise ClusterError(f"gpu {self.name}: no rate for {dtype}, it has {known or 'none'}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link, per direction: bytes per second and latency of one hop."""
+
+    bytes_per_s: int
+    latency_ps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s < 1 or self.latency_ps < 0:
+            raise ClusterError("link: bandwidth must be more than 0 and latency at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The CPU side of a node: its memory, and the bandwidth of that."""
+
+    memory_bytes: int
+    memory_bytes_per_s: int
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bytes_per_s"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"host: {name} must be more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drives:
+    """The equal local NVMe drives of a node; bytes and, where known, rates of one."""
+
+    count: int
+    capacity_bytes: int
+    read_bytes_per_s: int | None = None
+    write_bytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("count", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClusterError(f"drives: {name} must be more than 0")
+
+
+class FabricKind(StrEnum):
+    """How the NICs of different nodes (or domains) meet."""
+
+    SINGLE_SWITCH = "single_switch"
+    """All on one switch that limits nothing."""
+    FAT_TREE = "fat_tree"
+    """All NICs of a node on one leaf; leaves meet on spines, these on cores."""
+    RAIL_OPTIMIZED = "rail_optimized"
+    """NIC j of every node on leaf j of its group of nodes; leaves meet on spines."""
+    RAIL_ONLY = "rail_only"
+    """One network for each NIC number; what changes rails does it inside a node."""
+    EXPLICIT = "explicit"
+    """The switches and links that `Fabric.edges` lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Switches that have others above them, seen as one for each group of nodes.
+
+    Attributes:
+        name: "leaf" or "spine".
+        nodes_below: nodes below one group; on rails, the nodes that share the leaves of all rails.
+        oversubscription: capacity from below over capacity to above: 1 is none, 2 halves.
+        latency_ps: what going up from here and coming down again takes longer, in all.
+    """
+
+    name: str
+    nodes_below: int
+    oversubscription: Fraction = Fraction(1)
+    latency_ps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.nodes_below < 1:
+            raise ClusterError(f"{self.name}: nodes_below {self.nodes_below} must be at least 1")
+        if self.oversubscription <= 0:
+            raise ClusterError(
+                f"{self.name}: oversubscription {self.oversubscription} must be more than 0"
+            )
+        if self.latency_ps < 0:
+            raise ClusterError(f"{self.name}: latency_ps {self.latency_ps} must be at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricEdge:
+    """Both directions of one link of an explicit fabric, by the names of its ends.
+
+    `node3` is node 3 with all its NICs; every other name is a switch.
+    """
+
+    source: str
+    target: str
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What is between the NICs. The top (core, spine, or the single switch) limits nothing.
+
+    Attributes:
+        tiers: below the top, from the nodes up; a single switch has none.
+        edges: of an explicit fabric, and only there.
+    """
+
+    kind: FabricKind = FabricKind.SINGLE_SWITCH
+    tiers: tuple[Tier, ...] = ()
+    edges: tuple[FabricEdge, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tiers and self.kind in {FabricKind.SINGLE_SWITCH, FabricKind.EXPLICIT}:
+            raise ClusterError(f"fabric {self.kind}: has no tiers, {len(self.tiers)} given")
+        if not self.tiers and self.kind in {FabricKind.FAT_TREE, FabricKind.RAIL_OPTIMIZED}:
+            raise ClusterError(f"fabric {self.kind}: needs at least one tier")
+        if bool(self.edges) != (self.kind is FabricKind.EXPLICIT):
+            raise ClusterError(f"fabric {self.kind}: edges are for an explicit fabric, all of it")
+        for below, above in pairwise(self.tiers):
+            if above.nodes_below % below.nodes_below or above.nodes_below == below.nodes_below:
+                raise ClusterError(
+                    f"{above.name}: nodes_below {above.nodes_below} must be a multiple of "
+                    f"{below.nodes_below}, those of {below.name}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal GPUs. GPUs of a domain meet on a switch; nodes meet on a fabric.
+
+    Attributes:
+        switch_link: from a GPU to the switch of its domain (NVLink to NVSwitch).
+        nic_link: from a NIC to the fabric, one of `nics_per_node`.
+        cites: where each number comes from, by key.
+        fabric: what is between the NICs.
+        nodes_per_domain: nodes whose GPUs one NVSwitch joins: 1, or more in a rack of NVLink.
+        pcie_link: from a GPU to the PCIe switch that it shares with its NIC.
+        gpus_per_pcie_switch: GPUs on one PCIe switch, which reaches the host over one link as fast
+            as a GPU's: an assumption, that it has as many lanes up as each GPU has.
+        host: CPU memory of a node, where it is known.
+        drives: local drives of a node, where they are known.
+        board_link: what the two baseboards send each other, where a node has two: each has half of
+            the GPUs and of the NICs. Its latency comes on top of the way within a board.
+        network: fitted constants of collectives; without them, rings at the speed of links.
+    """
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    gpu: Gpu
+    switch_link: Link
+    nics_per_node: int
+    nic_link: Link
+    cites: tuple[tuple[str, str], ...] = ()
+    fabric: Fabric = Fabric()
+    nodes_per_domain: int = 1
+    pcie_link: Link | None = None
+    gpus_per_pcie_switch: int = 1
+    host: Host | None = None
+    drives: Drives | None = None
+    board_link: Link | None = None
+    network: NetworkProfile | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "nodes",
+            "gpus_per_node",
+            "nics_per_node",
+            "nodes_per_domain",
+            "gpus_per_pcie_switch",
+        ):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"{name}: {getattr(self, name)} must be at least 1")
+        if self.board_link is not None and (self.gpus_per_node % 2 or self.nodes_per_domain > 1):
+            raise ClusterError("board_link: two boards need an even number of GPUs and one node")
+        for tier in self.fabric.tiers:
+            fewer, more = sorted((tier.nodes_below, self.nodes_per_domain))
+            if more % fewer:
+                raise ClusterError(
+                    f"{tier.name}: nodes_below {tier.nodes_below} must divide, or be a multiple "
+                    f"of, the {self.nodes_per_domain} nodes of a domain"
+                )
+        if self.fabric.edges:
+            self._refuse_lone_nodes()
+
+    def _refuse_lone_nodes(self) -> None:
+        ends = {end for edge in self.fabric.edges for end in (edge.source, edge.target)}
+        for node in range(self.nodes):
+            if f"node{node}" not in ends:
+                raise ClusterError(f"fabric: no edge for node{node} of {self.nodes} nodes")
+
+    @property
+    def ranks(self) -> int:
+        """GPUs in the cluster."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def domains(self) -> int:
+        """NVSwitch domains; the last one may have fewer nodes than the others."""
+        return -(-self.nodes // self.nodes_per_domain)
+
+    @property
+    def pcie_switches(self) -> int:
+        """PCIe switches of a node."""
+        return -(-self.gpus_per_node // self.gpus_per_pcie_switch)
+
+    @property
+    def node_bytes_per_s(self) -> int:
+        """What all NICs of a node send together."""
+        return self.nics_per_node * self.nic_link.bytes_per_s
+
+    def uplink_bytes_per_s(self, tier: int) -> Fraction:
+        """What a full group of the fabric's tier number `tier` sends up, over all rails."""
+        found = Fraction(self.fabric.tiers[tier].nodes_below * self.node_bytes_per_s)
+        for each in self.fabric.tiers[: tier + 1]:
+            found /= each.oversubscription
+        return found

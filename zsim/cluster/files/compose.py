@@ -1,0 +1,59 @@
+"""A cluster from its parts: a GPU in a node, nodes on a fabric, both named by a system.
+
+A system is a file of three lines:
+
+    title = "DGX-2 on one InfiniBand switch"
+    node = "dgx2"
+    fabric = "single_switch"
+
+A file that describes a node in full, and perhaps a `[fabric]`, is a system too.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.files.fabric import fabric_of
+from zsim.cluster.files.node import node_of
+from zsim.cluster.files.table import Part, TopologyError, UnknownTopologyError, cites
+
+Find = Callable[[Part, str], dict[str, Any]]
+"""The table of a part by its name; UnknownTopologyError if there is none."""
+
+
+def nothing_ships(part: Part, name: str) -> dict[str, Any]:
+    """A `Find` that finds nothing: for tables that say everything themselves.
+
+    Raises:
+        UnknownTopologyError: always.
+    """
+    raise UnknownTopologyError(f"{part}: {name!r} is not known here", part)
+
+
+def cluster_of(name: str, table: dict[str, Any], nodes: int, find: Find = nothing_ships) -> Cluster:
+    """`nodes` of the system that `table`, read from TOML, describes; `find` looks up its parts.
+
+    Raises:
+        TopologyError: a key is unknown, missing or has a wrong value; one line.
+        ClusterError: `nodes` is less than 1, or the fabric does not fit them.
+    """
+    rest = dict(table)
+    fabric = rest.pop("fabric", None)
+    if isinstance(rest.get("node"), str):
+        extra = sorted(rest.keys() - {"title", "node"})
+        if extra:
+            raise TopologyError(f"{name}: {extra[0]}: unknown key beside the name of a node")
+        rest = dict(find(Part.NODE, rest["node"]))
+    if isinstance(rest.get("gpu"), str):
+        rest["gpu"] = find(Part.GPU, rest["gpu"])
+    node = node_of(name, rest)
+    if fabric is None:
+        return replace(node, nodes=nodes)
+    described = find(Part.FABRIC, fabric) if isinstance(fabric, str) else fabric
+    return replace(
+        node,
+        nodes=nodes,
+        fabric=fabric_of(fabric if isinstance(fabric, str) else f"{name}: fabric", described, node),
+        cites=(*node.cites, *cites(described, "fabric")),
+    )

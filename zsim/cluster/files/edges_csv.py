@@ -1,0 +1,58 @@
+"""An irregular fabric from a list of edges in CSV.
+
+    source,target,bandwidth_per_direction,latency
+    node0,leaf0,400 GB/s,1 us
+    node1,leaf0,400 GB/s,1 us
+
+Each line is both directions of a link. `node0`, `node1` and so on are nodes with all their NICs;
+every other name is a switch. Empty lines and lines that start with # say nothing.
+"""
+
+import csv
+from typing import Any
+
+from pydantic import ValidationError
+
+from zsim.cluster.files.fabric import EdgeTable
+from zsim.cluster.files.table import TopologyError
+from zsim.config_error import line
+
+
+def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
+    """The table of the explicit fabric that the CSV `text` of the file `name` lists.
+
+    Raises:
+        TopologyError: it is no such list; one line with the number of the line.
+    """
+    lines = [
+        (number, row)
+        for number, row in enumerate(text.splitlines(), 1)
+        if row.strip() and not row.lstrip().startswith("#")
+    ]
+    columns = list(EdgeTable.model_fields)
+    try:
+        rows = [
+            (number, [cell.strip() for cell in row])
+            for number, written in lines
+            for row in csv.reader([written])
+        ]
+    except csv.Error as error:
+        raise TopologyError(f"{name}: not CSV: {error}") from None
+    if not rows or rows[0][1] != columns:
+        raise TopologyError(f"{name}: the first line must be {','.join(columns)}")
+    if len(rows) == 1:
+        raise TopologyError(f"{name}: no edges")
+    edges: list[dict[str, str]] = []
+    for number, row in rows[1:]:
+        if len(row) != len(columns):
+            raise TopologyError(
+                f"{name}: line {number}: {len(row)} columns, must be {len(columns)}"
+            )
+        edge = dict(zip(columns, row, strict=True))
+        try:
+            EdgeTable.model_validate(edge)
+        except ValidationError as error:
+            why = line(error.errors(include_url=False), EdgeTable)
+            raise TopologyError(f"{name}: line {number}: {why}") from None
+        edges.append(edge)
+    return {"title": name, "kind": "explicit", "source": name, "edges": edges}

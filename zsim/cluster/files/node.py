@@ -1,0 +1,196 @@
+"""A node as its TOML file describes it: GPUs, NVSwitch, PCIe, NICs, host, drives.
+
+    title = "DGX-2: 16 V100 on NVSwitch"
+    gpu = "v100_sxm3_32gb"              # a GPU that ships, or a table [gpu]
+
+    [node]
+    gpus = 16
+    nics = 8
+    source = "NVIDIA, DGX-2 datasheet"
+
+    [nic]
+    bandwidth_per_direction = "12.5 GB/s"
+    quoted = "EDR, 100 Gb/s each way"
+    ...
+
+Every table says where its numbers come from in `source`; a number from elsewhere has its own, in
+`KEY_source`. Bandwidths are per direction and say so; a vendor's two-way figure stands beside as
+`quoted`. Reading the file is for the package that ships it.
+"""
+
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from zsim.cluster.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overheads, Rate
+from zsim.cluster.files.table import (
+    Bandwidth,
+    Count,
+    FlopRate,
+    LinkTable,
+    Plain,
+    Size,
+    Table,
+    Time,
+    TopologyError,
+    cites,
+    read,
+)
+from zsim.cluster.profile.host_launch import LaunchCosts
+from zsim.dtype import DType
+from zsim.units import parse_ratio
+
+
+class _Rates(Table):
+    """`[gpu.rates.FORMAT]`: the vendor's peak, and what kernels are predicted to reach."""
+
+    peak: FlopRate
+    matmul: FlopRate
+    elementwise: FlopRate
+    matmul_source: str
+    elementwise_source: str
+    multiple: Count = 1
+    multiple_source: str | None = None
+
+
+class _GpuTable(Table):
+    """`[gpu]`. `pci_devices` are the device numbers under which machines report it."""
+
+    name: str
+    memory: Size
+    memory_bandwidth: Bandwidth
+    memory_bandwidth_source: str | None = None
+    launch: Time = 0
+    launch_source: str | None = None
+    slowdown_beside_collective: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(1)
+    slowdown_beside_collective_source: str | None = None
+    visible_memory: Size | None = None
+    visible_memory_source: str | None = None
+    context: Size = 0
+    context_source: str | None = None
+    workspace: Size = 0
+    workspace_source: str | None = None
+    communicator: Size = 0
+    communicator_source: str | None = None
+    pci_devices: tuple[str, ...] = ()
+    pci_devices_source: str | None = None
+    rates: dict[DType, _Rates]
+
+    def gpu(self) -> Gpu:
+        """The GPU that the table describes."""
+        return Gpu(
+            name=self.name,
+            memory_bytes=self.memory,
+            memory_bytes_per_s=self.memory_bandwidth,
+            rates=tuple(
+                Rate(
+                    dtype=dtype,
+                    peak=rate.peak,
+                    matmul=rate.matmul,
+                    elementwise=rate.elementwise,
+                    multiple=rate.multiple,
+                )
+                for dtype, rate in self.rates.items()
+            ),
+            launch=LaunchCosts(
+                forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
+            ),
+            slowdown_beside_collective=self.slowdown_beside_collective,
+            visible_bytes=self.visible_memory,
+            overheads=Overheads(
+                context_bytes=self.context,
+                workspace_bytes=self.workspace,
+                communicator_bytes=self.communicator,
+            ),
+        )
+
+
+class _CountsTable(Table):
+    """`[node]`."""
+
+    gpus: Count
+    nics: Count
+    nodes_per_domain: Count = 1
+    nodes_per_domain_source: str | None = None
+
+
+class _PcieTable(LinkTable):
+    """`[pcie]`: from a GPU to the PCIe switch that it shares with its NIC."""
+
+    gpus_per_switch: Count
+    gpus_per_switch_source: str | None = None
+
+
+class _HostTable(Table):
+    """`[host]`: all CPU memory of a node."""
+
+    memory: Size
+    memory_bandwidth: Bandwidth
+    memory_bandwidth_source: str | None = None
+
+    def host(self) -> Host:
+        """The host that the table describes."""
+        return Host(memory_bytes=self.memory, memory_bytes_per_s=self.memory_bandwidth)
+
+
+class _DrivesTable(Table):
+    """`[drives]`: the equal NVMe drives of a node; bytes and rates of one."""
+
+    count: Count
+    capacity: Size
+    read_bandwidth: Bandwidth | None = None
+    write_bandwidth: Bandwidth | None = None
+    rates_source: str | None = None
+
+    def drives(self) -> Drives:
+        """The drives that the table describes."""
+        return Drives(
+            count=self.count,
+            capacity_bytes=self.capacity,
+            read_bytes_per_s=self.read_bandwidth,
+            write_bytes_per_s=self.write_bandwidth,
+        )
+
+
+class NodeFile(Plain):
+    """The whole file."""
+
+    title: str
+    node: _CountsTable
+    gpu: _GpuTable
+    switch: LinkTable
+    nic: LinkTable
+    pcie: _PcieTable | None = None
+    boards: LinkTable | None = None
+    host: _HostTable | None = None
+    drives: _DrivesTable | None = None
+
+
+def node_of(name: str, table: dict[str, Any]) -> Cluster:
+    """One node of those that `table`, read from TOML, describes; its GPU stands inside.
+
+    Raises:
+        TopologyError: a key is unknown, missing or has a wrong value; one line.
+    """
+    file = read(NodeFile, name, table)
+    pcie, host, drives = file.pcie, file.host, file.drives
+    try:
+        return Cluster(
+            name=name,
+            nodes=1,
+            gpus_per_node=file.node.gpus,
+            gpu=file.gpu.gpu(),
+            switch_link=file.switch.link(),
+            nics_per_node=file.node.nics,
+            nic_link=file.nic.link(),
+            cites=tuple(cites(table)),
+            nodes_per_domain=file.node.nodes_per_domain,
+            pcie_link=pcie.link() if pcie else None,
+            gpus_per_pcie_switch=pcie.gpus_per_switch if pcie else 1,
+            host=host.host() if host else None,
+            drives=drives.drives() if drives else None,
+            board_link=file.boards.link() if file.boards else None,
+        )
+    except ClusterError as error:
+        raise TopologyError(f"{name}: {error}") from None

@@ -1,0 +1,105 @@
+"""Tables of a topology file: quantities with their units, a source in each, one line per fault."""
+
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from zsim.cluster.cluster import Link
+from zsim.config_error import line
+from zsim.units import (
+    UnitError,
+    parse_bandwidth,
+    parse_rate,
+    parse_size,
+    parse_time,
+)
+
+
+class Part(StrEnum):
+    """What a file describes."""
+
+    SYSTEM = "topology"
+    NODE = "node"
+    FABRIC = "fabric"
+    GPU = "gpu"
+
+
+class TopologyError(ValueError):
+    """A description that cannot be read; the message starts with the key."""
+
+
+class UnknownTopologyError(TopologyError, LookupError):
+    """No part of that kind and name is known."""
+
+    def __init__(self, message: str, part: Part = Part.SYSTEM) -> None:
+        super().__init__(message)
+        self.part = part
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise UnitError(f"{value!r} is not a quantity with its unit, in quotes")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(lambda value: parse_size(_text(value)))]
+Bandwidth = Annotated[int, BeforeValidator(lambda value: parse_bandwidth(_text(value)))]
+FlopRate = Annotated[int, BeforeValidator(lambda value: parse_rate(_text(value)))]
+Time = Annotated[int, BeforeValidator(lambda value: parse_time(_text(value)))]
+Count = Annotated[int, Field(ge=1, le=65536, strict=True)]
+
+
+class Plain(BaseModel):
+    """A table of the file; a key that it does not have is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Table(Plain):
+    """A table with numbers, which says where they come from."""
+
+    source: str
+
+
+class LinkTable(Table):
+    """One link. `quoted` is what the vendor prints, for the reader."""
+
+    bandwidth_per_direction: Bandwidth
+    quoted: str
+    latency: Time
+    latency_source: str
+
+    def link(self) -> Link:
+        """The link that the table describes."""
+        return Link(bytes_per_s=self.bandwidth_per_direction, latency_ps=self.latency)
+
+
+_File = TypeVar("_File", bound=Plain)
+
+
+def read(kind: type[_File], name: str, table: dict[str, Any]) -> _File:
+    """`table` as a `kind`.
+
+    Raises:
+        TopologyError: a key is unknown, missing or has a wrong value; one line that starts with
+            `name`.
+    """
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        raise TopologyError(f"{name}: {line(error.errors(include_url=False), kind)}") from None
+
+
+def cites(table: dict[str, Any], path: str = "") -> list[tuple[str, str]]:
+    """Pairs of key and source, as far down as they stand."""
+    found: list[tuple[str, str]] = []
+    for key, value in table.items():
+        where = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            found += cites(value, where)
+        elif key == "source":
+            found.append((path, value))
+        elif key.endswith("_source"):
+            found.append((where.removesuffix("_source"), value))
+    return found

@@ -1,0 +1,1 @@
+"""Constants of GPUs and networks by name, and the files that they stand in."""

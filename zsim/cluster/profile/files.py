@@ -1,0 +1,124 @@
+"""Profiles as files: one for each kind of GPU, in TOML, with the systems that were measured.
+
+What belongs to the GPU and its links is the same for all systems with it; a system names what its
+hosts, its network and its software make different. Such a file is written by `zsim calibrate`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from zsim.cluster.profile.network import NAMES, NetworkProfile, ProfileError
+
+KEYS = frozenset({"gpu", "scaled_from", "publications", "errors", "constants", "systems"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """Constants for one kind of GPU.
+
+    Attributes:
+        gpu: the kind, such as "h100".
+        shared: fitted to all systems together, for a system that is not known.
+        systems: by name, fitted to each.
+        publications: what they were fitted to.
+        scaled_from: the GPU whose constants stand for what nobody measured on this one.
+        errors: fractions, by name: how well they do on rows fitted and on rows held out.
+    """
+
+    gpu: str
+    shared: NetworkProfile
+    systems: Mapping[str, NetworkProfile]
+    publications: tuple[str, ...] = ()
+    scaled_from: str | None = None
+    errors: Mapping[str, float]
+
+    def of(self, system: str | None) -> NetworkProfile:
+        """The constants of `system`, or the shared ones if it is not known."""
+        return self.systems.get(system or "", self.shared)
+
+
+def text(profiles: Profiles) -> str:
+    """The file, in TOML."""
+    lines = [
+        "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
+        f'gpu = "{profiles.gpu}"',
+        *([f'scaled_from = "{profiles.scaled_from}"'] if profiles.scaled_from else []),
+        "publications = [",
+        *(f"    {_quoted(each)}," for each in profiles.publications),
+        "]",
+        "",
+        "[errors]",
+        *(f"{name} = {value:.4f}" for name, value in profiles.errors.items()),
+        "",
+        "[constants]",
+        *_constants(profiles.shared, NAMES),
+    ]
+    for name, system in sorted(profiles.systems.items()):
+        differs = [each for each in NAMES if _differs(system, profiles.shared, each)]
+        lines += ["", f"[systems.{_quoted(name)}]", *_constants(system, differs)]
+    return "\n".join(lines) + "\n"
+
+
+def _constants(profile: NetworkProfile, names: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"{name} = {getattr(profile, name):.4g}" for name in names]
+
+
+def _differs(one: NetworkProfile, other: NetworkProfile, name: str) -> bool:
+    return f"{getattr(one, name):.4g}" != f"{getattr(other, name):.4g}"
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def parse(name: str, table: Mapping[str, object]) -> Profiles:
+    """The profiles in a file that was read as `table`; `name` is for messages.
+
+    Raises:
+        ProfileError: a key is missing, unknown or of the wrong kind.
+    """
+    unknown = sorted(set(table) - KEYS)
+    if unknown:
+        raise ProfileError(f"{name}: {unknown[0]} is not a key of a profile")
+    gpu, publications = table.get("gpu"), table.get("publications", [])
+    if not isinstance(gpu, str) or not isinstance(publications, list):
+        raise ProfileError(f"{name}: gpu must be a name and publications a list")
+    nearest = table.get("scaled_from")
+    if nearest is not None and not isinstance(nearest, str):
+        raise ProfileError(f"{name}: scaled_from must be the name of a GPU")
+    constants = _numbers(name, table, "constants")
+    missing = [each for each in NAMES if each not in constants]
+    if missing:
+        raise ProfileError(f"{name}: constants: {missing[0]} is missing")
+    systems = table.get("systems", {})
+    if not isinstance(systems, dict):
+        raise ProfileError(f"{name}: systems must be a table")
+    changed = {str(each): _numbers(name, systems, each) for each in systems}
+    try:
+        shared = NetworkProfile(**constants)
+        known = {each: replace(shared, **numbers) for each, numbers in changed.items()}
+    except ProfileError as error:
+        raise ProfileError(f"{name}: {error}") from None
+    return Profiles(
+        gpu=gpu,
+        shared=shared,
+        systems=known,
+        publications=tuple(str(each) for each in publications),
+        scaled_from=nearest,
+        errors=_numbers(name, table, "errors"),
+    )
+
+
+def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, float]:
+    found = table.get(key)
+    if not isinstance(found, dict):
+        raise ProfileError(f"{name}: {key} must be a table of numbers")
+    numbers: dict[str, float] = {}
+    for each, value in found.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ProfileError(f"{name}: {key}: {each} must be a number")
+        if key != "errors" and each not in NAMES:
+            raise ProfileError(f"{name}: {key}: {each} is not a constant")
+        numbers[str(each)] = float(value)
+    return numbers

@@ -1,0 +1,147 @@
+"""What the host spends to issue operations: a stream starts none before its host has issued it."""
+
+from dataclasses import dataclass, fields
+from typing import assert_never
+
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    Together,
+)
+from zsim.units import PICOSECONDS_PER_SECOND
+
+FORWARD = (Action.FORWARD, Action.RECOMPUTE)
+
+
+class LaunchError(ValueError):
+    """A cost that cannot be; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCosts:
+    """Picoseconds of the host's thread, all 0 where nothing is known of it.
+
+    A kernel of a `Compute` is one launch, as many as its list has; one that lists none is one.
+
+    Attributes:
+        forward_ps: for each kernel of forward and recompute: the module's call, the operator, the
+            launch.
+        backward_ps: for each kernel of backward: the node of autograd, the operator, the launch.
+        operation_ps: for any other kernel, of the optimizer for one, and for each Fill and each
+            launch of a Copy.
+        collective_ps: for each operation of a communicator; those issued as one are one.
+        wait_ps: for each operation that something has to wait for: an event recorded and waited
+            for by a stream or by the host.
+        segment_ps: for each forward, recompute or backward of a segment, beside its kernels: the
+            Python of the trainer. No profile has it, since it is not the host's.
+    """
+
+    forward_ps: int = 0
+    backward_ps: int = 0
+    operation_ps: int = 0
+    collective_ps: int = 0
+    wait_ps: int = 0
+    segment_ps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (*NAMES, "segment_ps"):
+            if getattr(self, name) < 0:
+                raise LaunchError(f"{name}: {getattr(self, name)} must be at least 0")
+
+    def issue_ps(self, operation: Operation) -> int:
+        """Picoseconds until the host has issued `operation`, without what it waits for."""
+        match operation:
+            case Compute():
+                each = self._kernel_ps(operation.action)
+                own = self.segment_ps if operation.unit else 0
+                kernels = each * max(1, len(operation.kernels))
+                return own + kernels + self.wait_ps * len(operation.after)
+            case Copy():
+                return self.operation_ps * operation.launches + self.wait_ps * len(operation.after)
+            case Fill():
+                return self.operation_ps + self.wait_ps * len(operation.after)
+            case (
+                AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive()
+            ) | Together():
+                return self.collective_ps + self.wait_ps * len(operation.after)
+            case Free():
+                uses = 0 if operation.mode is FreeMode.DEFERRED else len(operation.uses)
+                return self.wait_ps * uses
+            case HostWait():
+                return self.wait_ps
+            case Branch():  # it also reads a value of the device
+                return self.operation_ps + self.wait_ps * len(operation.after)
+            case Allocate() | SetScalar():
+                return 0
+            case _:
+                assert_never(operation)
+
+    def _kernel_ps(self, action: Action) -> int:
+        if action in FORWARD:
+            return self.forward_ps
+        return self.backward_ps if action is Action.BACKWARD else self.operation_ps
+
+
+NAMES = tuple(field.name for field in fields(LaunchCosts) if field.name != "segment_ps")
+"""All costs of a host, in the order of a file."""
+
+FREE = LaunchCosts()
+"""Of a host that issues in no time."""
+
+
+def launch_costs(seconds: dict[str, float]) -> LaunchCosts:
+    """Costs by name, in seconds: `forward_s` and so on; those left out are 0.
+
+    Raises:
+        LaunchError: a name is not known, or a cost is less than 0.
+    """
+    known = {name.removesuffix("_ps") + "_s": name for name in NAMES}
+    for name in seconds:
+        if name not in known:
+            raise LaunchError(f"{name}: must be one of {', '.join(known)}")
+    return LaunchCosts(
+        **{known[name]: round(each * PICOSECONDS_PER_SECOND) for name, each in seconds.items()}
+    )
+
+
+def seconds_of(costs: LaunchCosts) -> dict[str, float]:
+    """What `launch_costs` makes `costs` from."""
+    return {
+        name.removesuffix("_ps") + "_s": getattr(costs, name) / PICOSECONDS_PER_SECOND
+        for name in NAMES
+    }
+
+
+EAGER = LaunchCosts(
+    # PyTorch's operator with its launch: 7.1 us for an addition of 8 kB in bf16 on the host of an
+    # A100, one after the other (github.com/flagos-ai/FlagGems/issues/4558; 8 us in
+    # github.com/flagos-ai/Torch-FL/pull/27). nn.Linear takes 5 us more than its operator
+    # (github.com/pytorch/pytorch/pull/50431).
+    forward_ps=12_100_000,
+    # The operator, and the engine's own 3.5 us for each node (the profile of a training with FSDP
+    # in github.com/huggingface/blog/issues/1649: 28.3 ms for 8,025 ViewBackward0).
+    backward_ps=10_600_000,
+    operation_ps=7_100_000,
+    # CPU time of c10d::_allgather_base_, mean of 810, in the profile of a training with FSDP
+    # (github.com/pytorch/pytorch/issues/102434): 75.7 us.
+    collective_ps=75_700_000,
+    # An event recorded and waited for, about 1 us (github.com/chelsea0x3b/cudarc/pull/335).
+    wait_ps=1_000_000,
+)
+"""PyTorch without compilation or CUDA graphs, on servers of 2021 to 2025; of no host in particular:
+what was published tells hosts apart less than versions of PyTorch."""

@@ -1,0 +1,265 @@
+"""What kernels reach in training, of what they reach alone: few constants, fitted to whole runs.
+
+Benchmarks time one kernel after a pause. In training the GPU is warm and near its power limit,
+operands come from memory and not from the cache, and libraries choose for other shapes; so each
+class of kernels has one share. Such constants come from `zsim calibrate`, which also predicts runs
+that were not fitted and writes down how far off it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date
+from fractions import Fraction
+
+from zsim.model.kernel import Kernel, KernelKind
+
+
+class InTrainingError(ValueError):
+    """A constant that cannot be; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Least and most of something in the runs that were fitted."""
+
+    least: int
+    most: int
+
+    def __contains__(self, value: int | Fraction) -> bool:
+        """Whether `value` lies between them."""
+        return self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Under what the judged runs were made; of a run under something else nothing was judged.
+
+    Attributes:
+        runtimes: whose order of operations they had.
+        precisions: formats of forward and backward, with float8 where there was some.
+        tensor, pipeline, context, replicate: ranks of these axes.
+        nics_per_node, oversubscription: of the clusters that they were on.
+    """
+
+    runtimes: tuple[str, ...]
+    precisions: tuple[str, ...]
+    tensor: Span
+    pipeline: Span
+    context: Span
+    replicate: Span
+    nics_per_node: Span
+    oversubscription: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the constants of training rest on.
+
+    Attributes:
+        gpu: the kind of GPU whose runs were fitted and judged.
+        fitted: runs that were fitted.
+        judged: runs of sweeps that were not.
+        median, p90: absolute error of step times of those, as fractions.
+        rows: which those are, by table: their lines, of which the header is 1.
+        date: when they were predicted.
+        sequence_length, ranks, parameters: of the runs that were fitted.
+        under: what the judged runs were made under.
+    """
+
+    gpu: str
+    fitted: int
+    judged: int
+    median: float
+    p90: float
+    rows: tuple[str, ...]
+    date: date
+    sequence_length: Span
+    ranks: Span
+    parameters: Span
+    under: Judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InTraining:
+    """Shares of what each class of kernels reaches alone; more than 1 if it reaches more.
+
+    Attributes:
+        product: products of matrices.
+        attention_forward, attention_backward: attention that keeps scores on the chip.
+        flash2: FlashAttention-2, of what was published of it.
+        memory: all else, which moves memory.
+        beside_collective: how many times as long a kernel takes while a collective is on its GPU;
+            0 if that is what the GPU's description says.
+        evidence: what they rest on; None if nothing was fitted.
+    """
+
+    product: float = 1.0
+    attention_forward: float = 1.0
+    attention_backward: float = 1.0
+    flash2: float = 1.0
+    memory: float = 1.0
+    beside_collective: float = 0.0
+    evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        for name in SHARES:
+            if getattr(self, name) <= 0:
+                raise InTrainingError(f"{name}: {getattr(self, name)} must be more than 0")
+        if self.beside_collective and self.beside_collective < 1:
+            raise InTrainingError(
+                f"beside_collective: {self.beside_collective} must be at least 1, or 0"
+            )
+
+    def constant(self, name: str) -> float:
+        """The constant called `name`."""
+        found: float = getattr(self, name)
+        return found
+
+    def changed(self, name: str, value: float) -> "InTraining":
+        """The same with another value of the constant called `name`."""
+        constants = {each: self.constant(each) for each in CONSTANTS} | {name: value}
+        return InTraining(
+            product=constants["product"],
+            attention_forward=constants["attention_forward"],
+            attention_backward=constants["attention_backward"],
+            flash2=constants["flash2"],
+            memory=constants["memory"],
+            beside_collective=constants["beside_collective"],
+            evidence=self.evidence,
+        )
+
+    def share(self, kernel: Kernel) -> float:
+        """What the time that `kernel` takes alone is divided by."""
+        return self.constant(share_of(kernel))
+
+
+def share_of(kernel: Kernel) -> str:
+    """The name of the share that `kernel` has."""
+    if kernel.kind is KernelKind.MATMUL:
+        return "product"
+    if kernel.kind is KernelKind.ATTENTION and kernel.version == 2:
+        return "flash2"
+    if kernel.kind is KernelKind.ATTENTION:
+        return "attention_backward" if kernel.backward else "attention_forward"
+    return "memory"
+
+
+MATRIX: tuple[str, ...] = ("product", "attention_forward", "attention_backward", "flash2")
+"""Shares of what runs on the matrix units."""
+
+SHARES: tuple[str, ...] = (*MATRIX, "memory")
+SPANS: tuple[str, ...] = ("sequence_length", "ranks", "parameters")
+DEGREES: tuple[str, ...] = ("tensor", "pipeline", "context", "replicate")
+JUDGED_WORDS: tuple[str, ...] = ("runtimes", "precisions")
+JUDGED_SPANS: tuple[str, ...] = (*DEGREES, "nics_per_node", "oversubscription")
+CONSTANTS: tuple[str, ...] = (*SHARES, "beside_collective")
+
+ALONE = InTraining()
+"""As if every kernel ran alone."""
+
+
+def text(training: InTraining) -> list[str]:
+    """Lines of a file, in TOML; none if nothing was fitted."""
+    evidence = training.evidence
+    if evidence is None:
+        return []
+    lines = ["", "[training]", *(f"{name} = {getattr(training, name):.4g}" for name in CONSTANTS)]
+    lines += ["", "[training.evidence]", f'gpu = "{evidence.gpu}"']
+    lines += [f"fitted = {evidence.fitted}", f"judged = {evidence.judged}"]
+    lines += [f"median = {evidence.median:.4f}", f"p90 = {evidence.p90:.4f}"]
+    lines += [_words_line("rows", evidence.rows), f"date = {evidence.date.isoformat()}"]
+    lines += [_span_line(name, getattr(evidence, name)) for name in SPANS]
+    lines += ["", "[training.evidence.under]"]
+    lines += [_words_line(name, getattr(evidence.under, name)) for name in JUDGED_WORDS]
+    return lines + [_span_line(name, getattr(evidence.under, name)) for name in JUDGED_SPANS]
+
+
+def _words_line(name: str, words: Sequence[str]) -> str:
+    quoted = ", ".join(f'"{word}"' for word in words)
+    return f"{name} = [{quoted}]"
+
+
+def _span_line(name: str, span: Span) -> str:
+    return f"{name} = [{span.least}, {span.most}]"
+
+
+def parse(table: Mapping[str, object]) -> InTraining:
+    """What `text` wrote, read as a table.
+
+    Raises:
+        InTrainingError: a key is missing, unknown or of the wrong kind.
+    """
+    _keys(table, {*CONSTANTS, "evidence"}, "training")
+    found = table["evidence"]
+    if not isinstance(found, dict):
+        raise InTrainingError("evidence: must be a table")
+    names = {field.name for field in fields(Evidence)}
+    _keys(found, names, "evidence")
+    spans = {name: _span(name, found[name]) for name in SPANS}
+    evidence = Evidence(
+        gpu=str(found["gpu"]),
+        fitted=int(_number("fitted", found["fitted"])),
+        judged=int(_number("judged", found["judged"])),
+        median=_number("median", found["median"]),
+        p90=_number("p90", found["p90"]),
+        rows=_words("rows", found["rows"]),
+        date=_date("date", found["date"]),
+        sequence_length=spans["sequence_length"],
+        ranks=spans["ranks"],
+        parameters=spans["parameters"],
+        under=_judged(found["under"]),
+    )
+    constants = {name: _number(name, table[name]) for name in CONSTANTS}
+    return InTraining(**constants, evidence=evidence)
+
+
+def _judged(found: object) -> Judged:
+    if not isinstance(found, dict):
+        raise InTrainingError("under: must be a table")
+    _keys(found, {field.name for field in fields(Judged)}, "under")
+    words = {name: _words(name, found[name]) for name in JUDGED_WORDS}
+    spans = {name: _span(name, found[name]) for name in JUDGED_SPANS}
+    return Judged(
+        runtimes=words["runtimes"],
+        precisions=words["precisions"],
+        tensor=spans["tensor"],
+        pipeline=spans["pipeline"],
+        context=spans["context"],
+        replicate=spans["replicate"],
+        nics_per_node=spans["nics_per_node"],
+        oversubscription=spans["oversubscription"],
+    )
+
+
+def _words(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise InTrainingError(f"{name}: must be a list of words")
+    return tuple(value)
+
+
+def _date(name: str, value: object) -> date:
+    if not isinstance(value, date):
+        raise InTrainingError(f"{name}: must be a date, such as 2026-01-31")
+    return value
+
+
+def _keys(table: Mapping[str, object], known: set[str], what: str) -> None:
+    for key in (*sorted(set(table) - known), *sorted(known - set(table))):
+        state = "missing" if key in known else f"not a key of {what}"
+        raise InTrainingError(f"{key}: {state}")
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InTrainingError(f"{name}: must be a number")
+    return float(value)
+
+
+def _span(name: str, value: object) -> Span:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InTrainingError(f"{name}: must be two numbers")
+    least, most = (int(_number(name, each)) for each in value)
+    return Span(least=least, most=most)

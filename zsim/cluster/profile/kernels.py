@@ -1,0 +1,235 @@
+"""Fitted constants of kernels: what share of a GPU's peaks they reach, by what they do and shape.
+
+Such constants come from `zsim calibrate`, which writes them into a file. They are shares, so those
+of one GPU say something of its siblings: the peaks are each GPU's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from zsim.cluster.profile import flash_attention_2 as flash2
+from zsim.cluster.profile import in_training
+from zsim.cluster.profile.flash_attention_2 import Flash2, Flash2Error
+from zsim.cluster.profile.host_launch import (
+    FREE,
+    LaunchCosts,
+    LaunchError,
+    launch_costs,
+    seconds_of,
+)
+from zsim.cluster.profile.in_training import ALONE, InTraining, InTrainingError
+from zsim.model.kernel import KernelKind
+
+
+class KernelProfileError(ValueError):
+    """Constants that cannot be; the message names the constant, or the file and the constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelProfile:
+    """Constants of one kind of GPU; shares of its peak or of its memory bandwidth.
+
+    Attributes:
+        processors: streaming multiprocessors, over which tiles are spread.
+        fixed_s: of every kernel beside its work.
+        product: of the peak, of products of matrices in large tiles.
+        product_fill: steps of the inner extent that it takes to fill a tile's pipeline.
+        tile_128x128, tile_128x64, tile_64x64: of `product`, in smaller tiles.
+        product_memory: of the bandwidth, of products that move more than they compute.
+        attention_forward, attention_backward: of the peak, of attention that keeps scores on chip.
+        launch: what the host spends to issue operations.
+        flash2: what FlashAttention-2 reaches; None takes the share of other attention.
+        training: what of all that is left in training.
+        gpu: the kind of GPU that they were fitted to, or scaled for.
+        The others: of the bandwidth, of a kind of kernel that moves memory, each way.
+    """
+
+    processors: float
+    fixed_s: float
+    product: float
+    product_fill: float
+    tile_128x128: float
+    tile_128x64: float
+    tile_64x64: float
+    product_memory: float
+    attention_forward: float
+    attention_backward: float
+    elementwise_forward: float
+    elementwise_backward: float
+    norm_forward: float
+    norm_backward: float
+    activation_forward: float
+    activation_backward: float
+    softmax_forward: float
+    softmax_backward: float
+    rotary_forward: float
+    rotary_backward: float
+    embedding_forward: float
+    embedding_backward: float
+    cross_entropy_forward: float
+    cross_entropy_backward: float
+    launch: LaunchCosts = FREE
+    flash2: Flash2 | None = None
+    training: InTraining = ALONE
+    gpu: str = ""
+
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            if getattr(self, name) <= 0:
+                raise KernelProfileError(f"{name}: {getattr(self, name)} must be more than 0")
+
+    @property
+    def copying(self) -> float:
+        """Of the bandwidth, of a copy or a fill: that of any kernel that works on elements."""
+        return self.elementwise_forward * self.training.memory
+
+    def share(self, kind: KernelKind, *, backward: bool) -> float:
+        """Of the bandwidth, of a kernel that moves memory, or of the peak, of attention."""
+        found: float = getattr(self, f"{kind}_{'backward' if backward else 'forward'}")
+        return found
+
+
+NAMES = tuple(
+    field.name
+    for field in fields(KernelProfile)
+    if field.name not in ("launch", "flash2", "training", "gpu")
+)
+"""All constants of kernels, in the order of a file."""
+
+
+ASSUMED = "assumed"
+"""Stands for a sibling that was not fitted: the start of the search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedKernels:
+    """A file: constants of the kernels of one GPU, with what they rest on.
+
+    Attributes:
+        gpu: kind of GPU, such as "h100".
+        sibling: the GPU whose constants stand where this one has no rows, or "assumed" where none
+            was fitted beside it; empty if it has all.
+        rows: how many rows speak of each kind of kernel.
+        publications: where they come from.
+        errors: medians, by name: of rows fitted and of rows held out.
+    """
+
+    gpu: str
+    constants: KernelProfile
+    rows: Mapping[str, int]
+    errors: Mapping[str, float]
+    publications: tuple[str, ...] = ()
+    sibling: str = ""
+
+
+def text(fitted: FittedKernels) -> str:
+    """The file, in TOML."""
+    lines = [
+        "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
+        f'gpu = "{fitted.gpu}"',
+        f'sibling = "{fitted.sibling}"',
+        "publications = [",
+        *(f'    "{each}",' for each in fitted.publications),
+        "]",
+        "",
+        "[rows]",
+        *(f"{name} = {count}" for name, count in sorted(fitted.rows.items())),
+        "",
+        "[errors]",
+        *(f"{name} = {value:.4f}" for name, value in sorted(fitted.errors.items())),
+        "",
+        "[constants]",
+        *(f"{name} = {getattr(fitted.constants, name):.4g}" for name in NAMES),
+        "",
+        "[launch]  # not fitted: as published, see zsim/cluster/profile/host_launch.py",
+        *(f"{name} = {each:.4g}" for name, each in seconds_of(fitted.constants.launch).items()),
+        *_flash2_text(fitted.constants.flash2),
+        *in_training.text(fitted.constants.training),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _flash2_text(published: Flash2 | None) -> list[str]:
+    if published is None:
+        return []
+    lines = [
+        "",
+        "[flash2]  # not fitted: as published, see zsim/cluster/profile/flash_attention_2.py",
+    ]
+    return [*lines, *(f"{name} = {getattr(published, name):.4g}" for name in flash2.NAMES)]
+
+
+def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
+    """What a file that was read as `table` says; `name` is for messages.
+
+    Raises:
+        KernelProfileError: a key is missing, unknown or of the wrong kind.
+    """
+    keys = {"gpu", "sibling", "publications", "rows", "errors", "constants", "launch"}
+    for key in (*sorted(set(table) - keys - {"flash2", "training"}), *sorted(keys - set(table))):
+        state = "missing" if key in keys else "not a key of fitted kernels"
+        raise KernelProfileError(f"{name}: {key}: {state}")
+    publications = table["publications"]
+    if not isinstance(publications, list):
+        raise KernelProfileError(f"{name}: publications must be a list")
+    constants = _numbers(name, table, "constants")
+    for each in (*sorted(set(constants) - set(NAMES)), *sorted(set(NAMES) - set(constants))):
+        state = "missing" if each in NAMES else "not a constant"
+        raise KernelProfileError(f"{name}: constants: {each}: {state}")
+    try:
+        launch = launch_costs(_numbers(name, table, "launch"))
+    except LaunchError as error:
+        raise KernelProfileError(f"{name}: launch: {error}") from None
+    training = table.get("training")
+    try:
+        shares = ALONE if training is None else in_training.parse(_table(name, table, "training"))
+    except InTrainingError as error:
+        raise KernelProfileError(f"{name}: training: {error}") from None
+    published = _published(name, table)
+    try:
+        profile = KernelProfile(
+            **constants,
+            launch=launch,
+            flash2=published,
+            training=shares,
+            gpu=str(table["gpu"]),
+        )
+    except KernelProfileError as error:
+        raise KernelProfileError(f"{name}: constants: {error}") from None
+    return FittedKernels(
+        gpu=str(table["gpu"]),
+        sibling=str(table["sibling"]),
+        constants=profile,
+        rows={each: int(value) for each, value in _numbers(name, table, "rows").items()},
+        errors=_numbers(name, table, "errors"),
+        publications=tuple(str(each) for each in publications),
+    )
+
+
+def _published(name: str, table: Mapping[str, object]) -> Flash2 | None:
+    if "flash2" not in table:
+        return None
+    numbers, known = _numbers(name, table, "flash2"), set(flash2.NAMES)
+    for each in (*sorted(set(numbers) - known), *sorted(known - set(numbers))):
+        state = "missing" if each in known else "not a constant"
+        raise KernelProfileError(f"{name}: flash2: {each}: {state}")
+    try:
+        return Flash2(**numbers)
+    except Flash2Error as error:
+        raise KernelProfileError(f"{name}: flash2: {error}") from None
+
+
+def _table(name: str, table: Mapping[str, object], key: str) -> dict[str, object]:
+    found = table[key]
+    if not isinstance(found, dict):
+        raise KernelProfileError(f"{name}: {key} must be a table of numbers")
+    return {str(each): value for each, value in found.items()}
+
+
+def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for each, value in _table(name, table, key).items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise KernelProfileError(f"{name}: {key}: {each} must be a number")
+        numbers[str(each)] = float(value)
+    return numbers

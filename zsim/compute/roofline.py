@@ -1,0 +1,113 @@
+"""Time of a kernel, and of every operation that occupies a GPU: the roofline.
+
+Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
+multicore architectures": a kernel takes as long as the slower of its arithmetic and its memory
+traffic. With fitted constants its efficiency depends on shape (`zsim.compute.fitted_model`). Caches
+are not modelled.
+"""
+
+from math import ceil
+from typing import assert_never
+
+from zsim.cluster.cluster import Gpu
+from zsim.compute.fitted_model import Peaks, fitted_s
+from zsim.dtype import DType
+from zsim.model.kernel import Kernel
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import Compute, Copy, Fill, View
+from zsim.schedule.schedule import Program
+from zsim.units import PICOSECONDS_PER_SECOND
+
+
+def _ceil_ps(amount: int, per_second: int) -> int:
+    return -(-amount * PICOSECONDS_PER_SECOND // per_second)
+
+
+def memory_ps(size_bytes: int, gpu: Gpu) -> int:
+    """Picoseconds to move `size_bytes` to or from device memory, rounded up."""
+    return _ceil_ps(size_bytes, gpu.memory_bytes_per_s)
+
+
+def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
+    """Picoseconds of `kernel` on `gpu`, rounded up; without the launch, which the host pays.
+
+    Raises:
+        ClusterError: the GPU has no rate for the kernel's format.
+    """
+    if gpu.kernels is not None:
+        return ceil(fitted_s(kernel, peaks_of(kernel, gpu), gpu.kernels) * PICOSECONDS_PER_SECOND)
+    traffic_ps = memory_ps(kernel.bytes, gpu)
+    flops = kernel.executed_flops
+    if not flops:
+        return traffic_ps
+    rate = gpu.rate(kernel.dtype)
+    per_second = rate.matmul if kernel.kind.multiplies_matrices else rate.elementwise
+    return max(_ceil_ps(flops, per_second), traffic_ps)
+
+
+def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
+    """What `gpu` does at most for `kernel`.
+
+    Raises:
+        ClusterError: the GPU has no rate for the kernel's format.
+    """
+    peak = _peak(kernel, gpu) if kernel.kind.multiplies_matrices else 0
+    return Peaks(flops=peak, bytes=gpu.memory_bytes_per_s)
+
+
+def _peak(kernel: Kernel, gpu: Gpu) -> float:
+    """What fitted constants are shares of.
+
+    They were fitted to 16-bit formats. 8-bit floats reach less of their peak: as much less as the
+    two largest achieved rates say.
+    """
+    rate = gpu.rate(kernel.dtype)
+    if kernel.dtype is not DType.FP8:
+        return rate.peak_of(kernel.shape)
+    half = gpu.rate(DType.BF16)
+    return half.peak * rate.matmul / half.matmul
+
+
+def view_bytes(view: View, program: Program) -> int:
+    """Bytes of `view`; of a window on an uneven layout the whole window, which no rank exceeds."""
+    return view.size * program.by_name[view.buffer].dtype.size_bytes
+
+
+def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
+    """Bytes that `operation` reads and writes; what it updates in place counts twice."""
+    match operation:
+        case Fill(target=target):
+            return view_bytes(target, program)
+        case Copy(source=source, target=target, accumulate=accumulate):
+            # By parameter the sizes may differ, and no more is moved than the smaller has.
+            moved = min(source.size, target.size)
+            each = program.by_name[target.buffer].dtype.size_bytes * (2 if accumulate else 1)
+            return moved * (program.by_name[source.buffer].dtype.size_bytes + each)
+        case Compute():
+            return sum(
+                (access.reads + access.writes) * view_bytes(access.view, program)
+                for access in accesses(operation)
+            )
+        case _:
+            assert_never(operation)
+
+
+def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
+    """Picoseconds that `operation` occupies the GPU.
+
+    A Compute takes its kernels one after the other. One that names none, a Copy and a Fill take the
+    memory traffic of the views that they touch; where constants are fitted, each launch of a Copy
+    but the first has the few microseconds of its own that any kernel has.
+
+    Raises:
+        ClusterError: the GPU has no rate for the format of a kernel.
+    """
+    if isinstance(operation, Compute) and operation.kernels:
+        return sum(kernel_ps(kernel, gpu) for kernel in operation.kernels)
+    own_ps = 0
+    if isinstance(operation, Copy) and gpu.kernels is not None:
+        own_ps = round((operation.launches - 1) * gpu.kernels.fixed_s * PICOSECONDS_PER_SECOND)
+    traffic_ps = memory_ps(touched_bytes(operation, program), gpu)
+    if gpu.kernels is not None:
+        traffic_ps = ceil(traffic_ps / gpu.kernels.copying)
+    return traffic_ps + own_ps

@@ -1,0 +1,1 @@
+"""Files read and written, and what is installed: scenarios, traces, pages, pictures."""

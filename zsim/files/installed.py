@@ -1,0 +1,231 @@
+"""Scenarios and topologies that ship with installed packages, found through entry points.
+
+A package of scenarios has `names()` and `text(name)`, and the same of studies; one of topologies
+has `names(part)` and `text(name, part)` for systems, nodes, fabrics and GPUs; `profiles()` and
+`kernel_profiles()` are fitted constants.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.files import Part, TopologyError, UnknownTopologyError, cluster_of
+from zsim.cluster.files.edges_csv import fabric_from_edges
+from zsim.cluster.files.nccl_xml import node_from_nccl
+from zsim.cluster.profile.files import Profiles, parse
+from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
+from zsim.cluster.profile.kernels import parse as parse_kernels
+from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.suggestion import one_of
+
+
+class Scenarios(Protocol):
+    """A package that ships scenarios and studies, as files."""
+
+    def names(self) -> tuple[str, ...]:
+        """Their names, sorted."""
+        ...
+
+    def text(self, name: str) -> str:
+        """The TOML of one of them."""
+        ...
+
+    def study_names(self) -> tuple[str, ...]:
+        """Names of its studies, sorted."""
+        ...
+
+    def study_text(self, name: str) -> str:
+        """The TOML of one of these."""
+        ...
+
+    def published_names(self) -> tuple[str, ...]:
+        """Names of the papers whose figures it has, sorted."""
+        ...
+
+    def published_text(self, name: str) -> str:
+        """The TOML of the figures of one of these."""
+        ...
+
+
+class Topologies(Protocol):
+    """A package that ships descriptions of clusters and of their parts."""
+
+    def names(self, part: Part) -> tuple[str, ...]:
+        """Names of its systems, nodes, fabrics or GPUs, sorted."""
+        ...
+
+    def text(self, name: str, part: Part) -> str:
+        """The TOML of one of them."""
+        ...
+
+    def profiles(self) -> dict[str, str]:
+        """TOML of fitted constants of networks, by kind of GPU."""
+        ...
+
+    def kernel_profiles(self) -> dict[str, str]:
+        """TOML of fitted constants of kernels, by kind of GPU."""
+        ...
+
+
+def scenarios() -> dict[str, str]:
+    """TOML of every scenario that ships, by name."""
+    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
+    return {name: package.text(name) for package in packages for name in package.names()}
+
+
+def studies() -> dict[str, str]:
+    """TOML of every study that ships, by name."""
+    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
+    return {
+        name: package.study_text(name) for package in packages for name in package.study_names()
+    }
+
+
+def published_papers() -> dict[str, str]:
+    """TOML of the figures of every paper that ships, by name."""
+    packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
+    return {
+        name: package.published_text(name)
+        for package in packages
+        for name in package.published_names()
+    }
+
+
+@cache
+def _topologies(part: Part) -> dict[str, Topologies]:
+    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
+    return {name: package for package in packages for name in package.names(part)}
+
+
+@cache
+def network_profiles() -> dict[str, Profiles]:
+    """Fitted constants of networks, by kind of GPU."""
+    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
+    texts = {name: text for each in packages for name, text in each.profiles().items()}
+    return {name: parse(name, tomllib.loads(text)) for name, text in texts.items()}
+
+
+def network_profile(name: str) -> NetworkProfile:
+    """Fitted constants called `name`: of a kind of GPU, or GPU/SYSTEM.
+
+    Raises:
+        ProfileError: there are none; the message names those that ship.
+    """
+    gpu, _, system = name.partition("/")
+    known = network_profiles()
+    names = [*known, *(f"{each}/{one}" for each in known for one in sorted(known[each].systems))]
+    if name not in names:
+        raise ProfileError(one_of(name, names))
+    return known[gpu].of(system)
+
+
+@cache
+def fitted_kernels() -> dict[str, FittedKernels]:
+    """Fitted constants of kernels, by kind of GPU."""
+    packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
+    texts = {name: text for each in packages for name, text in each.kernel_profiles().items()}
+    return {name: parse_kernels(name, tomllib.loads(text)) for name, text in texts.items()}
+
+
+def kernel_profile(name: str) -> KernelProfile:
+    """Fitted constants of the kernels of the kind of GPU `name`.
+
+    Raises:
+        KernelProfileError: there are none; the message names those that ship.
+    """
+    known = fitted_kernels()
+    if name not in known:
+        raise KernelProfileError(one_of(name, known))
+    return known[name].constants
+
+
+def fitted_for(cluster: Cluster) -> tuple[str, ...]:
+    """Settings with which fitted constants that ship replace data sheets of `cluster`; few or none.
+
+    A profile is for a GPU whose name has all parts of its own: h100_hbm2e for H100-SXM5-96GB-HBM2e.
+    """
+    parts = cluster.gpu.name.lower().split("-")
+    found: list[str] = []
+    for field, given, names in (
+        ("compute", cluster.gpu.kernels, fitted_kernels()),
+        ("network", cluster.network, network_profiles()),
+    ):
+        fitting = [name for name in names if all(part in parts for part in name.split("_"))]
+        if given is None and fitting:
+            found.append(f"{field}.profile={max(fitting, key=len)}")
+    return tuple(found)
+
+
+def part_names(part: Part) -> tuple[str, ...]:
+    """Names of every system, node, fabric or GPU that ships, sorted."""
+    return tuple(sorted(_topologies(part)))
+
+
+def part_text(part: Part, name: str) -> str:
+    """The TOML of a system, node, fabric or GPU, which ships."""
+    return _topologies(part)[name].text(name, part)
+
+
+def find(part: Part, name: str) -> dict[str, Any]:
+    """The table of a part that ships, or of the file `name`, which has a suffix.
+
+    Raises:
+        TopologyError: there is none, or it cannot be read; the message names those that ship.
+    """
+    if name in _topologies(part):
+        return _toml(name, part_text(part, name))
+    match Path(name).suffix, part:
+        case ".toml", _:
+            return _toml(name, _file_text(name))
+        case ".xml", Part.NODE:
+            return node_from_nccl(name, _file_text(name), _gpu_by_device)
+        case ".csv", Part.FABRIC:
+            return fabric_from_edges(name, _file_text(name))
+        case _:
+            raise UnknownTopologyError(one_of(name, part_names(part)), part)
+
+
+def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
+    """So many nodes of the system `name`, or of the node `name` on `fabric`.
+
+    Raises:
+        TopologyError: there is none, or it cannot be read; the message names those that ship.
+        ClusterError: the parts do not fit each other.
+    """
+    if fabric is None:
+        return cluster_of(name, find(Part.SYSTEM, name), nodes, find)
+    full_name = f"{name} on {fabric}"
+    return cluster_of(full_name, {"node": name, "fabric": fabric}, nodes, find)
+
+
+def _file_text(name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except OSError as error:
+        raise TopologyError(f"{name}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError:
+        raise TopologyError(f"{name}: not text") from None
+
+
+def _toml(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
+        raise TopologyError(f"{name}: not TOML: {error}") from None
+
+
+def _gpu_by_device(device: str) -> str | None:
+    """The GPU that ships which machines report as PCI device `device`."""
+    for name in part_names(Part.GPU):
+        if device in find(Part.GPU, name).get("pci_devices", ()):
+            return name
+    return None
+
+
+def _packages(group: str) -> Iterator[object]:
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        yield entry.load()

@@ -1,0 +1,279 @@
+"""What a command works on: a scenario by name or file, or a schedule in a JSON file."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zsim.cluster.files import Part
+from zsim.files.installed import (
+    kernel_profile,
+    network_profile,
+    part_names,
+    part_text,
+    scenarios,
+    studies,
+    topology,
+)
+from zsim.mistake import MistakeError, file_fault, mistakes, one_line
+from zsim.suggestion import one_of
+
+if TYPE_CHECKING:
+    from zsim.backend.backend import Backend, Job
+    from zsim.backend.document import Document
+    from zsim.cluster.fault import Fault, Neighbour
+    from zsim.network.link_load import Decision
+    from zsim.scenario.tables import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What the command line changes in a scenario: settings, ranks, steps."""
+
+    settings: tuple[str, ...] = ()
+    ranks: int | None = None
+    steps: int | None = None
+
+    @property
+    def all_settings(self) -> tuple[str, ...]:
+        """The settings, with the steps as one of them."""
+        steps = () if self.steps is None else (f"train.steps={self.steps}",)
+        return (*self.settings, *steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Source read under `name`: a title, and the schedule with what it takes to run it.
+
+    `is_scenario` says that the schedule was made from a scenario, and not read from a file.
+    """
+
+    name: str
+    title: str
+    document: "Document"
+    is_scenario: bool = False
+    faults: "tuple[Fault, ...]" = ()
+    neighbours: "tuple[Neighbour, ...]" = ()
+    decision: "Decision | None" = None
+
+    def job(self) -> "Job":
+        """The run that it describes.
+
+        Raises:
+            MistakeError: it is a schedule without a model or a cluster.
+        """
+        from zsim.backend.backend import Job
+
+        document = self.document
+        if document.model is None or document.cluster is None:
+            missing = "model" if document.model is None else "cluster"
+            raise MistakeError(f"{self.name}: {missing}: missing; a run needs it, a check does not")
+        return Job(
+            schedule=document.schedule,
+            model=document.model,
+            cluster=document.cluster,
+            steps=document.steps,
+        )
+
+    def simulation(self) -> "Backend":
+        """The simulation, with the faults, neighbours and algorithms that it names."""
+        from zsim.backend.backend import load
+
+        settings: dict[str, object] = {"faults": self.faults, "neighbours": self.neighbours}
+        if self.decision is not None:
+            settings["decision"] = self.decision
+        return load("sim")(**settings)
+
+
+def read(name: str, changes: Changes) -> Source:
+    """Return the scenario called `name`, or in the file `name`, or the schedule in it.
+
+    Raises:
+        MistakeError: there is none, or it cannot be used.
+    """
+    found = tables_or_schedule(name)
+    if isinstance(found, str):
+        return schedule_source(name, found, changes)
+    return resolved(name, described(name, found, changes), ranks=changes.ranks)
+
+
+def tables_or_schedule(name: str) -> dict[str, Any] | str:
+    """Return the tables of the scenario that `read` would find, or the JSON of the schedule.
+
+    Raises:
+        MistakeError: there is none, or it cannot be read.
+    """
+    from zsim.scenario.tables import ScenarioError
+    from zsim.scenario.toml import tables_of
+
+    text = _text(name)
+    if _is_schedule(name, text):
+        return text
+    with mistakes(ScenarioError, prefix=f"{name}: "):
+        return tables_of(text)
+
+
+def _text(name: str) -> str:
+    shipped = scenarios()
+    return shipped[name] if name in shipped else file_text("scenario", name, tuple(shipped))
+
+
+def _is_schedule(name: str, text: str) -> bool:
+    return name not in scenarios() and (
+        Path(name).suffix == ".json" or text.lstrip().startswith("{")
+    )
+
+
+def shipped_text(name: str) -> str:
+    """The TOML of a scenario or study, or of a system, node, fabric or GPU, that ships.
+
+    Raises:
+        MistakeError: none of that name does.
+    """
+    shipped = scenarios() | studies()
+    if name in shipped:
+        return shipped[name]
+    for part in Part:
+        if name in part_names(part):
+            return part_text(part, name)
+    raise MistakeError(f"name: {one_of(name, shipped_names())}")
+
+
+def shipped_names() -> list[str]:
+    """Return all names that `shipped_text` takes."""
+    return [*scenarios(), *studies(), *(name for part in Part for name in part_names(part))]
+
+
+def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
+    """The file `name`, a scenario or a study, of which some ship.
+
+    Raises:
+        MistakeError: it cannot be read.
+    """
+    missing = f"{what}: {one_of(name, shipped, or_else='a file or ')}"
+    if not name:
+        raise MistakeError(missing)
+    try:
+        return Path(name).read_text("utf-8")
+    except FileNotFoundError:
+        raise MistakeError(missing) from None
+    except UnicodeDecodeError:
+        raise MistakeError(f"{name}: not text: scenarios are TOML, schedules JSON") from None
+    except OSError as error:
+        raise file_fault(name, error) from None
+    except ValueError:  # a null character in the name
+        raise MistakeError(f"{what}: {name!r} must be the name of a file") from None
+
+
+def _config_text(scenario: str, key: str, config: str) -> str:
+    """The file `config`: beside the scenario where it is a file and that is there, or from here."""
+    beside = Path(scenario).parent / config
+    path = beside if beside.is_file() else Path(config)
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise MistakeError(f"{scenario}: {key}: {config!r} is not text") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise MistakeError(f"{scenario}: {key}: {config!r}: {why.lower()}") from None
+
+
+def schedule_source(name: str, text: str, changes: Changes) -> Source:
+    """Return what the schedule in JSON `text`, read under `name`, comes to.
+
+    Raises:
+        MistakeError: it is none, or cannot be changed so.
+    """
+    from zsim.backend.document import DocumentError, decode
+
+    if changes.settings:
+        raise MistakeError(f"--set: {name} is a schedule; settings are for scenarios")
+    if changes.ranks is not None:
+        raise MistakeError(f"--ranks: {name} is a schedule; its mesh says how many there are")
+    with mistakes(DocumentError, prefix=f"{name}: "):
+        document = decode(text)
+        if changes.steps is not None:
+            document = replace(document, steps=changes.steps)
+    return Source(name=name, title=document.schedule.name, document=document)
+
+
+def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Scenario":
+    """Return the scenario in `tables`, called `name`, with `changes`, and with its title.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    from zsim.files.title import filled, title_of
+    from zsim.scenario.tables import ScenarioError, from_tables
+    from zsim.scenario.toml import with_settings
+
+    settings = changes.all_settings
+    with mistakes(ScenarioError, prefix=f"{name}: "):
+        found = from_tables(with_settings(tables, settings))
+    title = title_of(filled(found, changes.ranks), tables, settings, changes.ranks)
+    return found.model_copy(update={"title": title})
+
+
+def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
+    """`scenario`, called `name`, with what the files say that it names; what of them is ignored.
+
+    Raises:
+        MistakeError: a file cannot be read.
+        ScenarioError: what it says cannot be used.
+    """
+    from zsim.scenario import deepspeed_config
+    from zsim.scenario.hugging_face import configured
+
+    if scenario.model.hf_config is not None:
+        text = _config_text(name, "model.hf_config", scenario.model.hf_config)
+        scenario = configured(scenario, text)
+    config = scenario.zero.deepspeed_config
+    if config is None:
+        return scenario, ""
+    text = _config_text(name, "zero.deepspeed_config", config)
+    scenario, ignored = deepspeed_config.configured(scenario, text)
+    return scenario, f"{config}: not modelled: {', '.join(ignored)}" if ignored else ""
+
+
+def resolved(
+    name: str, scenario: "Scenario", *, ranks: int | None = None, quiet: bool = False
+) -> Source:
+    """What `scenario`, called `name`, comes to: files that it names are read beside it.
+
+    Unless `quiet`, it says what of them is not modelled.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    from zsim.backend.document import Document
+    from zsim.memory import handed_out
+    from zsim.model.model import ModelError
+    from zsim.runtimes.registry import make_schedule
+    from zsim.scenario.resolve import on_ranks, resolve
+    from zsim.scenario.tables import ScenarioError
+
+    with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
+        scenario, ignored = with_files(name, scenario)
+        if ranks is not None:
+            scenario = on_ranks(scenario, ranks)
+        found = resolve(scenario, topology, network_profile, kernel_profile)
+        made = handed_out(make_schedule(found.model, found.strategy), found.allocator)
+    quiet = quiet or os.environ.get("RANK", "0") != "0"  # of torchrun's ranks the first speaks
+    if ignored and not quiet:
+        print(one_line(ignored), file=sys.stderr)
+    return Source(
+        is_scenario=True,
+        name=name,
+        title=scenario.title,
+        document=Document(
+            schedule=made,
+            model=found.model,
+            cluster=found.cluster,
+            steps=found.steps,
+        ),
+        faults=found.faults,
+        neighbours=found.neighbours,
+        decision=found.decision,
+    )

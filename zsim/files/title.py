@@ -1,0 +1,74 @@
+"""The title of a run: that of its scenario, and what the command line changed in it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from zsim.files.installed import topology
+from zsim.scenario.resolve import placed
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.toml import apply
+from zsim.units import format_count
+
+FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+HARDWARE = ("ranks", "gpu")
+LARGE = 10**6
+"""Larger numbers are words in a title: 7.5 billion."""
+
+
+def title_of(
+    title: str, written: Mapping[str, object], settings: Sequence[str], ranks: int | None = None
+) -> str:
+    """Return the title of a run of the scenario in the tables `written` with `settings` on top.
+
+    A key that `settings` leave as it was is not named, nor is the title itself.
+    """
+    changed: dict[str, str] = {}
+    for setting in settings:
+        path, _, value = setting.partition("=")
+        key = ".".join(name.strip() for name in path.split("."))
+        given: dict[str, object] = {}
+        apply(given, setting)
+        changed.pop(key, None)  # of several for one key the last counts
+        if key != "title" and _at(given, key) != _at(written, key):
+            changed[key] = f"{key} = {' '.join(value.split())}"
+    if ranks is not None:
+        changed["ranks"] = f"ranks = {ranks}"
+    return f"{title}, with {', '.join(changed.values())}" if changed else title
+
+
+def filled(scenario: Scenario, ranks: int | None = None) -> str:
+    """Return the title of `scenario` with `{zero.stage}`, `{ranks}` and `{gpu}` filled in.
+
+    So a title follows what runs. Of a scenario that cannot be, the hardware is a question mark.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] in HARDWARE:
+            return _hardware(scenario, ranks)[HARDWARE.index(found[1])]
+        value: object = scenario
+        for name in found[1].split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, int) and value >= LARGE:
+            return format_count(value)
+        return found[0] if value is None else str(value)
+
+    return FIELD.sub(value, scenario.title)
+
+
+def _hardware(scenario: Scenario, ranks: int | None) -> tuple[str, str]:
+    try:
+        cluster, replicas = placed(scenario, topology)
+    except ScenarioError:
+        return "?", "?"
+    parallel = scenario.parallel
+    count = replicas * parallel.tensor * parallel.pipeline if ranks is None else ranks
+    return str(count), cluster.gpu.name.partition("-")[0]
+
+
+def _at(tables: Mapping[str, object], key: str) -> object:
+    """Return what `tables` have at `key`, None if nothing."""
+    found: object = tables
+    for name in key.split("."):
+        found = cast("Mapping[str, object]", found).get(name) if isinstance(found, dict) else None
+    return found

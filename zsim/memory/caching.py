@@ -1,0 +1,357 @@
+"""PyTorch's caching allocator on one device: which blocks it takes, splits, joins and keeps.
+
+Memory comes from the device in segments and is kept when it is freed. A request takes the smallest
+free block that is large enough, among those of its stream and of its pool (up to 1 MiB, or more);
+of several, that of the oldest segment, at the lowest address. What is left over is split off. A
+free block is joined with free neighbours at once. A block that other streams have used is free when
+they have come to where they were at its free, and the allocator looks at the next request. If the
+device has no more, segments that are wholly free go back to it, and it is asked again.
+
+Written after what c10/cuda/CUDACachingAllocator.cpp of PyTorch does; compared with PyTorch 2.13.0.
+(Before 2.13 the lowest address decides, wherever the device has put a segment: PR 183591.)
+Not modelled: private pools of CUDA graphs, and memory of the device that others take.
+"""
+
+from bisect import bisect_left, insort
+from itertools import chain
+
+from zsim.memory.block import ADDRESS_BITS, ADDRESS_MASK, Block, BlockPool, Piece, State
+from zsim.memory.journal import Journal
+from zsim.memory.settings import (
+    BLOCK_BYTES,
+    OWN_SEGMENT_ROUNDING_BYTES,
+    SMALL_MAX_BYTES,
+    AllocatorError,
+    AllocatorSettings,
+    rounded,
+    segment_bytes,
+)
+
+UNLIMITED = 1 << 62
+"""Bytes that no device has."""
+
+
+class CachingAllocator:
+    """One device's memory of `capacity_bytes`, without a limit if None.
+
+    Attributes:
+        reserved_bytes: taken from the device and not returned.
+        peak_reserved_bytes: the largest value of it so far.
+        journal: what happened.
+        retries: how often the cache was given back because the device had no more.
+        ooms: requests that could not be served even then.
+        synchronizations: how often the host waited for all streams before it gave the cache back.
+        device_allocations, device_frees: segments taken from the device, and returned.
+    """
+
+    expandable = False
+
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.capacity_bytes = UNLIMITED if capacity_bytes is None else capacity_bytes
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.retries = self.ooms = self.synchronizations = 0
+        self.device_allocations = self.device_frees = 0
+        self.journal = Journal(self.expandable)
+        self._changes = self.journal.changes
+        self._divisions = self.settings.roundup_power2_divisions
+        self._split_max = self.settings.max_split_bytes or UNLIMITED
+        self._collects = self.settings.garbage_collection_threshold > 0
+        unsplit = self.settings.max_split_bytes is not None
+        self._picky = self.expandable or unsplit or self._collects
+        self._small: dict[str, BlockPool] = {}
+        self._large: dict[str, BlockPool] = {}
+        self._live: dict[str, Block | None] = {}
+        # Free blocks: the size by the address, and the address by the address of the end.
+        self._size_at: dict[int, int] = {}
+        self._start_of: dict[int, int] = {}
+        self._segments: dict[int, int] = {}
+        # How often a large block was looked for, and when a segment became wholly free, in that.
+        self._searches = 0
+        self._free_since: dict[int, int] = {}
+        self._next_address = OWN_SEGMENT_ROUNDING_BYTES
+        # Streams that use a live block; blocks that wait for streams, and for how many.
+        self._uses: dict[str, dict[str, None]] = {}
+        self._waiting: dict[str, list[list[Block]]] = {}
+        self._over: list[list[Block]] = []
+
+    def allocate(self, name: str, size_bytes: int, stream: str) -> bool:
+        """Serve a request on a stream; whether there was memory. Of 0 bytes, nothing is taken.
+
+        Raises:
+            AllocatorError: `name` is live already, or the size is negative.
+        """
+        if size_bytes <= 0 or name in self._live:
+            return self._allocate_nothing(name, size_bytes)
+        if self._over:
+            self._give_back_what_is_over()
+        if self._divisions:
+            wanted = rounded(size_bytes, self._divisions)
+        else:
+            wanted = size_bytes + BLOCK_BYTES - 1 & -BLOCK_BYTES
+        if wanted <= SMALL_MAX_BYTES:
+            pool = self._small.get(stream) or self._open(stream, small=True)
+        else:
+            pool = self._large.get(stream) or self._open(stream, small=False)
+        keys = pool.keys
+        place = bisect_left(keys, wanted << ADDRESS_BITS)
+        if place == len(keys) or self._picky:
+            place = self._obtain(pool, wanted, place)
+            if place < 0:
+                return False
+        key = keys[place]
+        del keys[place]
+        size = key >> ADDRESS_BITS
+        address = key & ADDRESS_MASK
+        del self._size_at[address]
+        whole = self._segments.get(address) == size
+        rest = size - wanted
+        if rest > pool.kept_bytes and wanted < self._split_max:
+            after = address + wanted
+            self._size_at[after] = rest
+            self._start_of[after + rest] = after
+            insort(keys, rest << ADDRESS_BITS | after, 0, place)
+            self._live[name] = (address, wanted, pool, size_bytes)
+            if whole:
+                self._changes.append((wanted, size_bytes, rest, 1))
+            else:
+                self._changes.append((wanted, size_bytes, -wanted, 0))
+            return True
+        del self._start_of[address + size]
+        self._live[name] = (address, size, pool, size_bytes)
+        if whole:
+            self._changes.append((size, size_bytes, 0, 0))
+        else:
+            self._changes.append((size, size_bytes, -size, -1))
+        return True
+
+    def growth_bytes(self, size_bytes: int) -> int:
+        """What the device is asked for when nothing that is free serves so many bytes."""
+        return segment_bytes(size_bytes + BLOCK_BYTES - 1 & -BLOCK_BYTES)
+
+    def use(self, name: str, stream: str) -> None:
+        """A stream other than its own uses a live block: `Tensor.record_stream`."""
+        block = self._live[name]
+        if block is not None and block[2].stream != stream:
+            self._uses.setdefault(name, {})[stream] = None
+
+    def free(self, name: str) -> None:
+        """The host frees a live block. It is free now, or when the streams that use it are there.
+
+        Raises:
+            KeyError: nothing of that name is live.
+        """
+        block = self._live.pop(name)
+        if block is None:
+            return
+        if self._uses and name in self._uses:
+            self._hold(name, block)
+        else:
+            self._give_back(block)
+
+    def finish(self, stream: str) -> None:
+        """A stream has come to where the host is: what waits for it does so no longer.
+
+        The allocator sees that at the next request.
+        """
+        self._over += self._waiting.pop(stream, ())
+
+    def empty_cache(self) -> None:
+        """Wait for all streams, then return to the device what is wholly free."""
+        self.synchronizations += 1
+        for stream in list(self._waiting):
+            self.finish(stream)
+        self._give_back_what_is_over()
+        for pool in chain(self._large.values(), self._small.values()):
+            self._return_free(pool)
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Every block, by address; together they are what is reserved."""
+        waiting = chain(self._over, *self._waiting.values())
+        blocks: dict[int, Piece] = {}
+        for state, found in (
+            (State.LIVE, filter(None, self._live.values())),
+            (State.WAITING, chain.from_iterable(waiting)),
+        ):
+            for address, size, pool, _ in found:
+                blocks[address] = Piece(address, size, state, pool.stream)
+        for pool in chain(self._small.values(), self._large.values()):
+            for address, size in pool.blocks():
+                blocks[address] = Piece(address, size, State.FREE, pool.stream)
+        return tuple(blocks[address] for address in sorted(blocks))
+
+    def figures(self) -> dict[str, int]:
+        """Figures by the names that `torch.cuda.memory_stats` gives them."""
+        return self.journal.figures() | {
+            "num_alloc_retries": self.retries,
+            "num_ooms": self.ooms,
+            "num_sync_all_streams": self.synchronizations,
+            "num_device_alloc": self.device_allocations,
+            "num_device_free": self.device_frees,
+        }
+
+    def _allocate_nothing(self, name: str, size_bytes: int) -> bool:
+        if name in self._live:
+            raise AllocatorError(f"{name}: is live already")
+        if size_bytes < 0:
+            raise AllocatorError(f"{name}: {size_bytes} bytes must be at least 0")
+        self._live[name] = None
+        return True
+
+    def _open(self, stream: str, *, small: bool) -> BlockPool:
+        least = BLOCK_BYTES - 1 if small or self.expandable else SMALL_MAX_BYTES
+        pool = BlockPool(stream, small=small, kept_bytes=least)
+        (self._small if small else self._large)[stream] = pool
+        return pool
+
+    def _give_back(self, block: Block) -> None:
+        """A block is free: it is joined with free neighbours."""
+        address, size, pool, requested = block
+        joined, count = size, 1
+        end = address + size
+        following = self._size_at.pop(end, None)
+        keys = pool.keys
+        if following is not None:
+            del keys[bisect_left(keys, following << ADDRESS_BITS | end)]
+            end += following
+            joined += following
+            count -= 1
+        before = self._start_of.pop(address, None)
+        if before is not None:
+            leading = address - before
+            del keys[bisect_left(keys, leading << ADDRESS_BITS | before)]
+            address = before
+            joined += leading
+            count -= 1
+        self._size_at[address] = joined
+        self._start_of[end] = address
+        insort(keys, joined << ADDRESS_BITS | address)
+        if self._segments.get(address) == joined:
+            self._changes.append((-size, -requested, size - joined, count - 1))
+            if self._collects:
+                self._free_since[address] = self._searches
+        else:
+            self._changes.append((-size, -requested, size, count))
+
+    def _hold(self, name: str, block: Block) -> None:
+        """A block waits for every stream that uses it: it stands in the list of each."""
+        self.journal.held.append((len(self._changes), -block[1]))
+        streams = self._uses.pop(name)
+        waits = [block] * len(streams)
+        for stream in streams:
+            self._waiting.setdefault(stream, []).append(waits)
+
+    def _give_back_what_is_over(self) -> None:
+        for waits in self._over:
+            block = waits.pop()
+            if not waits:
+                self._give_back(block)
+                self.journal.held.append((len(self._changes), block[1]))
+        self._over.clear()
+
+    def _obtain(self, pool: BlockPool, wanted: int, place: int) -> int:
+        """The place of the free block to take, from the device if need be; -1 is out of memory."""
+        if not pool.small:
+            self._searches += 1
+        place = self._choose(pool, wanted, place)
+        if place >= 0:
+            return place
+        if self._collects:
+            self._collect_garbage()
+        place = self._grow(pool, wanted)
+        if place < 0 and self._return_unsplit(pool, wanted):
+            place = self._grow(pool, wanted)
+        if place < 0:
+            self.empty_cache()
+            self.retries += 1
+            place = self._grow(pool, wanted)
+        self.ooms += place < 0
+        return place
+
+    def _choose(self, pool: BlockPool, wanted: int, place: int) -> int:
+        """The place of the cached block to take, of those from `place` on; -1 if there is none."""
+        if place == len(pool.keys):
+            return -1
+        size, split_max = pool.keys[place] >> ADDRESS_BITS, self._split_max
+        if wanted < split_max:
+            return place if size < split_max else -1
+        return place if size < wanted + self.settings.max_non_split_rounding_bytes else -1
+
+    def _grow(self, pool: BlockPool, wanted: int) -> int:
+        """Take a segment from the device; the place of its block, or -1."""
+        size = segment_bytes(wanted)
+        if self.reserved_bytes + size > self.capacity_bytes:
+            return -1
+        address = self._next_address
+        self._next_address += size + OWN_SEGMENT_ROUNDING_BYTES
+        self._segments[address] = self._size_at[address] = size
+        self._start_of[address + size] = address
+        self._take(size, 1, small=pool.small)
+        key = size << ADDRESS_BITS | address
+        place = bisect_left(pool.keys, key)
+        pool.keys.insert(place, key)
+        return place
+
+    def _take(self, size: int, count: int, *, small: bool) -> None:
+        """Note what the device gave, or (negative) got back."""
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        if size > 0:
+            self.device_allocations += 1
+        else:
+            self.device_frees += 1
+        self.journal.segments.append((len(self._changes), size, count, small))
+
+    def _return_unsplit(self, pool: BlockPool, wanted: int) -> bool:
+        """With blocks that may not be split, return enough of them first; whether it is enough."""
+        if self.settings.max_split_bytes is None:
+            return False
+        least = max(wanted, self._split_max)
+        blocks = pool.blocks()
+        fitting = [block for block in blocks if block[1] >= least]
+        if fitting:
+            self._return(pool, *fitting[0])
+            return True
+        returned = 0
+        for address, size in reversed(blocks):
+            if returned >= least or size < self._split_max:
+                break
+            self._return(pool, address, size)
+            returned += size
+        return returned >= least
+
+    def _collect_garbage(self) -> None:
+        """Return large segments that are free for longer than the average, until it is enough."""
+        allowed = int(self.settings.garbage_collection_threshold * self.capacity_bytes)
+        excess = self.reserved_bytes - allowed
+        if excess <= 0:
+            return
+        ages = {
+            (address, size): (self._searches - self._free_since[address], pool)
+            for pool in self._large.values()
+            for address, size in pool.blocks()
+            if self._segments.get(address) == size
+        }
+        while excess > 0 and ages:
+            average = sum(age for age, _ in ages.values()) / len(ages)
+            old = [block for block, (age, _) in ages.items() if age >= average]
+            for block in old:
+                _, pool = ages.pop(block)
+                self._return(pool, *block)
+                excess -= block[1]
+
+    def _return_free(self, pool: BlockPool) -> None:
+        """Return to the device every segment of a pool that is wholly free."""
+        for address, size in pool.blocks():
+            if self._segments.get(address) == size:
+                self._return(pool, address, size)
+
+    def _return(self, pool: BlockPool, address: int, size: int) -> None:
+        pool.remove(address, size)
+        del self._segments[address], self._size_at[address], self._start_of[address + size]
+        self._take(-size, -1, small=pool.small)

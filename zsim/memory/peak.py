@@ -1,0 +1,66 @@
+"""The largest book of a pool: how much, when, and what was alive then."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zsim.schedule.schedule import Kind
+from zsim.trace.trace import BookEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The largest book of one pool: how much, when, and what was alive then, largest first."""
+
+    pool: str
+    bytes: int
+    operation: str
+    step: int
+    by_kind: tuple[tuple[Kind, int], ...]
+    alive: tuple[tuple[str, int], ...]
+
+
+def pools(entries: Iterable[BookEntry]) -> tuple[str, ...]:
+    """Pools that the book names, in the order of first use."""
+    return tuple(dict.fromkeys(entry.pool for entry in entries))
+
+
+def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
+    """Largest sum of what is alive in `pool`."""
+    alive = largest = 0
+    for entry in entries:
+        if entry.pool == pool:
+            alive += entry.change_bytes
+            largest = max(largest, alive)
+    return largest
+
+
+def peak(entries: tuple[BookEntry, ...], pool: str) -> Peak:
+    """The first time that the book of `pool` is at its largest."""
+    return witness(entries, pool, peak_bytes(entries, pool) - 1)
+
+
+def witness(entries: Iterable[BookEntry], pool: str, capacity_bytes: int) -> Peak:
+    """The first time that the book of `pool` is larger than `capacity_bytes`; else its end."""
+    alive: dict[str, int] = {}
+    kinds: dict[str, Kind] = {}
+    total, operation, step = 0, "", 0
+    for entry in entries:
+        if entry.pool != pool:
+            continue
+        kinds[entry.buffer] = entry.kind
+        alive[entry.buffer] = alive.get(entry.buffer, 0) + entry.change_bytes
+        total += entry.change_bytes
+        if total > capacity_bytes:
+            operation, step = entry.operation, entry.step
+            break
+    by_kind = dict.fromkeys(Kind, 0)
+    for name, size in alive.items():
+        by_kind[kinds[name]] += size
+    return Peak(
+        pool=pool,
+        bytes=total,
+        operation=operation,
+        step=step,
+        by_kind=tuple(by_kind.items()),
+        alive=tuple(sorted(((n, s) for n, s in alive.items() if s), key=lambda item: -item[1])),
+    )

@@ -1,0 +1,157 @@
+"""What a pool takes from its device: the book of a rank, served as the pool's discipline says.
+
+Requests are those of `zsim.memory.service`. A block whose free is deferred waits for its uses
+from the free on until the book gives it back, or until memory runs out: then the allocator waits
+for all uses before it gives up, as in PyTorch.
+"""
+
+from dataclasses import replace
+from itertools import accumulate, takewhile
+from typing import assert_never
+
+from zsim.cluster.cluster import Cluster
+from zsim.memory.caching import UNLIMITED, CachingAllocator
+from zsim.memory.expandable import ExpandableAllocator
+from zsim.memory.peak import witness
+from zsim.memory.service import Deferred, Service
+from zsim.schedule.issue_order import NO_OVERFLOW, issued
+from zsim.schedule.operation import Allocate, Communication, Free, FreeMode, Together
+from zsim.schedule.schedule import Discipline, Place, Pool, Program, Schedule, Scope
+from zsim.trace.trace import BookEntry, Reservation, Shortage
+
+
+def reservations(
+    schedule: Schedule,
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    cluster: Cluster,
+    *,
+    deferred: Deferred = (),
+) -> tuple[Reservation, ...]:
+    """What each pool of a rank reserves that runs `program` and has this book."""
+    return tuple(
+        reserve(
+            program,
+            entries,
+            pool,
+            capacity_bytes(pool, schedule, program, cluster),
+            deferred=deferred,
+        )
+        for pool in schedule.pools
+    )
+
+
+def defers(program: Program) -> bool:
+    """Whether some free is deferred: then what is booked when depends on time."""
+    return any(
+        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+        for operation in program.by_id.values()
+    )
+
+
+def deferred_frees(
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    steps: int,
+    overflow_steps: frozenset[int] = NO_OVERFLOW,
+) -> Deferred:
+    """Where in the book of `program` the host issues each free that is deferred."""
+    found: list[tuple[int, str]] = []
+    line = 0
+    for step, operation in issued(program, steps, overflow_steps):
+        if isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED:
+            found.append((line, operation.buffer))
+        elif isinstance(operation, Allocate | Free):
+            while line < len(entries) and (entries[line].operation, entries[line].step) == (
+                operation.id,
+                step,
+            ):
+                line += 1
+    return tuple(found)
+
+
+def reserve(
+    program: Program,
+    entries: tuple[BookEntry, ...],
+    pool: Pool,
+    capacity_bytes: int | None = None,
+    *,
+    deferred: Deferred = (),
+) -> Reservation:
+    """Serve the book of a rank that runs `program`, on a device of `capacity_bytes`.
+
+    Without `deferred`, such a block is freed where the book gives it back.
+    """
+    match pool.discipline:
+        case Discipline.EXACT:
+            return _exact(entries, pool.name, capacity_bytes)
+        case Discipline.CACHING:
+            allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+        case Discipline.EXPANDABLE:
+            allocator = ExpandableAllocator(capacity_bytes=capacity_bytes)
+        case _:
+            assert_never(pool.discipline)
+    own = [entry for entry in entries if entry.pool == pool.name]
+    service = Service(allocator, program, pool.name)
+    course = tuple(service.course(entries, deferred))
+    shortage: Shortage | None = None
+    if len(course) < len(own):
+        refused = own[len(course)]
+        shortage = Shortage(
+            operation=refused.operation,
+            needed_bytes=allocator.reserved_bytes + allocator.growth_bytes(service.refused_bytes),
+            alive=witness(own[: len(course) + 1], pool.name, UNLIMITED).alive,
+        )
+    return Reservation(
+        pool=pool.name, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+    )
+
+
+def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:
+    """`schedule` with device memory handed out in another way."""
+    pools = tuple(
+        replace(pool, discipline=discipline) if pool.place is Place.DEVICE else pool
+        for pool in schedule.pools
+    )
+    return schedule if pools == schedule.pools else replace(schedule, pools=pools)
+
+
+def capacity_bytes(
+    pool: Pool, schedule: Schedule, program: Program, cluster: Cluster
+) -> int | None:
+    """What a rank that runs `program` may reserve of a pool; None is no limit that is known.
+
+    Of device memory, what other things on the GPU leave; of host memory, all that the node has; of
+    a pool that the ranks of a node share, an equal part.
+    """
+    found = pool.capacity_bytes
+    if found is None and pool.place is Place.DEVICE:
+        found = cluster.gpu.usable_bytes(communicators(schedule, program))
+    elif found is None and cluster.host is not None:
+        found = cluster.host.memory_bytes
+    if found is not None and pool.scope is Scope.NODE:
+        found //= min(cluster.gpus_per_node, schedule.mesh.size)
+    return found
+
+
+def communicators(schedule: Schedule, program: Program) -> int:
+    """Communicators of a rank that runs `program`: groups of several ranks that it uses."""
+    used = {
+        operation.group
+        for operation in program.by_id.values()
+        if isinstance(operation, Communication | Together)
+    }
+    return sum(schedule.group_by_name[name].size(schedule.mesh) > 1 for name in used)
+
+
+def _exact(entries: tuple[BookEntry, ...], pool: str, capacity_bytes: int | None) -> Reservation:
+    changes = [entry.change_bytes for entry in entries if entry.pool == pool]
+    course = tuple(accumulate(changes))
+    shortage: Shortage | None = None
+    if capacity_bytes is not None and max(course, default=0) > capacity_bytes:
+        found = witness(entries, pool, capacity_bytes)
+        shortage = Shortage(operation=found.operation, needed_bytes=found.bytes, alive=found.alive)
+        course = tuple(takewhile(lambda reserved: reserved <= capacity_bytes, course))
+    return Reservation(
+        pool=pool, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+    )

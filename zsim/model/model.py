@@ -1,0 +1,260 @@
+"""What is trained: units of parameters and segments, as one rank of the tensor axis sees them.
+
+A `Model` is resolved: micro-batch size, sequence length, tensor degree and precision are fixed, so
+every size is a number. It says what flows between segments and what each costs, and nothing about
+how it is sharded over data-parallel ranks.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+
+from zsim.dtype import DType
+from zsim.model.architecture import Architecture
+from zsim.model.generator import Draws
+from zsim.model.kernel import Kernel
+from zsim.model.tensor_lifetime import Turn
+
+
+class ModelError(ValueError):
+    """A model that cannot exist; the message starts with the name of the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tensor of weights, with its shape on one rank of the tensor axis.
+
+    `tensor_sharded` says that ranks of the tensor axis hold different parts of it; otherwise they
+    hold copies. One that is `frozen` is read and not trained (`requires_grad` is False): it has
+    neither a gradient nor a state of the optimizer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensor_sharded: bool = False
+    frozen: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements on one rank of the tensor axis."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor that flows between segments: `elements` of `dtype` for one micro-batch, on one rank.
+
+    `tensor_sharded` says that ranks of the tensor axis hold different tokens of it (sequence
+    parallelism, Korthikanti et al. 2022, section 4.2.2); otherwise they hold copies. A segment that
+    reduces its outputs scatters such an output; one that reduces the gradients of its inputs reads
+    such an input whole, and scatters the gradient.
+    """
+
+    name: str
+    elements: int
+    dtype: DType
+    requires_gradient: bool = True
+    tensor_sharded: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes for one micro-batch on one rank."""
+        return self.elements * self.dtype.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Part of a unit between collectives of the tensor axis.
+
+    Attributes:
+        inputs: names of the values it reads; "batch" is the micro-batch of data.
+        outputs: values it makes.
+        parameters: names of the unit's parameters it reads, in the order of the unit; backward
+            makes gradients of those that are not frozen.
+        saved_bytes: what it keeps for its backward beyond its inputs and parameters.
+        saves_input: whether its backward reads its inputs.
+        forward_workspace_bytes, backward_workspace_bytes: most that it holds at once while it runs,
+            beyond inputs, outputs, what it saves, and their gradients and those of its parameters.
+        reduces_output: outputs are summands over the tensor axis, summed after forward.
+        reduces_input_gradient: input gradients are summands over the tensor axis, summed after
+            backward.
+        draws: how its forward draws random numbers, as for dropout; None if it draws none.
+        forward, backward: kernels of each direction.
+        again: kernels of forward where a checkpoint is run again; empty if all of them.
+        forward_course, backward_course: memory of single tensors that each direction takes and
+            gives back, in order; empty if it is not known. Buffers are, by number, the workspace,
+            what is saved, then gradients of each parameter and of each input.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Value, ...]
+    parameters: tuple[str, ...] = ()
+    saved_bytes: int = 0
+    saves_input: bool = True
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    reduces_output: bool = False
+    reduces_input_gradient: bool = False
+    draws: Draws | None = None
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    again: tuple[Kernel, ...] = ()
+    forward_course: tuple[Turn, ...] = ()
+    backward_course: tuple[Turn, ...] = ()
+
+    def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
+        """Those of forward, or where a checkpoint is run `again`."""
+        return self.again if again and self.again else self.forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is gathered and freed together: a block, the embedding, the head.
+
+    `checkpoint` says that full checkpointing recomputes it. The last output of its last segment is
+    what the next unit reads. A parameter that several units name is one tensor (tied embedding).
+
+    One that names a `module` is another call of that earlier unit in the same forward: it has its
+    parameters and segments, and values and saved tensors of its own.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    segments: tuple[Segment, ...]
+    checkpoint: bool = True
+    module: str = ""
+
+
+BATCH = "batch"
+"""The value that holds a micro-batch of data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Units in the order of forward; the last output of the last one is the loss (one element).
+
+    Attributes:
+        batch: the value that holds one micro-batch on one data-parallel replica.
+        micro_batch_size: sequences per micro-batch and data-parallel replica.
+        tokens: tokens per micro-batch and data-parallel replica.
+        tensor: ranks of the tensor axis that it was resolved for.
+        given: values that none of its units makes: what a stage of a pipeline gets from the one
+            before it.
+        forward_flops, backward_flops: per micro-batch and replica, over all ranks of the tensor
+            axis, without recomputation (model FLOPs); attention of all pairs of tokens. Backward
+            makes no gradients that nobody needs, such as those of frozen parameters.
+        attention_flops: of both, those of products with scores. Causal masking leaves out half.
+        architecture: the shape it was built from, where it was; a backend can build modules of it.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    batch: Value
+    micro_batch_size: int = 1
+    tokens: int = 1
+    tensor: int = 1
+    given: tuple[Value, ...] = ()
+    forward_flops: int = 0
+    backward_flops: int = 0
+    attention_flops: int = 0
+    architecture: Architecture | None = None
+    values: dict[str, Value] = field(init=False, repr=False, compare=False)
+    frozen: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.units:
+            raise ModelError("units: a model needs at least one")
+        names = [unit.name for unit in self.units]
+        if len(set(names)) != len(names):
+            raise ModelError("units: two have one name")
+        values = {value.name: value for value in (self.batch, *self.given)}
+        for unit in self.units:
+            known = {parameter.name for parameter in unit.parameters}
+            for segment in unit.segments:
+                if missing := [name for name in segment.inputs if name not in values]:
+                    raise ModelError(f"unit {unit.name}: reads {missing[0]} before it is made")
+                if missing := [name for name in segment.parameters if name not in known]:
+                    raise ModelError(f"unit {unit.name}: has no parameter {missing[0]}")
+                for value in segment.outputs:
+                    if value.name in values:
+                        raise ModelError(f"unit {unit.name}: makes {value.name} a second time")
+                    values[value.name] = value
+        _need_known_calls(self.units)
+        shapes: dict[str, Parameter] = {}
+        for unit in self.units:
+            for parameter in unit.parameters:
+                if shapes.setdefault(parameter.name, parameter) != parameter:
+                    raise ModelError(f"parameter {parameter.name}: differs between units")
+        frozen = frozenset(name for name, each in shapes.items() if each.frozen)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "frozen", frozen)
+        for unit in self.units:
+            for segment in unit.segments:
+                if segment.saved_bytes and not self.runs_backward(segment):
+                    raise ModelError(
+                        f"unit {unit.name}: saves {segment.saved_bytes} bytes for a backward that "
+                        "it does not have"
+                    )
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Every parameter once, in the order of first use."""
+        found: dict[str, Parameter] = {}
+        for unit in self.units:
+            for parameter in unit.parameters:
+                found.setdefault(parameter.name, parameter)
+        return tuple(found.values())
+
+    @property
+    def modules(self) -> tuple[Unit, ...]:
+        """Every unit once, however often it is called."""
+        return tuple(unit for unit in self.units if not unit.module)
+
+    def calls_of(self, module: Unit) -> tuple[Unit, ...]:
+        """Return the units that are calls of a unit: itself, and those that run it again."""
+        return tuple(unit for unit in self.units if module.name in (unit.name, unit.module))
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters, over all ranks of the tensor axis, each counted once."""
+        return sum(map(self._count, self.parameters))
+
+    @property
+    def trained_count(self) -> int:
+        """The same of the parameters that are trained."""
+        return sum(self._count(each) for each in self.parameters if not each.frozen)
+
+    def _count(self, parameter: Parameter) -> int:
+        return parameter.elements * (self.tensor if parameter.tensor_sharded else 1)
+
+    def trained_of(self, segment: Segment) -> tuple[str, ...]:
+        """Parameters of a segment of which backward makes gradients, in its order."""
+        return tuple(name for name in segment.parameters if name not in self.frozen)
+
+    def runs_backward(self, segment: Segment) -> bool:
+        """Tell whether a segment has a backward: it trains something, or passes a gradient on."""
+        sloped = any(value.requires_gradient for value in segment.outputs)
+        return sloped or bool(self.trained_of(segment))
+
+    @property
+    def loss(self) -> Value:
+        """The value that is minimised."""
+        return self.units[-1].segments[-1].outputs[-1]
+
+
+def _need_known_calls(units: tuple[Unit, ...]) -> None:
+    """Return if units that call an earlier one again have its parameters and segments.
+
+    Raises:
+        ModelError: one has not.
+    """
+    first: dict[str, Unit] = {}
+    for unit in units:
+        called = first.setdefault(unit.module or unit.name, unit)
+        if called is unit and unit.module:
+            raise ModelError(f"unit {unit.name}: calls {unit.module}, which no earlier unit is")
+        read, known = (
+            (each.parameters, each.checkpoint, [part.parameters for part in each.segments])
+            for each in (unit, called)
+        )
+        if read != known:
+            raise ModelError(f"unit {unit.name}: differs from {unit.module}, which it calls again")

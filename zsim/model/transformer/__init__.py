@@ -1,0 +1,141 @@
+"""The `Model` of a transformer, from its shape alone.
+
+FLOPs count matrix products alone, 2 per multiply-add, attention of all pairs of tokens (Narayanan
+et al. 2021, section 3.1 and appendix); how many of them causal masking leaves out follows from
+`Model.attention_flops`. Saved activations are what autograd saves of the modules in `zsim_torch`,
+which have no dropout; Korthikanti et al. 2022, section 4.1, counts the same tensors.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from zsim.dtype import DType
+from zsim.model.architecture import Architecture
+from zsim.model.kernel import Kernel
+from zsim.model.model import BATCH, Model, ModelError, Unit, Value
+from zsim.model.transformer.block import block, like
+from zsim.model.transformer.ends import embedding, head
+from zsim.model.transformer.size import Size
+from zsim.strategy.strategy import Precision
+
+
+def transformer(
+    shape: Architecture,
+    *,
+    micro_batch_size: int,
+    tensor: int = 1,
+    precision: Precision = Precision.FP32,
+    sequence: bool = False,
+    keeps_whole: bool = False,
+    in_place_loss: bool = False,
+) -> Model:
+    """The model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
+
+    The vocabulary is padded to a multiple of `tensor`, as Megatron-LM does. What `sequence`,
+    `keeps_whole` and `in_place_loss` say stands at `Size`; without a tensor axis nothing is cut.
+
+    Raises:
+        ModelError: `tensor` does not divide the heads, the width of the MLP, or with `sequence` the
+            tokens.
+    """
+    _need_dividing(shape, micro_batch_size=micro_batch_size, tensor=tensor, sequence=sequence)
+    size = Size(
+        shape=shape,
+        sequences=micro_batch_size,
+        tensor=tensor,
+        dtype=precision.compute,
+        wide=precision.optimizer,
+        sequence=sequence and tensor > 1,
+        keeps_whole=keeps_whole,
+        in_place_loss=in_place_loss,
+    )
+    batch = Value(
+        name=BATCH,
+        elements=micro_batch_size * (shape.sequence_length + 1),
+        dtype=DType.INT64,
+        requires_gradient=False,
+    )
+    units = _units(size, batch)
+    parts = [part for unit in units for part in unit.segments]
+    forward = [kernel for part in parts for kernel in part.forward]
+    # What is computed again is no gradient.
+    backward = [kernel for part in parts for kernel in part.backward if kernel.backward]
+    model = Model(
+        name=f"{type(shape).__name__.lower()}-{shape.layers}x{shape.hidden_size}",
+        units=tuple(units),
+        batch=batch,
+        micro_batch_size=micro_batch_size,
+        tokens=size.tokens,
+        tensor=tensor,
+        forward_flops=tensor * _products(forward),
+        backward_flops=tensor * _products(backward),
+        attention_flops=tensor * sum(each.flops for each in (*forward, *backward) if each.causal),
+        architecture=shape,
+    )
+    _need_matching(shape, model)
+    return model
+
+
+def _products(kernels: Sequence[Kernel]) -> int:
+    """FLOPs of matrix products."""
+    return sum(kernel.flops for kernel in kernels if kernel.kind.multiplies_matrices)
+
+
+def _blocks(size: Size, source: Value) -> Iterator[Unit]:
+    """All blocks: those in which the same has a gradient are made once."""
+    alike: dict[tuple[bool, ...], Unit] = {}
+    first = block(size, "block0", source)
+    names = [parameter.name.removeprefix(first.name) for parameter in first.parameters]
+    made: list[Unit] = []
+    for layer in range(size.shape.layers):
+        module = size.shape.module_of(layer)
+        own = f"block{module}"
+        kind = (source.requires_gradient, *(size.is_frozen(f"{own}{each}") for each in names))
+        if kind not in alike:
+            given = replace(source, name="given")  # not what the block of this name makes
+            alike[kind] = block(size, own, given)
+        calls = made[module] if module != layer else None
+        made.append(like(alike[kind], f"block{layer}", source, calls=calls))
+        yield made[-1]
+        source = made[-1].segments[-1].outputs[-1]
+
+
+def _need_matching(shape: Architecture, model: Model) -> None:
+    """Return if each pattern of frozen parameters has some, and something is trained."""
+    names = [parameter.name for parameter in model.parameters]
+    for pattern in shape.frozen:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ModelError(
+                f"frozen: {pattern!r} is the name of no parameter; there are {names[0]}, "
+                f"{names[1]}, ..., {names[-1]}"
+            )
+    if names and model.frozen.issuperset(names):
+        raise ModelError(f"frozen: {', '.join(map(repr, shape.frozen))} leave nothing to train")
+
+
+def _units(size: Size, batch: Value) -> list[Unit]:
+    """The embedding, the blocks and the head, each of which reads what the one before makes."""
+    units = [embedding(size, batch)]
+    units += _blocks(size, units[-1].segments[-1].outputs[-1])
+    return [*units, head(size, units[-1].segments[-1].outputs[-1])]
+
+
+def _need_dividing(
+    shape: Architecture, *, micro_batch_size: int, tensor: int, sequence: bool
+) -> None:
+    """Return if `tensor` ranks divide what they share, and there is a sequence."""
+    if shape.lora is not None and tensor > 1:
+        raise ModelError(f"lora: not modelled with tensor {tensor}, allowed is 1")
+    for name, extent in (
+        ("attention_heads", shape.attention_heads),
+        ("key_value_heads", shape.shared_heads),
+        ("intermediate_size", shape.wide),
+    ):
+        if extent % tensor:
+            raise ModelError(f"tensor: {tensor} must divide {name} {extent}")
+    if micro_batch_size < 1:
+        raise ModelError(f"micro_batch_size: {micro_batch_size} must be at least 1")
+    tokens = micro_batch_size * shape.sequence_length
+    if sequence and tokens % tensor:
+        raise ModelError(f"sequence: {tensor} must divide the {tokens} tokens of a micro-batch")

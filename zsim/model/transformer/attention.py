@@ -1,0 +1,196 @@
+"""Self-attention: queries, keys and values, scores and their softmax, the output projection."""
+
+from zsim.dtype import DType
+from zsim.model.architecture import Attention, Positions
+from zsim.model.generator import Draws
+from zsim.model.kernel import (
+    Kernel,
+    KernelKind,
+    dropout,
+    flash_attention,
+    matmul,
+    streaming,
+)
+from zsim.model.model import Value
+from zsim.model.transformer.linear import layer
+from zsim.model.transformer.operator import Operator, Stretch, Tensor
+from zsim.model.transformer.size import Size
+
+
+def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    """Attention of the block `name`; the bias of its output stands in the residual sum."""
+    attended = size.rows(f"{name}/attended", size.query_width)
+    operators, projected = _projections(size, source, name)
+    if size.shape.positions is Positions.ROTARY:
+        rotary = [_rotary(size, each) for each, turns in projected if turns]
+        straight = [each for each, turns in projected if not turns]
+        turned = (*(each.makes for each in rotary), *straight)
+        operators += tuple(rotary)
+    else:
+        turned = tuple(each for each, _ in projected)
+    core = _plain if size.shape.attention is Attention.PLAIN else _flash
+    return Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=(
+            *operators,
+            core(size, turned, attended, name),
+            *layer(size, attended, size.whole(target), f"{name}.proj"),
+        ),
+        reduces_output=size.cut,
+        reduces_input_gradient=size.cut,
+    )
+
+
+def _projections(
+    size: Size, source: Value, name: str
+) -> tuple[tuple[Operator, ...], tuple[tuple[Tensor, bool], ...]]:
+    """The linear layers before attention, and what they make: with rotary positions, is it turned?
+
+    One that makes all three is turned as a whole: what is no query or key moves along.
+    """
+    queries, keys = size.query_width, size.key_width
+    widths = {"q": queries, "k": keys, "v": keys}
+    if size.shape.joined_qkv:
+        widths = {"qkv": queries + 2 * keys}
+    operators: list[Operator] = []
+    made: list[tuple[Tensor, bool]] = []
+    whole, kept, biased = size.whole(source), size.kept(source), size.shape.biased_qkv
+    for part, width in widths.items():
+        target = size.rows(f"{name}/{part}", width)
+        operators += layer(size, whole, target, f"{name}.{part}", biased=biased, kept=kept)
+        made.append((target, part != "v"))
+    return tuple(operators), tuple(made)
+
+
+def _rotary(size: Size, source: Tensor) -> Operator:
+    """Turns pairs of elements by an angle that follows from place: backward turns them back.
+
+    Several kernels, unless it is compiled.
+    """
+    shape = (size.tokens, source.elements // size.tokens)
+    target = Tensor(name=f"{source.name}/turned", elements=source.elements, dtype=source.dtype)
+    kind = KernelKind.ELEMENTWISE if size.shape.execution.compiled else KernelKind.ROTARY
+    return Operator(
+        reads=(source,),
+        makes=target,
+        forward=(streaming(kind, shape, size.dtype, streams=2),),
+        backward=(streaming(kind, shape, size.dtype, streams=2, backward=True),),
+    )
+
+
+def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
+    """Keeps what it reads and makes, and one number for each row of scores."""
+    shape = (
+        size.sequences,
+        size.heads,
+        size.shared_heads,
+        size.length,
+        size.shape.sequence_length,
+        size.shape.head_width,
+    )
+    saved = [Tensor(name=f"{name}/sums", elements=size.tokens * size.heads, dtype=size.wide)]
+    if size.shape.dropout:  # the mask is drawn again in backward, with the state that is kept
+        saved.append(Tensor(name=f"{name}/state", elements=2, dtype=DType.INT64))
+    version = 2 if size.shape.attention is Attention.FLASH2 else 1
+    return Operator(
+        reads=sources,
+        makes=target,
+        saves=(*sources, target, *saved),
+        draws=Draws.APART if size.shape.dropout else None,
+        forward=(flash_attention(shape, size.dtype, version=version),),
+        backward=(flash_attention(shape, size.dtype, backward=True, version=version),),
+    )
+
+
+def _plain(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
+    """Two batched products with the softmax of all scores between them, which is kept.
+
+    With selective recomputation it is not: backward begins by running attention again.
+    """
+    count = size.tokens * size.heads * size.length
+    weights = Tensor(name=f"{name}/weights", elements=count, dtype=size.dtype)
+    kept = [weights]
+    if size.shape.dropout:
+        kept.append(Tensor(name=f"{name}/mask", elements=count, dtype=DType.INT8))
+        kept.append(Tensor(name=f"{name}/dropped", elements=count, dtype=size.dtype))
+    area = (size.tokens * size.heads, size.length)
+    forward = (
+        *_copies_of_heads(size),
+        _product(size, inner=False),
+        *_scaled_and_masked(size, area),
+        streaming(KernelKind.SOFTMAX, area, size.dtype, streams=2),
+        *_dropped(size, area),
+        _product(size, inner=True),
+    )
+    backward = (
+        _product(size, inner=False, backward=True),  # of the softmax: with values
+        _product(size, inner=True, backward=True),  # of values: with the softmax
+        *_dropped(size, area, backward=True),
+        streaming(KernelKind.SOFTMAX, area, size.dtype, streams=3, backward=True),
+        *_scaled_and_masked(size, area, backward=True),
+        _product(size, inner=True, backward=True),  # of queries: with keys
+        _product(size, inner=True, backward=True),  # of keys: with queries
+        *_copies_of_heads(size, backward=True),
+    )
+    again = size.shape.recompute_attention
+    # Scores and their softmax have a gradient each; run again, the softmax and a copy of the keys
+    # are there as well.
+    keys = size.key_width * size.tokens * size.dtype.size_bytes
+    made_again = weights.size_bytes + keys if again else 0
+    return Operator(
+        reads=sources,
+        makes=target,
+        forward_scratch=weights.size_bytes * (2 if again else 1),
+        backward_scratch=weights.size_bytes * 2 + made_again,
+        saves=sources if again else (*sources, *kept),
+        draws=Draws.APART if size.shape.dropout else None,
+        forward=forward,
+        backward=(*forward, *backward) if again else backward,
+    )
+
+
+def _copies_of_heads(size: Size, *, backward: bool = False) -> tuple[Kernel, ...]:
+    """Not fused: queries, keys, values and the result are put head by head, and back."""
+    if size.shape.fused:
+        return ()
+    widths = (size.query_width, size.key_width, size.key_width, size.query_width)
+    return tuple(
+        streaming(
+            KernelKind.ELEMENTWISE, (size.tokens, width), size.dtype, streams=2, backward=backward
+        )
+        for width in widths
+    )
+
+
+def _scaled_and_masked(
+    size: Size, area: tuple[int, ...], *, backward: bool = False
+) -> tuple[Kernel, ...]:
+    """Not fused: scores over the root of a head's size, times the mask, less what it hides.
+
+    The last has no gradient to change.
+    """
+    if size.shape.fused:
+        return ()
+    kernel = streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=2, backward=backward)
+    return (kernel,) * (2 if backward else 3)
+
+
+def _dropped(size: Size, area: tuple[int, ...], *, backward: bool = False) -> tuple[Kernel, ...]:
+    """Not fused: dropout of the softmax."""
+    return () if size.shape.fused else (dropout(area, size.dtype, backward=backward),)
+
+
+def _product(size: Size, *, inner: bool, backward: bool = False) -> Kernel:
+    """Scores from two tensors of heads, or with `inner` a tensor of heads from scores."""
+    queries = size.heads // size.shared_heads * size.length
+    width, keys = size.shape.head_width, size.length
+    return matmul(
+        queries,
+        width if inner else keys,
+        keys if inner else width,
+        size.dtype,
+        batch=size.sequences * size.shared_heads,
+        causal=True,
+        backward=backward,
+    )

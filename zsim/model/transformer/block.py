@@ -1,0 +1,218 @@
+"""A block: attention and an MLP, each behind a norm and beside a residual."""
+
+from dataclasses import replace
+
+from zsim.model.architecture import Activation
+from zsim.model.kernel import Kernel, KernelKind, dropout, streaming
+from zsim.model.model import Unit, Value
+from zsim.model.transformer.attention import attention
+from zsim.model.transformer.linear import column_sum, layer, normalize
+from zsim.model.transformer.operator import (
+    Operator,
+    Stretch,
+    Tensor,
+    joined,
+    parameters_of,
+    tensor_of,
+)
+from zsim.model.transformer.segment import segments
+from zsim.model.transformer.size import Size
+
+SCRIPTED = (8, 9)
+"""Tensors that an activation moves each way if not fused: of 0.5 x (1 + tanh(a x (1 + b x x)))
+in one kernel for each direction, six of the steps between are written for backward, and read."""
+
+
+def block(size: Size, name: str, source: Value) -> Unit:
+    """The block called `name`, which reads `source`.
+
+    With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
+    all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
+    keep a part of the hidden units on each rank, and make summands of their output.
+    """
+    normed, attended, normed2 = (size.value(f"{name}/{part}") for part in ("ln1", "proj", "ln2"))
+    transformed, output = size.value(f"{name}/down"), size.value(f"{name}/output")
+    first = (
+        _norm(size, source, normed, f"{name}.ln1"),
+        attention(size, normed, attended, name),
+    )
+    stretches: tuple[Stretch, ...]
+    if size.shape.parallel_residual:
+        stretches = (
+            *first,
+            _norm(size, source, normed2, f"{name}.ln2"),
+            perceptron(size, normed2, transformed, name),
+            _sum(size, (source, attended, transformed), output, (f"{name}.proj", f"{name}.down")),
+        )
+    else:
+        middle = size.value(f"{name}/sum")
+        stretches = (
+            *first,
+            _sum(size, (source, attended), middle, (f"{name}.proj",)),
+            _norm(size, middle, normed2, f"{name}.ln2"),
+            perceptron(size, normed2, transformed, name),
+            _sum(size, (middle, transformed), output, (f"{name}.down",)),
+        )
+    parameters = parameters_of(stretches)
+    if not size.cut:
+        stretches = (joined(stretches, (source.name,)),)
+    made = segments(stretches, (source,), size.shape.execution)
+    return Unit(name=name, parameters=parameters, segments=made)
+
+
+def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) -> Unit:
+    """The block called `name`, which reads `source`: `block_unit` with other names.
+
+    A deep model is one block many times, with the same kernels. One that `calls` an earlier block
+    again has its parameters.
+    """
+    old = block_unit.name
+    (first, *_), *_ = (segment.inputs for segment in block_unit.segments)
+    names = {first: source.name}
+
+    def renamed(each: str, new: str = name) -> str:
+        if each not in names:
+            names[each] = f"{new}{each.removeprefix(old)}"
+        return names[each]
+
+    module = name if calls is None else calls.name
+    return Unit(
+        name=name,
+        module="" if calls is None else calls.name,
+        parameters=tuple(
+            replace(parameter, name=renamed(parameter.name, module))
+            for parameter in block_unit.parameters
+        ),
+        segments=tuple(
+            replace(
+                segment,
+                inputs=tuple(map(renamed, segment.inputs)),
+                outputs=tuple(
+                    replace(value, name=renamed(value.name)) for value in segment.outputs
+                ),
+                parameters=tuple(map(renamed, segment.parameters)),
+            )
+            for segment in block_unit.segments
+        ),
+    )
+
+
+def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    """The MLP of the block `name`; the bias of its output stands in the residual sum."""
+    wide = size.inner_width
+    normed, kept = size.whole(source), size.kept(source)
+    gated = size.shape.activation is Activation.SWIGLU
+    operators: list[Operator] = []
+    for part in ("gate", "up") if gated else ("up",):
+        rows = size.rows(f"{name}/{part}", wide)
+        biased = size.shape.bias
+        operators += layer(size, normed, rows, f"{name}.{part}", biased=biased, kept=kept)
+    up, active = size.rows(f"{name}/up", wide), size.rows(f"{name}/active", wide)
+    curved = size.rows(f"{name}/gate", wide) if gated else up
+    if gated and size.shape.execution.compiled:
+        active = size.rows(f"{name}/product", wide)
+        operators.append(_gate(size, curved, up, active))
+    else:
+        operators.append(_curve(size, curved, active))
+        if gated:
+            operators.append(_times(size, active, up, size.rows(f"{name}/product", wide)))
+            active = operators[-1].makes
+    operators += layer(size, active, size.whole(target), f"{name}.down")
+    return Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=tuple(operators),
+        reduces_output=size.cut,
+        reduces_input_gradient=size.cut,
+    )
+
+
+def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
+    """The activation function."""
+    streams = (2, 3) if size.shape.fused else SCRIPTED
+    return Operator(
+        reads=(source,),
+        makes=target,
+        saves=(source,),
+        forward=(_over(size, source, KernelKind.ACTIVATION, streams[0]),),
+        backward=(_over(size, source, KernelKind.ACTIVATION, streams[1], backward=True),),
+    )
+
+
+def _times(size: Size, left: Tensor, right: Tensor, target: Tensor) -> Operator:
+    """One times the other."""
+    kind = KernelKind.ELEMENTWISE
+    return Operator(
+        reads=(left, right),
+        makes=target,
+        saves=(left, right),
+        forward=(_over(size, left, kind, 3),),
+        backward=(
+            _over(size, left, kind, 3, backward=True),
+            _over(size, left, kind, 3, backward=True),
+        ),
+    )
+
+
+def _gate(size: Size, gate: Tensor, up: Tensor, target: Tensor) -> Operator:
+    """The activation function of one times the other, in one kernel each way."""
+    return Operator(
+        reads=(gate, up),
+        makes=target,
+        saves=(gate, up),
+        forward=(_over(size, gate, KernelKind.ELEMENTWISE, 3),),
+        backward=(_over(size, gate, KernelKind.ELEMENTWISE, 5, backward=True),),
+    )
+
+
+def _over(
+    size: Size, tensor: Tensor, kind: KernelKind, streams: int, *, backward: bool = False
+) -> Kernel:
+    """A kernel over `tensor` and others of its extents."""
+    shape = (size.tokens, tensor.elements // size.tokens)
+    return streaming(kind, shape, size.dtype, streams=streams, backward=backward)
+
+
+def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
+    return Stretch(
+        inputs=(source.name,),
+        outputs=(target,),
+        operators=(normalize(size, tensor_of(source), tensor_of(target), name),),
+    )
+
+
+def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str, ...]) -> Stretch:
+    """The residual sum, with biases that were held back until the summands were summed."""
+    biases = tuple(size.copied(f"{name}.bias", size.hidden) for name in names)
+    shape, dtype = (size.own_tokens, size.hidden), size.dtype
+    # Compiled, the norm behind it reads the sum on the way.
+    streams = 2 if size.shape.execution.compiled else 3
+    adds: tuple[Kernel, ...] = ()
+    for _ in sources[1:]:
+        if not size.shape.fused:  # of each summand the bias is added and elements are dropped first
+            adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=2),)
+            adds += (dropout(shape, dtype),)
+        adds += (streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=streams),)
+    back: tuple[Kernel, ...] = ()
+    if not size.shape.fused:
+        back += tuple(dropout(shape, dtype, backward=True) for _ in sources[1:])
+    trained = [each for each in biases if size.shape.bias and not each.frozen]
+    return Stretch(
+        inputs=tuple(source.name for source in sources),
+        outputs=(target,),
+        operators=(
+            Operator(
+                reads=tuple(map(tensor_of, sources)),
+                makes=tensor_of(target),
+                parameters=biases if size.shape.bias else (),
+                saves=tuple(mask for each in sources[1:] for mask in size.masks(each)),
+                shares_gradient=not size.shape.dropout,
+                draws=size.draws,
+                forward=adds,
+                backward=back,
+                trains=tuple(
+                    column_sum(size, size.hidden, tokens=size.own_tokens) for _ in trained
+                ),
+            ),
+        ),
+    )

@@ -1,0 +1,213 @@
+"""The units before and after the blocks: the embedding, and the head with the loss."""
+
+from dataclasses import replace
+
+from zsim.dtype import DType
+from zsim.model.kernel import Kernel, KernelKind, streaming
+from zsim.model.model import BATCH, Unit, Value
+from zsim.model.transformer.linear import linear, normalize
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
+from zsim.model.transformer.segment import segments
+from zsim.model.transformer.size import Size
+
+TOKENS = "embedding.token.weight"
+PLACES = "embedding.position.weight"
+
+
+def embedding(size: Size, batch: Value) -> Unit:
+    """Rows of the token embedding, with those of the places where positions are learned.
+
+    With a tensor axis each rank looks up the tokens that it has, and the sum over ranks is all.
+    """
+    words = size.part(TOKENS, size.vocabulary, size.hidden)
+    output = size.value("embedding/output")
+    shape, dtype = (size.tokens, size.hidden), size.dtype
+    found = size.value("embedding/words")
+    look_up = Operator(
+        reads=(),
+        makes=size.whole(found if size.shape.places else output),
+        parameters=(words,),
+        saves=(tensor_of(batch),),
+        forward=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2),),
+        trains=(streaming(KernelKind.EMBEDDING, shape, dtype, streams=2, backward=True),),
+    )
+    if not size.shape.places:
+        only = Stretch(
+            inputs=(BATCH,), outputs=(output,), operators=(look_up,), reduces_output=size.cut
+        )
+        return Unit(
+            name="embedding",
+            parameters=(words,),
+            segments=segments((only,), (batch,)),
+            checkpoint=False,
+        )
+    places = size.copied(PLACES, size.shape.places, size.hidden)
+    sums = streaming(KernelKind.ELEMENTWISE, (size.own_tokens, size.hidden), dtype, streams=1)
+    shape = (size.own_tokens, size.hidden)
+    add = Operator(
+        reads=(tensor_of(found),),
+        makes=tensor_of(output),
+        saves=size.masks(output),
+        shares_gradient=not size.shape.dropout,
+        draws=size.draws,
+        parameters=(places,),
+        forward=(streaming(KernelKind.ELEMENTWISE, shape, dtype, streams=3),),
+        trains=() if places.frozen else (replace(sums, backward=True),),
+    )
+    stretches: tuple[Stretch, ...] = (
+        Stretch(inputs=(BATCH,), outputs=(found,), operators=(look_up,), reduces_output=size.cut),
+        Stretch(inputs=(found.name,), outputs=(output,), operators=(add,)),
+    )
+    if not size.cut:
+        stretches = (joined(stretches, (BATCH,)),)
+    return Unit(
+        name="embedding",
+        parameters=(words, places),
+        segments=segments(stretches, (batch,)),
+        checkpoint=False,
+    )
+
+
+def head(size: Size, source: Value) -> Unit:
+    """Final norm, logits over the own part of the vocabulary, cross entropy of each next token.
+
+    The logits are in the format of the loss, and so is their logarithm of the softmax, which is
+    kept beside the targets. With a tensor axis the maximum, the sum of exponentials and the
+    target's logit of each token are combined over the ranks (Shoeybi et al. 2019, section 3): three
+    numbers for each token; kept are the softmax, and for each token whether its target is on this
+    rank, and which it is.
+    """
+    if size.in_place_loss:
+        return _vocabulary_parallel(size, source)
+    normed = size.value("head/ln")
+    loss = Value(name="head/loss", elements=1, dtype=size.wide)
+    norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
+    weight = size.part(
+        TOKENS if size.shape.tied_embeddings else "head.weight", size.vocabulary, size.hidden
+    )
+    parameters = (*norm.parameters, weight)
+    first = Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,))
+    statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
+    logits = size.rows("head/logits", size.vocabulary)
+    last = tensor_of(statistics if size.cut else loss)
+    operators = [linear(size, size.whole(normed), logits, weight, kept=size.kept(normed))]
+    if size.dtype is not size.wide:
+        # Kernels that do it are those of the cross entropy.
+        operators.append(
+            Operator(reads=(logits,), makes=replace(logits, name="head/wide", dtype=size.wide))
+        )
+    operators.append(_cross_entropy(size, operators[-1].makes, last))
+    scores = Stretch(
+        inputs=(normed.name, BATCH),
+        outputs=(statistics if size.cut else loss,),
+        operators=tuple(operators),
+        reduces_output=size.cut,
+        reduces_input_gradient=size.cut,
+    )
+    if not size.cut:
+        whole = joined((first, scores), (source.name, BATCH))
+        return Unit(
+            name="head",
+            parameters=parameters,
+            segments=segments((whole,), (source,)),
+            checkpoint=False,
+        )
+    return Unit(
+        name="head",
+        parameters=parameters,
+        segments=segments((first, scores, _end(size, statistics, loss)), (source,)),
+        checkpoint=False,
+    )
+
+
+def _end(size: Size, statistics: Value, loss: Value) -> Stretch:
+    """The loss from the statistics of all ranks."""
+    sums = (statistics.elements,)
+    entropy = Operator(
+        reads=(tensor_of(statistics),),
+        makes=tensor_of(loss),
+        saves=(tensor_of(statistics),),
+        forward=(streaming(KernelKind.CROSS_ENTROPY, sums, size.wide, streams=1),),
+        backward=(streaming(KernelKind.CROSS_ENTROPY, sums, size.wide, streams=1, backward=True),),
+    )
+    return Stretch(inputs=(statistics.name,), outputs=(loss,), operators=(entropy,))
+
+
+def _vocabulary_parallel(size: Size, source: Value) -> Unit:
+    """The head as modules of their own: norm, logits, logits in the format of the loss, loss.
+
+    Each makes a tensor that its caller holds while the next one runs, so memory is taken for each;
+    with one rank they are the same, and nothing is summed.
+    """
+    normed = size.value("head/ln")
+    count = size.tokens * size.vocabulary
+    logits = Value(name="head/logits", elements=count, dtype=size.dtype)
+    wide = Value(name="head/wide", elements=count, dtype=size.wide)
+    loss = Value(name="head/loss", elements=1, dtype=size.wide)
+    statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
+    norm = normalize(size, tensor_of(source), tensor_of(normed), "head.ln")
+    weight = size.part(
+        TOKENS if size.shape.tied_embeddings else "head.weight", size.vocabulary, size.hidden
+    )
+    project = linear(size, size.whole(normed), tensor_of(logits), weight, kept=size.kept(normed))
+    area = (size.tokens, size.vocabulary)
+    widen = Operator(
+        reads=(tensor_of(logits),),
+        makes=tensor_of(wide),
+        forward=(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=3),),
+        backward=(streaming(KernelKind.ELEMENTWISE, area, size.dtype, streams=3, backward=True),),
+    )
+    entropy = _cross_entropy(size, tensor_of(wide), tensor_of(statistics))
+    stretches = (
+        Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,)),
+        Stretch(
+            inputs=(normed.name,),
+            outputs=(logits,),
+            operators=(project,),
+            reduces_input_gradient=size.cut,
+        ),
+        Stretch(inputs=(logits.name,), outputs=(wide,), operators=(widen,)),
+        Stretch(
+            inputs=(wide.name, BATCH),
+            outputs=(statistics,),
+            operators=(entropy,),
+            reduces_output=size.cut,
+        ),
+        _end(size, statistics, loss),
+    )
+    return Unit(
+        name="head",
+        parameters=(*norm.parameters, weight),
+        segments=segments(stretches, (source,)),
+        checkpoint=False,
+    )
+
+
+def _cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
+    """Cross entropy from logits; forward reads them twice and writes, backward reads and writes.
+
+    Backward holds two gradients: of the logarithm of the softmax, and of the logits, which are in
+    the wide format. In place, the gradient takes the place of the softmax (Megatron-LM,
+    `vocab_parallel_cross_entropy`). Logits that a caller holds are there as if they were saved.
+    """
+    own = (size.tokens, size.vocabulary)
+    kept = Tensor(name="head/softmax", elements=own[0] * own[1], dtype=size.wide)
+    targets = Tensor(name="head/targets", elements=size.tokens, dtype=DType.INT64)
+    if size.cut:
+        last = Tensor(name="head/elsewhere", elements=size.tokens, dtype=DType.INT8)
+    else:
+        last = Tensor(name="head/count", elements=1, dtype=size.wide)
+
+    def kernel(streams: int, *, backward: bool = False) -> Kernel:
+        return streaming(
+            KernelKind.CROSS_ENTROPY, own, size.wide, streams=streams, backward=backward
+        )
+
+    return Operator(
+        reads=(logits,),
+        makes=target,
+        backward_scratch=0 if size.in_place_loss else kept.size_bytes,
+        saves=(kept, targets, last, *((logits,) if size.shape.execution.holds_logits else ())),
+        forward=(kernel(3),),
+        backward=(kernel(2, backward=True),),
+    )

@@ -1,0 +1,147 @@
+"""Linear layers and norms: what every part of a transformer is made of."""
+
+from dataclasses import replace
+
+from zsim.dtype import DType
+from zsim.model.architecture import Norm
+from zsim.model.kernel import Kernel, KernelKind, matmul, streaming
+from zsim.model.model import Parameter
+from zsim.model.transformer.operator import Operator, Tensor
+from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Float8
+
+
+def layer(
+    size: Size,
+    source: Tensor,
+    target: Tensor,
+    name: str,
+    *,
+    biased: bool = False,
+    kept: Tensor | None = None,
+) -> tuple[Operator, ...]:
+    """The linear layer `name` of a block, and its adapter where it has one (Hu et al. 2021).
+
+    The adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, what they make is
+    scaled and added.
+    """
+    rows, columns = (each.elements // size.tokens for each in (target, source))
+    weight = size.part(f"{name}.weight", rows, columns)
+    bias = size.part(f"{name}.bias", rows) if biased else None
+    adapted = name.rpartition(".")[2] in size.shape.adapted
+    base = size.rows(f"{target.name}/base", rows) if adapted else target
+    frozen = linear(size, source, base, weight, bias=bias, kept=kept, narrow=size.float8)
+    lora = size.shape.lora
+    if not adapted or lora is None:
+        return (frozen,)
+    low, delta = size.rows(f"{name}/lora_A", lora.rank), size.rows(f"{name}/lora_B", rows)
+    down = size.copied(f"{name}.lora_A.weight", lora.rank, columns)
+    up = size.copied(f"{name}.lora_B.weight", rows, lora.rank)
+    adapter = (linear(size, source, low, down), linear(size, low, delta, up))
+    area, kind = (size.tokens, rows), KernelKind.ELEMENTWISE
+    added = Operator(
+        reads=(base, delta),
+        makes=target,
+        shares_gradient=True,
+        forward=(streaming(kind, area, size.dtype, streams=3),),
+    )
+    if size.shape.execution.compiled:  # scaled on the way
+        return (frozen, *adapter, added)
+    scaled = size.rows(f"{name}/lora_scaled", rows)
+    scale = Operator(
+        reads=(delta,),
+        makes=scaled,
+        forward=(streaming(kind, area, size.dtype, streams=2),),
+        backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
+    )
+    return (frozen, *adapter, scale, replace(added, reads=(base, scaled)))
+
+
+def linear(
+    size: Size,
+    source: Tensor,
+    target: Tensor,
+    weight: Parameter,
+    *,
+    bias: Parameter | None = None,
+    kept: Tensor | None = None,
+    narrow: Float8 | None = None,
+) -> Operator:
+    """`source` times the transpose of `weight` (rows x columns), plus `bias` of so many rows.
+
+    Backward is two products, one for each operand, and reads the source, or what was `kept` of it;
+    the bias's gradient is a sum over tokens. A frozen weight has no product, and keeps no source.
+    With `narrow` products are in 8-bit floats, to which operands are cast first. A bias that is not
+    fused is written to the target and added to by the product.
+    """
+    rows, columns = weight.shape
+    tokens = size.tokens
+    dtype = size.dtype if narrow is None else DType.FP8
+    forward: tuple[Kernel, ...] = (matmul(tokens, rows, columns, dtype),)
+    backward: tuple[Kernel, ...] = (matmul(tokens, columns, rows, dtype, backward=True),)
+    trains: tuple[Kernel, ...] = (matmul(rows, columns, tokens, dtype, backward=True),)
+    if narrow is not None:
+        forward = (_cast(tokens, columns), _cast(rows, columns), *forward)
+        gradient = _cast(tokens, rows, backward=True)
+        backward = (gradient, _cast(rows, columns), *backward)
+        # A row of the one product is a column of the other.
+        again = (gradient,) if narrow is Float8.ROWWISE else ()
+        trains = (*again, _cast(tokens, columns), *trains)
+    if bias is not None and not size.shape.fused:
+        added = streaming(KernelKind.ELEMENTWISE, (tokens, rows), size.dtype, streams=2)
+        forward = (added, *forward)
+    return Operator(
+        reads=(source,),
+        makes=target,
+        parameters=(weight,) if bias is None else (weight, bias),
+        saves=() if weight.frozen else (source if kept is None else kept,),
+        forward=forward,
+        backward=backward,
+        trains=(
+            *(() if weight.frozen else trains),
+            *(() if bias is None or bias.frozen else (column_sum(size, rows),)),
+        ),
+    )
+
+
+def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
+    """An operand of two bytes read for its largest element, and again to write one byte of each."""
+    return streaming(
+        KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
+    )
+
+
+def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:
+    """The gradient of a bias: a sum over tokens, over all of them if nothing is said."""
+    shape = (size.tokens if tokens is None else tokens, columns)
+    return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=1, backward=True)
+
+
+def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator:
+    """A norm called `name`: it keeps its source and for each token mean and deviation, or RMS.
+
+    Forward reads and writes; backward reads source and gradient, writes the source's gradient, and
+    reads both again for those of the parameters, if one is trained.
+    """
+    shape, dtype = size.shape, size.dtype
+    centred = shape.norm is Norm.LAYER
+    parameters = [size.copied(f"{name}.weight", size.hidden)]
+    if centred and shape.bias:
+        parameters.append(size.copied(f"{name}.bias", size.hidden))
+    frozen = all(each.frozen for each in parameters)
+    statistics = Tensor(
+        name=f"{source.name}/{name}/statistics",
+        elements=size.own_tokens * (2 if centred else 1),
+        dtype=size.wide,
+    )
+    area = (size.own_tokens, size.hidden)
+    return Operator(
+        reads=(source,),
+        makes=target,
+        parameters=tuple(parameters),
+        saves=(source, statistics),
+        forward=(streaming(KernelKind.NORM, area, dtype, streams=2),),
+        backward=(
+            streaming(KernelKind.NORM, area, dtype, streams=3 if frozen else 5, backward=True),
+        ),
+    )

@@ -1,0 +1,130 @@
+"""What runs inside a segment, one operator after the other: kernels, and what backward needs.
+
+An operator saves tensors, as autograd does: what two of them save is kept once, and what lives
+anyway - inputs of the segment, parameters - is not counted. A view is the tensor that it views.
+"""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from zsim.dtype import DType
+from zsim.model.generator import Draws
+from zsim.model.kernel import Kernel
+from zsim.model.model import Parameter, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One piece of memory inside a segment; names are unique in a model."""
+
+    name: str
+    elements: int
+    dtype: DType
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Its bytes on one rank."""
+        return self.elements * self.dtype.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One step of a segment: what it reads and makes, what its backward reads, what it costs.
+
+    Attributes:
+        reads: tensors that may have gradients, which backward makes.
+        makes: the tensor that it makes.
+        saves: tensors that its backward reads, where it has one.
+        shares_gradient: gradients of what it reads are the gradient of what it makes.
+        draws: how it draws random numbers, if it does.
+        forward_scratch, backward_scratch: bytes that it holds while it runs, beyond these.
+        backward: kernels of the gradients of what it reads.
+        trains: those of the gradients of its parameters, where they are kernels of their own.
+    """
+
+    reads: tuple[Tensor, ...]
+    makes: Tensor
+    parameters: tuple[Parameter, ...] = ()
+    saves: tuple[Tensor, ...] = ()
+    shares_gradient: bool = False
+    draws: Draws | None = None
+    forward_scratch: int = 0
+    backward_scratch: int = 0
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    trains: tuple[Kernel, ...] = ()
+
+    @property
+    def trained(self) -> tuple[Parameter, ...]:
+        """Parameters of which backward makes gradients."""
+        return tuple(each for each in self.parameters if not each.frozen)
+
+    def kernels_back(self, needed: Container[str]) -> tuple[Kernel, ...]:
+        """Kernels of backward, where tensors called `needed` have gradients.
+
+        Before the first trained parameter nothing has: what makes a gradient of what is read is
+        left out there, unless one kernel makes those of the parameters as well.
+        """
+        if self.makes.name not in needed:
+            return ()
+        if self.trains and not any(tensor.name in needed for tensor in self.reads):
+            return self.trains
+        return (*self.backward, *self.trains)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Operators up to where a collective of the tensor axis stands, and what flows in and out.
+
+    `reduces_output` and `reduces_input_gradient` say that it stands there if there is such an axis.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Value, ...]
+    operators: tuple[Operator, ...]
+    reduces_output: bool = False
+    reduces_input_gradient: bool = False
+
+
+def tensor_of(value: Value) -> Tensor:
+    """The memory of `value`."""
+    return Tensor(name=value.name, elements=value.elements, dtype=value.dtype)
+
+
+def parameters_of(stretches: Iterable[Stretch]) -> tuple[Parameter, ...]:
+    """Every parameter, in the order of use."""
+    found = [
+        parameter
+        for stretch in stretches
+        for operator in stretch.operators
+        for parameter in operator.parameters
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def with_gradients(stretches: Iterable[Stretch], given: Iterable[Value]) -> frozenset[str]:
+    """Names of all that has a gradient, as autograd has it, after stretches that are `given` these.
+
+    What an operator makes has one if something that it reads has, or if it has a parameter that is
+    trained.
+    """
+    needed = {value.name for value in given if value.requires_gradient}
+    for stretch in stretches:
+        for each in stretch.operators:
+            if each.trained or any(tensor.name in needed for tensor in each.reads):
+                needed.add(each.makes.name)
+    return frozenset(needed)
+
+
+def joined(stretches: tuple[Stretch, ...], inputs: tuple[str, ...]) -> Stretch:
+    """All of them in one, which needs no collective: what flowed between them is inside it."""
+    return Stretch(
+        inputs=inputs,
+        outputs=stretches[-1].outputs,
+        operators=tuple(operator for stretch in stretches for operator in stretch.operators),
+    )

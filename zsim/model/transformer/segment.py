@@ -1,0 +1,133 @@
+"""The segment that runs a stretch: what it keeps for backward, holds on its way, and computes."""
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.model.model import Segment, Value
+from zsim.model.tensor_lifetime import Turn
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of, with_gradients
+from zsim.model.transformer.tensor_lifetime import SAVED, backward_course, forward_course
+from zsim.strategy.execution import PLAIN, Execution
+
+
+def segments(
+    stretches: Collection[Stretch], given: Iterable[Value], execution: Execution = PLAIN
+) -> tuple[Segment, ...]:
+    """The segments that run the stretches of a unit, which is `given` these values."""
+    needed = with_gradients(stretches, given)
+    return tuple(_segment(each, needed, execution) for each in stretches)
+
+
+def _segment(stretch: Stretch, needed: Container[str], execution: Execution) -> Segment:
+    """The segment that runs `stretch` as `execution` says; `needed` has a gradient."""
+    differentiated = [each for each in stretch.operators if each.makes.name in needed]
+    saved = {tensor.name: tensor for each in differentiated for tensor in each.saves}
+    kept = {name: tensor for name, tensor in saved.items() if name not in stretch.inputs}
+    backward = tuple(
+        kernel for each in reversed(stretch.operators) for kernel in each.kernels_back(needed)
+    )
+    again = _until_saved(stretch.operators, saved)
+    chosen: list[Operator] = []
+    if execution.operations and differentiated:
+        chosen = _chosen(stretch.operators)
+        backward = (*_forward(each for each in again if each not in chosen), *backward)
+        kept = {tensor.name: tensor for each in chosen for tensor in _results(each)}
+    ran_again = again if chosen else ()
+    course = backward_course(stretch, kept, needed, again=ran_again, chosen=chosen)
+    return Segment(
+        inputs=stretch.inputs,
+        outputs=tuple(
+            replace(value, requires_gradient=value.name in needed) for value in stretch.outputs
+        ),
+        parameters=tuple(parameter.name for parameter in parameters_of([stretch])),
+        saved_bytes=sum(tensor.size_bytes for tensor in kept.values()),
+        saves_input=any(name in saved for name in stretch.inputs),
+        forward_workspace_bytes=_forward_workspace(stretch, kept),
+        backward_workspace_bytes=_backward_workspace(course),
+        reduces_output=stretch.reduces_output,
+        reduces_input_gradient=stretch.reduces_input_gradient,
+        draws=next((each.draws for each in stretch.operators if each.draws is not None), None),
+        forward=_forward(stretch.operators),
+        backward=backward,
+        again=_forward(again) if execution.early_stop else (),
+        forward_course=forward_course(stretch, kept),
+        backward_course=course,
+    )
+
+
+def _forward(operators: Iterable[Operator]) -> tuple[Kernel, ...]:
+    return tuple(kernel for each in operators for kernel in each.forward)
+
+
+def _until_saved(operators: Sequence[Operator], saved: Container[str]) -> Sequence[Operator]:
+    """Operators up to the one that makes, or keeps of its own, the last tensor that is `saved`."""
+    needed = [
+        index
+        for index, each in enumerate(operators)
+        if each.makes.name in saved
+        or any(tensor.name in saved and tensor not in each.reads for tensor in each.saves)
+    ]
+    return operators[: needed[-1] + 1] if needed else operators
+
+
+def _chosen(operators: Iterable[Operator]) -> list[Operator]:
+    """Those whose results selective checkpointing by operations keeps."""
+    chosen: list[Operator] = []
+    products = 0
+    for each in operators:
+        kinds = [kernel.kind for kernel in each.forward]
+        if KernelKind.ATTENTION in kinds:
+            chosen.append(each)
+        elif KernelKind.MATMUL in kinds:
+            products += 1
+            if products % 2:
+                chosen.append(each)
+    return chosen
+
+
+def _results(operator: Operator) -> tuple[Tensor, ...]:
+    """What it makes, and what it saves that it did not read."""
+    own = (tensor for tensor in operator.saves if tensor not in operator.reads)
+    return (operator.makes, *(tensor for tensor in own if tensor != operator.makes))
+
+
+def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:
+    """Most that forward holds at once, less what it leaves: tensors live until they were read."""
+    left = {value.name: value.size_bytes for value in stretch.outputs}
+    left |= {
+        each.makes.name: each.makes.size_bytes
+        for each in stretch.operators
+        if each.makes.name in left  # whole, where it will be scattered
+    }
+    left |= {name: tensor.size_bytes for name, tensor in kept.items()}
+    last_read: dict[str, int] = {}
+    for index, each in enumerate(stretch.operators):
+        last_read |= dict.fromkeys((tensor.name for tensor in each.reads), index)
+    held: dict[str, int] = {}
+    most = 0
+    for index, each in enumerate(stretch.operators):
+        for tensor in (each.makes, *each.saves):
+            if tensor.name not in stretch.inputs:
+                held[tensor.name] = tensor.size_bytes
+        most = max(most, sum(held.values()) + each.forward_scratch)
+        held = {
+            name: size
+            for name, size in held.items()
+            if name in left or last_read.get(name, -1) > index
+        }
+    return max(0, most - sum(left.values()))
+
+
+def _backward_workspace(course: Iterable[Turn]) -> int:
+    """Most that backward holds at once beside what has room anyway.
+
+    Room there is for the gradients of all parameters and inputs, from the beginning, and for what
+    is kept until the end, though autograd drops it as it goes.
+    """
+    level = most = room = 0
+    for buffer, _, size in course:
+        level += size
+        most = max(most, level)
+        room += size if size > 0 and buffer > SAVED else 0
+    return max(0, most - room)

@@ -1,0 +1,192 @@
+"""When tensors of a stretch come and go, in forward and in backward: as autograd holds them.
+
+Forward holds a tensor until it was read for the last time, and what is saved until backward has
+used it. Backward holds a gradient until the operator before it has made its own of it; those of
+outputs belong to who runs it, and stay. Numbers of buffers are those of
+`zsim.model.tensor_lifetime`: 1 is what is saved, then the gradients of each parameter and of each
+input.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from zsim.model.tensor_lifetime import OWN, Turn
+from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of
+
+SAVED = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """Memory of one tensor, or of what several tensors are views of: it goes with the last."""
+
+    buffer: int
+    number: int
+    size: int
+    holders: int = 1
+
+
+class _Turns:
+    """Turns so far; tensors of the workspace are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.all: list[Turn] = []
+        self._count = 0
+
+    def take(self, buffer: int, size: int, number: int = 0) -> _Piece:
+        self.all.append((buffer, number, size))
+        return _Piece(buffer=buffer, number=number, size=size)
+
+    def take_own(self, size: int) -> _Piece:
+        self._count += 1
+        return self.take(OWN, size, self._count)
+
+    def give(self, piece: _Piece) -> None:
+        piece.holders -= 1
+        if not piece.holders and piece.size:
+            self.all.append((piece.buffer, piece.number, -piece.size))
+
+
+def _last_reads(operators: Sequence[Operator]) -> dict[str, int]:
+    return {tensor.name: index for index, each in enumerate(operators) for tensor in each.reads}
+
+
+def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[Turn, ...]:
+    """Turns of forward, which leaves outputs, that are there already, and what is `kept`."""
+    turns, numbers = _Turns(), {name: number for number, name in enumerate(kept)}
+    last_read = _last_reads(stretch.operators)
+    known = {*stretch.inputs, *(value.name for value in stretch.outputs)}
+    known -= set(kept)  # an output that is kept is there twice: it is summed over ranks in place
+    held: dict[str, _Piece] = {}
+    for index, each in enumerate(stretch.operators):
+        scratch = turns.take_own(each.forward_scratch) if each.forward_scratch else None
+        for tensor in (each.makes, *each.saves):
+            if tensor.name in known:
+                continue
+            known.add(tensor.name)
+            if tensor.name in numbers:
+                piece = turns.take(SAVED, tensor.size_bytes, numbers[tensor.name])
+            else:
+                piece = turns.take_own(tensor.size_bytes)
+            held[tensor.name] = piece
+        if scratch is not None:
+            turns.give(scratch)
+        for name in [name for name in held if last_read.get(name, -1) <= index]:
+            piece = held.pop(name)
+            if piece.buffer == SAVED:
+                turns.all.append((SAVED, piece.number, 0))
+            else:
+                turns.give(piece)
+    return tuple(turns.all)
+
+
+def backward_course(
+    stretch: Stretch,
+    kept: Mapping[str, Tensor],
+    needed: Container[str],
+    *,
+    again: Sequence[Operator] = (),
+    chosen: Collection[Operator] = (),
+) -> tuple[Turn, ...]:
+    """Turns of backward, which begins by running `again` what was not `chosen` to be kept.
+
+    It makes the gradients that are `needed`.
+    """
+    return _Backward(stretch, kept, needed).turns(again, chosen)
+
+
+class _Backward:
+    """Backward of a stretch in the making."""
+
+    def __init__(
+        self, stretch: Stretch, kept: Mapping[str, Tensor], needed: Container[str]
+    ) -> None:
+        self._stretch = stretch
+        self._needed = needed
+        self._turns = _Turns()
+        self._operators = [each for each in stretch.operators if each.makes.name in needed]
+        self._users = Counter(tensor.name for each in self._operators for tensor in each.saves)
+        self._saved = {
+            name: _Piece(buffer=SAVED, number=number, size=tensor.size_bytes)
+            for number, (name, tensor) in enumerate(kept.items())
+        }
+        parameters = [each for each in parameters_of([stretch]) if not each.frozen]
+        self._parameter = {each.name: SAVED + 1 + n for n, each in enumerate(parameters)}
+        first = SAVED + 1 + len(parameters)
+        self._input = {name: first + n for n, name in enumerate(stretch.inputs)}
+        lent = 2  # one holder more than there are here: it is never given back
+        self._slopes = {
+            value.name: _Piece(buffer=OWN, number=0, size=value.size_bytes, holders=lent)
+            for value in stretch.outputs
+            if value.name in needed
+        }
+        self._made: set[str] = set()
+
+    def turns(self, again: Sequence[Operator], chosen: Collection[Operator]) -> tuple[Turn, ...]:
+        self._run_again(again, chosen)
+        for each in reversed(self._operators):
+            self._pass(each)
+        for name, piece in self._slopes.items():
+            if name not in self._made and name in self._input:
+                # What the outputs' gradient was is the input's: it has a buffer of its own here.
+                self._turns.take(self._input[name], piece.size)
+            if name not in self._made:
+                self._turns.give(piece)
+        for piece in self._saved.values():
+            self._turns.give(piece)
+        return tuple(self._turns.all)
+
+    def _run_again(self, again: Sequence[Operator], chosen: Collection[Operator]) -> None:
+        last_read = _last_reads(again)
+        for index, each in enumerate(again):
+            for tensor in () if each in chosen else (each.makes, *each.saves):
+                if tensor.name not in self._stretch.inputs and tensor.name not in self._saved:
+                    self._saved[tensor.name] = self._turns.take_own(tensor.size_bytes)
+            for name in list(self._saved):
+                if not self._users[name] and last_read.get(name, -1) <= index:
+                    self._turns.give(self._saved.pop(name))
+
+    def _pass(self, each: Operator) -> None:
+        """Gradients of what an operator reads, from that of what it makes."""
+        turns, slope = self._turns, self._slopes.pop(each.makes.name, None)
+        passing = [turns.take_own(each.backward_scratch)] if each.backward_scratch else []
+        for parameter in each.trained:
+            size = parameter.elements * each.makes.element_bytes
+            turns.take(self._parameter[parameter.name], size)
+        for tensor in each.reads:
+            if tensor.name not in self._needed:
+                continue
+            if not each.shares_gradient:
+                passing += self._add(tensor)
+            elif slope is not None and tensor.name not in self._slopes:
+                slope.holders += 1
+                self._slopes[tensor.name] = slope
+        if slope is not None:
+            passing.append(slope)
+        for tensor in each.saves:
+            self._users[tensor.name] -= 1
+            if not self._users[tensor.name] and tensor.name in self._saved:
+                passing.append(self._saved.pop(tensor.name))
+        for piece in passing:
+            turns.give(piece)
+
+    def _add(self, tensor: Tensor) -> list[_Piece]:
+        """One more gradient of a tensor, added to those before; what is then no longer needed.
+
+        A sum takes the place of what came before, unless that is the gradient of others too.
+        """
+        turns, name = self._turns, tensor.name
+        before = self._slopes.get(name)
+        if name in self._input and name not in self._made:
+            self._made.add(name)
+            self._slopes[name] = turns.take(self._input[name], tensor.size_bytes)
+            return [] if before is None else [before]
+        new = turns.take_own(tensor.size_bytes)
+        if before is None:
+            self._slopes[name] = new
+            return []
+        if name in self._input or before.holders == 1:
+            return [new]
+        self._slopes[name] = turns.take_own(tensor.size_bytes)
+        return [new, before]

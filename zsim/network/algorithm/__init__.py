@@ -1,0 +1,1 @@
+"""Algorithms of collectives: bytes on links, and hops."""

@@ -1,0 +1,37 @@
+"""The double binary tree: an all-reduce in which latency grows with the logarithm of the nodes.
+
+Two trees over the nodes, each for half of the bytes: what is a leaf in one is inside the other, so
+every node sends and receives about 2 S for S bytes; of two nodes each is the root of one tree, and
+S suffices. Within a node the ranks stand in a chain, up which bytes are reduced and down which the
+result returns. Source: Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth
+broadcast, reduction and scan"; NCCL uses it for all-reduce since release 2.4.
+"""
+
+from fractions import Fraction
+
+from zsim.network.algorithm.activity import Collective, Shape, Work
+
+
+def depth(nodes: int) -> int:
+    """Hops from a leaf to the root of a binary tree over `nodes`."""
+    return (nodes - 1).bit_length()
+
+
+def between_nodes(nodes: int) -> Fraction:
+    """Bytes that a node sends, and receives, per byte of an all-reduce over the two trees."""
+    return Fraction(0) if nodes == 1 else Fraction(1) if nodes == 2 else Fraction(2)
+
+
+def work(collective: Collective, shape: Shape) -> Work | None:
+    """What the trees do, or None: they only all-reduce."""
+    if collective is not Collective.ALL_REDUCE:
+        return None
+    chain = -(-shape.ranks // shape.nodes) - 1
+    inner = Fraction(0) if not chain else Fraction(1) if chain == 1 else Fraction(2)
+    far = between_nodes(shape.nodes)
+    return Work(
+        gpu_bytes=max(inner, far / shape.ranks_per_node),
+        node_bytes=far,
+        near_hops=2 * chain,
+        far_hops=2 * depth(shape.nodes),
+    )

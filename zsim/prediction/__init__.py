@@ -1,0 +1,1 @@
+"""From a scenario to a prediction, and how far to trust it."""

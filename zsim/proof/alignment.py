@@ -1,0 +1,108 @@
+"""Alignment: shards, and what collectives send and receive, begin where layouts promise.
+
+Proved for every layout that promises an alignment of more than one element: each rank's segment
+begins at a multiple of it, and so does each rank's part of every block; and every view of a buffer
+of that layout that a collective takes begins at a multiple on every rank, slots of gathers and
+reduce-scatters included. A contract that names its strategy promises what its runtime does.
+
+Assumed: the allocator begins blocks at larger multiples, as CUDA's (512 bytes) does. Sends and
+copies of elements by kernels are not judged: they are slower, no more.
+
+Cost: a look at each cut of such a layout, and at each collective.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from zsim.network.volume import communications
+from zsim.proof.context import Subject
+from zsim.proof.finding import Finding
+from zsim.schedule.layout import Layout
+from zsim.schedule.mesh import Mesh
+from zsim.schedule.operation import AllGather, Communication, ReduceScatter, View
+from zsim.schedule.schedule import Program, Schedule
+
+INVARIANT = "alignment"
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Find every layout that breaks its promise, or promises too little, and every such view."""
+    schedule = subject.schedule
+    found = [finding for layout in schedule.layouts for finding in _layout(schedule.mesh, layout)]
+    found += _contract(schedule)
+    if any(layout.alignment > 1 for layout in schedule.layouts):
+        for each in subject.programs:
+            for _, numbered in each.parts:
+                for number in numbered.communications:
+                    for member in communications(numbered.operations[number]):
+                        found += _views(schedule, each.program, member)
+    return found
+
+
+def _finding(role: str, where: str, why: str) -> Finding:
+    return Finding(invariant=INVARIANT, role=role, operation=where, why=why)
+
+
+def _layout(mesh: Mesh, layout: Layout) -> Iterator[Finding]:
+    """Find the first rank of a layout whose part of something begins elsewhere."""
+    least = layout.alignment
+    if least == 1 or layout.axis is None:
+        return
+    count = mesh.axis_size(layout.axis)
+    starts: Iterable[tuple[int, int]]
+    if layout.cuts is not None:
+        starts = enumerate(layout.cuts[:-1])
+    else:  # of equal parts the first two tell of all others
+        ends = pairwise((*(layout.blocks or (0,)), layout.elements))
+        ranks = range(min(2, count))
+        starts = (
+            (rank, low + rank * (high - low) // count) for low, high in ends for rank in ranks
+        )
+    for rank, start in starts:
+        if start % least:
+            why = f"promises multiples of {least} elements, rank {rank} begins at {start}"
+            yield _finding("", layout.name, why)
+            return
+
+
+def _contract(schedule: Schedule) -> Iterator[Finding]:
+    """Find layouts of model states that promise less than the runtime does."""
+    strategy = schedule.contract.strategy
+    if strategy is None or strategy.emulate is None:
+        return
+    needed = strategy.emulate.alignment(stage=strategy.stage, data=strategy.data)
+    sharded = {
+        buffer.layout
+        for program in schedule.programs
+        for buffer in program.buffers
+        if buffer.shard is not None and buffer.name in program.persistent
+    }
+    for layout in schedule.layouts:
+        if layout.name in sharded and layout.alignment % needed:
+            why = f"promises multiples of {layout.alignment} elements, its runtime of {needed}"
+            yield _finding("", layout.name, why)
+
+
+def _views(schedule: Schedule, program: Program, member: Communication) -> Iterator[Finding]:
+    """Find views of a collective that begin elsewhere on some rank."""
+    for view, step in _taken(member):
+        name = program.by_name[view.buffer].layout
+        least = 1 if name is None else schedule.layout_by_name[name].alignment
+        for what, place in (("begins at", view.start), ("has parts of", step)):
+            if place % least:
+                why = f"{view.buffer} {what} {place}, {name} promises multiples of {least} elements"
+                yield _finding(program.role, member.id, why)
+                return
+
+
+def _taken(member: Communication) -> Iterator[tuple[View, int]]:
+    """Yield views, and how far it is in them from one rank's slot to the next one's, 0 for none."""
+    match member:
+        case AllGather(source=part, target=whole) | ReduceScatter(source=whole, target=part):
+            yield part, 0 if part.axis is None else part.size
+            yield whole, part.size
+        case _:
+            for name in ("source", "target"):
+                view = getattr(member, name, None)
+                if isinstance(view, View):
+                    yield view, 0 if view.axis is None else view.size

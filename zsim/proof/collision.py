@@ -1,0 +1,208 @@
+"""Accesses that overlap, view by view: the slow and exact part of `races`."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zsim.proof.overlap import Overlap
+from zsim.proof.step_boundary import Seam
+from zsim.schedule.access import Access, accesses, touching
+from zsim.schedule.happens_before import Timeline, Way
+from zsim.schedule.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Copy,
+    Operation,
+    ReduceScatter,
+    View,
+)
+from zsim.schedule.program_index import ALLOCATE, FREE, HOST
+from zsim.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses that no order keeps apart.
+
+    `earlier` is the number of an operation, less the number of all if it is of the step before.
+    """
+
+    later: int
+    earlier: int
+    later_view: View
+    earlier_view: View
+    later_writes: bool
+    earlier_writes: bool
+
+
+Marks = dict[int, tuple[int, ...]]
+"""On each stream the last operation that read a view, or wrote it.
+
+Of earlier steps every one that may be the last, since what is behind it stands in a branch.
+"""
+
+
+class Collisions:
+    """The accesses to one buffer, view by view."""
+
+    def __init__(self, order: Timeline, name: str, overlap: Overlap, seam: Seam) -> None:
+        self.way = order.ways[0]
+        self.seam = seam
+        self.numbered = order.numbered
+        self.history = self.numbered.history[name]
+        self.views: list[View] = []
+        self.touched: dict[int, list[tuple[int, bool, bool]]] = {}
+        numbers: dict[View, int] = {}
+        for number, code in zip(self.history.numbers, self.history.codes, strict=True):
+            if code in (ALLOCATE, FREE):
+                continue
+            found = self.touched[number] = []
+            for view, reads, writes in accesses(self.numbered.operations[number]):
+                if view.buffer == name:
+                    found.append((numbers.setdefault(view, len(numbers)), reads, writes))
+        self.views = list(numbers)
+        self.beside = _beside(self.views, overlap)
+        self.reads: list[Marks] = []
+        self.writes: list[Marks] = []
+
+    def find(self, way: Way, *, lasts: bool) -> list[Race]:
+        """Races on one way; with the step before, if the buffer `lasts`.
+
+        Every access that does not know another one that it overlaps; of each stream the last.
+        """
+        self.way = way
+        self._clear()
+        if lasts:
+            self._enter_earlier()
+        found: list[Race] = []
+        for number, code in zip(self.history.numbers, self.history.codes, strict=True):
+            if way.known[number] is None or code == FREE:
+                continue
+            if code == ALLOCATE:
+                self._clear()
+                continue
+            found += self._unknown(number)
+            self._enter(number)
+        return found
+
+    def _clear(self) -> None:
+        self.reads = [{} for _ in self.views]
+        self.writes = [{} for _ in self.views]
+
+    def _enter(self, number: int) -> None:
+        stream = self.numbered.stream[number]
+        if stream == HOST:  # the host goes on when it has read
+            return
+        for view, reads, writes in self.touched[number]:
+            if reads:
+                self.reads[view][stream] = (number,)
+            if writes:
+                self.writes[view][stream] = (number,)
+
+    def _enter_earlier(self) -> None:
+        """What steps before may have done last: of each stream, and each list of a branch."""
+        count = len(self.numbered.operations)
+        for number, touched in self.touched.items():
+            stream = self.numbered.stream[number]
+            if stream == HOST:
+                continue
+            for view, reads, writes in touched:
+                for marks, happens in ((self.reads[view], reads), (self.writes[view], writes)):
+                    if happens:
+                        kept = [
+                            mark
+                            for mark in marks.get(stream, ())
+                            if not self.seam.is_followed(mark + count, number)
+                        ]
+                        marks[stream] = (*kept, number - count)
+
+    def _unknown(self, number: int) -> list[Race]:
+        worst: dict[int, Race] = {}
+        known: set[int] = set()
+        stream = self.numbered.stream[number]
+        views = self.views
+        for view, _, writes in self.touched[number]:
+            for other in self.beside[view]:
+                fronts = [(self.writes[other], True)]
+                if writes:
+                    fronts.append((self.reads[other], False))
+                for marks, wrote in fronts:
+                    for at, mark in _each(marks):
+                        if at == stream or mark in known:
+                            continue
+                        if self._knows(number, mark):
+                            known.add(mark)
+                        elif at not in worst or worst[at].earlier < mark:
+                            worst[at] = Race(number, mark, views[view], views[other], writes, wrote)
+        return list(worst.values())
+
+    def _knows(self, number: int, mark: int) -> bool:
+        """Whether operation `number` starts after the one marked has finished."""
+        numbered, known = self.numbered, self.way.known[number]
+        assert known is not None
+        if mark >= 0:
+            return known[numbered.stream[mark]] >= numbered.position[mark]
+        earlier = mark + len(numbered.operations)
+        stream = numbered.stream[earlier]
+        if known[stream] >= numbered.position[earlier] - len(numbered.entries[stream]):
+            return True
+        return self.seam.knows(self.way, number, earlier)
+
+
+def _each(marks: Marks) -> Iterator[tuple[int, int]]:
+    """Streams and marks."""
+    return ((stream, mark) for stream, found in marks.items() for mark in found)
+
+
+def _meeting(views: Sequence[View], overlap: Overlap) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of views that share an element on some rank, by their numbers."""
+    hulls = [overlap.hull(view) for view in views]
+    active: list[int] = []
+    for number in sorted(range(len(views)), key=hulls.__getitem__):
+        active = [other for other in active if hulls[other][1] > hulls[number][0]]
+        for other in active:
+            if overlap.meet(views[number], views[other]):
+                yield other, number
+        active.append(number)
+
+
+def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
+    """Of each view those that it overlaps, itself among them."""
+    found = [[number] for number in range(len(views))]
+    for one, other in _meeting(views, overlap):
+        found[one].append(other)
+        found[other].append(one)
+    return found
+
+
+def inside(
+    schedule: Schedule, operation: Operation, overlap: Overlap
+) -> Iterator[tuple[Access, Access]]:
+    """Views of one operation that overlap, one of them written, where that is not in place."""
+    by_buffer: dict[str, list[tuple[Operation, Access]]] = defaultdict(list)
+    for member in touching((operation,)):
+        for access in accesses(member):
+            by_buffer[access.view.buffer].append((member, access))
+    for touched in by_buffer.values():
+        for one, other in _meeting([access.view for _, access in touched], overlap):
+            (member, ours), (other_member, theirs) = touched[one], touched[other]
+            if not (ours.writes or theirs.writes):
+                continue
+            if member is other_member and _in_place(schedule, member, overlap):
+                continue
+            yield (ours, theirs) if ours.writes else (theirs, ours)
+
+
+def _in_place(schedule: Schedule, operation: Operation, overlap: Overlap) -> bool:
+    """Whether an operation from a buffer into itself is legal."""
+    match operation:
+        case AllReduce() | Broadcast() | Copy():
+            return operation.source == operation.target
+        case AllGather(source=part, target=whole) | ReduceScatter(source=whole, target=part):
+            group = schedule.group_by_name[operation.group]
+            if group.size(schedule.mesh) == 1:
+                return part == whole or overlap.is_own_slot(part, whole, group)
+            return overlap.is_own_slot(part, whole, group)
+        case _:
+            return False

@@ -1,0 +1,77 @@
+"""What is checked: a schedule, its programs numbered, and their order, found once for all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.model.model import Model
+from zsim.proof.finding import Finding
+from zsim.schedule.happens_before import OUTCOMES_MAX, Timeline, drained, outcomes, settled, unknown
+from zsim.schedule.program_index import Numbered
+from zsim.schedule.schedule import Program, Schedule
+
+SETUP, STEP = "setup", "step"
+
+
+class NumberedProgram:
+    """One role's program: setup and step numbered, and what happens before what in them."""
+
+    def __init__(self, program: Program, setup: Numbered, step: Numbered) -> None:
+        self.program = program
+        self.setup = setup
+        self.step = step
+
+    @property
+    def parts(self) -> tuple[tuple[str, Numbered], tuple[str, Numbered]]:
+        """Both parts with their names."""
+        return ((SETUP, self.setup), (STEP, self.step))
+
+    @cached_property
+    def crowded(self) -> dict[str, int]:
+        """Ways through the parts whose branches have more outcomes than are gone through."""
+        ways = {part: outcomes(numbered, numbered.items) for part, numbered in self.parts}
+        return {part: count for part, count in ways.items() if count > OUTCOMES_MAX}
+
+    @cached_property
+    def setup_order(self) -> Timeline:
+        """Happens-before of setup."""
+        return Timeline(self.setup, drained(self.setup))
+
+    @cached_property
+    def step_order(self) -> Timeline:
+        """Happens-before of a step of whose past nothing but the order of streams is known."""
+        return Timeline(self.step, unknown(self.step))
+
+    @cached_property
+    def settled_order(self) -> Timeline:
+        """Happens-before of a step with all that is known of the steps before it."""
+        return settled(self.step)
+
+    def proved(self, examine: Callable[[Timeline], list[Finding]]) -> list[Finding]:
+        """What `examine` finds in a step; what is known of the step before may help."""
+        return examine(self.step_order) and examine(self.settled_order)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A schedule, its programs with numbers, and the model that it trains where it is known."""
+
+    schedule: Schedule
+    programs: tuple[NumberedProgram, ...]
+    model: Model | None
+
+    @classmethod
+    def of(cls, schedule: Schedule, model: Model | None = None) -> "Subject":
+        """Number every program."""
+        return cls(
+            schedule,
+            tuple(
+                NumberedProgram(
+                    program,
+                    Numbered(program, program.setup, schedule.streams),
+                    Numbered(program, program.step, schedule.streams),
+                )
+                for program in schedule.programs
+            ),
+            model,
+        )

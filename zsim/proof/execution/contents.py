@@ -1,0 +1,82 @@
+"""States of training as the buffers of a cell hold them: numbers of parameters, laid out."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from zsim.proof.execution.datum import chosen
+from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.pieces import Integers
+from zsim.proof.execution.tensors import NOTHING, Tensors
+from zsim.specification.field import Numbers
+from zsim.specification.step import Cut
+
+Key = tuple[int, str, str, int]
+"""A cell, a layout, the axis of a part, and how many places it has."""
+
+
+class Contents:
+    """Lays numbers of parameters out as buffers hold them."""
+
+    def __init__(self, tensors: Tensors, moves: Moves, cut: Cut) -> None:
+        self.tensors = tensors
+        self.moves = moves
+        self.cut = cut
+        self._contents: dict[Key, tuple[Mapping[str, Numbers], Numbers]] = {}
+        self._takes: dict[Key, tuple[list[str], Integers]] = {}
+
+    def within(self, cell: RunCell, numbers: Numbers) -> Numbers:
+        """Return what the ranks of a cell have of numbers of all ranks."""
+        if cell.shape == self.cut.shape:
+            return numbers
+        axes = self.tensors.grid.axes
+        place: list[slice] = [slice(None)]
+        for axis, along, size in zip(axes, cell.along, numbers.shape[1:-1], strict=True):
+            whole = self.tensors.grid.tracked[axis].coordinates
+            if size == 1 or len(whole) == len(along.coordinates):
+                place.append(slice(None))
+            else:
+                start = whole.index(along.coordinates[0])
+                place.append(slice(start, start + len(along.coordinates)))
+        return numbers[tuple(place)]
+
+    def content(self, cell: RunCell, name: str, state: Mapping[str, Numbers]) -> Numbers:
+        """Return what a buffer holds in a state of all its parameters; zero in the padding."""
+        buffer = cell.program.by_name[name]
+        if buffer.layout is None:
+            width = self.tensors.held(cell, name).width
+            return np.zeros((2, *(1,) * len(cell.shape), width), np.uint64)
+        held = self.tensors.held(cell, name)
+        key = (cell.index, buffer.layout, buffer.shard or "", held.width)
+        known = self._contents.get(key)
+        if known is not None and known[0] is state:
+            return known[1]
+        names, take = self._take(key, self.moves.pieces(cell, name), buffer.layout)
+        parts = [self.within(cell, state[each]) for each in names]
+        lead = np.broadcast_shapes(
+            *(part.shape[:-1] for part in parts), (2, *(1,) * len(cell.shape))
+        )
+        flat = np.zeros((*lead, sum(part.shape[-1] for part in parts)), np.uint64)
+        width = 0
+        for part in parts:
+            flat[..., width : width + part.shape[-1]] = part
+            width += part.shape[-1]
+        found: Numbers = chosen(flat, take)
+        self._contents[key] = state, found
+        return found
+
+    def _take(self, key: Key, pieces: Integers, layout: str) -> tuple[list[str], Integers]:
+        """Return the parameters of a layout, and where each place is among their pieces."""
+        if key not in self._takes:
+            where = np.full(len(self.moves.names) + 1, NOTHING, np.int64)
+            named = self.tensors.schedule.layout_by_name[layout].pieces
+            names = list(dict.fromkeys(piece.parameter for piece in named if piece.size))
+            width = 0
+            for each in names:
+                first = self.moves.first(each)
+                count = len(self.cut.parameters[each])
+                where[first : first + count] = np.arange(width, width + count)
+                width += count
+            self._takes[key] = names, np.where(pieces == NOTHING, NOTHING, where[pieces])
+        return self._takes[key]

@@ -1,0 +1,187 @@
+"""Contents of buffers while a schedule is run: exact numbers, and the marks that go with them.
+
+Beside each number stand marks: *undefined*, nobody wrote it; and where tests for overflow are
+followed, which gradients it was made of, so that a gradient that is not finite can be traced to
+what tests it. A verdict, the outcome of such tests, is the set of gradients that it covers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.proof.execution.pieces import Integers
+from zsim.proof.execution.tensors import Index
+from zsim.specification.field import Numbers
+
+Marks = NDArray[np.bool_]
+Words = NDArray[np.uint64]
+
+Change = Callable[[Sequence[NDArray[Any]], int], NDArray[Any]]
+"""Makes one array of one of each datum, which have so many dimensions before those of ranks."""
+
+MIXED = 2**62
+"""Instead of the number of a piece where several were combined."""
+
+
+@dataclass(slots=True)
+class Datum:
+    """Numbers and their marks; a mark that nothing has is None.
+
+    Attributes:
+        values: numbers, shape (2, ranks..., places).
+        undefined: what nobody wrote, shape (ranks..., places).
+        words: of which gradients numbers are made, a bit for each pair of a rank and a micro-batch,
+            shape (words, ranks..., places).
+        pieces: 1 + the number of the piece of a parameter, shape (ranks..., places); 0 for none.
+        covered: of a verdict the bits of gradients by piece, shape (words, ranks..., pieces).
+    """
+
+    values: Numbers
+    undefined: Marks | None = None
+    words: Words | None = None
+    pieces: Integers | None = None
+    covered: Words | None = None
+
+    @property
+    def count(self) -> int:
+        """Places."""
+        return int(self.values.shape[-1])
+
+
+def changed(data: Sequence[Datum], change: Change, *, ranks_only: bool = False) -> Datum:
+    """Return numbers and marks that are all changed alike; a mark that one lacks is zero there.
+
+    A verdict goes with them if only `ranks_only` are moved: it is what a whole buffer holds.
+    """
+    found = Datum(change([datum.values for datum in data], 1))
+    undefined = _marks(data, [datum.undefined for datum in data], 0, change)
+    if undefined is not None and undefined.any():
+        found.undefined = undefined
+    found.words = _marks(data, [datum.words for datum in data], 1, change)
+    found.pieces = _marks(data, [datum.pieces for datum in data], 0, change)
+    if ranks_only:
+        found.covered = _marks(data, [datum.covered for datum in data], 1, change)
+    return found
+
+
+def _marks(
+    data: Sequence[Datum], marks: Sequence[NDArray[Any] | None], lead: int, change: Change
+) -> NDArray[Any] | None:
+    known = next((each for each in marks if each is not None), None)
+    if known is None:
+        return None
+    ones = (1,) * (known.ndim - lead - 1)
+    filled = [
+        np.zeros((*known.shape[:lead], *ones, datum.count), known.dtype) if each is None else each
+        for datum, each in zip(data, marks, strict=True)
+    ]
+    return change(filled, lead)
+
+
+def unwritten(dimensions: int, count: int) -> Datum:
+    """Return what nobody wrote."""
+    return Datum(*_nothing(dimensions, count))
+
+
+@lru_cache
+def _nothing(dimensions: int, count: int) -> tuple[Numbers, Marks]:
+    shape = (*(1,) * dimensions, count)
+    return np.zeros((2, *shape), np.uint64), np.ones(shape, bool)
+
+
+def either(one: Marks | None, other: Marks) -> Marks:
+    """Return where one of two marks is set."""
+    if one is None:
+        return other
+    found: Marks = np.logical_or(one, other)
+    return found
+
+
+def anywhere(*data: Datum) -> Marks | None:
+    """Return on which ranks any place of any operand is undefined, shape (ranks..., 1)."""
+    found: Marks | None = None
+    for datum in data:
+        if datum.undefined is not None and datum.undefined.any():
+            some: Marks = np.logical_or.reduce(datum.undefined, axis=-1, keepdims=True)
+            found = either(found, some)
+    return found
+
+
+def like(data: Sequence[Datum], values: Numbers) -> Datum:
+    """Return new numbers with the marks of what they were made of, place by place."""
+    found = Datum(values)
+    for datum in data:
+        if datum.undefined is not None:
+            found.undefined = either(found.undefined, datum.undefined)
+        if datum.words is None or datum.pieces is None:
+            continue
+        if found.words is None or found.pieces is None:
+            found.words, found.pieces = datum.words, datum.pieces
+        else:
+            one, other = found.pieces, datum.pieces
+            either_one = np.where((one == 0) | (one == other), other, MIXED)
+            found.pieces = np.where(other == 0, one, either_one)
+            found.words = found.words | datum.words
+    return found
+
+
+def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
+    """Return numbers of the last dimension, on each rank others; zero where there is none."""
+    if take.size == take.shape[-1] and array.shape[-1]:
+        places = take.reshape(-1)
+        found = array[..., places]
+        if bool((places < 0).any()):
+            found[..., places < 0] = 0
+        return found
+    lead = array.ndim - take.ndim
+    index = take.reshape(*(1,) * lead, *take.shape)
+    if not array.shape[-1]:
+        shape = np.broadcast_shapes(array.shape[:-1], index.shape[:-1])
+        return np.zeros((*shape, take.shape[-1]), array.dtype)
+    found = np.take_along_axis(array, index, axis=-1)
+    if bool((take < 0).any()):
+        found[np.broadcast_to(index < 0, found.shape)] = 0
+    return found
+
+
+def read(datum: Datum, index: Index) -> Datum:
+    """Return what a view of a buffer holds."""
+    take = index.take
+    if take is not None:
+        return changed((datum,), lambda arrays, _: chosen(arrays[0], take))
+    if index.low == 0 and index.high == datum.count:
+        return datum
+    place = (..., slice(index.low, index.high))
+    if datum.undefined is None and datum.words is None:
+        return Datum(datum.values[place])
+    return changed((datum,), lambda arrays, _: arrays[0][place])
+
+
+def written(datum: Datum, index: Index, new: Datum) -> Datum:
+    """Return what a buffer holds once a view of it was written."""
+    if index.take is None and index.low == 0 and index.high == datum.count:
+        return new
+    return changed((datum, new), lambda arrays, _: _put(arrays, index))
+
+
+def _put(arrays: Sequence[NDArray[Any]], index: Index) -> NDArray[Any]:
+    """Return a copy of an array in which a view is new; ranks differ where they do in either."""
+    (array, new), take = arrays, index.take
+    if take is None:
+        lead = np.broadcast_shapes(array.shape[:-1], new.shape[:-1])
+        found = np.empty((*lead, array.shape[-1]), array.dtype)
+        found[...] = array
+        found[..., index.low : index.high] = new
+        return found
+    ahead = array.ndim - take.ndim
+    places = take.reshape(*(1,) * ahead, *take.shape)
+    lead = np.broadcast_shapes(array.shape[:-1], new.shape[:-1], places.shape[:-1])
+    found = np.empty((*lead, array.shape[-1] + 1), array.dtype)  # the last takes what is no place
+    found[..., :-1] = array
+    where = np.broadcast_to(places, (*lead, take.shape[-1]))
+    np.put_along_axis(found, where, np.broadcast_to(new, (*lead, take.shape[-1])), axis=-1)
+    return found[..., :-1]

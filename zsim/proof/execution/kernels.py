@@ -1,0 +1,221 @@
+"""Computations: what each action makes of what it reads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+import numpy as np
+
+from zsim.proof.execution.contents import Contents
+from zsim.proof.execution.datum import Datum, either, like, read
+from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.measures import Measures
+from zsim.proof.execution.meeting import UnfollowedError
+from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.segments import Segments
+from zsim.proof.execution.tensors import NOTHING, Tensors
+from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.specification import kernel
+from zsim.specification.field import Numbers, Random, product, share
+from zsim.specification.step import PlainStep
+from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer, settled
+
+Makes = list[Datum | None]
+
+
+class Kernels:
+    """Runs computations of all cells; `initial` has the parameters that setup begins with."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        moves: Moves,
+        *,
+        random: Random,
+        plain: PlainStep,
+        initial: Mapping[str, Numbers],
+    ) -> None:
+        self.tensors = tensors
+        self.moves = moves
+        self.random = random
+        self.plain = plain
+        self.initial = initial
+        self.judges = True
+        self.explains = False
+        self.means: Mapping[str, Numbers] = {}
+        self.contents = Contents(tensors, moves, plain.cut)
+        self.segments = Segments(self.contents, random, plain)
+        trained = {
+            unit.name: [plain.model.trained_of(each) for each in unit.segments]
+            for unit in plain.model.units
+        }
+        self.measures = Measures(
+            tensors, moves, self.contents, trained=trained, micro_batches=plain.micro_batches
+        )
+        self.follows_overflow = any(
+            isinstance(operation, Compute) and operation.action is Action.FINITE
+            for program in tensors.schedule.programs
+            for operation in program.by_id.values()
+        )
+
+    def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
+        """Forget the last run; compare with `plain` from now on, whose gradients are `means`."""
+        self.plain = self.segments.plain = plain
+        self.means = means
+        self.segments.departures.clear()
+        self.measures.required[:] = 0
+
+    def run(
+        self,
+        cell: RunCell,
+        compute: Compute,
+        operands: Sequence[Datum],
+        scalars: Mapping[str, float],
+        *,
+        in_setup: bool,
+    ) -> Makes:
+        """Return what is written to each operand; None to those that are only read."""
+
+        def of(role: Role) -> list[Datum]:
+            pairs = zip(compute.operands, operands, strict=True)
+            return [datum for operand, datum in pairs if operand.role is role]
+
+        scale = scalars[compute.scalars[0]] if compute.scalars else None
+        match compute.action:
+            case Action.FORWARD | Action.RECOMPUTE:
+                return self.segments.forward(cell, compute, operands, of)
+            case Action.BACKWARD:
+                made, gradients = self.segments.backward(cell, compute, operands, of)
+                if self.follows_overflow:
+                    self.measures.mark(cell, compute, gradients)
+                return made
+            case Action.UPDATE:
+                return self._update(cell, compute, operands, of, scalars=scalars)
+            case Action.NORM:
+                return self.measures.norm(cell, compute, operands)
+            case Action.FINITE:
+                return self.measures.finite(cell, compute, operands)
+            case Action.UNSCALE:
+                below = share(scale or 1.0, len(cell.shape) + 2)
+                return [
+                    like((each,), product(each.values, below))
+                    if operand.role is Role.GRADIENT
+                    else None
+                    for operand, each in zip(compute.operands, operands, strict=True)
+                ]
+            case Action.CLIP:
+                return self._clip(compute, operands, of, scale or 1.0)
+            case Action.INITIALIZE:
+                return [self._initialize(cell, operand.view) for operand in compute.operands]
+            case Action.LOAD:
+                return self._load(cell, compute, operands, in_setup=in_setup)
+            case _:
+                assert_never(compute.action)
+
+    def _compare_gradient(self, cell: RunCell, compute: Compute, gradient: Datum) -> None:
+        """Note it if an update reads another gradient than that of plain training."""
+        for operand in compute.operands:
+            if operand.role not in (Role.MASTER, Role.PARAMETER) or not self.means:
+                continue
+            buffer = operand.view.buffer
+            index = self.tensors.index(cell, operand.view)
+            is_piece = self.moves.pieces(cell, buffer) != NOTHING
+            wanted = self.contents.content(cell, buffer, self.means)
+            shown = read(Datum(wanted, np.broadcast_to(is_piece, wanted.shape[1:])), index)
+            apart = (gradient.values != shown.values).any(axis=0)
+            if shown.undefined is not None:  # a mark of what is a piece, here
+                apart = apart & shown.undefined
+            if apart.any():
+                self.segments.note(cell, compute, f"{Role.GRADIENT} 0", gradient)
+            return
+
+    def _update(
+        self,
+        cell: RunCell,
+        compute: Compute,
+        operands: Sequence[Datum],
+        of: Callable[[Role], list[Datum]],
+        *,
+        scalars: Mapping[str, float],
+    ) -> Makes:
+        rule = compute.rule
+        assert isinstance(rule, Optimizer)
+        gradients = of(Role.GRADIENT)
+        trained = of(Role.MASTER) + of(Role.PARAMETER)
+        touched = [*gradients, *trained, *of(Role.MOMENT)]
+        if (len(gradients), len(trained)) != (1, 1):
+            return [
+                None
+                if operand.role is Role.GRADIENT
+                else Datum(datum.values, np.ones(datum.values.shape[1:], bool))
+                for operand, datum in zip(compute.operands, operands, strict=True)
+            ]
+        if len({each.count for each in touched}) > 1:
+            raise UnfollowedError(f"{compute.id}: its operands are cut differently")
+        values = kernel.updated(
+            self.random,
+            settled(rule, scalars),
+            [each.values for each in touched],
+            scalars[compute.scalars[0]] if isinstance(rule, Adam) and compute.scalars else None,
+        )
+        if self.explains and not self.segments.departures:
+            self._compare_gradient(cell, compute, gradients[0])
+        marked = like(touched, values[0])
+        made = [replace(marked, values=each) for each in values]
+        moments = iter(made[1:])
+        found: Makes = []
+        for operand in compute.operands:
+            if operand.role is Role.GRADIENT:
+                found.append(None)
+            else:
+                found.append(next(moments) if operand.role is Role.MOMENT else made[0])
+        return found
+
+    def _clip(
+        self,
+        compute: Compute,
+        operands: Sequence[Datum],
+        of: Callable[[Role], list[Datum]],
+        scale: float,
+    ) -> Makes:
+        assert isinstance(compute.rule, ClipNorm)
+        squares = of(Role.INPUT)[0]
+        factor = kernel.clipping(self.random, compute.rule, squares.values, scale)
+        found: Makes = []
+        for operand, datum in zip(compute.operands, operands, strict=True):
+            if operand.role is not Role.GRADIENT:
+                found.append(None)
+                continue
+            made = like((datum,), product(datum.values, factor))
+            if squares.undefined is not None and squares.undefined.any():
+                alike = np.broadcast_to(
+                    squares.undefined, (*squares.undefined.shape[:-1], datum.count)
+                )
+                made.undefined = either(made.undefined, alike)
+            found.append(made)
+        return found
+
+    def _initialize(self, cell: RunCell, view: View) -> Datum:
+        index = self.tensors.index(cell, view)
+        if cell.program.by_name[view.buffer].layout is None:
+            return Datum(self.random.draw((*cell.shape, index.count)))
+        return read(Datum(self.contents.content(cell, view.buffer, self.initial)), index)
+
+    def _load(
+        self, cell: RunCell, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
+    ) -> Makes:
+        found: Makes = []
+        for operand, datum in zip(compute.operands, operands, strict=True):
+            if operand.role is not Role.OUTPUT:
+                found.append(None)
+                continue
+            if not self.judges:
+                found.append(Datum(self.random.draw((*cell.shape, datum.count))))
+                continue
+            known = compute.micro_batch < self.plain.micro_batches and not in_setup
+            batch = self.plain.batches[compute.micro_batch if known else 0]
+            if known and batch.shape[-1] == datum.count:
+                found.append(Datum(self.contents.within(cell, batch)))
+            else:
+                found.append(Datum(datum.values, np.ones(datum.values.shape[1:], bool)))
+        return found

@@ -1,0 +1,147 @@
+"""Fills and copies on exact numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.proof.execution.datum import Datum, changed, chosen, like
+from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.meeting import UnfollowedError
+from zsim.proof.execution.pieces import Integers
+from zsim.proof.execution.tensors import NOTHING, Tensors
+from zsim.schedule.operation import Copy, Fill
+from zsim.specification.field import Numbers, number, product, share, total
+
+
+class Moves:
+    """Fills and copies of the ranks of a cell."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._pieces: dict[tuple[int, str, str, int], Integers] = {}
+        self._maps: dict[tuple[int, str, str], tuple[Integers, NDArray[np.bool_]]] = {}
+        self._named: dict[str, tuple[dict[int, int], int]] = {}
+        self.numbers, self.names = self._number_pieces()
+        self.constants: list[Numbers] = []
+
+    def _number_pieces(self) -> tuple[dict[tuple[str, int], int], list[str]]:
+        """Number the pieces of all parameters, by parameter and where they start."""
+        numbers: dict[tuple[str, int], int] = {}
+        names: list[str] = []
+        for key, space in self.tensors.spaces.by_key.items():
+            if key[0] == "parameter":
+                for start in space.starts.tolist():
+                    numbers[key[1], start] = len(names)
+                    names.append(key[1])
+        return numbers, names
+
+    def first(self, parameter: str) -> int:
+        """Return the number of the first piece of a parameter; any if it has no elements."""
+        return self.numbers.get((parameter, 0), 0)
+
+    def pieces(self, cell: RunCell, name: str) -> Integers:
+        """Return which piece of which parameter each place of a buffer is, on every rank.
+
+        NOTHING is padding, or what has no layout.
+        """
+        held, buffer = self.tensors.held(cell, name), self.tensors.buffer(cell.program, name)
+        layout = buffer.layout
+        key = (cell.index, layout or "", buffer.shard or "", held.width)
+        found = self._pieces.get(key)
+        if found is not None:
+            return found
+        whole = np.full(held.space.count + 1, NOTHING, np.int64)
+        if layout is not None:
+            whole[:-1] = self._of_layout(layout)
+        at = held.first[..., np.newaxis] + np.arange(held.width)
+        inside = np.arange(held.width) < held.counts[..., np.newaxis]
+        found = self._pieces[key] = np.where(inside, whole[np.where(inside, at, -1)], NOTHING)
+        return found
+
+    def _of_layout(self, name: str) -> Integers:
+        space = self.tensors.spaces.by_key["layout", name]
+        found = np.full(space.count, NOTHING, np.int64)
+        for parameter, offset, place, size in self.tensors.fragments(
+            self.tensors.schedule.layout_by_name[name]
+        ):
+            low, high = space.inside(place, place + size)
+            starts = (space.starts[low:high] - place + offset).tolist()
+            found[low:high] = [self.numbers[parameter, start] for start in starts]
+        return found
+
+    def filled(self, cell: RunCell, fill: Fill, scalars: Mapping[str, float]) -> Datum:
+        """Return what a fill writes."""
+        value = Fraction(fill.value)
+        if fill.scalar is not None:
+            value *= Fraction(scalars[fill.scalar])
+        index = self.tensors.index(cell, fill.target)
+        one = number(value, len(cell.shape) + 2)
+        if not self.is_constant(one):
+            self.constants.append(one.reshape(2))
+        return Datum(np.broadcast_to(one, (2, *(1,) * len(cell.shape), index.count)))
+
+    def is_constant(self, value: Numbers) -> bool:
+        """Return whether some fill has written this number."""
+        return any((value.reshape(2) == each).all() for each in self.constants)
+
+    def copied(self, cell: RunCell, copy: Copy, source: Datum, target: Datum | None) -> Datum:
+        """Return what the target of a copy holds afterwards.
+
+        `target` is what it held, if that counts.
+
+        Raises:
+            UnfollowedError: both are cut differently.
+        """
+        moved = self._shared(source, copy.divisor)
+        if target is None:
+            return moved
+        if copy.by_parameter:
+            return self._by_parameter(cell, copy, moved, target)
+        if source.count != target.count:
+            raise UnfollowedError(f"{copy.id}: source and target are cut differently")
+        return like((moved, target), total(moved.values, target.values))
+
+    def _shared(self, source: Datum, divisor: int) -> Datum:
+        if divisor == 1:
+            return source
+        values = product(source.values, share(divisor, source.values.ndim))
+        return replace(source, values=values)
+
+    def _by_parameter(self, cell: RunCell, copy: Copy, moved: Datum, target: Datum) -> Datum:
+        """Return the target once what both hold of each parameter went over; padding is zero."""
+        take, held = self._map(cell, copy.source.buffer, copy.target.buffer)
+        there = take != NOTHING
+        keeps = held & ~there  # what the source does not hold stays, what is in no piece is zero
+        found = changed((moved,), lambda arrays, _: chosen(arrays[0], take))
+        if copy.accumulate:
+            found = like((found, target), total(found.values, target.values))
+
+        def chosen_of(arrays: Sequence[NDArray[Any]], _: int) -> NDArray[Any]:
+            new, old = arrays
+            return np.where(there, new, np.where(keeps, old, old.dtype.type(0)))
+
+        return changed((found, target), chosen_of)
+
+    def _map(self, cell: RunCell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
+        """Return which place of the source each of the target is, and where it is a piece."""
+        key = (cell.index, source, target)
+        if key not in self._maps:
+            here, there = self.pieces(cell, source), self.pieces(cell, target)
+            shape = np.broadcast_shapes(here.shape[:-1], there.shape[:-1])
+            here = np.broadcast_to(here, (*shape, here.shape[-1]))
+            there = np.broadcast_to(there, (*shape, there.shape[-1]))
+            take = np.full(there.shape, NOTHING, np.int64)
+            for rank in np.ndindex(*shape):
+                order = np.argsort(here[rank], kind="stable")
+                ordered = here[rank][order]
+                at = np.searchsorted(ordered, there[rank])
+                at = np.minimum(at, len(ordered) - 1) if len(ordered) else at
+                if len(ordered):
+                    match = (ordered[at] == there[rank]) & (there[rank] != NOTHING)
+                    take[rank] = np.where(match, order[at], NOTHING)
+            self._maps[key] = take, there != NOTHING
+        return self._maps[key]

@@ -1,0 +1,270 @@
+"""Training as the contract has it and, where no model is given, the one that a schedule runs.
+
+Without a model the first forward of each segment says what it reads and makes, and each backward
+what it keeps and which gradients it makes: so all micro-batches, ranks and recomputations are held
+against the first. Which parameters are frozen the contract says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from zsim.dtype import DType
+from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
+from zsim.schedule.operation import (
+    Action,
+    Allocate,
+    AllReduce,
+    Broadcast,
+    Compute,
+    Copy,
+    Operand,
+    Role,
+    View,
+    walk,
+)
+from zsim.schedule.schedule import Program, Schedule
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
+
+TENSOR = "tensor"
+"""The axis that the segments of a model are split over: `Model.tensor` is its size."""
+
+Place = tuple[str, int, int]
+
+
+def _place(view: View) -> Place:
+    return view.buffer, view.start, view.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Training as the contract has it; `assumed` is what it does not say.
+
+    `rules` has the rule of each parameter by name.
+    """
+
+    micro_batches: int
+    divisor: int
+    rules: Mapping[str, Optimizer]
+    clip: ClipNorm | None
+    assumed: tuple[str, ...] = ()
+
+
+def training_of(schedule: Schedule) -> Training | None:
+    """Return what the schedule has to do; nothing if nobody says it and no update does."""
+    contract = schedule.contract
+    strategy = contract.strategy
+    if strategy is not None:
+        clip = None if strategy.clip_norm is None else ClipNorm(maximum=strategy.clip_norm)
+        return Training(
+            micro_batches=strategy.gradient_accumulation_steps,
+            divisor=contract.loss_divisor,
+            rules=contract.rules,
+            clip=clip,
+        )
+    computes = [
+        operation
+        for program in schedule.programs
+        for operation in walk(program.step)
+        if isinstance(operation, Compute)
+    ]
+    rules = [each.rule for each in computes if isinstance(each.rule, Optimizer)]
+    clips = [each.rule for each in computes if isinstance(each.rule, ClipNorm)]
+    names = [each.name for each in contract.parameters]
+    said = contract.rules.keys() >= set(names)
+    if not computes or not (rules or said):
+        return None
+    return Training(
+        micro_batches=1 + max(each.micro_batch for each in computes),
+        divisor=contract.loss_divisor,
+        rules={name: contract.rules.get(name) or rules[0] for name in names},
+        clip=clips[0] if clips else None,
+        assumed=() if said else ("the optimizer, which is that of the first update",),
+    )
+
+
+def model_of(schedule: Schedule) -> Model | None:
+    """Return the model that the first role runs in its first micro-batch; nothing if it runs none.
+
+    A value that is handed on in parts, or between roles, is not followed.
+    """
+    try:
+        return _Reader(schedule, schedule.programs[0]).model()
+    except (ModelError, KeyError):
+        return None
+
+
+@dataclass
+class _Draft:
+    """A segment as it is found."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Value, ...]
+    parameters: tuple[Parameter, ...]
+    reduces_output: bool
+    backward: Compute | None = None
+
+
+class _Reader:
+    """Follows values through the buffers of one program."""
+
+    def __init__(self, schedule: Schedule, program: Program) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.names: dict[Place, str] = {}
+        self.drafts: dict[tuple[str, int], _Draft] = {}
+        self.batch = Value(name=BATCH, elements=1, dtype=DType.INT64, requires_gradient=False)
+        self.frozen = {each.name for each in schedule.contract.parameters if each.frozen}
+        self.pieces = {
+            layout.name: {(piece.start, piece.size): piece for piece in layout.pieces}
+            for layout in schedule.layouts
+        }
+
+    def model(self) -> Model | None:
+        for operation in walk(self.program.step):
+            match operation:
+                case Allocate(buffer=name):
+                    self.names = {key: each for key, each in self.names.items() if key[0] != name}
+                case Copy(source=source, target=target):
+                    self._moves(source, target)
+                case (
+                    AllReduce(source=source, target=target)
+                    | Broadcast(source=source, target=target)
+                ):
+                    self._moves(source, target)
+                case Compute():
+                    self._compute(operation)
+                case _:
+                    pass
+        self._settle_gradients()
+        units: dict[str, list[Segment]] = {}
+        parameters: dict[str, dict[str, Parameter]] = {}
+        for (unit, number), draft in self.drafts.items():
+            segments = units.setdefault(unit, [])
+            if number != len(segments):
+                return None
+            segments.append(self._segment(draft))
+            parameters.setdefault(unit, {}).update({each.name: each for each in draft.parameters})
+        if not units:
+            return None
+        axes = {axis.name: axis.size for axis in self.schedule.mesh.axes}
+        return Model(
+            name=self.schedule.name,
+            units=tuple(
+                Unit(
+                    name=unit,
+                    parameters=tuple(parameters[unit].values()),
+                    segments=tuple(segments),
+                )
+                for unit, segments in units.items()
+            ),
+            batch=self.batch,
+            tensor=axes.get(TENSOR, 1),
+        )
+
+    def _settle_gradients(self) -> None:
+        """Say which values have a gradient: where backward makes one, and after what is trained."""
+        sloped: set[str] = set()
+        for draft in self.drafts.values():
+            if any(not each.frozen for each in draft.parameters) or not sloped.isdisjoint(
+                draft.inputs
+            ):
+                sloped |= {value.name for value in draft.outputs}
+        made = sloped.union(*(self._made(draft) for draft in self.drafts.values()))
+        last = list(self.drafts.values())[-1:]
+        made |= {value.name for draft in last for value in draft.outputs}
+        for draft in self.drafts.values():
+            draft.outputs = tuple(
+                replace(value, requires_gradient=value.name in made) for value in draft.outputs
+            )
+
+    def _made(self, draft: _Draft) -> set[str]:
+        """Return the inputs of which a backward makes gradients: in their order, of their sizes."""
+        operands = () if draft.backward is None else draft.backward.operands
+        sizes = [each.view.size for each in operands if each.role is Role.INPUT_GRADIENT]
+        inputs = [name for name in draft.inputs if name != BATCH]
+        if len(sizes) == len(inputs):
+            return set(inputs)
+        elements = {
+            value.name: value.elements for each in self.drafts.values() for value in each.outputs
+        }
+        found: set[str] = set()
+        for name in inputs:
+            if sizes and elements[name] == sizes[0]:
+                found.add(name)
+                sizes.pop(0)
+        return found
+
+    def _moves(self, source: View, target: View) -> None:
+        name = self.names.get(_place(source))
+        if name is not None and source.size == target.size:
+            self.names[_place(target)] = name
+
+    def _compute(self, compute: Compute) -> None:
+        key = (compute.unit, compute.segment)
+        match compute.action:
+            case Action.LOAD:
+                for operand in compute.operands:
+                    self.names[_place(operand.view)] = BATCH
+                    self.batch = Value(
+                        name=BATCH,
+                        elements=operand.view.size,
+                        dtype=DType.INT64,
+                        requires_gradient=False,
+                    )
+            case Action.FORWARD if key not in self.drafts:
+                self._forward(compute)
+            case Action.BACKWARD if key in self.drafts and self.drafts[key].backward is None:
+                self.drafts[key].backward = compute
+            case _:
+                pass
+
+    def _forward(self, compute: Compute) -> None:
+        def of(role: Role) -> list[Operand]:
+            return [each for each in compute.operands if each.role is role]
+
+        outputs: list[Value] = []
+        for place, operand in enumerate(of(Role.OUTPUT)):
+            name = f"{compute.unit}/{compute.segment}.{place}"
+            outputs.append(Value(name=name, elements=operand.view.size, dtype=DType.FP32))
+            self.names[_place(operand.view)] = name
+        inputs = tuple(self.names[_place(each.view)] for each in of(Role.INPUT))
+        parameters = tuple(
+            self._parameter(compute, place, each.view)
+            for place, each in enumerate(of(Role.PARAMETER))
+        )
+        partial = any(TENSOR in each.partial for each in of(Role.OUTPUT))
+        self.drafts[compute.unit, compute.segment] = _Draft(
+            inputs, tuple(outputs), parameters, partial
+        )
+
+    def _parameter(self, compute: Compute, place: int, view: View) -> Parameter:
+        layout = self.program.by_name[view.buffer].layout
+        piece = None
+        if layout is not None and view.axis is None and view.layout is None:
+            piece = self.pieces[layout].get((view.start, view.size))
+        if piece is None:
+            name = f"{compute.unit}/{compute.segment} parameter {place}"
+            return Parameter(name=name, shape=(view.size,))
+        sharded = TENSOR not in piece.copies
+        return Parameter(
+            name=piece.parameter,
+            shape=(view.size,),
+            tensor_sharded=sharded,
+            frozen=piece.parameter in self.frozen,
+        )
+
+    def _segment(self, draft: _Draft) -> Segment:
+        backward = draft.backward
+        roles = [] if backward is None else [each.role for each in backward.operands]
+        partial = backward is not None and any(
+            TENSOR in each.partial for each in backward.operands if each.role is Role.INPUT_GRADIENT
+        )
+        return Segment(
+            inputs=draft.inputs,
+            outputs=draft.outputs,
+            parameters=tuple(each.name for each in draft.parameters),
+            saved_bytes=int(Role.SAVED in roles),
+            saves_input=Role.INPUT in roles,
+            reduces_output=draft.reduces_output,
+            reduces_input_gradient=partial,
+        )

@@ -1,0 +1,383 @@
+"""Places of buffers and views in spaces, and the pieces that each rank has of them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.proof.execution.grid import Grid, RunCell
+from zsim.proof.execution.pieces import Integers, Key, Space, Spaces
+from zsim.proof.execution.unions import Adopted
+from zsim.schedule.layout import Layout
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import View
+from zsim.schedule.schedule import Buffer, Program, Schedule
+
+NOTHING = -1
+"""The number of the piece where a rank has fewer than others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Places of a view in a buffer's array: a slice, or numbers that differ by rank.
+
+    `take` has the shape of the ranks, then the places of the view; NOTHING where a rank has none.
+    """
+
+    low: int
+    high: int
+    take: Integers | None = None
+
+    @property
+    def count(self) -> int:
+        """Places of the view, the most that any rank has."""
+        return self.high - self.low if self.take is None else self.take.shape[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Content of a buffer of a cell: its space, and which pieces of it each rank has.
+
+    `first` and `counts` are the number of the first piece and how many there are, in the shape of
+    the ranks; `width` is the length of the array that holds them.
+    """
+
+    space: Space
+    first: Integers
+    counts: Integers
+    width: int
+
+
+class Tensors:
+    """Buffers and views of all cells. Spaces are cut first, then closed, then indices are made."""
+
+    def __init__(self, schedule: Schedule, grid: Grid, adopted: Adopted | None = None) -> None:
+        self.schedule = schedule
+        self._buffers: dict[tuple[str, str], Buffer] = {}
+        for (role, name), (held, shard) in (adopted or {}).items():
+            (program,) = (each for each in schedule.programs if each.role == role)
+            self._buffers[role, name] = replace(program.by_name[name], layout=held, shard=shard)
+        self.grid = grid
+        self.mesh = schedule.mesh
+        self.parameters = {each.name: each.elements for each in schedule.contract.parameters}
+        self._seen: set[int] = set()
+        self._held: dict[tuple[int, str], Held] = {}
+        self._held_alike: dict[tuple[object, ...], Held] = {}
+        self._kinds: dict[tuple[int, int], tuple[int, View]] = {}
+        self._kind_of: dict[tuple[object, ...], int] = {}
+        self._cut_of: dict[str | None, int] = {None: -1}
+        self._indices: dict[int, Index] = {}
+        self._folded = any(
+            len(along.coordinates) < schedule.mesh.axis_size(name)
+            for name, along in grid.tracked.items()
+        )
+        self._run: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        self.spaces = Spaces(merges=self._number_layouts())
+        for name, elements in self.parameters.items():
+            self.spaces.space(("parameter", name), elements)
+        used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
+        for layout in schedule.layouts:
+            self.spaces.space(("layout", layout.name), layout.elements)
+            if layout.name in used:
+                self._add_layout(layout)
+        for program in schedule.programs:
+            for buffer in program.buffers:
+                own = self.buffer(program, buffer.name)
+                self.spaces.space(self.key(program, own.name), self._extent(own))
+
+    def _number_layouts(self) -> bool:
+        """Number layouts by how they are cut; whether most are cut, and filled, as others are."""
+        cut: dict[object, int] = {}
+        filled: set[object] = set()
+        for layout in self.schedule.layouts:
+            key = (layout.axis, layout.elements, layout.cuts, layout.blocks)
+            self._cut_of[layout.name] = cut.setdefault(key, len(cut))
+            filled.add((key, *((piece.start, piece.size) for piece in layout.pieces)))
+        is_whole = all(
+            name in self.grid.standing or len(along.coordinates) == self.mesh.axis_size(name)
+            for name, along in self.grid.tracked.items()
+        )
+        return is_whole and 2 * len(filled) <= len(self.schedule.layouts)
+
+    def _alike(self, cell: RunCell, buffer: Buffer) -> tuple[object, ...]:
+        """Return what buffers have in common of which ranks have the same pieces."""
+        space = self.spaces.by_key[self.key(cell.program, buffer.name)]
+        cut = self._cut_of[buffer.layout]
+        return (cell.index, space.key, cut, buffer.shard, buffer.elements)
+
+    def kind(self, cell: RunCell, view: View) -> int:
+        """Return a number that views have in common which are at one place of buffers alike."""
+        key = (cell.index, id(view))  # to hash a view takes longer
+        found = self._kinds.get(key)
+        if found is None:
+            place = (view.start, view.size, view.axis, self._cut_of[view.layout], view.origin)
+            alike = (*self._alike(cell, self.buffer(cell.program, view.buffer)), *place)
+            number = self._kind_of.setdefault(alike, len(self._kind_of))
+            found = self._kinds[key] = number, view
+        return found[0]
+
+    def buffer(self, program: Program, name: str) -> Buffer:
+        """Return a buffer, with the layout of which it holds a part where it has none."""
+        return self._buffers.get((program.role, name)) or program.by_name[name]
+
+    def _extent(self, buffer: Buffer) -> int:
+        if buffer.layout is None:
+            return buffer.elements
+        layout = self.schedule.layout_by_name[buffer.layout]
+        return layout.elements if buffer.shard else max(layout.elements, buffer.elements)
+
+    def key(self, program: Program, name: str) -> Key:
+        """Return the space in which the elements of a buffer are counted."""
+        buffer = self.buffer(program, name)
+        if buffer.layout is not None:
+            return ("layout", buffer.layout)
+        return ("buffer", program.role, buffer.name)
+
+    def _add_layout(self, layout: Layout) -> None:
+        key = ("layout", layout.name)
+        self.spaces.space(key, layout.elements)
+        if (
+            layout.axis is not None
+            and self._folded
+            and not any(axis in self.grid.standing for axis in self.mesh.parts(layout.axis))
+        ):
+            axes = self.mesh.parts(layout.axis)
+            count = self.mesh.axis_size(layout.axis)
+            own: list[tuple[int, int, int]] = []
+            for number, weight in self.run(axes):
+                start, size = layout.segment(number, count)
+                own.append((start, start + size, weight))
+            self.spaces.split(key, 0, layout.elements, tuple(own))
+        for parameter, offset, place, size in self.fragments(layout):
+            known = max(self.parameters.get(parameter, 0), offset + size)
+            self.parameters.setdefault(parameter, known)
+            self.spaces.space(("parameter", parameter), known)
+            self.spaces.link((key, place), (("parameter", parameter), offset), size)
+        if layout.axis is not None and layout.blocks is not None and self._folded:
+            self._split_parameters(layout)
+
+    def _split_parameters(self, layout: Layout) -> None:
+        """Leave out what ranks that are not run have of each parameter."""
+        assert layout.axis is not None
+        count = self.mesh.axis_size(layout.axis)
+        parts: dict[str, list[tuple[int, int, int]]] = {}
+        for number, weight in self.run(self.mesh.parts(layout.axis)):
+            for each in layout.fragments(count, number):
+                if each.size:
+                    own = parts.setdefault(each.parameter, [])
+                    own.append((each.offset, each.offset + each.size, weight))
+        for piece in layout.pieces:
+            key = ("parameter", piece.parameter)
+            self.spaces.space(key, piece.size)
+            self.spaces.split(key, 0, piece.size, tuple(sorted(parts.get(piece.parameter, ()))))
+
+    def run(self, axes: tuple[str, ...]) -> list[tuple[int, int]]:
+        """Return the numbers along single axes, the last fastest, that are run, with weights."""
+        if axes not in self._run:
+            found = [(0, 1)]
+            for axis in axes:
+                size, along = self.mesh.axis_size(axis), self.grid.tracked[axis]
+                pairs = list(zip(along.coordinates, along.weights, strict=True))
+                found = [(n * size + m, v * w) for n, v in found for m, w in pairs]
+            self._run[axes] = found
+        return self._run[axes]
+
+    def split(self, key: Key, start: int, size: int, axes: tuple[str, ...]) -> None:
+        """Say that parts of `size` from `start` on belong to ranks along `axes`, one each."""
+        if not self._folded or not size or any(axis in self.grid.standing for axis in axes):
+            return
+        count = 1
+        for axis in axes:
+            count *= self.mesh.axis_size(axis)
+        parts = tuple(
+            (start + number * size, start + (number + 1) * size, weight)
+            for number, weight in self.run(axes)
+        )
+        self.spaces.split(key, start, start + count * size, parts)
+
+    def fragments(self, layout: Layout) -> Iterator[tuple[str, int, int, int]]:
+        """Yield what lies where in the whole: parameter, offset in it, place, size."""
+        if layout.axis is None or layout.blocks is None:
+            for piece in layout.pieces:
+                if piece.size:
+                    yield piece.parameter, 0, piece.start, piece.size
+            return
+        count = self.mesh.axis_size(layout.axis)
+        for number, _ in self.run(self.mesh.parts(layout.axis)):
+            first = layout.segment(number, count)[0]
+            for each in layout.fragments(count, number):
+                if each.size:
+                    yield each.parameter, each.offset, first + each.position, each.size
+
+    def segment(self, buffer: Buffer, at: Coordinates) -> tuple[int, int]:
+        """Return start and size, in its space, of what a rank has of a buffer."""
+        if buffer.shard is None or buffer.layout is None:
+            return 0, buffer.elements
+        return self._segment(self.schedule.layout_by_name[buffer.layout], buffer.shard, at)
+
+    def _segment(self, layout: Layout, axis: str, at: Coordinates) -> tuple[int, int]:
+        """Return start and size of a part, and of those of the ranks it stands for."""
+        assert layout.axis is not None
+        count = self.mesh.axis_size(layout.axis)
+        start, size = layout.segment(at[axis], count)
+        ranks = self._as_one(axis, at)
+        if ranks > 1:
+            last = layout.segment(at[axis] + ranks - 1, count)
+            size = last[0] + last[1] - start
+        return start, size
+
+    def _as_one(self, axis: str, at: Coordinates) -> int:
+        """Return for how many ranks along an axis a rank holds the parts."""
+        return self.grid.standing[axis][at[axis]] if axis in self.grid.standing else 1
+
+    def place(self, program: Program, view: View, at: Coordinates) -> tuple[int, int]:
+        """Return start and size of a view of one rank in the space of its buffer."""
+        buffer = self.buffer(program, view.buffer)
+        first = self.segment(buffer, at)
+        if view.layout is not None:
+            layout = self.schedule.layout_by_name[view.layout]
+            assert layout.axis is not None
+            count, own = self.mesh.axis_size(layout.axis), at[layout.axis]
+            ranks = self._as_one(layout.axis, at)
+            start, size = layout.window(view.start, view.size, own, count, ranks=ranks)
+            if view.origin is not None and size:
+                start += view.origin + layout.segment(own, count)[0] - view.start
+            return first[0] + start, size
+        if view.axis is not None:
+            ranks = self._as_one(view.axis, at)
+            return first[0] + view.start + at[view.axis] * view.size, view.size * ranks
+        if buffer.shard is not None and view.size == buffer.elements:
+            return first
+        return first[0] + view.start, view.size
+
+    def varies(self, program: Program, view: View) -> frozenset[str]:
+        """Return the single axes along which the place of a view depends on the rank."""
+        layout = None if view.layout is None else self.schedule.layout_by_name[view.layout]
+        axes = (self.buffer(program, view.buffer).shard, view.axis, layout and layout.axis)
+        return frozenset(part for axis in axes if axis for part in self.mesh.parts(axis))
+
+    def places(
+        self, cell: RunCell, view: View, more: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[Coordinates, int, int]]:
+        """Yield where a view is on every rank on which it may be somewhere else."""
+        axes = self.varies(cell.program, view) | more
+        for _, at in self.grid.ranks(cell, axes):
+            yield at, *self.place(cell.program, view, at)
+
+    def cut(self, cell: RunCell, view: View) -> None:
+        """Cut the space of a view where it begins and ends on some rank."""
+        kind = self.kind(cell, view)
+        if kind in self._seen:
+            return
+        self._seen.add(kind)
+        space = self.key(cell.program, view.buffer)
+        for _, start, size in self.places(cell, view):
+            self.spaces.cut(space, start, start + size)
+        if view.layout is not None:
+            if self.schedule.layout_by_name[view.layout].blocks is None:
+                self.spaces.by_key["layout", view.layout].bounds.update(
+                    (view.start, view.start + view.size)
+                )
+        elif view.axis is None and self.buffer(cell.program, view.buffer).shard is None:
+            self.spaces.by_key[space].bounds.update((view.start, view.start + view.size))
+        if view.axis is not None:
+            self.split(space, view.start, view.size, self.mesh.parts(view.axis))
+
+    def link(self, cell: RunCell, one: View, other: View) -> None:
+        """Say that the elements of two views of each rank correspond."""
+        program = cell.program
+        first = self.key(program, one.buffer)
+        second = self.key(program, other.buffer)
+        more = self.varies(program, other)
+        own = more != self.varies(program, one)
+        for at, start, size in self.places(cell, one, more):
+            there = self.place(program, other, at)[0]
+            self.spaces.link((first, start), (second, there), size, own=own)
+
+    def link_to(self, cell: RunCell, view: View, key: Key) -> None:
+        """Say that the elements of a view of each rank are those of a space, from its start on."""
+        program = cell.program
+        space = self.key(program, view.buffer)
+        own = bool(self.varies(program, view))
+        for _, start, size in self.places(cell, view):
+            self.spaces.space(key, size)
+            self.spaces.link((space, start), (key, 0), size, own=own)
+
+    def close(self, cells: Iterable[RunCell]) -> None:
+        """Cut where ranks' parts of buffers begin and end, and number all pieces."""
+        for cell in cells:
+            for declared in cell.program.buffers:
+                buffer = self.buffer(cell.program, declared.name)
+                key = self.key(cell.program, buffer.name)
+                if buffer.shard is None:
+                    self.spaces.cut(key, buffer.elements)
+                    continue
+                axes = frozenset(self.mesh.parts(buffer.shard))
+                for _, at in self.grid.ranks(cell, axes):
+                    start, size = self.segment(buffer, at)
+                    self.spaces.cut(key, start, start + size)
+        self.spaces.close()
+
+    def held(self, cell: RunCell, name: str) -> Held:
+        """Return what the ranks of a cell have of a buffer."""
+        found = self._held.get((cell.index, name))
+        if found is None:
+            buffer = self.buffer(cell.program, name)
+            key = self._alike(cell, buffer)
+            found = self._held_alike.get(key) or self._hold(cell, buffer)
+            self._held[cell.index, name] = self._held_alike[key] = found
+        return found
+
+    def _hold(self, cell: RunCell, buffer: Buffer) -> Held:
+        space = self.spaces.by_key[self.key(cell.program, buffer.name)]
+        axes = frozenset() if buffer.shard is None else frozenset(self.mesh.parts(buffer.shard))
+        shape = self._shape(cell, axes)
+        first, counts = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for position, at in self.grid.ranks(cell, axes):
+            start, size = self.segment(buffer, at)
+            low, high = space.inside(start, start + size)
+            first[position], counts[position] = low, high - low
+        return Held(space, first, counts, int(counts.max()))
+
+    def _shape(self, cell: RunCell, axes: frozenset[str]) -> tuple[int, ...]:
+        return tuple(len(along.coordinates) if along.name in axes else 1 for along in cell.along)
+
+    def index(self, cell: RunCell, view: View) -> Index:
+        """Return which numbers of the array of its buffer a view is."""
+        kind = self.kind(cell, view)
+        found = self._indices.get(kind)
+        if found is None:
+            found = self._indices[kind] = self._index(cell, self.held(cell, view.buffer), view)
+        return found
+
+    def _index(self, cell: RunCell, held: Held, view: View) -> Index:
+        buffer = self.buffer(cell.program, view.buffer)
+        if view.size == buffer.elements and view.axis is None and view.layout is None:
+            return Index(0, held.width)
+        axes = self.varies(cell.program, view)
+        ranges: dict[tuple[int, ...], tuple[int, int]] = {}
+        for position, at in self.grid.ranks(cell, axes):
+            start, size = self.place(cell.program, view, at)
+            low, high = held.space.inside(start, start + size)
+            there = tuple(
+                min(place, size - 1) for place, size in zip(position, held.first.shape, strict=True)
+            )
+            first = int(held.first[there])
+            ranges[position] = (low - first, high - first) if high > low else (0, 0)
+        if len(set(ranges.values())) == 1:
+            return Index(*next(iter(ranges.values())))
+        width = max(high - low for low, high in ranges.values())
+        take = np.full((*self._shape(cell, axes), width), NOTHING, np.int64)
+        for position, (low, high) in ranges.items():
+            take[position][: high - low] = np.arange(low, high)
+        return Index(0, width, take)
+
+    def filled(self, cell: RunCell, view: View) -> NDArray[np.bool_]:
+        """Return where each rank has a piece of a view, in the shape of ranks and places."""
+        index, held = self.index(cell, view), self.held(cell, view.buffer)
+        if index.take is not None:
+            there: NDArray[np.bool_] = index.take != NOTHING
+            return there
+        inside: NDArray[np.bool_] = np.arange(index.low, index.high) < held.counts[..., np.newaxis]
+        return inside

@@ -1,0 +1,207 @@
+"""Formats: numbers on the way from a gradient to an update are as wide as the strategy says.
+
+Exact numbers do not see rounding. Compared with `zsim.specification.formats` are what reductions
+over ranks with different data send and add in, what gradients are summed in over micro-batches,
+before and after their reduction, what norms are added up in, and what updates read and write.
+Nothing is said of a schedule whose contract names no strategy.
+"""
+
+from collections.abc import Iterator
+
+from zsim.dtype import DType
+from zsim.proof.context import Subject
+from zsim.proof.finding import Finding
+from zsim.schedule.access import touching
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Compute,
+    Copy,
+    Operation,
+    ReduceScatter,
+    Reduction,
+    Role,
+    walk,
+)
+from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.specification.formats import formats
+from zsim.strategy.runtime_options import Formats
+
+INVARIANT = "formats"
+
+STATES = (Kind.PARAMETER, Kind.COMMUNICATION, Kind.MASTER)
+"""Kinds of buffers through which parameters pass."""
+
+BITS = {
+    DType.INT8: (0, 7),
+    DType.INT64: (0, 63),
+    DType.FP8: (4, 3),
+    DType.FP16: (5, 10),
+    DType.BF16: (8, 7),
+    DType.FP32: (8, 23),
+    DType.FP64: (11, 52),
+}
+"""Bits of exponent and fraction: IEEE 754-2019, bfloat16 of Intel 2018, E4M3 of Micikevicius et al.
+2022. An integer has no exponent."""
+assert set(BITS) == set(DType)
+
+UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Find each operation that is narrower than the strategy says."""
+    strategy = subject.schedule.contract.strategy
+    if strategy is None:
+        return []
+    wanted = formats(strategy)
+    return [
+        finding
+        for program in subject.schedule.programs
+        for finding in _Narrow(subject.schedule, program, wanted).examine()
+    ]
+
+
+def _is_narrower(one: DType, other: DType) -> bool:
+    """Return whether a format holds numbers of another one less exactly, or not all of them."""
+    return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))
+
+
+def _width(dtype: DType) -> int:
+    return dtype.size_bytes
+
+
+class _Narrow:
+    """One program."""
+
+    def __init__(self, schedule: Schedule, program: Program, wanted: Formats) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.wanted = wanted
+        self.gradients: set[str] = set()
+        self.reduced: dict[str, frozenset[str]] = {}
+        self.micro_batches: dict[str, frozenset[int]] = {}
+        self.norms: set[str] = set()
+        data = schedule.contract.data_axes
+        self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
+
+    def examine(self) -> Iterator[Finding]:
+        """Go through the step."""
+        for operation in touching(walk(self.program.step)):
+            why = self._wrong(operation)
+            if why:
+                role, name = self.program.role, operation.id
+                yield Finding(invariant=INVARIANT, role=role, operation=name, why=why)
+
+    def _dtype(self, name: str) -> DType:
+        return self.program.by_name[name].dtype
+
+    def _wrong(self, operation: Operation) -> str:
+        match operation:
+            case Compute(action=Action.FORWARD | Action.RECOMPUTE):
+                return self._parameters(operation)
+            case Compute(action=Action.BACKWARD):
+                for each in operation.operands:
+                    if each.role is Role.GRADIENT:
+                        name = each.view.buffer
+                        self.gradients.add(name)
+                        self.reduced.pop(name, None)
+                        self.micro_batches[name] = frozenset({operation.micro_batch})
+                        dtype = self._dtype(name)
+                        if _is_narrower(dtype, self.wanted.compute):
+                            return f"makes gradients in {dtype}, and not in {self.wanted.compute}"
+                return self._parameters(operation)
+            case AllGather(wire=dtype) if _is_narrower(dtype, self.wanted.compute):
+                if self.program.by_name[operation.target.buffer].kind in STATES:
+                    return f"gathers in {dtype}, and not in {self.wanted.compute}"
+            case Compute(action=Action.NORM):
+                self.norms |= {
+                    each.view.buffer for each in operation.operands if each.role is Role.OUTPUT
+                }
+            case Compute(action=Action.UPDATE):
+                return self._update(operation)
+            case AllReduce() | ReduceScatter():
+                return self._reduction(operation)
+            case Copy():
+                return self._copy(operation)
+            case _:
+                pass
+        return ""
+
+    def _parameters(self, compute: Compute) -> str:
+        for each in compute.operands:
+            dtype = self._dtype(each.view.buffer)
+            if each.role is Role.PARAMETER and _is_narrower(dtype, self.wanted.compute):
+                return f"reads parameters in {dtype}, and not in {self.wanted.compute}"
+        return ""
+
+    def _update(self, update: Compute) -> str:
+        for each in update.operands:
+            dtype = self._dtype(each.view.buffer)
+            if each.role in UPDATED and _is_narrower(dtype, self.wanted.optimizer):
+                return f"updates with {each.role} in {dtype}, and not in {self.wanted.optimizer}"
+        return ""
+
+    def _reduction(self, operation: AllReduce | ReduceScatter) -> str:
+        source, target = operation.source.buffer, operation.target.buffer
+        if source in self.norms:
+            for dtype in (operation.wire, operation.accumulate, self._dtype(target)):
+                if _is_narrower(dtype, self.wanted.optimizer):
+                    return f"adds up a norm in {dtype}, and not in {self.wanted.optimizer}"
+        if source not in self.gradients or operation.reduction is Reduction.MAX:
+            return ""
+        self.gradients.add(target)
+        self.micro_batches[target] = self._batches(source)
+        group = self.schedule.group_by_name[operation.group]
+        over = frozenset(group.axes) & set(self.schedule.contract.data_axes)
+        if not over:
+            return ""
+        self.reduced[target] = self.reduced.get(source, frozenset()) | over
+        wanted = self.wanted.reduction
+        for what, dtype in (
+            ("sends", operation.wire),
+            ("adds in", operation.accumulate),
+            ("reads", self._dtype(source)),
+            ("writes", self._dtype(target)),
+        ):
+            if _is_narrower(dtype, wanted):
+                return f"reduces gradients and {what} {dtype}, and not {wanted}"
+        return ""
+
+    def _copy(self, copy: Copy) -> str:
+        source, target = copy.source.buffer, copy.target.buffer
+        if source not in self.gradients:
+            self.gradients.discard(target)
+            held, dtype = self.program.by_name[target].kind, self._dtype(target)
+            if held in STATES and _is_narrower(dtype, self.wanted.compute):
+                return f"keeps parameters in {dtype}, and not in {self.wanted.compute}"
+            return ""
+        self.gradients.add(target)
+        mine, theirs = self._batches(source), self._batches(target)
+        is_one = len(mine) == 1 and mine == theirs
+        self.micro_batches[target] = mine | theirs if copy.accumulate else mine
+        if source in self.reduced:
+            self.reduced[target] = self.reduced[source]
+        elif not copy.accumulate:
+            self.reduced.pop(target, None)
+        least = self._sum(source)
+        if is_one:  # autograd adds up the uses of a parameter
+            least = min(least, self.wanted.compute, key=_width)
+        if not copy.accumulate:  # what is reduced in a narrower format may be cast to it before
+            least = min(self.wanted.compute, self.wanted.reduction, key=_width)
+        dtype = self._dtype(target)
+        if _is_narrower(dtype, least) and self.program.by_name[target].kind is not Kind.SAVED:
+            verb = "sums" if copy.accumulate else "keeps"
+            return f"{verb} gradients in {dtype}, and not in {least}"
+        return ""
+
+    def _batches(self, name: str) -> frozenset[int]:
+        """Return the micro-batches of the gradients that a buffer holds."""
+        return self.micro_batches.get(name, frozenset())
+
+    def _sum(self, name: str) -> DType:
+        """Return in which format what a buffer holds is added to other micro-batches."""
+        axes = self.reduced.get(name)
+        if axes is None:
+            return self.wanted.whole
+        return self.wanted.reduced if self.data <= axes else self.wanted.reduction

@@ -1,0 +1,376 @@
+"""Matching: whoever shares a communicator issues the same operations on it, in the same order.
+
+Proved for every communicator: its members issue equal sequences of collectives, in kind, elements,
+wire and accumulate dtype, reduction, root and grouping (`Together`), and where layouts say which
+tensor a view is, of the same part of the same tensor, else of one name if both have it; the k-th
+send to a member meets the k-th receive from there, of equal size and dtype; ranks outside a group
+issue nothing on it. Sequences are compared list by list where they stand in branches.
+
+Assumed: all members take the same way through a branch. Not examined: in which order operations of
+different communicators come (progress).
+
+Cost: nothing but a look at sends and receives while all members play one role; where roles share
+communicators, one comparison for each pair of roles. Independent of the number of ranks.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import assert_never
+
+from zsim.network.volume import COLLECTIVE
+from zsim.proof.context import Subject
+from zsim.proof.finding import Finding
+from zsim.proof.rank_class import Communicators, cells, communicators, outside
+from zsim.schedule.access import accesses, touching
+from zsim.schedule.operation import (
+    AllGather,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    Together,
+    View,
+    walk,
+)
+from zsim.schedule.schedule import Program, Schedule
+
+INVARIANT = "matching"
+MIDDLE_MAX = 400
+"""Up to so many entries between equal ends are aligned; longer stretches differ as a whole."""
+
+Key = tuple[object, ...]
+Identity = tuple[object, ...] | None
+"""Which part of which tensor a view is, or None where no layout says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """An operation as its communicator sees it: where it stands, what it is, on which tensors."""
+
+    key: Key
+    tensors: tuple[Identity, ...]
+    operation: str
+    says: str
+
+
+Side = tuple[str, list[Issue]]
+"""A role, and an operation that it issues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issues:
+    """What a role issues on the communicators of one group."""
+
+    collectives: list[Issue]
+    sends: dict[int, list[Issue]]
+    receives: dict[int, list[Issue]]
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Every disagreement, and every operation of a rank on a group that it does not belong to."""
+    schedule = subject.schedule
+    alike = len(schedule.roles) == 1 and not any(group.where for group in schedule.groups)
+    kinds = Send | Receive | Together if alike else Communication | Together
+    busy = {
+        numbered.group[number]
+        for each in subject.programs
+        for _, numbered in each.parts
+        for number in numbered.communications
+        if isinstance(numbered.operations[number], kinds)
+    }
+    if not busy:
+        return []
+    found = dict.fromkeys(_mixed(subject))
+    among = cells(schedule)
+    programs = {each.program.role: each.program for each in subject.programs}
+    for group in schedule.groups:
+        if group.name not in busy:
+            continue
+        count = group.size(schedule.mesh)
+        issues = {
+            role: _issues(schedule, program, group.name, count)
+            for role, program in programs.items()
+        }
+        for cell in outside(schedule.mesh, group, among):
+            found.update(dict.fromkeys(_strangers(cell.role, group.name, issues[cell.role])))
+        for communicator in communicators(schedule.mesh, group, among):
+            first, *others = communicator.roles
+            for other in others:
+                found.update(dict.fromkeys(_compare(group.name, first, other, issues)))
+            found.update(dict.fromkeys(_pair(communicator, issues)))
+    return list(found)
+
+
+def _mixed(subject: Subject) -> Iterator[Finding]:
+    """Find what is issued as one and of several kinds; sends and receives are one kind.
+
+    Runtimes coalesce collectives of one kind alone (torch.distributed's coalescing manager), and
+    what a group of several kinds would cost or do is not defined here.
+    """
+    for each in subject.programs:
+        for operation in each.program.by_id.values():
+            if not isinstance(operation, Together):
+                continue
+            kinds = [
+                "send or receive"
+                if isinstance(member, Send | Receive)
+                else COLLECTIVE[type(member)]
+                for member in operation.members
+            ]
+            if len(set(kinds)) > 1:
+                named = zip(operation.members, kinds, strict=True)
+                several = ", ".join(dict.fromkeys(kinds))
+                yield Finding(
+                    invariant=INVARIANT,
+                    role=each.program.role,
+                    operation=operation.id,
+                    why=f"operations issued as one must be of one kind: {several}",
+                    witness=tuple(f"{member.id}: {kind}" for member, kind in named),
+                )
+
+
+def _issues(schedule: Schedule, program: Program, group: str, count: int) -> Issues:
+    """What `program` issues on `group`, setup and then one step."""
+    found = Issues([], defaultdict(list), defaultdict(list))
+
+    def go(operations: Iterable[Operation], path: Key) -> None:
+        branches = 0
+        for operation in operations:
+            if isinstance(operation, Branch) and _uses(operation, group):
+                branches += 1
+                go(operation.then, (*path, branches, "then"))
+                go(operation.otherwise, (*path, branches, "otherwise"))
+            elif isinstance(operation, Communication | Together) and operation.group == group:
+                add(operation, path)
+
+    def add(operation: Communication | Together, path: Key) -> None:
+        whats: list[Key] = []
+        words: list[str] = []
+        tensors: list[Identity] = []
+        for member in touching((operation,)):
+            assert isinstance(member, Communication)
+            what, says = _describe(member)
+            own = [_identity(schedule, program, access.view) for access in accesses(member)]
+            if isinstance(member, Send | Receive):
+                peers = found.sends if isinstance(member, Send) else found.receives
+                issue = Issue((path, *what), tuple(own), member.id, says)
+                peers[member.offset % count].append(issue)
+            else:
+                whats.append(what)
+                words.append(says)
+                tensors += own
+        if whats:
+            grouped = isinstance(operation, Together)
+            says = f"{'together ' if grouped else ''}{', '.join(words)}"
+            key = (path, grouped, *whats)
+            found.collectives.append(Issue(key, tuple(tensors), operation.id, says))
+
+    go(program.setup, ("setup",))
+    go(program.step, ("step",))
+    return found
+
+
+def _uses(branch: Branch, group: str) -> bool:
+    return any(
+        isinstance(each, Communication) and each.group == group
+        for each in touching(walk((branch,)))
+    )
+
+
+def _describe(operation: Communication) -> tuple[Key, str]:
+    """What has to agree, and the same in words."""
+    wire = operation.wire
+    match operation:
+        case AllGather(source=source):
+            return ("all_gather", source.size, wire), f"all_gather of {source.size} {wire}"
+        case ReduceScatter(target=shard) | AllReduce(target=shard):
+            name = "all_reduce" if isinstance(operation, AllReduce) else "reduce_scatter"
+            how = operation.reduction
+            key = (name, shard.size, wire, operation.accumulate, how)
+            return key, f"{name} ({how}) of {shard.size} {wire} in {operation.accumulate}"
+        case Broadcast(source=source, root=root):
+            what = f"broadcast of {source.size} {wire} from member {root}"
+            return ("broadcast", source.size, wire, root), what
+        case Send(source=view) | Receive(target=view):
+            return (view.size, wire), f"{view.size} {wire}"
+        case _:
+            assert_never(operation)
+
+
+def _identity(schedule: Schedule, program: Program, view: View) -> Identity:
+    """Layout, first element, size, and how far from one rank's part to the next one's, along what.
+
+    A rank's own slot of a whole with blocks is what its segment is, and both stand at 0.
+    """
+    buffer = program.by_name[view.buffer]
+    if buffer.layout is None:
+        return None
+    axis, stride = view.axis, 0 if view.axis is None else view.size
+    if buffer.shard is not None:
+        uneven = schedule.layout_by_name[buffer.layout].cuts is not None
+        axis, stride = buffer.shard, -1 if uneven else buffer.elements
+    return (buffer.layout, view.start, view.size, axis, stride)
+
+
+def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
+    """Operations that ranks outside the group issue on it."""
+    pairs = (*issues.sends.values(), *issues.receives.values())
+    everything = [*issues.collectives, *(each for found in pairs for each in found)]
+    if everything:
+        first, *others = everything
+        yield Finding(
+            invariant=INVARIANT,
+            role=role,
+            operation=first.operation,
+            why=f"some ranks of the role are outside group {group} and issue on it",
+            witness=tuple(f"{each.operation}: {each.says}" for each in (first, *others[:4])),
+        )
+
+
+def _compare(group: str, one: str, other: str, issues: dict[str, Issues]) -> Iterator[Finding]:
+    """Differences between what two roles issue on a communicator that they share."""
+    roles, ours, theirs = f"{one} and {other}", issues[one].collectives, issues[other].collectives
+    sides = (one, ours), (other, theirs)
+    why = f"the roles share communicators of group {group} and issue different sequences"
+    yield from _unequal(roles, *sides, why)
+    why = f"the roles bring parts of different tensors, equal in size, to {group}"
+    yield from _other_tensors(roles, *sides, why)
+    shared = {each.operation for each in ours} & {each.operation for each in theirs}
+    for our, their in _aligned(ours, theirs):
+        known = any(all(pair) for pair in zip(our.tensors, their.tensors, strict=True))
+        names = {our.operation, their.operation}
+        if not known and len(names) > 1 and names & shared:
+            yield Finding(
+                invariant=INVARIANT,
+                role=roles,
+                operation=our.operation,
+                why=f"the roles bring operations of different names to {group}, and both have one",
+                witness=tuple(_side_by_side((one, [our]), (other, [their]))),
+            )
+
+
+def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding]:
+    """Yield the stretches in which two sequences differ."""
+    (one, mine), (other, yours) = ours, theirs
+    keys = [each.key for each in mine], [each.key for each in yours]
+    for low, high, their_low, their_high in _differences(*keys):
+        stretches = (one, mine[low:high]), (other, yours[their_low:their_high])
+        yield Finding(
+            invariant=INVARIANT,
+            role=roles,
+            operation=(stretches[0][1] or stretches[1][1])[0].operation,
+            why=why,
+            witness=tuple(_side_by_side(*stretches)),
+        )
+
+
+def _other_tensors(
+    roles: str, ours: Side, theirs: Side, why: str, *, by_layout: bool = False
+) -> Iterator[Finding]:
+    """Yield pairs that match but for the tensors of which they are; `by_layout`, of any part."""
+    for our, their in _aligned(ours[1], theirs[1]):
+        for mine, yours in zip(our.tensors, their.tensors, strict=True):
+            if mine and yours and (mine[0] != yours[0] if by_layout else mine != yours):
+                yield Finding(
+                    invariant=INVARIANT,
+                    role=roles,
+                    operation=our.operation,
+                    why=why,
+                    witness=(
+                        f"{ours[0]}: {our.operation}: {_tensor(mine)}",
+                        f"{theirs[0]}: {their.operation}: {_tensor(yours)}",
+                    ),
+                )
+                break
+
+
+def _tensor(identity: tuple[object, ...]) -> str:
+    layout, start, size, *_ = identity
+    return f"{size} elements of {layout} from {start} on"
+
+
+def _aligned(ours: list[Issue], theirs: list[Issue]) -> Iterator[tuple[Issue, Issue]]:
+    """Pairs of equal keys, as long as the sequences agree."""
+    if len(ours) == len(theirs):
+        yield from (pair for pair in zip(ours, theirs, strict=True) if pair[0].key == pair[1].key)
+
+
+def _differences(ours: list[Key], theirs: list[Key]) -> Iterator[tuple[int, int, int, int]]:
+    """Stretches in which two sequences differ; two with one equal entry between are one."""
+    if ours == theirs:
+        return
+    start = 0
+    while start < min(len(ours), len(theirs)) and ours[start] == theirs[start]:
+        start += 1
+    end = 0
+    rest = min(len(ours), len(theirs)) - start
+    while end < rest and ours[-1 - end] == theirs[-1 - end]:
+        end += 1
+    one, other = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
+    if max(len(one), len(other)) > MIDDLE_MAX:
+        yield start, start + len(one), start, start + len(other)
+        return
+    pending: tuple[int, int, int, int] | None = None
+    for tag, low, high, their_low, their_high in SequenceMatcher(
+        None, one, other, autojunk=False
+    ).get_opcodes():
+        if tag == "equal":
+            continue
+        block = (start + low, start + high, start + their_low, start + their_high)
+        if pending and block[0] - pending[1] <= 1:
+            block = (pending[0], block[1], pending[2], block[3])
+        elif pending:
+            yield pending
+        pending = block
+    if pending:
+        yield pending
+
+
+def _side_by_side(*sides: Side) -> Iterator[str]:
+    for place in range(min(5, max(len(issues) for _, issues in sides))):
+        yield " | ".join(
+            f"{role}: {issues[place].operation}, {issues[place].says}"
+            if place < len(issues)
+            else f"{role}: nothing"
+            for role, issues in sides
+        )
+
+
+def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Finding]:
+    """Sends without their receives, and the reverse, for each pair of roles and each offset."""
+    count = communicator.count
+    for sender in communicator.roles:
+        for receiver in communicator.roles:
+            sends, receives = issues[sender].sends, issues[receiver].receives
+            offsets = {*sends, *(-offset % count for offset in receives)}
+            for offset in sorted(offsets):
+                if _reaches(communicator, sender, offset, receiver):
+                    where = f"offset {offset} of group {communicator.group.name}"
+                    roles = sender if sender == receiver else f"{sender} and {receiver}"
+                    sides = (
+                        (f"{sender} sends", sends.get(offset, [])),
+                        (f"{receiver} receives", receives.get(-offset % count, [])),
+                    )
+                    yield from _unequal(
+                        roles, *sides, f"sends and receives over {where} do not pair"
+                    )
+                    why = f"what is sent over {where} is received as another tensor"
+                    yield from _other_tensors(roles, *sides, why, by_layout=True)
+
+
+def _reaches(communicator: Communicators, sender: str, offset: int, receiver: str) -> bool:
+    """Whether a member `offset` places on from one that plays `sender` plays `receiver`."""
+    count = communicator.count
+    targets = communicator.intervals(receiver)
+    for low, high in communicator.intervals(sender):
+        for shift in (offset, offset - count):
+            for start, end in targets:
+                if max(low + shift, start) < min(high + shift, end):
+                    return True
+    return False

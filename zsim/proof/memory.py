@@ -1,0 +1,286 @@
+"""Memory: no execution holds more than is promised, and what is held is used.
+
+Proved for every role and pool for which the contract promises a peak, or that has a capacity: in
+every execution that the schedule allows, over any number of steps and whichever ways branches take,
+the book never shows more. The book follows the order in which the host issues, so waited and host
+frees come back at their place in it however fast host and devices are. A deferred free may come
+back as late as the host knows that its uses have finished: at the first allocation behind a wait of
+the host that is ordered after them (`zsim.schedule.happens_before`), in that step or a later one.
+If nothing ever makes the host wait for them, memory grows with every step.
+
+Proved of workspaces and what is saved: accesses reach all of the buffer, so one that is larger than
+what is done with it is named wherever it stands. With model and strategy of zsim's own stages
+given: persistent model states are as large as the closed form says, kind by kind. Buffers with a
+layout are as large as it; that holds of every schedule that exists.
+
+Cost: one look at each allocation and free, for each way through the branches; with deferred frees
+as often as it takes until a step leaves what it found.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from zsim.closed_form.states import persistent_bytes
+from zsim.proof.context import NumberedProgram, Subject
+from zsim.proof.finding import Finding
+from zsim.proof.overlap import Overlap, Span
+from zsim.schedule.access import accesses
+from zsim.schedule.happens_before import Way
+from zsim.schedule.operation import Allocate, Free, FreeMode
+from zsim.schedule.program_index import ALLOCATE, FREE, WHOLE, Numbered
+from zsim.schedule.schedule import Kind
+
+INVARIANT = "memory"
+SIZED = (Kind.SAVED, Kind.WORKSPACE)
+"""Kinds of buffers that are made for what they hold; what is for communication may have room."""
+
+STEPS_MAX = 6
+"""Steps after which memory that still comes back later and later is taken to grow for ever."""
+
+Pending = tuple[tuple[int, int], ...]
+"""Deferred frees that have not come back: the free, and how many steps ago."""
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Pools that may hold too much, buffers of which a part is never used, states too large."""
+    found: list[Finding] = []
+    promises = {(role, pool): size for role, pool, size in subject.schedule.contract.peak_bytes}
+    overlap = Overlap(subject.schedule)
+    for each in subject.programs:
+        role = each.program.role
+        for pool in subject.schedule.pools:
+            limits = [
+                (what, size)
+                for what, size in (
+                    ("promised", promises.get((role, pool.name))),
+                    ("its capacity", pool.capacity_bytes),
+                )
+                if size is not None
+            ]
+            if limits and not each.crowded:
+                found += _pool(each, pool.name, limits)
+        found += _unused(each, overlap)
+        found += _states(subject, each)
+    return found
+
+
+@dataclass(slots=True)
+class _Peak:
+    """The largest book: at which allocation of which way, and what was pending before it."""
+
+    size: int = 0
+    at: int = -1
+    way: Way | None = None
+    pending: Pending = ()
+    alive: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def _pool(each: NumberedProgram, pool: str, limits: list[tuple[str, int]]) -> Iterator[Finding]:
+    sizes = {
+        buffer.name: buffer.size_bytes for buffer in each.program.buffers if buffer.pool == pool
+    }
+    peak, grows = _worst(each, sizes)
+    for what, limit in limits:
+        if peak.size <= limit and not grows:
+            continue
+        says = f"are at most {limit}" if what == "promised" else f"is {limit}"
+        why = f"pool {pool} may hold {peak.size} bytes, {what} {says}"
+        if grows:
+            why = f"pool {pool} may hold more with every step, {what} {says}"
+        yield Finding(
+            invariant=INVARIANT,
+            role=each.program.role,
+            operation=_at(peak),
+            why=why,
+            witness=tuple(_witness(peak, sizes)),
+        )
+
+
+def _at(peak: _Peak) -> str:
+    return "setup" if peak.way is None else peak.way.numbered.operations[peak.at].id
+
+
+def _witness(peak: _Peak, sizes: dict[str, int]) -> Iterator[str]:
+    """What is alive at the peak, the largest first, and what was freed and is not back."""
+    if peak.way is None:
+        return
+    yield f"{_at(peak)} brings it to {peak.size} bytes"
+    book = _Book(sizes)
+    book.alive = dict(peak.alive)
+    late = book.follow(peak.way, peak.pending, until=peak.at)
+    largest = sorted(book.alive.items(), key=lambda item: -item[1])[:5]
+    yield from (f"alive: {name}, {size} bytes" for name, size in largest if size > 0)
+    operations = peak.way.numbered.operations
+    for free, _ in late[:5]:
+        name = operations[free].id
+        yield f"freed by {name}, and nothing has made the host wait for its uses"
+
+
+def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_Peak, bool]:
+    """The largest book of any execution, and whether it grows with every step."""
+    book = _Book(sizes)
+    for way in each.setup_order.ways:
+        book.alive = dict.fromkeys(sizes, 0)
+        book.follow(way, ())
+    persistent = dict(book.alive)
+    order = each.settled_order if each.step.defers else each.step_order
+    seen: set[Pending] = set()
+    waiting: set[Pending] = {()}
+    for _ in range(STEPS_MAX):
+        left: set[Pending] = set()
+        for pending in sorted(waiting):
+            for way in order.ways:
+                book.alive = dict(persistent)
+                left.add(book.follow(way, pending))
+        seen |= waiting
+        waiting = left - seen
+        if not waiting:
+            return book.peak, False
+    return book.peak, True
+
+
+class _Book:
+    """What is alive in one pool, and the most there was."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.sizes = sizes
+        self.alive = dict.fromkeys(sizes, 0)
+        self.peak = _Peak()
+
+    def follow(self, way: Way, pending: Pending, until: int | None = None) -> Pending:
+        """Go along one part, from what is alive and `pending`; what is left pending.
+
+        With `until`, only up to that operation.
+        """
+        numbered, known_at = way.numbered, way.known
+        operations, sizes, alive = numbered.operations, self.sizes, self.alive
+        before = dict(alive)
+        late = list(pending)
+        total = sum(alive.values()) + sum(_size(numbered, number, sizes) for number, _ in late)
+        largest, at = self.peak.size, -1
+        asked, host = 0, None  # how many of `late` have been asked for with the host knowing that
+        for number in numbered.memory:
+            if known_at[number] is None:
+                continue
+            operation = operations[number]
+            if type(operation) is Allocate:
+                if late:
+                    begin = asked if known_at[number] is host else 0
+                    for item in [item for item in late[begin:] if _is_back(way, item, number)]:
+                        late.remove(item)
+                        total -= _size(numbered, item[0], sizes)
+                    asked, host = len(late), known_at[number]
+                size = sizes.get(operation.buffer)
+                if size is not None:
+                    alive[operation.buffer] += size
+                    total += size
+                    if total > largest:
+                        largest, at = total, number
+            elif type(operation) is Free:
+                size = sizes.get(operation.buffer)
+                if size is not None:
+                    alive[operation.buffer] -= size
+                    if size and operation.mode is FreeMode.DEFERRED and numbered.edges[number]:
+                        late.append((number, 0))
+                    else:
+                        total -= size
+            if number == until:
+                break
+        if at >= 0:
+            self.peak = _Peak(largest, at, way, pending, before)
+        return tuple((number, ago + 1) for number, ago in late)
+
+
+def _size(numbered: Numbered, free: int, sizes: dict[str, int]) -> int:
+    operation = numbered.operations[free]
+    assert isinstance(operation, Free)
+    return sizes[operation.buffer]
+
+
+def _is_back(way: Way, item: tuple[int, int], allocate: int) -> bool:
+    """Whether the host knows, at an allocation, that the uses of a deferred free are over."""
+    free, ago = item
+    numbered, known = way.numbered, way.known[allocate]
+    assert known is not None
+    for use in numbered.edges[free]:
+        if ago == 0 and way.known[use] is None:
+            continue  # it stands in a list that was not taken
+        stream = numbered.stream[use]
+        if known[stream] < numbered.position[use] - ago * len(numbered.entries[stream]):
+            return False
+    return True
+
+
+def _unused(each: NumberedProgram, overlap: Overlap) -> Iterator[Finding]:
+    """Buffers of which some part is neither read nor written."""
+    whole = {
+        name
+        for _, numbered in each.parts
+        for name, history in numbered.history.items()
+        if WHOLE in history.codes
+    }
+    for buffer in each.program.buffers:
+        if buffer.name in whole or buffer.layout is not None or buffer.kind not in SIZED:
+            continue
+        spans: list[Span] = []
+        taken = ""
+        for _, numbered in each.parts:
+            history = numbered.history.get(buffer.name)
+            for number, code in zip(history.numbers, history.codes, strict=True) if history else ():
+                operation = numbered.operations[number]
+                if code == ALLOCATE:
+                    taken = taken or operation.id
+                elif code != FREE:
+                    views = (access.view for access in accesses(operation))
+                    spans += [overlap.hull(view) for view in views if view.buffer == buffer.name]
+        gap = _gap(spans, buffer.elements)
+        if taken and gap is not None:
+            unused = (gap[1] - gap[0]) * buffer.dtype.size_bytes
+            yield Finding(
+                invariant=INVARIANT,
+                role=each.program.role,
+                operation=taken,
+                why=f"takes memory for {buffer.name} that nothing uses, {unused} bytes at least",
+                witness=(
+                    f"{buffer.name} has {buffer.elements} elements",
+                    f"nothing reads or writes elements {gap[0]} to {gap[1]}",
+                ),
+            )
+
+
+def _gap(spans: list[Span], elements: int) -> Span | None:
+    """Return the first elements that are in no span; nothing if each is in one."""
+    end = 0
+    for low, high in sorted(spans):
+        if end < low < high:
+            return end, low
+        end = max(end, high)
+    return (end, elements) if end < elements else None
+
+
+def _states(subject: Subject, each: NumberedProgram) -> Iterator[Finding]:
+    """Persistent model states, by kind, against the closed form."""
+    model, strategy = subject.model, subject.schedule.contract.strategy
+    if model is None or strategy is None or model.tensor != strategy.tensor:
+        return
+    needed = persistent_bytes(model, strategy)
+    if needed is None:
+        return
+    held: Counter[Kind] = Counter()
+    for name in each.program.persistent:
+        buffer = each.program.by_name[name]
+        held[buffer.kind] += buffer.size_bytes
+    for kind, size in needed.items():
+        if held[kind] != size:
+            yield Finding(
+                invariant=INVARIANT,
+                role=each.program.role,
+                operation=f"persistent/{kind}",
+                why=f"keeps {held[kind]} bytes of {kind}, model and strategy need {size}",
+                witness=tuple(
+                    f"{name}: {each.program.by_name[name].size_bytes} bytes"
+                    for name in each.program.persistent
+                    if each.program.by_name[name].kind is kind
+                )[:5],
+            )

@@ -1,0 +1,336 @@
+"""Progress: no rank ever waits for something that waits for it.
+
+Proved for setup and two steps, and for every way through the branches: the graph of what waits for
+what has no cycle. A rank waits in host order, on streams first-in-first-out, by `after`, at waits
+of the host and of frees, for the communicator (one operation at a time, in issue order), and for
+its partners: a collective ends when every member has started it, a send when its receive has
+started and the reverse, so a lone send is a rendezvous. An edge to what the same step issues later
+is a fault of its own: nothing exists yet that could be waited for.
+
+Proved of order across communicators: there is no cycle either if each rank runs its communications
+one after the other, in the order of its host, whatever their streams and communicators. NCCL asks
+for that where kernels of several communicators share a GPU: one that has started holds it until its
+peers have started too, and two that wait for each other on two ranks never end. Sends and receives
+count, those that are issued as one as one.
+
+While all members of every communicator play one role and no one sends, all waits point to what was
+issued before, and only such edges are left to look for. Otherwise the graph is built on cells of
+ranks that nothing tells apart. That is exact: a cycle over cells is one over ranks, since from any
+rank of a cell its edges lead to some rank of the next cell, and ranks are finite. Where several
+cells send within one group, its axes are taken rank by rank (a pipeline's ends are unlike its
+middle), and the cost grows with their sizes. Operations on groups that do not match (a finding of
+matching) are not waited for here. Each further step adds the same waits as the second one.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from zsim.proof.context import Subject
+from zsim.proof.finding import Finding
+from zsim.proof.rank_class import Cell, Communicators, cells, communicators
+from zsim.proof.wait_graph import WaitGraph
+from zsim.schedule.happens_before import OUTCOMES_MAX
+from zsim.schedule.operation import (
+    Branch,
+    Communication,
+    Free,
+    FreeMode,
+    Receive,
+    Send,
+    Together,
+)
+from zsim.schedule.program_index import HOST, Numbered
+
+INVARIANT = "progress"
+IN_ORDER = "order across communicators"
+STEPS = 2
+
+DEADLOCK = "deadlock: it waits for operations that wait for it"
+DISORDERED = "ranks issue operations of several communicators in different orders"
+IN_HOST_ORDER = "the host issues that first, on another communicator"
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Edges to what is issued later, and cycles of waits."""
+    found = [
+        finding
+        for each in subject.programs
+        for _, numbered in each.parts
+        for finding in _forward_edges(each.program.role, numbered)
+    ]
+    among = _cells(subject)
+    if not among:
+        return found
+    branches = sorted(
+        {
+            numbered.operations[number].id
+            for each in subject.programs
+            for _, numbered in each.parts
+            for number in numbered.sides
+        }
+    )
+    if 2 ** len(branches) > OUTCOMES_MAX:
+        why = f"{len(branches)} branches have more than {OUTCOMES_MAX} outcomes together"
+        return [*found, Finding(invariant=INVARIANT, role="", operation=branches[0], why=why)]
+    cycles: dict[frozenset[str], Finding] = {}
+    for choice in product((True, False), repeat=len(branches)):
+        taken = {name for name, then in zip(branches, choice, strict=True) if then}
+        in_order = list(_Waits(subject, among, taken, in_order=True).cycles())
+        stuck = list(_Waits(subject, among, taken).cycles()) if in_order else []
+        for operations, finding in stuck or in_order:
+            cycles.setdefault(operations, finding)
+    return found + list(cycles.values())
+
+
+def _forward_edges(role: str, numbered: Numbered) -> Iterator[Finding]:
+    for number, name in numbered.forward:
+        target = numbered.index[name]
+        if _exclude_each_other(numbered, number, target):
+            continue
+        waiting = numbered.operations[number].id
+        yield Finding(
+            invariant=INVARIANT,
+            role=role,
+            operation=waiting,
+            why=f"waits for {name}, which the same step does not issue before it",
+            witness=(f"{number}: {waiting} waits for", f"{target}: {name}, later in host order"),
+        )
+
+
+def _exclude_each_other(numbered: Numbered, one: int, other: int) -> bool:
+    """Whether two operations stand in different lists of one branch: at most one of them runs."""
+    for then, otherwise in numbered.sides.values():
+        first, second = _within(numbered, then), _within(numbered, otherwise)
+        if (one in first and other in second) or (one in second and other in first):
+            return True
+    return False
+
+
+def _within(numbered: Numbered, items: list[int]) -> set[int]:
+    found = set(items)
+    for number in items:
+        for side in numbered.sides.get(number, ()):
+            found |= _within(numbered, side)
+    return found
+
+
+def _pairing_groups(subject: Subject) -> set[str]:
+    """Groups over which something is sent."""
+    return {
+        numbered.group[number]
+        for each in subject.programs
+        for _, numbered in each.parts
+        for number in numbered.communications
+        if _peers(numbered, number)
+    }
+
+
+def _peers(numbered: Numbered, number: int) -> list[tuple[bool, int]]:
+    """(whether it sends, offset) of each send and receive that an operation consists of."""
+    operation = numbered.operations[number]
+    members = operation.members if isinstance(operation, Together) else (operation,)
+    return [
+        (isinstance(member, Send), member.offset)
+        for member in members
+        if isinstance(member, Send | Receive)
+    ]
+
+
+def _cells(subject: Subject) -> list[Cell]:
+    """Cells to build the graph on; none if waits can only point back."""
+    schedule = subject.schedule
+    pairing = _pairing_groups(subject)
+    if len(schedule.roles) == 1 and not pairing:
+        return []
+    among = cells(schedule)
+    groups = [group for group in schedule.groups if group.name in pairing]
+    if any(
+        len(each.members) > 1
+        for group in groups
+        for each in communicators(schedule.mesh, group, among)
+    ):
+        among = cells(schedule, frozenset(axis for group in groups for axis in group.axes))
+    return among
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """An operation of a group as the ranks of a cell issued it, with its nodes in the graph."""
+
+    numbered: Numbered
+    number: int
+    start: int
+    done: int
+
+
+class _Walker:
+    """Adds what the ranks of one cell issue, as far as it does not concern other cells."""
+
+    def __init__(
+        self, graph: WaitGraph, role: str, taken: set[str], stream_count: int, *, in_order: bool
+    ) -> None:
+        self.graph = graph
+        self.role = role
+        self.taken = taken
+        self.in_order = in_order
+        self.communication: _Issued | None = None
+        self.tails: list[int | None] = [None] * stream_count
+        self.host: int | None = None
+        self.done: dict[int, int] = {}
+        self.previous: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
+        self.issued: dict[str, list[_Issued]] = defaultdict(list)
+
+    def part(self, numbered: Numbered) -> None:
+        """Setup, or a step."""
+        self.done = {}
+        self._issue(numbered, numbered.items)
+        for number, node in self.done.items():
+            self.previous[numbered.operations[number].id] = node
+
+    def drain(self, everything: int) -> None:
+        """Setup ends: `everything` waits for it, and what is issued from now on waits for that."""
+        for node in (self.host, *self.tails):
+            self.graph.wait(everything, node, "setup ends when all streams are drained")
+        self.host = everything
+
+    def _issue(self, numbered: Numbered, items: list[int]) -> None:
+        wait = self.graph.wait
+        for number in items:
+            operation = numbered.operations[number]
+            issue = self.graph.node(self.role, operation.id)
+            wait(issue, self.host, "the host issues it later")
+            self.host = issue
+            stream = numbered.stream[number]
+            if stream == HOST:
+                if not isinstance(operation, Free) or operation.mode is FreeMode.HOST:
+                    self._after(numbered, number, issue, "the host waits for it")
+                elif numbered.position[number]:
+                    self._enter(numbered, number, numbered.home[operation.buffer], issue)
+                if isinstance(operation, Branch):
+                    then, otherwise = numbered.sides[number]
+                    self._issue(numbered, then if operation.id in self.taken else otherwise)
+            else:
+                self._enter(numbered, number, stream, issue)
+
+    def _enter(self, numbered: Numbered, number: int, stream: int, issue: int) -> None:
+        """An entry of a stream: its start and its end."""
+        wait, name = self.graph.wait, numbered.operations[number].id
+        start, done = self.graph.node(self.role, name), self.graph.node(self.role, name)
+        wait(start, issue, "it must be issued")
+        wait(start, self.tails[stream], f"earlier on stream {numbered.streams[stream]}")
+        self._after(numbered, number, start, "it is named in after")
+        wait(done, start, "it must start")
+        if group := numbered.group[number]:
+            wait(start, self.latest.get(group), f"earlier on the communicator of {group}")
+            self.latest[group] = done
+            issued = _Issued(numbered, number, start, done)
+            self.issued[group].append(issued)
+            if self.in_order:
+                if before := self.communication:
+                    wait(start, before.done, IN_HOST_ORDER)
+                self.communication = issued
+        self.tails[stream] = self.done[number] = done
+
+    def _after(self, numbered: Numbered, number: int, node: int, why: str) -> None:
+        for edge in numbered.edges[number]:
+            self.graph.wait(node, self.done.get(edge), why)
+        for name in numbered.previous.get(number, ()):
+            self.graph.wait(node, self.previous.get(name), why)
+
+
+class _Waits:
+    """The graph of setup and the steps, for one way through the branches.
+
+    With `in_order`, a rank's communications run one after the other, whatever their communicators.
+    """
+
+    def __init__(
+        self, subject: Subject, among: list[Cell], taken: set[str], *, in_order: bool = False
+    ) -> None:
+        schedule = subject.schedule
+        self.in_order = in_order
+        self.graph = WaitGraph()
+        by_role = {each.program.role: each for each in subject.programs}
+        walkers = {
+            cell: _Walker(self.graph, cell.role, taken, len(schedule.streams), in_order=in_order)
+            for cell in among
+        }
+        everything = self.graph.node("", "the end of setup")
+        for cell, walker in walkers.items():
+            walker.part(by_role[cell.role].setup)
+            walker.drain(everything)
+            for _ in range(STEPS):
+                walker.part(by_role[cell.role].step)
+        issued = {cell: walker.issued for cell, walker in walkers.items()}
+        for group in schedule.groups:
+            for each in communicators(schedule.mesh, group, among):
+                self._meet(each, [issued[cell][group.name] for cell, _ in each.members])
+
+    def _meet(self, communicator: Communicators, issued: list[list[_Issued]]) -> None:
+        """Partners wait for each other's start."""
+        collectives = [[each for each in one if _is_collective(each)] for one in issued]
+        if len({len(each) for each in collectives}) == 1:
+            for partners in zip(*collectives, strict=True):
+                if len(partners) > 1:
+                    self._rendezvous(partners)
+        count = communicator.count
+        sends: dict[tuple[int, int], list[_Issued]] = defaultdict(list)
+        receives: dict[tuple[int, int], list[_Issued]] = defaultdict(list)
+        alone = len(communicator.members) == 1
+        for (_, intervals), one in zip(communicator.members, issued, strict=True):
+            # Of a cell that is the whole communicator, one member speaks for all.
+            member = 0 if alone else intervals[0][0]
+            for each in one:
+                for sending, offset in _peers(each.numbered, each.number):
+                    peer = 0 if alone else (member + offset) % count
+                    shift = offset % count if alone else 0
+                    if sending:
+                        sends[shift, member * count + peer].append(each)
+                    else:
+                        receives[-shift % count, peer * count + member].append(each)
+        for key in sends.keys() & receives.keys():
+            if len(sends[key]) == len(receives[key]):
+                for pair in zip(sends[key], receives[key], strict=True):
+                    self._rendezvous(pair)
+
+    def _rendezvous(self, partners: tuple[_Issued, ...]) -> None:
+        first = partners[0]
+        node = self.graph.node("", first.numbered.operations[first.number].id)
+        for each in partners:
+            self.graph.wait(node, each.start, "a partner must start it")
+            self.graph.wait(each.done, node, "its partners must start it")
+
+    def cycles(self) -> Iterator[tuple[frozenset[str], Finding]]:
+        """Each cycle with the operations that it consists of."""
+        label = self.graph.label
+        for cycle in self.graph.cycles():
+            names = [label[node] for node, _ in cycle]
+            lines: list[str] = []
+            for (node, why), (_, other) in zip(cycle, [*names[1:], names[0]], strict=True):
+                role, name = label[node]
+                if name != other:
+                    lines.append(f"{role}{': ' if role else ''}{name} waits for {other}: {why}")
+            roles = sorted({role for role, _ in names if role})
+            operations = frozenset(name for _, name in names)
+            yield (
+                operations,
+                Finding(
+                    invariant=IN_ORDER if self.in_order else INVARIANT,
+                    role=" and ".join(roles),
+                    operation=min(operations),
+                    why=DISORDERED if self.in_order else DEADLOCK,
+                    witness=tuple(lines),
+                ),
+            )
+
+
+def _is_collective(issued: _Issued) -> bool:
+    operation = issued.numbered.operations[issued.number]
+    members = operation.members if isinstance(operation, Together) else (operation,)
+    return any(
+        isinstance(member, Communication) and not isinstance(member, Send | Receive)
+        for member in members
+    )

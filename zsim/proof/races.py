@@ -1,0 +1,204 @@
+"""Races: two accesses to the same bytes, of which one writes, never happen at once.
+
+Proved for every role, any number of steps, and every way through the branches: any two accesses to
+overlapping elements of a buffer, one of them a write, are ordered by happens-before
+(`zsim.schedule.happens_before`). A collective reads and writes its views from its start to its
+completion. Views that depend on the rank are compared for every rank at once
+(`zsim.proof.overlap`). Within one operation, and between the members of a `Together`, what is
+written overlaps nothing else, but for a collective in place: an all-reduce or a broadcast from a
+view into itself, a gather from the own slot of its target, a reduce-scatter into the own slot of
+its source, and a copy of a view to itself.
+
+Buffers that hold one block of memory one after the other are `lifetime`'s matter: its rules order
+the last use of the first before the first use of the second.
+
+Across the seam of two steps, everything that a step may do to a persistent buffer counts for the
+next one, and what stands in a list of a branch for all that come after; `zsim.proof.step_boundary`
+tells exactly what a step knows of all steps before it.
+
+Assumed: what orders operations lies in the program of the rank itself: a schedule that is ordered
+only through what another role does is refused. A branch may go either way in any step, but goes as
+an earlier one of its step that read the same value, if nothing wrote to that buffer in between.
+
+Cost: buffers that stay on one stream cost nothing. For the others, one comparison for each
+operation that names them, with the last write and read of each stream; where that does not
+suffice, one for each two views that overlap.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+from zsim.proof.collision import Collisions, Race, inside
+from zsim.proof.context import SETUP, STEP, NumberedProgram, Subject
+from zsim.proof.finding import Finding
+from zsim.proof.overlap import Overlap, says
+from zsim.proof.step_boundary import Seam
+from zsim.schedule.access import Access
+from zsim.schedule.happens_before import Timeline, Way
+from zsim.schedule.operation import Operation
+from zsim.schedule.program_index import ALLOCATE, FREE, HOST, READ, History
+
+INVARIANT = "races"
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Every two accesses that no order keeps apart; of a chain of such, the first."""
+    overlap = Overlap(subject.schedule)
+    found: list[Finding] = []
+    for each in subject.programs:
+        for _, numbered in each.parts:
+            for number in numbered.doubled:
+                found += _within(subject, each, numbered.operations[number], overlap)
+        if not each.crowded:
+            found += _races(each, SETUP, each.setup_order, overlap=overlap)
+            found += each.proved(partial(_races, each, STEP, overlap=overlap))
+    return found
+
+
+def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overlap) -> list[Finding]:
+    numbered = order.numbered
+    persistent = set(each.program.persistent) if part == STEP else set[str]()
+    found: dict[tuple[int, int], Finding] = {}
+    shared = [name for name, history in numbered.history.items() if history.away]
+    exact: dict[str, Collisions] = {}
+    seam = Seam(order)
+    first, *others = order.ways
+    for way in (first, *others):
+        races: list[Race] = []
+        for name in shared:
+            history = numbered.history[name]
+            if way is not first and way.since > history.numbers[-1]:
+                continue
+            lasts = name in persistent
+            if not _is_ordered(way, history, lasts=lasts):
+                if name not in exact:
+                    exact[name] = Collisions(order, name, overlap, seam)
+                races += exact[name].find(way, lasts=lasts)
+        for race in _roots(way, races):
+            found.setdefault((race.later, race.earlier), _finding(each, way, race))
+    return [finding for _, finding in sorted(found.items(), key=lambda item: item[0])]
+
+
+def _is_ordered(way: Way, history: History, *, lasts: bool) -> bool:
+    """Whether every access knows the last of every stream, taking all views for overlapping."""
+    numbered, known_at = way.numbered, way.known
+    streams, positions = numbered.stream, numbered.position
+    touched: dict[int, int] = {}
+    written: dict[int, int] = {}
+    if lasts:
+        for number, code in zip(history.numbers, history.codes, strict=True):
+            stream = streams[number]
+            if stream != HOST:
+                position = positions[number] - len(numbered.entries[stream])
+                touched[stream] = position
+                if code != READ:
+                    written[stream] = position
+    for number, code in zip(history.numbers, history.codes, strict=True):
+        known = known_at[number]
+        if known is None or code == FREE:
+            continue
+        if code == ALLOCATE:
+            touched.clear()
+            written.clear()
+            continue
+        stream = streams[number]
+        for other, position in (written if code == READ else touched).items():
+            if known[other] < position and other != stream:
+                return False
+        if stream != HOST:
+            touched[stream] = positions[number]
+            if code != READ:
+                written[stream] = positions[number]
+    return True
+
+
+def _roots(way: Way, races: Iterable[Race]) -> list[Race]:
+    """Races that would remain if all others were put in order by an edge."""
+    kept: list[Race] = []
+    for race in sorted(races, key=lambda race: (race.later, -race.earlier)):
+        if not any(_explains(way, root, race) for root in kept):
+            kept.append(race)
+    return kept
+
+
+def _explains(way: Way, root: Race, race: Race) -> bool:
+    """Whether an edge between the two of `root` would order `race`."""
+    numbered = way.numbered
+    on_host = numbered.stream[root.later] == HOST
+    if not (on_host or root.later == race.later or way.is_before(root.later, race.later)):
+        return False
+    count = len(numbered.operations)
+    ahead, behind = root.earlier, race.earlier
+    if behind < 0 <= ahead:  # of an earlier step, and of this one
+        number = behind + count
+        stream = numbered.stream[number]
+        known = way.known[ahead]
+        shift = len(numbered.entries[stream])
+        return known is not None and (
+            stream == numbered.stream[ahead] or known[stream] >= numbered.position[number] - shift
+        )
+    if ahead < 0 <= behind:
+        return False
+    ahead, behind = ahead % count, behind % count
+    if ahead == behind:
+        return True
+    return behind < ahead and way.known[ahead] is not None and way.is_before(behind, ahead)
+
+
+def _finding(each: NumberedProgram, way: Way, race: Race) -> Finding:
+    numbered = way.numbered
+    later = numbered.operations[race.later].id
+    earlier = numbered.operations[race.earlier].id  # negative: of the step before
+    before = race.earlier < 0
+    stream = numbered.stream[race.earlier]
+    on = numbered.streams[stream]
+    known = way.known[race.later]
+    assert known is not None
+    waited = known[stream]
+    last = "nothing of this step" if waited <= 0 else f"{_entry(way, stream, waited)}"
+    name = race.later_view.buffer
+    verb = "writes" if race.later_writes else "reads"
+    may = "write" if race.earlier_writes else "read"
+    of = " of the step before" if before else ""
+    here = numbered.stream[race.later]
+    where = "the host" if here == HOST else numbered.streams[here]
+    return Finding(
+        invariant=INVARIANT,
+        role=each.program.role,
+        operation=later,
+        why=f"{verb} {name} while {earlier}{of} may still {may} it",
+        witness=(
+            f"{earlier}{of}, on {on}, {may}s {says(race.earlier_view)} of {name}",
+            f"{later}, on {where}, {verb} {says(race.later_view)}",
+            f"what {later} has waited for on {on} ends with {last}",
+            f"missing: {later} after {f'the previous {earlier}' if before else earlier}",
+        ),
+    )
+
+
+def _entry(way: Way, stream: int, position: int) -> str:
+    return way.numbered.operations[way.numbered.entries[stream][position - 1]].id
+
+
+def _within(
+    subject: Subject, each: NumberedProgram, operation: Operation, overlap: Overlap
+) -> list[Finding]:
+    """Views of one operation that overlap, one of them written."""
+    found: list[Finding] = []
+    for one, other in inside(subject.schedule, operation, overlap):
+        name = one.view.buffer
+        lines = tuple(f"{_verb(access)} {says(access.view)} of {name}" for access in (one, other))
+        found.append(
+            Finding(
+                invariant=INVARIANT,
+                role=each.program.role,
+                operation=operation.id,
+                why=f"writes a part of {name} that it {_verb(other)} in another place too",
+                witness=lines,
+            )
+        )
+    return found
+
+
+def _verb(access: Access) -> str:
+    return "updates" if access.reads and access.writes else "writes" if access.writes else "reads"

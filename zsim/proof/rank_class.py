@@ -1,0 +1,119 @@
+"""Ranks that no role and no group tells apart, and the communicators that they form.
+
+Every axis is cut where a box of a role or of a group begins or ends; a cell is a box of the grid
+that arises. All ranks of a cell run one program and belong to the same groups, and communicators of
+a group come in classes that are made of the same cells. Their number depends on the boxes that the
+schedule names, not on the number of ranks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from zsim.schedule.mesh import Group, Mesh
+from zsim.schedule.schedule import Schedule
+
+Interval = tuple[int, int]
+"""From the first, up to and without the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Ranks within `limits`, one interval for each axis of the mesh, all of one role."""
+
+    role: str
+    limits: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Communicators:
+    """Communicators of a group that consist of the same cells.
+
+    `members` has, for each cell, the intervals of its ranks' indexes in the communicator. One role
+    may have several cells, and one cell several intervals.
+    """
+
+    group: Group
+    count: int
+    members: tuple[tuple[Cell, tuple[Interval, ...]], ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the members, each once."""
+        return tuple(dict.fromkeys(cell.role for cell, _ in self.members))
+
+    def intervals(self, role: str) -> list[Interval]:
+        """Indexes of the members that play `role`."""
+        return [each for cell, found in self.members if cell.role == role for each in found]
+
+
+def cells(schedule: Schedule, alone: frozenset[str] = frozenset()) -> list[Cell]:
+    """Cells of the mesh; along the axes `alone` every coordinate is a cell of its own."""
+    mesh = schedule.mesh
+    boxes = [box for role in schedule.roles for box in role.boxes]
+    boxes += [group.where for group in schedule.groups]
+    intervals: list[list[Interval]] = []
+    for axis in mesh.axes:
+        cuts = {0, axis.size}
+        if axis.name in alone:
+            cuts = set(range(axis.size + 1))
+        for box in boxes:
+            for span in box:
+                if span.axis == axis.name:
+                    cuts |= {span.start, span.end}
+        intervals.append(list(pairwise(sorted(cuts))))
+    found: list[Cell] = []
+    for limits in product(*intervals):
+        corner = {axis.name: low for axis, (low, _) in zip(mesh.axes, limits, strict=True)}
+        role = next(role for role in schedule.roles if role.holds(mesh, corner))
+        found.append(Cell(role.name, limits))
+    return found
+
+
+def communicators(mesh: Mesh, group: Group, among: list[Cell]) -> list[Communicators]:
+    """The classes of communicators of `group`, made of the cells `among`."""
+    limits = list(mesh.limits(group.where).values())
+    varies = [axis.name in group.axes for axis in mesh.axes]
+    classes: dict[tuple[Interval, ...], list[tuple[Cell, tuple[Interval, ...]]]] = {}
+    for cell in among:
+        if not _inside(cell, limits):
+            continue
+        key = tuple(each for each, along in zip(cell.limits, varies, strict=True) if not along)
+        spans = [
+            ((low - limit.start, high - limit.start), len(limit))
+            for (low, high), limit, along in zip(cell.limits, limits, varies, strict=True)
+            if along
+        ]
+        classes.setdefault(key, []).append((cell, tuple(_indexes(spans))))
+    count = group.size(mesh)
+    return [Communicators(group, count, tuple(members)) for members in classes.values()]
+
+
+def outside(mesh: Mesh, group: Group, among: list[Cell]) -> list[Cell]:
+    """Cells whose ranks belong to no communicator of `group`."""
+    limits = list(mesh.limits(group.where).values())
+    return [cell for cell in among if not _inside(cell, limits)]
+
+
+def _inside(cell: Cell, limits: list[range]) -> bool:
+    return all(
+        limit.start <= low and high <= limit.stop
+        for (low, high), limit in zip(cell.limits, limits, strict=True)
+    )
+
+
+def _indexes(spans: list[tuple[Interval, int]]) -> Iterator[Interval]:
+    """Intervals of the positions of a box in a grid whose last axis varies fastest."""
+    if not spans:
+        yield 0, 1
+        return
+    (low, high), _ = spans[0]
+    inner = 1
+    for _, size in spans[1:]:
+        inner *= size
+    if all(span == (0, size) for span, size in spans[1:]):
+        yield low * inner, high * inner
+        return
+    for outer in range(low, high):
+        for first, last in _indexes(spans[1:]):
+            yield outer * inner + first, outer * inner + last

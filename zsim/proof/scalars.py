@@ -1,0 +1,272 @@
+"""Scalars: hosts count updates and move the loss scale as training does, from any state.
+
+Changes of host scalars are piecewise linear, so they are run as floats from every combination of
+values at and beside each of their clamps and of the multiples of each counter, on both ways of a
+step, and compared with `zsim.specification.host`. What a scalar is follows from who reads it:
+updates the number of the update, kernels that scale gradients the loss scale.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from itertools import product
+
+from zsim.proof.context import Subject
+from zsim.proof.execution.machine import set_scalar
+from zsim.proof.finding import Finding
+from zsim.schedule.operation import Action, Branch, Compute, Fill, Operation, SetScalar, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.specification.host import HIGHEST, HostState
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import LossScale, Precision
+
+INVARIANT = "scalars"
+
+SCALERS = (Action.UNSCALE, Action.CLIP)
+"""Kernels that are given the loss scale."""
+
+STEPS, SCALE, SINCE = 1_000_003.0, 2.0**13, 17.0
+"""A state like no other: not at a clamp, and no number equal to another."""
+
+
+@dataclass(slots=True)
+class Uses:
+    """Scalars by what a program reads them as, with the first operation that does."""
+
+    updates: dict[str, str] = field(default_factory=dict[str, str])
+    scale: dict[str, str] = field(default_factory=dict[str, str])
+    counters: dict[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, program: Program) -> "Uses":
+        """Go through a step."""
+        found = cls()
+        changes: list[SetScalar] = []
+        for operation in walk(program.step):
+            match operation:
+                case Compute(action=Action.UPDATE, rule=Adam(), scalars=names):
+                    for name in names[:1]:
+                        found.updates.setdefault(name, operation.id)
+                case Compute(action=action, scalars=names) if action in SCALERS:
+                    for name in names[:1]:
+                        found.scale.setdefault(name, operation.id)
+                case Fill(scalar=str(name)):
+                    found.scale.setdefault(name, operation.id)
+                case SetScalar():
+                    changes.append(operation)
+                case _:
+                    pass
+        for change in changes:
+            if change.counter is not None and change.scalar in found.scale:
+                found.counters.setdefault(change.counter, change.id)
+        return found
+
+
+def generic(schedule: Schedule) -> dict[str, float]:
+    """Return a state of the host in which every number differs from what it is at a clamp."""
+    found: dict[str, float] = {"updates": STEPS}
+    uses = [Uses.of(program) for program in schedule.programs]
+    for place, scalar in enumerate(schedule.scalars):
+        found[scalar.name] = 1009.0 + 2 * place
+        if any(scalar.name in each.scale for each in uses):
+            found[scalar.name] = SCALE
+        elif any(scalar.name in each.counters for each in uses):
+            found[scalar.name] = SINCE
+        elif any(scalar.name in each.updates for each in uses):
+            found[scalar.name] = STEPS
+    return found
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Find every program whose host does not count as training does."""
+    schedule = subject.schedule
+    strategy = schedule.contract.strategy
+    law = None
+    if strategy is not None and strategy.precision is Precision.FP16:
+        law = strategy.loss_scale
+    given = {scalar.name for scalar in schedule.scalars if scalar.given}
+    found: list[Finding] = []
+    for each in subject.programs:
+        initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
+        for operation in walk(each.program.setup):
+            if isinstance(operation, SetScalar):
+                set_scalar(operation, initial)
+        counted = _Counted(each.program, initial, law, given=given, judges=strategy is not None)
+        found += counted.examine()
+    return found
+
+
+class _Counted:
+    """The scalars of one program."""
+
+    def __init__(
+        self,
+        program: Program,
+        initial: Mapping[str, float],
+        law: LossScale | None,
+        *,
+        given: Set[str],
+        judges: bool,
+    ) -> None:
+        self.program = program
+        self.initial = initial
+        self.law = law
+        self.judges = judges
+        self.given = given
+        self.uses = Uses.of(program)
+        self.changes = [each for each in walk(program.step) if isinstance(each, SetScalar)]
+        self.ways = {
+            overflows: [each for each in _taken(program.step, overflows=overflows) if _counts(each)]
+            for overflows in (False, True)
+        }
+
+    def _finding(self, operation: str, why: str, *witness: str) -> Finding:
+        return Finding(
+            invariant=INVARIANT,
+            role=self.program.role,
+            operation=operation,
+            why=why,
+            witness=witness,
+        )
+
+    def examine(self) -> Iterator[Finding]:
+        """Yield the first thing that is wrong with each scalar."""
+        uses = self.uses
+        if not (uses.updates or uses.scale):
+            return
+        for name, user in uses.scale.items():
+            if name in self.given:
+                yield self._finding(user, f"scales by {name}, which the caller gives: any number")
+        for name, user in uses.updates.items():
+            if self.initial.get(name) != 0.0:
+                why = f"reads {name}, which begins at {self.initial.get(name)} and not at 0"
+                yield self._finding(user, why)
+        if self.law is not None:
+            for name, user in uses.scale.items():
+                if self.initial.get(name) != self.law.initial:
+                    why = f"reads {name}, which begins at {self.initial.get(name)}"
+                    yield self._finding(user, why, f"the strategy says {self.law.initial}")
+            for name in uses.counters:
+                if self.initial.get(name) != 0.0:
+                    why = f"{name} begins at {self.initial.get(name)} and not at 0"
+                    yield self._finding(uses.counters[name], why)
+        yield from self._conditions()
+        yield from self._steps()
+
+    def _conditions(self) -> Iterator[Finding]:
+        """Yield changes that depend on multiples of which training knows nothing."""
+        uses = self.uses
+        for change in self.changes:
+            if change.counter is None or change.every == 1:
+                continue
+            if change.scalar in uses.updates or change.scalar in uses.counters:
+                why = f"changes {change.scalar} only at multiples of {change.every}"
+                yield self._finding(change.id, why)
+            elif self._is_off(change):
+                why = f"moves {change.scalar} every {change.every} steps"
+                yield self._finding(change.id, why, "the strategy says otherwise")
+
+    def _is_off(self, change: SetScalar) -> bool:
+        """Return whether the loss scale is moved at multiples of another interval."""
+        if self.law is None or change.scalar not in self.uses.scale:
+            return False
+        return change.every != self.law.interval
+
+    def _steps(self) -> Iterator[Finding]:
+        """Run a step from every state at and beside a clamp or a multiple."""
+        seen: set[str] = set()
+        ways = (False, True) if self.law is not None else (False,)
+        for state in self._states():
+            for overflows in ways:
+                for name, operation, why, witness in self._differences(state, overflows=overflows):
+                    if name not in seen:
+                        seen.add(name)
+                        yield self._finding(operation, why, *witness)
+
+    def _points(self, name: str, generic: float) -> list[float]:
+        """Return values of a scalar at which something may change, and beside them."""
+        found = {generic}
+        for change in self.changes:
+            if change.scalar == name:
+                for clamp in (change.minimum, change.maximum):
+                    found |= {clamp, clamp / 2, clamp * 2, clamp + 1, clamp - 1}
+            if change.counter == name:
+                every = change.every
+                found |= {float(k * every + d) for k in (1, 2) for d in (-2, -1, 0, 1)}
+        if self.law is not None and name in self.uses.counters:
+            found |= {float(self.law.interval + d) for d in (-2, -1, 0)}
+        if self.law is not None and name in self.uses.scale:
+            found |= {self.law.minimum, self.law.minimum * 2, self.law.initial}
+        low = self.law.minimum if self.law is not None and name in self.uses.scale else 0.0
+        return sorted(each for each in found if low <= each <= HIGHEST)
+
+    def _states(self) -> Iterator[HostState]:
+        updates = {p for name in self.uses.updates for p in self._points(name, STEPS)} or {STEPS}
+        scales = {p for name in self.uses.scale for p in self._points(name, SCALE)} or {SCALE}
+        counts = {p for name in self.uses.counters for p in self._points(name, SINCE)} | {SINCE}
+        if self.law is not None:
+            counts |= {float(self.law.interval + each) for each in (-2, -1, 0)} - {-1.0}
+        for updated, scale, since in product(sorted(updates), sorted(scales), sorted(counts)):
+            yield HostState(updates=updated, scale=scale, since=since)
+
+    def _differences(
+        self, state: HostState, *, overflows: bool
+    ) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+        """Yield scalars that a step from `state` leaves, or lets kernels read, otherwise."""
+        uses = self.uses
+        scalars = dict.fromkeys(self.initial, 1009.0)
+        scalars |= dict.fromkeys(uses.updates, state.updates)
+        scalars |= dict.fromkeys(uses.counters, state.since)
+        scalars |= dict.fromkeys(uses.scale, state.scale)
+        last: dict[str, str] = {}
+        wanted = state.after(self.law, overflows=overflows)
+        what = "after an overflow" if overflows else "after an update"
+        for operation in self.ways[overflows]:
+            match operation:
+                case SetScalar():
+                    set_scalar(operation, scalars)
+                    last[operation.scalar] = operation.id
+                case Compute(action=Action.UPDATE, rule=Adam(), scalars=(name, *_)):
+                    if scalars[name] != wanted.updates:
+                        why = f"takes {name} = {scalars[name]:g} for update {wanted.updates:g}"
+                        yield name, operation.id, why, ()
+                case Compute(action=action, scalars=(name, *_)) if action in SCALERS:
+                    if scalars[name] != state.scale:
+                        why = f"takes {name} = {scalars[name]:g} for gradients that were scaled"
+                        yield name, operation.id, why, (f"they begin with {state.scale:g}",)
+                case Fill(scalar=str(name)) if scalars[name] != state.scale:
+                    why = f"takes {name} = {scalars[name]:g} in a step that began otherwise"
+                    yield name, operation.id, why, (f"the step begins with {state.scale:g}",)
+                case _:
+                    pass
+        expected = dict.fromkeys(uses.updates, wanted.updates)
+        if self.judges:
+            expected |= dict.fromkeys(uses.scale, wanted.scale)
+            expected |= dict.fromkeys(uses.counters, wanted.since)
+        for name, value in expected.items():
+            if scalars[name] != value:
+                before = f"{state.updates:g} updates, scale {state.scale:g}, {state.since:g} since"
+                yield (
+                    name,
+                    last.get(name) or (uses.updates | uses.scale | uses.counters)[name],
+                    f"leaves {name} at {scalars[name]:g} {what}, not at {value:g}",
+                    (f"the step began with {before}",),
+                )
+
+
+def _taken(operations: Iterable[Operation], *, overflows: bool) -> Iterator[Operation]:
+    for operation in operations:
+        yield operation
+        if isinstance(operation, Branch):
+            side = operation.then if overflows else operation.otherwise
+            yield from _taken(side, overflows=overflows)
+
+
+def _counts(operation: Operation) -> bool:
+    """Return whether an operation reads or changes a scalar."""
+    match operation:
+        case SetScalar() | Fill(scalar=str()):
+            return True
+        case Compute(scalars=names):
+            return bool(names)
+        case _:
+            return False

@@ -1,0 +1,160 @@
+"""Across the seam: whether an operation starts after the last instance of another in earlier steps.
+
+A stream runs in order, so what knows the last instance of an operation that ran knows them all.
+What can know it when a step begins are the host, each stream, the last instance of an operation
+that others wait for, and the last operation on each communicator: its holders. A step hands the
+knowledge on from holder to holder, in a way that depends on the lists that it takes alone. So a
+set of holders is all that the past of one operation comes to; every set that some steps can leave,
+each taking any way, is found, and asked. That is exact: an answer holds for any number of steps and
+all their ways, and where it is no, some of them leave the two without an order.
+
+Sets that contain another one are left out: who knows more hands on more.
+
+Cost: one pass over each way; for an operation, the sets that differ, mostly one or two, at most
+`SETS_MAX`. A program with more is taken as if nothing were known.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.schedule.happens_before import Clock, Timeline, Way
+from zsim.schedule.operation import Allocate, Free, FreeMode
+from zsim.schedule.program_index import HOST, Numbered
+
+SETS_MAX = 1000
+"""Sets of holders that are gone through for one operation."""
+
+Holders = int
+"""A set of holders: bit 0 is the host, then come the streams, the awaited, the communicators."""
+
+
+@dataclass(slots=True)
+class Handed:
+    """What one way through a step hands on.
+
+    `known` has of each operation that runs the holders whose knowledge it starts with. When the
+    step ends, each holder has the knowledge of `sources`, and of this step what `clocks` say.
+    """
+
+    known: list[Holders]
+    sources: list[Holders]
+    clocks: list[Clock | None]
+
+
+class Seam:
+    """What the operations of a step know of earlier steps."""
+
+    def __init__(self, order: Timeline) -> None:
+        self.order = order
+        self.numbered: Numbered = order.numbered
+        awaited = {name for names in self.numbered.previous.values() for name in names}
+        groups = {self.numbered.group[number] for number in self.numbered.communications}
+        first = 1 + len(self.numbered.streams)
+        self._awaited = {name: first + at for at, name in enumerate(sorted(awaited))}
+        first += len(awaited)
+        self._groups = {name: first + at for at, name in enumerate(sorted(groups))}
+        self._count = first + len(groups)
+        self._sets: dict[int, list[Holders]] = {}
+
+    def knows(self, way: Way, number: int, earlier: int) -> bool:
+        """Whether operation `number`, on `way`, starts after every earlier step's `earlier`."""
+        known = self._handed[id(way)].known[number]
+        return all(known & holders for holders in self._of(earlier))
+
+    def is_followed(self, one: int, other: int) -> bool:
+        """Whether every step that runs `one` runs `other` too, a later one, as they stand."""
+        within, around = self._lists.get(one, ()), self._lists.get(other, ())
+        return within[: len(around)] == around
+
+    @cached_property
+    def _lists(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """The lists of branches in which operations stand, from the outermost in: branch, side."""
+        found: dict[int, tuple[tuple[int, int], ...]] = {}
+        for branch, sides in sorted(self.numbered.sides.items()):
+            for side, numbers in enumerate(sides):
+                for number in numbers:
+                    found[number] = (*found.get(branch, ()), (branch, side))
+        return found
+
+    @cached_property
+    def _handed(self) -> dict[int, Handed]:
+        return {id(way): self._hand(way) for way in self.order.ways}
+
+    def _of(self, earlier: int) -> list[Holders]:
+        """The smallest sets of holders that may know the last instance of `earlier`."""
+        if earlier in self._sets:
+            return self._sets[earlier]
+        found: list[Holders] = []
+        ahead = [(1 << self._count) - 1]  # before the first step there is nothing to know
+        seen = set(ahead)
+        while ahead:
+            holders = ahead.pop()
+            if any(holders & other == other for other in found):
+                continue
+            found = [other for other in found if other & holders != holders]
+            found.append(holders)
+            for way in self.order.ways:
+                after = self._after(way, holders, earlier)
+                if after not in seen:
+                    seen.add(after)
+                    ahead.append(after)
+            if len(seen) > SETS_MAX:
+                found, ahead = [0], []
+        self._sets[earlier] = found
+        return found
+
+    def _after(self, way: Way, holders: Holders, earlier: int) -> Holders:
+        """The holders that know the last instance once a step has gone `way`."""
+        handed = self._handed[id(way)]
+        stream, position = self.numbered.stream[earlier], self.numbered.position[earlier]
+        if way.known[earlier] is None:
+            return _bits([bool(sources & holders) for sources in handed.sources])
+        knowing = [clock is not None and clock[stream] >= position for clock in handed.clocks]
+        knowing[1 + stream] = True
+        return _bits(knowing)
+
+    def _hand(self, way: Way) -> Handed:
+        """Go through one way."""
+        numbered = self.numbered
+        count = len(numbered.streams)
+        known: list[Holders] = [0] * len(numbered.operations)
+        # Whatever is issued knows what the host knew at the beginning.
+        host, tails = 1, [1 | 2 << stream for stream in range(count)]
+        latest = {group: 1 << holder for group, holder in self._groups.items()}
+        for number, operation in enumerate(numbered.operations):
+            if way.known[number] is None or type(operation) is Allocate:
+                continue
+            waited = 0
+            for edge in numbered.edges[number]:
+                waited |= known[edge]
+            for name in numbered.previous.get(number, ()):
+                waited |= 1 << self._awaited[name]
+            stream = numbered.stream[number]
+            if stream != HOST:
+                group = numbered.group[number]
+                known[number] = tails[stream] = tails[stream] | waited | latest.get(group, 0)
+                if group:
+                    latest[group] = known[number]
+            elif type(operation) is Free and operation.mode is FreeMode.DEFERRED:
+                continue
+            elif type(operation) is Free and operation.mode is FreeMode.WAITED:
+                tails[numbered.home[operation.buffer]] |= waited
+            else:
+                known[number] = host = host | waited
+                tails = [tail | host for tail in tails]
+        sources = [host, *tails]
+        clocks: list[Clock | None] = [way.left.host, *way.left.tails]
+        for name, holder in self._awaited.items():
+            at = numbered.index.get(name)
+            clock = None if at is None else way.finished(at)
+            sources.append(1 << holder if at is None or clock is None else known[at])
+            clocks.append(clock)
+        for group in self._groups:
+            sources.append(latest[group])
+            last = way.left.latest.get(group)
+            clocks.append(None if last is None else way.finished(last))
+        return Handed(known, sources, clocks)
+
+
+def _bits(members: list[bool]) -> Holders:
+    return sum(1 << at for at, member in enumerate(members) if member)

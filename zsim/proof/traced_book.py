@@ -1,0 +1,120 @@
+"""The allocator's book of a rank of a trace: the one that its program allows, for what it ran.
+
+Allocations and frees are booked as the host issues them. A deferred free comes back at any later
+allocation, but not before its uses have ended, and no later than when the host has waited for
+something that comes after them.
+"""
+
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+
+from zsim.memory.ledger import WorstCase
+from zsim.proof.sequence import Item
+from zsim.proof.traced import Instance, TracedRank
+from zsim.schedule.operation import Allocate, Free, FreeMode, StreamOperation
+from zsim.trace.trace import BookEntry
+
+Key = tuple[int, str, str, bool]
+"""Step, operation, buffer, and whether memory comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooEarly:
+    """A deferred free that was booked back at an allocation before `use` had ended."""
+
+    key: Key
+    free: Instance
+    use: Instance
+
+
+class Book:
+    """What should stand in the book of `rank`, and what came back too early."""
+
+    def __init__(self, rank: TracedRank) -> None:
+        self.expected: list[Item] = []
+        self.too_early: list[TooEarly] = []
+        self._rank = rank
+        self._returned = Counter(_key(each) for each in rank.trace.book if each.change_bytes < 0)
+        self._pending: list[tuple[int, Free]] = []
+        self._judge = WorstCase() if _defers(rank) else None
+        self._issued_by_ps = self._first_starts() if self._judge is not None else []
+        for place, (step, operation) in enumerate(rank.issued):
+            if self._judge is not None:
+                self._judge.issue(step, operation)
+            if isinstance(operation, Allocate):
+                self._come_back(place, step, operation)
+                self._book(step, operation.id, operation.buffer, frees=False)
+            elif isinstance(operation, Free):
+                if operation.mode is FreeMode.DEFERRED:
+                    self._pending.append((step, operation))
+                else:
+                    self._book(step, operation.id, operation.buffer, frees=True)
+
+    def _book(self, step: int, operation: str, buffer: str, *, frees: bool) -> Key:
+        of = self._rank.program.by_name[buffer]
+        key = (step, operation, buffer, frees and of.size_bytes > 0)
+        self.expected.append((key, (of.pool, of.kind, of.size_bytes)))
+        return key
+
+    def _come_back(self, place: int, step: int, allocate: Allocate) -> None:
+        """What the trace says, and at the latest when it is sure.
+
+        Of several that were freed of one buffer, the first come back first.
+        """
+        still: list[tuple[int, Free]] = []
+        told: Counter[str] = Counter()
+        for when, free in self._pending:
+            assert self._judge is not None
+            told[free.buffer] += 1
+            key = (step, allocate.id, free.buffer, True)
+            said_so = told[free.buffer] <= self._returned[key]
+            if not said_so and not self._judge.over(when, free):
+                still.append((when, free))
+                continue
+            key = self._book(step, allocate.id, free.buffer, frees=True)
+            for use in free.uses if said_so else ():
+                event = self._rank.events.get((when, use))
+                if event is not None and event.end_ps > self._issued_by_ps[place]:
+                    self.too_early.append(TooEarly(key, (when, free.id), (when, use)))
+        self._pending = still
+
+    def _first_starts(self) -> list[int]:
+        """By place, when at the latest the host was there: something issued later has started."""
+        found = [0] * len(self._rank.issued)
+        first = max((event.end_ps for event in self._rank.trace.events), default=0)
+        for place in range(len(found) - 1, -1, -1):
+            step, operation = self._rank.issued[place]
+            if isinstance(operation, StreamOperation):
+                event = self._rank.events.get((step, operation.id))
+                first = first if event is None else min(first, event.start_ps)
+            found[place] = first
+        return found
+
+
+def found(entries: tuple[BookEntry, ...]) -> list[Item]:
+    """The book of a trace, in the form of `expected`."""
+    return [(_key(each), (each.pool, each.kind, abs(each.change_bytes))) for each in entries]
+
+
+def freed_at(entries: tuple[BookEntry, ...]) -> dict[tuple[int, str, str], Instance]:
+    """Return where the book frees what it allocates, by step, `Allocate` and buffer."""
+    alive: defaultdict[str, deque[Instance]] = defaultdict(deque)
+    freed: dict[tuple[int, str, str], Instance] = {}
+    for entry in entries:
+        if entry.change_bytes > 0:
+            alive[entry.buffer].append((entry.step, entry.operation))
+        elif entry.change_bytes < 0 and alive[entry.buffer]:
+            step, allocate = alive[entry.buffer].popleft()
+            freed[step, allocate, entry.buffer] = entry.step, entry.operation
+    return freed
+
+
+def _key(entry: BookEntry) -> Key:
+    return entry.step, entry.operation, entry.buffer, entry.change_bytes < 0
+
+
+def _defers(rank: TracedRank) -> bool:
+    return any(
+        isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+        for operation in rank.program.by_id.values()
+    )

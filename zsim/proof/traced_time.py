@@ -1,0 +1,146 @@
+"""When a rank's operations may start by its own clock, and whether they did not start before.
+
+An operation starts when what is before it has ended: on its stream, on its communicator, in
+`after`, and what the host, or a free on the stream, waited for. Setup ends with everything drained.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from zsim.proof.traced import Instance, TracedRank
+from zsim.schedule.issue_order import SETUP
+from zsim.schedule.operation import (
+    Branch,
+    Communication,
+    Edge,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Previous,
+    StreamOperation,
+    Together,
+)
+
+LONG_AGO = -(1 << 80)
+"""Before any time of a trace, in picoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What nothing starts before: the end of `which`, and why that.
+
+    `computed_ps` is the latest end of what is no communication among all that is before. An end of
+    a communication may be noted late, when the host learns of it; others are exact.
+    """
+
+    time_ps: int
+    computed_ps: int
+    which: Instance | None
+    why: str
+
+
+NOTHING = Floor(LONG_AGO, LONG_AGO, None, "")
+
+
+def _later(one: Floor, other: Floor) -> Floor:
+    later = one if one.time_ps >= other.time_ps else other
+    computed_ps = max(one.computed_ps, other.computed_ps)
+    return Floor(later.time_ps, computed_ps, later.which, later.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """An operation that started before what it had to wait for had ended."""
+
+    instance: Instance
+    floor: Floor
+
+
+class Times:
+    """Goes through what a rank issued: `early` starts, and the floor of each communication."""
+
+    def __init__(self, rank: TracedRank) -> None:
+        self.early: list[Early] = []
+        self.computed_ps: dict[Instance, int] = {}
+        self._rank = rank
+        self._host = NOTHING
+        self._tails: dict[str, Floor] = {}
+        self._groups: dict[str, Floor] = {}
+        self._running: dict[str, Instance] = {}
+        self._before: dict[str, Instance] = {}
+        self._ended: dict[Instance, Floor] = {}
+        now = SETUP
+        for step, operation in rank.issued:
+            if step != now:
+                if now == SETUP:
+                    self._drain()
+                self._before |= self._running
+                self._running, now = {}, step
+            self._issue(step, operation)
+
+    def _drain(self) -> None:
+        for tail in self._tails.values():
+            self._host = _later(self._host, _because(tail, "setup ends with all streams drained"))
+
+    def _issue(self, step: int, operation: Operation) -> None:
+        match operation:
+            case HostWait(operation=edge):
+                self._host_waits(step, (edge,))
+            case Branch(after=after):
+                self._host_waits(step, after)
+            case Free(mode=FreeMode.HOST, uses=uses):
+                self._host_waits(step, uses)
+            case Free(mode=FreeMode.WAITED, uses=uses):
+                home = self._rank.program.by_name[operation.buffer].home
+                floor = self._after(step, uses, f"{operation.id} waits for it")
+                self._tails[home] = _later(self._tails.get(home, NOTHING), floor)
+            case _ if isinstance(operation, StreamOperation):
+                self._start(step, operation)
+            case _:
+                pass
+
+    def _host_waits(self, step: int, edges: Iterable[Edge]) -> None:
+        floor = self._after(step, edges, "the host waited for it")
+        self._host = _later(self._host, floor)
+
+    def _start(self, step: int, operation: StreamOperation) -> None:
+        instance, stream = (step, operation.id), operation.stream
+        group = operation.group if isinstance(operation, Communication | Together) else None
+        floor = _later(self._host, self._tails.get(stream, NOTHING))
+        floor = _later(floor, self._after(step, operation.after, "it is named in after"))
+        if group is not None:
+            floor = _later(floor, self._groups.get(group, NOTHING))
+        event = self._rank.events.get(instance)
+        if event is None:  # a finding of its own: what follows waits for what was before it
+            ended = floor
+        else:
+            if event.start_ps < floor.time_ps:
+                self.early.append(Early(instance, floor))
+            exact_ps = floor.computed_ps if group else max(event.end_ps, floor.computed_ps)
+            ended = Floor(event.end_ps, exact_ps, instance, "")
+        if group is not None:
+            self.computed_ps[instance] = floor.computed_ps
+            self._groups[group] = _because(ended, f"its communicator {group} was busy with it")
+        self._tails[stream] = _because(ended, f"it is earlier on stream {stream}")
+        self._ended[instance] = ended
+        self._running[operation.id] = instance
+
+    def _after(self, step: int, edges: Iterable[Edge], why: str) -> Floor:
+        floor = NOTHING
+        for instance in self._named(step, edges):
+            floor = _later(floor, _because(self._ended[instance], why))
+        return floor
+
+    def _named(self, step: int, edges: Iterable[Edge]) -> Iterator[Instance]:
+        """What edges stand for: of a list not taken, or of a step before the first, nothing."""
+        for edge in edges:
+            if isinstance(edge, Previous):
+                if edge.operation in self._before:
+                    yield self._before[edge.operation]
+            elif (step, edge) in self._ended:
+                yield step, edge
+
+
+def _because(floor: Floor, why: str) -> Floor:
+    return Floor(floor.time_ps, floor.computed_ps, floor.which, why)

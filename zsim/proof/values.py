@@ -1,0 +1,192 @@
+"""Values: every step is the step of plain training, by the contract's optimizer.
+
+The step of all roles is run once in the order of issue on exact numbers, from any state of
+training, and what it leaves is compared with one step of `zsim.specification`. How that is done,
+and what it says of every number of steps, is in `zsim.proof.execution.proof`. It holds of the
+order of issue; that every other order comes to the same is what the families of order prove.
+
+Cost: a look at each operation for each way of a step, whatever the number of ranks.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from operator import attrgetter
+
+from zsim.model.model import Model, Parameter
+from zsim.proof.context import Subject
+from zsim.proof.execution.meeting import UnfollowedError
+from zsim.proof.execution.proof import Outcome, StepProof, TooManyRanksError
+from zsim.proof.execution.reading import Training, model_of, training_of
+from zsim.proof.finding import Finding
+from zsim.proof.scalars import generic
+from zsim.schedule.operation import Action, Compute
+from zsim.schedule.schedule import LogicalParameter, Schedule
+
+INVARIANT = "values"
+
+WITNESSES_MAX = 5
+"""Lines of a witness: what else is wrong follows from the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Result of looking at values: `not_shown` says why not, `assumed` what was taken as given.
+
+    Attributes:
+        findings: what refutes them.
+        not_shown: why they were not looked at; empty if they were.
+        ranks: of the schedule; `classes` is how many were run for them.
+        error_bits: a wrong schedule is passed with a probability below 2 to the minus so many.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    not_shown: str = ""
+    training: Training | None = None
+    assumed: tuple[str, ...] = ()
+    ranks: int = 0
+    classes: int = 0
+    error_bits: int = 0
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Find what a step does otherwise than plain training."""
+    return list(shown(subject).findings)
+
+
+def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
+    """Run a step and compare it with plain training; without a contract, run it alone."""
+    schedule = subject.schedule
+    broken = [*_layouts(schedule), *_parameters(schedule, subject.model)]
+    if broken:
+        return Shown(findings=tuple(broken))
+    training = training_of(schedule) if schedule.contract.parameters else None
+    model = subject.model
+    assumed = [] if training is None else list(training.assumed)
+    if training is not None and model is None:
+        model = model_of(schedule)
+        assumed.append("the model, which is what the first micro-batch runs")
+    not_shown = ""
+    if not schedule.contract.parameters:
+        not_shown = "the contract names no parameters"
+    elif training is None:
+        not_shown = "nothing is updated, and the contract names no strategy"
+    elif model is None:
+        not_shown = "no model is given, and forward could not be followed"
+    elif unknown := _unknown(schedule, model):
+        why = "runs a segment that the model does not have"
+        return Shown(findings=(_finding("", unknown, why),))
+    try:
+        if not_shown:
+            proof = StepProof(schedule, None, None, unfolded=unfolded)
+            outcome = Outcome(troubles=proof.wander())
+            if schedule.contract.parameters:
+                outcome.differences = proof.unheld()
+        else:
+            proof = StepProof(schedule, model, training, unfolded=unfolded)
+            if proof.misfits:
+                return Shown(findings=(_finding(*proof.misfits[0]),))
+            outcome = proof.run(generic(schedule))
+    except TooManyRanksError as error:
+        return Shown(not_shown=str(error))
+    except OverflowError:
+        return Shown(not_shown="sizes are beyond 64 bits")
+    except UnfollowedError as error:
+        return Shown(findings=(_finding("", "step", f"not followed: {error}"),))
+    classes = prod(len(along.coordinates) for along in proof.grid.tracked.values())
+    return Shown(
+        findings=tuple(_findings(outcome)),
+        not_shown=not_shown,
+        training=training,
+        assumed=tuple(assumed),
+        ranks=schedule.mesh.size,
+        classes=classes,
+        error_bits=outcome.error_bits,
+    )
+
+
+def _finding(role: str, operation: str, why: str, *witness: str) -> Finding:
+    return Finding(invariant=INVARIANT, role=role, operation=operation, why=why, witness=witness)
+
+
+def _layouts(schedule: Schedule) -> Iterator[Finding]:
+    """Find layouts whose pieces are not inside them, one behind the other, each in one block."""
+    for layout in schedule.layouts:
+        end, blocks = 0, layout.blocks or ()
+        for piece in sorted(layout.pieces, key=attrgetter("start", "size")):
+            name = piece.parameter
+            if piece.end > layout.elements:
+                why = f"{name} ends at {piece.end}, past its {layout.elements} elements"
+                yield _finding("", layout.name, why)
+            if piece.size and piece.start < end:
+                yield _finding("", layout.name, f"{name} begins at {piece.start}, inside another")
+            if bisect_right(blocks, piece.start) < bisect_left(blocks, piece.end):
+                yield _finding("", layout.name, f"{name} lies in two blocks")
+            end = max(end, piece.end)
+        if layout.cuts and (layout.cuts[0], layout.cuts[-1]) != (0, layout.elements):
+            first, last = layout.cuts[0], layout.cuts[-1]
+            why = f"its cuts go from {first} to {last}, not from 0 to {layout.elements}"
+            yield _finding("", layout.name, why)
+
+
+def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
+    """Find parameters of layouts or of the model that the contract names otherwise."""
+    promised = {each.name: _described(each) for each in schedule.contract.parameters}
+    if not promised:
+        return
+    if model is not None:
+        known = {each.name: _described(each) for each in model.parameters}
+        for name in sorted(promised.keys() | known.keys()):
+            here, there = (each.get(name, "no such parameter") for each in (promised, known))
+            if here != there:
+                why = f"{name}: the contract has {here}, the model {there}"
+                yield _finding("", "contract", why)
+    used = {buffer.layout for program in schedule.programs for buffer in program.buffers}
+    for layout in schedule.layouts:
+        for piece in layout.pieces if layout.name in used else ():
+            if piece.parameter not in promised:
+                why = f"holds {piece.parameter}, which the contract does not name"
+                yield _finding("", layout.name, why)
+
+
+def _described(parameter: LogicalParameter | Parameter) -> str:
+    return f"{parameter.elements} elements{', frozen' if parameter.frozen else ''}"
+
+
+def _unknown(schedule: Schedule, model: Model) -> str:
+    """Return the first operation that runs what the model does not have."""
+    segments = {(unit.name, n) for unit in model.units for n in range(len(unit.segments))}
+    for program in schedule.programs:
+        for operation in program.by_id.values():
+            if (
+                isinstance(operation, Compute)
+                and operation.action in (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
+                and (operation.unit, operation.segment) not in segments
+            ):
+                return operation.id
+    return ""
+
+
+def _findings(outcome: Outcome) -> list[Finding]:
+    """Return one finding for one cause: where a schedule leaves plain training first."""
+    if outcome.troubles:
+        ((role, operation), why), *others = outcome.troubles.items()
+        more = (f"then {where[1]} {what}" for where, what in others[:WITNESSES_MAX])
+        return [_finding(role, operation, why, *more)]
+    if not outcome.differences:
+        return []
+    first = outcome.differences[0]
+    witness = [
+        f"rank {each.rank}: {each.buffer or 'no buffer'} holds {each.why}"
+        + (f", as {each.parameter}" if each.parameter else "")
+        for each in outcome.differences[:WITNESSES_MAX]
+    ]
+    if not outcome.departures:
+        if not first.buffer:
+            return [_finding("", "step", f"{first.parameter}: {first.why}")]
+        why = f"leaves {first.why} in {first.buffer}"
+        return [_finding(first.role, first.writer or "step", why, *witness)]
+    left = outcome.departures[0]
+    why = f"reads another {left.operand} in {left.buffer} than plain training does"
+    return [_finding(left.role, left.operation, why, *witness)]

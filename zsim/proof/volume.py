@@ -1,0 +1,121 @@
+"""Volume: a step sends what the contract promises.
+
+Proved for every role: the ring-equivalent bytes of one step, summed over its operations by group
+and collective with scalars apart, equal the promise as integers, and so do the bytes that it copies
+from device to host and back. A contract that names its strategy promises, where the model is given,
+what the closed forms say of both: volume, host traffic and loss divisor. What the contract leaves
+out is not examined. Of a branch, `otherwise` counts.
+
+Cost: one look at each operation that communicates; at each copy, where there is host memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from zsim.closed_form import host_bytes
+from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.proof.context import NumberedProgram, Subject
+from zsim.proof.finding import Finding
+from zsim.runtimes.registry import wire_bytes
+from zsim.schedule.host_traffic import host_bytes as copied_by
+from zsim.schedule.program_index import Numbered
+from zsim.schedule.schedule import HostBytes
+
+INVARIANT = "volume"
+Line = tuple[str, str, bool]
+"""Group, collective, and whether it is a scalar."""
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Every line of the promised volume that is not kept."""
+    contract = subject.schedule.contract
+    found = list(_contract(subject))
+    for each in subject.programs:
+        if contract.wire_bytes is not None:
+            promised: Counter[Line] = Counter()
+            for line in contract.wire_bytes:
+                if line.role in ("", each.program.role):
+                    promised[line.group, line.collective, line.scalar] += line.bytes
+            found += _wire(subject, each, promised)
+        if contract.host_bytes is not None:
+            found += _host(subject, each, contract.host_bytes)
+    return found
+
+
+def _contract(subject: Subject) -> Iterator[Finding]:
+    """What the contract promises otherwise than model and strategy say."""
+    contract, model = subject.schedule.contract, subject.model
+    strategy = contract.strategy
+    if strategy is None or model is None or model.tensor != strategy.tensor:
+        return
+    divisor = strategy.replicas * strategy.gradient_accumulation_steps
+    volumes = None if contract.wire_bytes is None else set(contract.wire_bytes)
+    for name, promised, said in (
+        ("loss_divisor", contract.loss_divisor, divisor),
+        ("wire_bytes", volumes, set(wire_bytes(model, strategy))),
+        ("host_bytes", contract.host_bytes, host_bytes(model, strategy)),
+    ):
+        if promised is not None and promised != said:
+            yield Finding(
+                invariant=INVARIANT,
+                role="",
+                operation=f"contract/{name}",
+                why=f"promises another {name} than model and strategy say",
+                witness=(f"promised: {promised}", f"by closed form: {said}"),
+            )
+
+
+def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> Iterator[Finding]:
+    schedule, step = subject.schedule, each.step
+    counts = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+    counted = _without_overflow(step, step.items) if step.sides else None
+    sent: Counter[Line] = Counter()
+    senders: dict[Line, list[tuple[str, int]]] = {}
+    for number in step.communications:
+        if counted is not None and number not in counted:
+            continue
+        for member in communications(step.operations[number]):
+            size = ring_equivalent_bytes(member, counts[member.group])
+            if size:
+                line = (member.group, COLLECTIVE[type(member)], is_scalar(member))
+                sent[line] += size
+                senders.setdefault(line, []).append((member.id, size))
+    for line in sorted(sent.keys() | promised.keys()):
+        if sent[line] != promised[line]:
+            group, collective, scalar = line
+            what = f"{'scalar ' if scalar else ''}{collective}"
+            lines = [f"{name}: {size} bytes" for name, size in senders.get(line, ())[:4]]
+            yield Finding(
+                invariant=INVARIANT,
+                role=each.program.role,
+                operation=f"{group}/{collective}",
+                why=f"a step sends {sent[line]} bytes by {what}, promised are {promised[line]}",
+                witness=(
+                    *(lines or ["nothing sends"]),
+                    f"{len(senders.get(line, ()))} operations in all",
+                ),
+            )
+
+
+def _host(subject: Subject, each: NumberedProgram, promised: HostBytes) -> Iterator[Finding]:
+    copied = copied_by(subject.schedule, each.program)
+    for way, size, said in (
+        ("to_host", copied.to_host, promised.to_host),
+        ("from_host", copied.from_host, promised.from_host),
+    ):
+        if size != said:
+            yield Finding(
+                invariant=INVARIANT,
+                role=each.program.role,
+                operation=f"host/{way}",
+                why=f"a step copies {size} bytes {way.replace('_', ' ')}, promised are {said}",
+            )
+
+
+def _without_overflow(step: Numbered, items: list[int]) -> set[int]:
+    """Numbers of the operations that run if every branch takes `otherwise`."""
+    found = set(items)
+    for number in items:
+        if number in step.sides:
+            found |= _without_overflow(step, step.sides[number][1])
+    return found

@@ -1,0 +1,339 @@
+"""Collectives as torch.distributed was handed them, on one rank and on all.
+
+Of a rank: each operation handed over what the schedule says, in its order, to process groups with
+the members that it says, one for each communicator; nothing touched what was in flight, and what
+has to wait for a collective did. Of all ranks: calls of a process group match, and checksums say
+that data came where they belong: an all-gather leaves each member's part, a broadcast its root's
+data, an all-reduce the same on all, a receive what was sent. Reductions are compared by sums, as
+exact as their format. What one collective left is what the next one finds, if nothing is to write
+there in between.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from zsim.dtype import DType
+from zsim.network.volume import COLLECTIVE, communications
+from zsim.proof.finding import Finding
+from zsim.proof.witnessed import FOREVER, Part, Segment, WitnessedRank, sides
+from zsim.schedule.access import accesses
+from zsim.schedule.operation import (
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Edge,
+    HostWait,
+    Previous,
+    Receive,
+    ReduceScatter,
+    Send,
+    StreamOperation,
+    View,
+)
+from zsim.trace.witness import Checksum, Collective, Region
+
+TORCH_NAME: Mapping[DType, str] = {
+    DType.FP64: "float64",
+    DType.FP32: "float32",
+    DType.BF16: "bfloat16",
+    DType.FP16: "float16",
+    DType.INT64: "int64",
+}
+ROUNDING = {"float64": 2**-52, "float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
+"""Distance from 1 to the next number of a format; a sum of N numbers is off by N times as much."""
+LARGEST = {"float16": 65504.0, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}
+
+
+def handed_over(rank: WitnessedRank) -> Iterator[Finding]:
+    """Find operations that handed over other than the schedule says."""
+    by_group: dict[str, str] = {}
+    by_name: dict[str, str] = {}
+    for segment, homes in rank.with_homes():
+        operation = segment.operation
+        members = () if operation is None else communications(operation)
+        for member, seen in zip_longest(members, segment.collectives):
+            if member is None:
+                why = f"torch.distributed was handed one more {seen.kind}"
+                yield rank.refuted(segment, why, _shown(seen))
+            elif seen is None:
+                why = f"torch.distributed was not handed its {COLLECTIVE[type(member)]}"
+                yield rank.refuted(segment, why)
+            else:
+                for what, expected, found in _compared(rank, member, seen, homes):
+                    if expected != found:
+                        why = f"{member.id} had {what} {found}, the schedule says {expected}"
+                        yield rank.refuted(segment, why, _shown(seen))
+                if (
+                    by_group.setdefault(member.group, seen.communicator) != seen.communicator
+                    or by_name.setdefault(seen.communicator, member.group) != member.group
+                ):
+                    why = f"{member.id} was handed to the communicator of another group"
+                    yield rank.refuted(segment, why, _shown(seen))
+
+
+def _shown(seen: Collective) -> str:
+    return f"{seen.kind} of {seen.dtype} among ranks {', '.join(map(str, seen.ranks))}"
+
+
+def _compared(
+    rank: WitnessedRank, member: Communication, seen: Collective, homes: Mapping[str, int]
+) -> Iterator[tuple[str, object, object]]:
+    """Yield what is compared, what the schedule says of it, and what was seen."""
+    schedule, coordinates = rank.schedule, rank.coordinates
+    group = schedule.group_by_name[member.group]
+    ranks = group.members(schedule.mesh, coordinates)
+    place = group.index(schedule.mesh, coordinates)
+    yield "kind", COLLECTIVE[type(member)], seen.kind
+    yield "ranks", ranks, seen.ranks
+    yield "format", TORCH_NAME.get(member.wire, str(member.wire)), seen.dtype
+    if isinstance(member, AllReduce | ReduceScatter):
+        yield "reduction", str(member.reduction), seen.reduction
+    match member:
+        case Broadcast(root=root):
+            yield "root", ranks[root], seen.peer
+        case Send(offset=offset) | Receive(offset=offset):
+            yield "other end", ranks[(place + offset) % len(ranks)], seen.peer
+        case _:
+            pass
+    source = None if isinstance(member, Receive | AllReduce | Broadcast) else member.source
+    target = None if isinstance(member, Send) else member.target
+    for what, view, region in (("source", source, seen.source), ("target", target, seen.target)):
+        if view is not None:
+            yield what, *_placed(rank, view, region, homes)
+
+
+def _placed(
+    rank: WitnessedRank, view: View, region: Region | None, homes: Mapping[str, int]
+) -> tuple[object, object]:
+    """Return where a view should be and where it was seen; of what autograd made, its size."""
+    part = rank.part(view, homes)
+    number, first, size = region or (-1, 0, 0)
+    if part.storage is None or part.low == part.high:
+        return f"{part.high - part.low:,} bytes", f"{size:,} bytes"
+    owner = next((name for name, home in homes.items() if home == number), "no buffer")
+    return str(part), str(Part(owner, number, first, first + size))
+
+
+def flights(rank: WitnessedRank) -> Iterator[Finding]:
+    """Find what touched data in flight, or did not wait for a collective."""
+    flown: dict[str, list[Collective]] = {}
+    open_ones: list[Collective] = []
+    for segment in rank.segments:
+        open_ones += segment.collectives
+        yield from _touched(rank, segment, open_ones)
+        yield from _waited(rank, segment, flown)
+        open_ones = [each for each in open_ones if (each.waited or FOREVER) > segment.end]
+        if segment.operation is None:
+            for each in open_ones:
+                if (each.waited or FOREVER) > segment.begin and each.tick < segment.begin:
+                    yield rank.refuted(segment, f"a {each.kind} was not waited for", _shown(each))
+            open_ones = []
+        elif segment.collectives:
+            flown[segment.operation.id] = segment.collectives
+
+
+def _touched(
+    rank: WitnessedRank, segment: Segment, flying: Sequence[Collective]
+) -> Iterator[Finding]:
+    for tick, reads, writes in segment.touches() if flying else ():
+        for flight in flying:
+            if not flight.tick < tick < (flight.waited or FOREVER):
+                continue
+            taken, given = sides(flight)
+            for verb, ours, theirs in (
+                ("reads", reads, given),
+                ("writes", writes, (*taken, *given)),
+            ):
+                if any(_overlap(one, other) for one in ours for other in theirs):
+                    holder = rank.at(flight.tick)
+                    why = f"{verb} what {holder.name if holder else flight.kind} has in flight"
+                    yield rank.refuted(segment, why, _shown(flight))
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    return one[0] == other[0] and max(one[1], other[1]) < min(one[1] + one[2], other[1] + other[2])
+
+
+def _waited(
+    rank: WitnessedRank, segment: Segment, flown: Mapping[str, Sequence[Collective]]
+) -> Iterator[Finding]:
+    """Find what `segment` is ordered after and nobody had waited for when it began."""
+    operation, latest = segment.operation, segment.end
+    edges: tuple[Edge, ...] = ()
+    match operation:
+        case HostWait(operation=edge):
+            edges = (edge,)
+        case Branch(after=after):
+            edges = after
+        case _ if isinstance(operation, StreamOperation) and not communications(operation):
+            edges = operation.after
+            latest = min((call.tick for call in segment.calls), default=segment.end)
+        case _:
+            pass
+    for name in map(_named, edges):
+        for flight in flown.get(name, ()):
+            if (flight.waited or FOREVER) >= latest:
+                yield rank.refuted(segment, f"did not wait for {name}", _shown(flight))
+
+
+def _named(edge: Edge) -> str:
+    return edge.operation if isinstance(edge, Previous) else edge
+
+
+def matched(ranks: Sequence[WitnessedRank]) -> Iterator[Finding]:
+    """Find calls of one process group that do not match, and data that came elsewhere."""
+    queues: defaultdict[tuple[str, tuple[int, ...]], dict[int, list[Collective]]]
+    queues = defaultdict(dict)
+    by_number = {each.rank.trace.rank: each for each in ranks}
+    for number, rank in by_number.items():
+        for seen in rank.witness.collectives:
+            queues[seen.communicator, seen.ranks].setdefault(number, []).append(seen)
+    for (_, members), by_rank in queues.items():
+        if set(members) <= by_number.keys():  # else a rank is not in the trace
+            yield from _collectives(by_number, members, by_rank)
+            yield from _sends(by_number, members, by_rank)
+
+
+def _collectives(
+    by_number: Mapping[int, WitnessedRank],
+    members: tuple[int, ...],
+    by_rank: Mapping[int, Sequence[Collective]],
+) -> Iterator[Finding]:
+    whole = [
+        [each for each in by_rank.get(number, ()) if each.kind not in ("send", "receive")]
+        for number in members
+    ]
+    for seen in zip_longest(*whole):
+        first = next(each for each in seen if each is not None)
+        rank = by_number[members[seen.index(first)]]
+        segment = rank.at(first.tick) or rank.segments[0]
+        present = [each for each in seen if each is not None]
+        unlike = {(each.kind, each.dtype, each.reduction, _size(each)) for each in present}
+        if len(present) < len(members) or len(unlike) > 1:
+            lines = [
+                f"rank {number}: {'nothing' if each is None else _shown(each)}"
+                for number, each in zip(members, seen, strict=True)
+            ]
+            yield rank.refuted(segment, "members handed over different collectives", *lines)
+        elif all(each.waited is not None for each in present):
+            why = _wrong(present)
+            if why:
+                yield rank.refuted(segment, f"{first.kind} {why}", _shown(first))
+
+
+def _size(one: Collective) -> int:
+    return max(region[2] for region in (one.source, one.target, (0, 0, 0)) if region is not None)
+
+
+def _wrong(seen: Sequence[Collective]) -> str:
+    """Return what the checksums of the members of one collective say against it, if anything."""
+    first = seen[0]
+    left = [_exact(one.left) for one in seen]
+    match first.kind:
+        case "all_gather":
+            parts = [one.brought[0][0] for one in seen if one.brought]
+            if any(each != parts for each in left):
+                return "did not leave every member's part on every rank, in order"
+        case "broadcast":
+            roots = [_exact(one.brought) for one in seen if one.brought]
+            if len(roots) != 1 or any(each != roots[0] for each in left):
+                return "did not leave its root's data on every rank"
+        case "all_reduce":
+            if any(each != left[0] for each in left):
+                return "left other data on other ranks"
+            if first.left and not _sums(first, [one.brought[0] for one in seen], first.left[0]):
+                return "did not leave the reduction of what ranks brought"
+        case "reduce_scatter":
+            for place, one in enumerate(seen):
+                parts_of_it = [each.brought[place] for each in seen if len(each.brought) > place]
+                if one.left and not _sums(first, parts_of_it, one.left[0]):
+                    return "did not leave the reduction of what ranks brought"
+        case _:
+            return "is no collective that a schedule has"
+    return ""
+
+
+def _exact(sums: Sequence[Checksum]) -> list[int]:
+    return [bits for bits, _, _ in sums]
+
+
+def _sums(one: Collective, brought: Sequence[Checksum], left: Checksum) -> bool:
+    """Return whether `left` can be the reduction of what was brought, by its sum."""
+    size = sum(magnitude for _, _, magnitude in brought)
+    if not math.isfinite(size) or size > LARGEST.get(one.dtype, math.inf):
+        return True  # it overflows, on the way if not in the end
+    if one.reduction == "max":
+        of_one = _size(one) == {"float16": 2, "bfloat16": 2, "float32": 4}.get(one.dtype, 8)
+        return not of_one or left[1] == max(total for _, total, _ in brought)
+    total = sum(total for _, total, _ in brought)
+    if one.reduction == "average":
+        total, size = total / len(brought), size / len(brought)
+    allowed = 2 * (len(brought) + 1) * ROUNDING.get(one.dtype, 0.0) * size
+    return abs(left[1] - total) <= allowed + 2.0**-24  # below it fp16 has no numbers
+
+
+def _sends(
+    by_number: Mapping[int, WitnessedRank],
+    members: tuple[int, ...],
+    by_rank: Mapping[int, Sequence[Collective]],
+) -> Iterator[Finding]:
+    """Compare the k-th send from one rank to another with the k-th receive there."""
+    for source in members:
+        for target in members:
+            sent = [
+                each
+                for each in by_rank.get(source, ())
+                if each.kind == "send" and each.peer == target
+            ]
+            received = [
+                each
+                for each in by_rank.get(target, ())
+                if each.kind == "receive" and each.peer == source
+            ]
+            rank = by_number[source if len(sent) >= len(received) else target]
+            for each in sent[len(received) :] or received[len(sent) :]:
+                segment = rank.at(each.tick) or rank.segments[0]
+                yield rank.refuted(segment, "was met by nothing", _shown(each))
+            for one, other in zip(sent, received, strict=False):
+                if other.left and _exact(one.brought) != _exact(other.left):
+                    segment = rank.at(one.tick) or rank.segments[0]
+                    why = f"rank {target} did not get what it was sent"
+                    yield rank.refuted(segment, why, _shown(one))
+
+
+def kept(rank: WitnessedRank) -> Iterator[Finding]:
+    """Find data that changed between two collectives although the schedule has nothing write them.
+
+    What autograd made is left out: it may be scaled where it lies.
+    """
+    known: defaultdict[int, dict[Region, tuple[int, Segment]]] = defaultdict(dict)
+    for segment, homes in rank.with_homes():
+        operation = segment.operation
+        for seen in segment.collectives:
+            for region, (bits, _, _) in _pieces(seen.source, seen.brought):
+                before = known[region[0]].setdefault(region, (bits, segment))
+                if before[0] != bits and region[0] in homes.values():
+                    why = f"what it reads has changed since {before[1].name}, nothing writes there"
+                    yield rank.refuted(segment, why, _shown(seen))
+        for access in () if operation is None else accesses(operation):
+            part = rank.part(access.view, homes)
+            if access.writes and part.storage is not None:
+                written = part.storage, part.low, part.high - part.low
+                of_it = known[part.storage]
+                for region in [each for each in of_it if _overlap(each, written)]:
+                    del of_it[region]
+        for seen in segment.collectives:
+            for region, (bits, _, _) in _pieces(seen.target, seen.left):
+                known[region[0]][region] = bits, segment
+
+
+def _pieces(region: Region | None, sums: Sequence[Checksum]) -> Iterator[tuple[Region, Checksum]]:
+    if region is None or not sums:
+        return
+    number, start, size = region
+    each_bytes = size // len(sums)
+    for place, one in enumerate(sums):
+        yield (number, start + place * each_bytes, each_bytes), one

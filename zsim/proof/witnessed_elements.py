@@ -1,0 +1,176 @@
+"""Elements: where copies put each of them, and how often copies and updates write it.
+
+The i-th element that a call reads is the i-th that it writes: torch's copies and sums are
+element by element. An update squares its gradient for the second moment alone.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isclose
+
+from zsim.proof.finding import Finding
+from zsim.proof.witnessed import Part, Segment, WitnessedRank
+from zsim.schedule.operation import Action, Compute, Copy, Fill, Operation, Role, View
+from zsim.schedule.parameter_copy import held
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.trace.witness import Region
+
+Where = Callable[[int], object]
+"""Content of an element of a buffer."""
+
+
+def moved(rank: WitnessedRank) -> Iterator[Finding]:
+    """Find elements that went elsewhere or were written too often, and wrong numbers."""
+    for segment, homes in rank.with_homes():
+        yield from _numbers(rank, segment, homes)
+        match segment.operation:
+            case Copy(target=target, divisor=divisor) as copy:
+                yield from _copied(rank, segment, copy, homes)
+                yield from _written(rank, segment, target, homes, often=1 + (divisor != 1))
+            case Compute(action=Action.UPDATE, rule=rule, operands=operands):
+                decays = isinstance(rule, Adam) and rule.weight_decay != 0
+                for operand in operands:
+                    if operand.role in (Role.PARAMETER, Role.MASTER):
+                        yield from _written(rank, segment, operand.view, homes, often=1 + decays)
+                if isinstance(rule, Adam):
+                    yield from _squared(rank, segment, segment.operation, homes)
+            case Compute(action=Action.UNSCALE | Action.CLIP, operands=operands):
+                for operand in operands:
+                    if operand.role is Role.GRADIENT:
+                        yield from _written(rank, segment, operand.view, homes, often=1)
+            case _:
+                pass
+
+
+def _numbers(rank: WitnessedRank, segment: Segment, homes: Mapping[str, int]) -> Iterator[Finding]:
+    """Find numbers of an operation that no call that writes was given."""
+    given = [number for call in segment.calls if call.writes for number in call.numbers]
+    for what, view, *choices in _needed(segment.operation):
+        part = rank.part(view, homes)
+        was_given = any(isclose(one, other) for one in given for other in choices)
+        if part.low < part.high and not was_given:
+            why = f"no call was given its {what}, {choices[0]:g}"
+            yield rank.refuted(segment, why, f"they were given {', '.join(map(str, given))}")
+
+
+def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[float, ...]]]:
+    """Yield what a number is for, what is written with it, and how it may be given."""
+    match operation:
+        case Copy(divisor=divisor, target=target) if divisor != 1:
+            yield "divisor", target, divisor, 1 / divisor
+        case Fill(value=value, scalar=None, target=target):
+            yield "value", target, value
+        case Compute(action=Action.UPDATE, rule=SGD() as rule, operands=(first, *_)):
+            if not isinstance(rule.learning_rate, str):
+                yield "learning rate", first.view, -rule.learning_rate
+            for what, number in (("momentum", rule.momentum), ("decay", rule.weight_decay)):
+                if number:
+                    yield what, first.view, number
+        case Compute(action=Action.UPDATE, rule=Adam() as rule, operands=(first, *_)):
+            yield "beta1", first.view, rule.beta1, 1 - rule.beta1
+            yield "beta2", first.view, rule.beta2
+            yield "1 - beta2", first.view, 1 - rule.beta2
+        case _:
+            pass
+
+
+def _written(
+    rank: WitnessedRank, segment: Segment, view: View, homes: Mapping[str, int], *, often: int
+) -> Iterator[Finding]:
+    """Find a byte of `view` that was written more often."""
+    part = rank.part(view, homes)
+    changes: Counter[int] = Counter()
+    for call in segment.calls:
+        for number, low, size in call.writes:
+            if number == part.storage and max(low, part.low) < min(low + size, part.high):
+                changes[max(low, part.low)] += 1
+                changes[min(low + size, part.high)] -= 1
+    depth = 0
+    for place in sorted(changes):
+        depth += changes[place]
+        if depth > often:
+            why = f"wrote byte {place:,} of {part.buffer} {depth} times, the schedule {often}"
+            yield rank.refuted(segment, why)
+            return
+
+
+def _copied(
+    rank: WitnessedRank, segment: Segment, copy: Copy, homes: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Find an element of an allocated buffer that went to another place than it should."""
+    source, target = rank.part(copy.source, homes), rank.part(copy.target, homes)
+    if source.storage is None or target.storage is None:
+        return
+    of_source, of_target = _where(rank, source, copy), _where(rank, target, copy)
+    for call in segment.calls:
+        rows = _rows(rank, source, call.reads), _rows(rank, target, call.writes)
+        for ours, theirs in _pairs(*rows):
+            if of_source(ours) != of_target(theirs):
+                why = f"put element {ours:,} of {source.buffer} at {theirs:,} of {target.buffer}"
+                yield rank.refuted(segment, why)
+                return
+
+
+def _rows(rank: WitnessedRank, part: Part, regions: Sequence[Region]) -> list[tuple[int, int]]:
+    """Return first elements and sizes of what a call had of the storage of `part`."""
+    width = rank.rank.program.by_name[part.buffer].dtype.size_bytes
+    return [
+        (low // width, size // width) for number, low, size in regions if number == part.storage
+    ]
+
+
+def _where(rank: WitnessedRank, part: Part, copy: Copy) -> Where:
+    """Return what tells an element: its parameter and place in it, or its place in the view."""
+    buffer = rank.rank.program.by_name[part.buffer]
+    if not copy.by_parameter:
+        first = part.low // buffer.dtype.size_bytes
+        return lambda element: element - first
+    fragments = list(held(rank.schedule, buffer, rank.coordinates))
+
+    def parameter_at(element: int) -> object:
+        for one in fragments:
+            if one.position <= element < one.position + one.size:
+                return one.parameter, one.offset + element - one.position
+        return None
+
+    return parameter_at
+
+
+def _pairs(
+    ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield first and last elements of stretches that correspond, where both have as many."""
+    if sum(size for _, size in ours) != sum(size for _, size in theirs):
+        return
+    left, right = list(ours[::-1]), list(theirs[::-1])
+    while left and right:
+        (one, many), (other, others) = left.pop(), right.pop()
+        size = min(many, others)
+        yield one, other
+        yield one + size - 1, other + size - 1
+        if many > size:
+            left.append((one + size, many - size))
+        if others > size:
+            right.append((other + size, others - size))
+
+
+def _squared(
+    rank: WitnessedRank, segment: Segment, update: Compute, homes: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Find a second moment that got no square, or a first one that got one."""
+    moments = [each.view for each in update.operands if each.role is Role.MOMENT]
+    for place, view in enumerate(moments):
+        part = rank.part(view, homes)
+        if part.storage is None or part.low == part.high:
+            continue
+        own: Region = (part.storage, part.low, part.high - part.low)
+        squared = any(
+            count > 1
+            for call in segment.calls
+            if own in call.writes
+            for region, count in Counter(call.reads).items()
+            if region != own
+        )
+        if squared != (place == 1):
+            why = f"{'' if squared else 'no '}squares went to {part.buffer}, moment {place + 1}"
+            yield rank.refuted(segment, why)

@@ -1,0 +1,1 @@
+"""Pictures as SVG: a canvas, clusters, nodes and fabrics on it."""

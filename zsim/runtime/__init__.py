@@ -1,1 +1,0 @@
-"""How other runtimes are configured: their options, under their names, with their defaults."""

@@ -1,0 +1,134 @@
+"""What ZeRO-3 keeps of parameters: each padded by itself, shards of many in one flat sub-group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from zsim.model.model import Model, Parameter
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import View
+from zsim.strategy.strategy import Strategy
+from zsim.zero.bucket import Bucket, Buckets, Place, Placing, numbered
+from zsim.zero.parameter_groups import by_rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """The parameters of a model, and where their shards lie.
+
+    Attributes:
+        parameters: each in a bucket of its own, in the order of the model.
+        groups: sub-groups, which are updated one after the other; shards of frozen parameters,
+            which are not, stand in one of their own (in DeepSpeed each alone).
+        where: by number of parameter its sub-group, and where its shard begins in that of a rank.
+        persistent: numbers of the parameters that stay whole from one update to the next.
+    """
+
+    parameters: Buckets
+    groups: Buckets
+    where: tuple[tuple[int, int], ...]
+    persistent: tuple[int, ...]
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of parameters that are whole, of their gradients, and of sub-groups."""
+        runs = [run.layout for runs in self.parameters.runs for run in runs if run.layout]
+        return (
+            *(bucket.layout for bucket in self.groups.all),
+            *(bucket.plain for bucket in self.parameters.all),
+            *runs,
+        )
+
+    def shard(self, number: int, buffer: str) -> View:
+        """A parameter's part of `buffer`, which has a rank's shard of its sub-group."""
+        return View(buffer=buffer, start=self.where[number][1], size=self.bucket(number).shard)
+
+    def bucket(self, number: int) -> Bucket:
+        """The parameter as a bucket of its own."""
+        return self.parameters.all[number]
+
+    def together(self, name: str, numbers: Sequence[int], axis: str) -> Layout:
+        """Parameters in one flat tensor: the parts of all that a rank has, rank by rank."""
+        starts = (0, *accumulate(self.bucket(number).padded for number in numbers))
+        pieces = [
+            replace(piece, start=start)
+            for number, start in zip(numbers, starts, strict=False)
+            for piece in self.bucket(number).layout.pieces
+        ]
+        return Layout(
+            name=name, pieces=tuple(pieces), elements=starts[-1], axis=axis, blocks=starts[:-1]
+        )
+
+    def one_after_the_other(self, name: str, numbers: Sequence[int]) -> Layout:
+        """Whole parameters without padding."""
+        sizes = [self.bucket(number).elements for number in numbers]
+        starts = (0, *accumulate(sizes))
+        pieces = [
+            Piece(parameter=piece.parameter, start=start, size=piece.size)
+            for number, start in zip(numbers, starts, strict=False)
+            for piece in self.bucket(number).layout.pieces
+        ]
+        return Layout(name=name, pieces=tuple(pieces), elements=starts[-1])
+
+
+def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
+    """The parameters of `model`, cut over the ranks of the data axis.
+
+    Parameters that are updated by one rule have sub-groups of their own
+    (`stage3._create_fp16_partitions_with_defragmentation`).
+    """
+    ranks = strategy.data
+    place = _padded_each(ranks)
+    alone = [[parameter] for parameter in model.parameters]
+    parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")
+    frozen = [parameter for parameter in model.parameters if parameter.frozen]
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
+    own = [
+        group
+        for parameters in by_rule(trained, strategy)
+        for group in sub_groups(parameters, ranks, options)
+    ]
+    together = own + ([frozen] if frozen else [])
+    groups = numbered(model, together, place=place, ranks=ranks, name="sub_group")
+    starts = {
+        piece.parameter: (group.index, piece.start // ranks)
+        for group in groups.all
+        for piece in group.layout.pieces
+    }
+    limit = options.stage3_param_persistence_threshold
+    return Shards(
+        parameters=parameters,
+        groups=groups,
+        where=tuple(starts[parameter.name] for parameter in model.parameters),
+        persistent=tuple(bucket.index for bucket in parameters.all if bucket.elements <= limit),
+    )
+
+
+def sub_groups(
+    parameters: Sequence[Parameter], ranks: int, options: DeepSpeed
+) -> list[list[Parameter]]:
+    """Parameters in order; a sub-group is full with `sub_group_size` elements of shards."""
+    sizes = [-(-parameter.elements // ranks) for parameter in parameters]
+    if sum(sizes) <= options.sub_group_size:
+        return [list(parameters)]
+    found: list[list[Parameter]] = []
+    filled = options.sub_group_size
+    for parameter, size in zip(parameters, sizes, strict=True):
+        if filled >= options.sub_group_size:
+            found.append([])
+            filled = 0
+        found[-1].append(parameter)
+        filled += size
+    return found
+
+
+def _padded_each(ranks: int) -> Place:
+    """Every parameter padded to a multiple of `ranks`."""
+
+    def place(parameters: Sequence[Parameter]) -> Placing:
+        sizes = (-(-parameter.elements // ranks) * ranks for parameter in parameters)
+        starts = (0, *accumulate(sizes))
+        return Placing(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
+
+    return place

@@ -1,0 +1,116 @@
+"""What ZeRO-3 gathers, gathers ahead and frees at each submodule, once it knows their order.
+
+As `deepspeed/runtime/zero/partitioned_param_coordinator.py` does it (DeepSpeed 0.19) from the
+second iteration on: the first records the order. Every unit is one submodule here; its forward, and
+its backward with what is run again for it, are visits of it. Parameters are numbers, in the order
+in which the model made them, and sizes are elements without padding.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from zsim.runtimes.deepspeed.options import DeepSpeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """What happens to parameters at one visit.
+
+    Attributes:
+        needed: gathered before the visit, which waits for them.
+        ahead: gathered after that, for visits that follow.
+        freed: freed after the visit.
+    """
+
+    needed: tuple[int, ...]
+    ahead: tuple[int, ...]
+    freed: tuple[int, ...]
+
+
+def fetches(
+    needs: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    persistent: Collection[int],
+    options: DeepSpeed,
+) -> tuple[Fetch, ...]:
+    """What happens at each visit of a micro-batch, which needs the parameters `needs` has for it.
+
+    A micro-batch ends with the parameters gathered with which it began: the persistent ones.
+    """
+    coordinator = _Coordinator(needs, sizes, persistent, options)
+    return tuple(coordinator.visit(number) for number in range(len(needs)))
+
+
+class _Coordinator:
+    """Which parameters are there or on their way, and how far it has looked ahead."""
+
+    def __init__(
+        self,
+        needs: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        persistent: Collection[int],
+        options: DeepSpeed,
+    ) -> None:
+        self.needs = needs
+        self.sizes = sizes
+        self.options = options
+        self.persistent = set(persistent)
+        self.there = set(self.persistent)
+        self.queue = deque((each, visit) for visit, own in enumerate(needs) for each in own)
+        self.looked: dict[int, int] = {}  # the latest use of each parameter that left the queue
+        self.live_elements = 0
+
+    def visit(self, number: int) -> Fetch:
+        """Fetch, and free what is not needed soon."""
+        own = self.needs[number]
+        needed = self._gather([each for each in own if each not in self.there])
+        for _ in range(sum(self.looked.get(each, -1) < number for each in own)):
+            self._look()
+        return Fetch(needed=needed, ahead=self._ahead(), freed=self._free(number))
+
+    def _look(self) -> int:
+        """Take the next use from the queue."""
+        each, visit = self.queue.popleft()
+        self.looked[each] = max(self.looked.get(each, visit), visit)
+        return each
+
+    def _gather(self, found: list[int]) -> tuple[int, ...]:
+        self.there.update(found)
+        self.live_elements += sum(self.sizes[each] for each in found)
+        return tuple(sorted(found))
+
+    def _ahead(self) -> tuple[int, ...]:
+        """Uses are looked at until enough is gathered; the last parameter may be too much."""
+        limit = min(
+            self.options.stage3_max_live_parameters - self.live_elements,
+            self.options.stage3_prefetch_bucket_size,
+        )
+        found: list[int] = []
+        filled = 0
+        while self.queue and filled < limit:
+            each = self._look()
+            if each not in self.there and each not in found:
+                found.append(each)
+                filled += self.sizes[each]
+        return self._gather(found)
+
+    def _free(self, number: int) -> tuple[int, ...]:
+        """All but what is persistent, used soon, or was passed over as there for a later use.
+
+        The use of the very next visit does not count as passed over.
+        """
+        found = [
+            each
+            for each in self.needs[number]
+            if each not in self.persistent and self.looked[each] <= number + 1
+        ]
+        traversed = 0
+        for later in self.needs[number + 1 :]:
+            if traversed >= self.options.stage3_max_reuse_distance or not found:
+                break
+            found = [each for each in found if each not in later]
+            traversed += sum(self.sizes[each] for each in later)
+        self.there.difference_update(found)
+        self.live_elements -= sum(self.sizes[each] for each in found)
+        return tuple(found)

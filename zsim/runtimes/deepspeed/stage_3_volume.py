@@ -1,0 +1,119 @@
+"""Parameters and gradients in DeepSpeed's stage 3, each padded to a multiple of the ranks.
+
+How often a parameter is gathered in a micro-batch follows from what is freed: a walk over the
+recorded order, unit by unit, forward and then backward.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from zsim.closed_form.checkpoint import goes_back
+from zsim.closed_form.data_volume import DataVolume
+from zsim.model.model import Model, Parameter
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.optimizer_rule import Optimizer
+from zsim.strategy.strategy import Strategy
+
+
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Volume over the data axis and its inner part."""
+    options = strategy.options(DeepSpeed)
+    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
+    inner = strategy.inner
+    size = strategy.precision.compute.size_bytes
+    wire = (options.communication_data_type or strategy.precision.compute).size_bytes
+    often = gathers(model, options)
+    gathered, inside, scattered = 0, 0, 0
+    for parameter in model.parameters:
+        shard = -(-parameter.elements // ranks)
+        times = micro_batches * often[parameter.name] if parameter.name in often else 1
+        if inner is not None:
+            inside += (times - 1) * (inner - 1) * (shard * ranks // inner) * size
+            times = 1
+        gathered += times * (ranks - 1) * shard * size
+        if not parameter.frozen:
+            scattered += micro_batches * (ranks - 1) * shard * wire
+    return [
+        WireBytes(group="data", collective="all_gather", bytes=gathered),
+        WireBytes(group="inner", collective="all_gather", bytes=inside),
+        WireBytes(group="data", collective="reduce_scatter", bytes=scattered),
+    ]
+
+
+def norms(model: Model, strategy: Strategy) -> int:
+    """Sub-groups, each of which has its norm reduced: of all parameters with one rule."""
+    trained = [parameter for parameter in model.parameters if not parameter.frozen]
+    rules = {strategy.rule_of(parameter.name) for parameter in trained}
+    return sum(_sub_groups(model, strategy, rule) for rule in rules)
+
+
+def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
+    options = strategy.options(DeepSpeed)
+    shards = [
+        -(-parameter.elements // strategy.data)
+        for parameter in model.parameters
+        if not parameter.frozen and strategy.rule_of(parameter.name) == rule
+    ]
+    if sum(shards) <= options.sub_group_size:
+        return 1
+    found, left = 0, 0
+    for shard in shards:
+        if left <= 0:
+            found, left = found + 1, options.sub_group_size
+        left -= shard
+    return found
+
+
+def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
+    """How often a micro-batch gathers each parameter that does not stay whole."""
+    back = [unit for unit in reversed(model.units) if goes_back(model, unit)]
+    units = [unit.parameters for unit in (*model.units, *back)]
+    small = options.stage3_param_persistence_threshold
+    order = {parameter.name: place for place, parameter in enumerate(model.parameters)}
+    uses = [
+        (visit, parameter)
+        for visit, parameters in enumerate(units)
+        for parameter in sorted(parameters, key=lambda each: order[each.name])
+    ]
+    visits: dict[str, list[int]] = {}
+    for visit, parameter in uses:
+        visits.setdefault(parameter.name, []).append(visit)
+    begins = list(accumulate((sum(each.elements for each in unit) for unit in units), initial=0))
+    found = {each.name: 0 for each in model.parameters if each.elements > small}
+    whole: dict[str, int] = {}
+    seen = {each.name: -1 for each in model.parameters}
+    place = 0
+
+    def gather(parameter: Parameter) -> int:
+        if parameter.name not in found or parameter.name in whole:
+            return 0
+        whole[parameter.name] = parameter.elements
+        found[parameter.name] += 1
+        return parameter.elements
+
+    for visit, parameters in enumerate(units):
+        for parameter in parameters:
+            gather(parameter)
+        while any(seen[parameter.name] < visit for parameter in parameters):
+            at, parameter = uses[place]
+            seen[parameter.name] = at
+            place += 1
+        live = sum(whole.values())
+        room = min(options.stage3_prefetch_bucket_size, options.stage3_max_live_parameters - live)
+        while room > 0 and place < len(uses):
+            at, parameter = uses[place]
+            seen[parameter.name] = at
+            room -= gather(parameter)
+            place += 1
+        near = begins[visit + 1] + options.stage3_max_reuse_distance
+        for parameter in parameters:
+            later = visits[parameter.name]
+            following = bisect_right(later, visit)
+            soon = following < len(later) and begins[later[following]] < near
+            if not soon and seen[parameter.name] <= visit + 1:
+                whole.pop(parameter.name, None)
+    return found
+
+
+VOLUME = DataVolume(data=data, norms=norms)

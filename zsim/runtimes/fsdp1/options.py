@@ -1,0 +1,64 @@
+"""Options of PyTorch's first FSDP: `FullyShardedDataParallel` around every block (torch 2.13)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.dtype import DType
+from zsim.strategy.runtime_options import Formats, RuntimeOptions
+from zsim.strategy.runtime_setting import floating
+
+
+class ShardingStrategy(StrEnum):
+    """What is sharded over the data axis; the hybrid ones are those with several replicas."""
+
+    FULL_SHARD = "full_shard"
+    SHARD_GRAD_OP = "shard_grad_op"
+
+
+class BackwardPrefetch(StrEnum):
+    """When backward gathers the next unit: before the gradients of this one, after, or never."""
+
+    PRE = "backward_pre"
+    POST = "backward_post"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDP1(RuntimeOptions):
+    """What `FullyShardedDataParallel` takes.
+
+    Attributes:
+        sharding_strategy: with several replicas FULL_SHARD is HYBRID_SHARD, and SHARD_GRAD_OP
+            _HYBRID_SHARD_ZERO2.
+        backward_prefetch: whether and when backward gathers ahead.
+        forward_prefetch: whether forward gathers the next unit before this one computes.
+        limit_all_gathers: whether the host waits while two gathered units are not freed.
+        reduce_dtype: format in which gradients are reduced; None is that of the parameters.
+        no_sync: whether whole gradients collect before the last micro-batch.
+    """
+
+    stages = (3,)
+
+    sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
+    backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = True
+    reduce_dtype: DType | None = None
+    no_sync: bool = False
+
+    def __post_init__(self) -> None:
+        floating(reduce_dtype=self.reduce_dtype)
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: whole gradients add up as parameters are, sharded ones as their shards.
+
+        torch 2.13, `_runtime_utils._accumulate_sharded_grad`.
+        """
+        del stage
+        return Formats(
+            compute=compute,
+            reduction=self.reduce_dtype or compute,
+            whole=compute,
+            reduced=optimizer,
+            optimizer=optimizer,
+        )

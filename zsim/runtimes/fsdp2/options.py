@@ -1,0 +1,80 @@
+"""Options of PyTorch's FSDP2: `fully_shard` on every block and on the root (torch 2.13)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.dtype import DType
+from zsim.strategy.runtime_options import Formats, RuntimeOptions
+from zsim.strategy.runtime_setting import at_least, floating
+
+
+class Sync(StrEnum):
+    """In which micro-batches of a step gradients are communicated."""
+
+    EVERY = "every"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDP2(RuntimeOptions):
+    """What `fully_shard` and the setters of `FSDPModule` take.
+
+    Attributes:
+        reshard_after_forward: of blocks: true frees after forward and gathers again for backward,
+            false keeps; a number keeps that much sharded: over so many ranks, the last gathered
+            first. The root is always kept.
+        reshard_after_backward: false keeps parameters from one micro-batch to the next.
+        reduce_dtype: format in which gradients are reduced; None is that of the parameters.
+        gradient_sync: last is `set_requires_gradient_sync(False)` before the last micro-batch:
+            whole gradients collect.
+        all_reduce: last is `set_requires_all_reduce(False)` before the last micro-batch: gradients
+            are reduce-scattered each time, and all-reduced over replicas once.
+        forward_prefetch: blocks whose gather each block issues ahead
+            (`set_modules_to_forward_prefetch`); 0 leaves it to the host, which runs ahead.
+        reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
+    """
+
+    stages = (3,)
+    takes_frozen = True
+
+    reshard_after_forward: bool | int = True
+    reshard_after_backward: bool = True
+    reduce_dtype: DType | None = None
+    gradient_sync: Sync = Sync.EVERY
+    all_reduce: Sync = Sync.EVERY
+    forward_prefetch: int = 0
+    reduce_scatter_max_input_buffers: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reshard_after_forward, bool):
+            at_least(2, reshard_after_forward=self.reshard_after_forward)
+        floating(reduce_dtype=self.reduce_dtype)
+        at_least(0, forward_prefetch=self.forward_prefetch)
+        at_least(1, reduce_scatter_max_input_buffers=self.reduce_scatter_max_input_buffers)
+
+    def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
+        """Return the ranks over which parameters stay sharded after forward."""
+        del stage
+        reshard = self.reshard_after_forward
+        # Over all ranks it is the same as true, and PyTorch takes it so.
+        whole = isinstance(reshard, bool) or reshard == data
+        return "fsdp2.reshard_after_forward", None if whole else reshard
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: whole gradients add up in `reduce_dtype`, sharded ones as their shards.
+
+        torch 2.13, `FSDPParam.to_accumulated_grad_if_needed`.
+        """
+        del stage
+        reduction = self.reduce_dtype or compute
+        return Formats(
+            compute=compute,
+            reduction=reduction,
+            whole=reduction,
+            reduced=optimizer,
+            optimizer=optimizer,
+        )
+
+    def fewer_gathered(self) -> str | None:
+        """Return the option that frees blocks after forward."""
+        return None if self.reshard_after_forward is True else "reshard_after_forward=true"

@@ -1,0 +1,103 @@
+"""Parameters and gradients in PyTorch's FSDP2, padded along the first dimension of each parameter.
+
+A group per block and one for all other parameters. With W ranks a parameter of d rows takes
+ceil(d / W) W rows on the wire. Blocks are gathered for forward and, where they were freed, again
+for backward; the root once. Frozen parameters are gathered and not reduced. A block before the
+first gradient has no backward; the last of these is gathered for it all the same.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from zsim.closed_form.checkpoint import goes_back
+from zsim.closed_form.data_volume import DataVolume
+from zsim.closed_form.ring import all_reduces
+from zsim.model.model import Model, Parameter
+from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Strategy
+
+
+@dataclass(slots=True)
+class Group:
+    """Elements of a rank's shard of a group, and of those that are trained.
+
+    Of a block, whether it has a backward, and whether it is gathered for one.
+    """
+
+    elements: int = 0
+    trained: int = 0
+    back: bool = True
+    again: bool = True
+
+    def add(self, parameter: Parameter, ranks: int) -> None:
+        """Count a parameter."""
+        rows, *others = parameter.shape or (1,)
+        share = -(-rows // ranks) * prod(others)
+        self.elements += share
+        self.trained += 0 if parameter.frozen else share
+
+
+def groups(model: Model, ranks: int) -> tuple[list[Group], Group]:
+    """Each block that has parameters of its own, and the root."""
+    users = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+    blocks: list[Group] = []
+    root, seen = Group(), set[str]()
+    for unit in model.units:
+        block = Group(back=goes_back(model, unit))
+        own = [each for each in unit.parameters if unit.checkpoint and users[each.name] == 1]
+        for parameter in unit.parameters:
+            if parameter in own:
+                block.add(parameter, ranks)
+            elif parameter.name not in seen:
+                root.add(parameter, ranks)
+                seen.add(parameter.name)
+        if own:
+            blocks.append(block)
+    behind = bool(seen)  # the root gathers the last block before its backward
+    for block in reversed(blocks):
+        block.again = block.back or behind
+        behind = block.back
+    return blocks, root
+
+
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Volume over the data axis, its inner part, and the replicas."""
+    options = strategy.options(FSDP2)
+    ranks = strategy.data
+    blocks, root = groups(model, ranks)
+    size = strategy.precision.compute.size_bytes
+    wire = (options.reduce_dtype or strategy.precision.compute).size_bytes
+    micro_batches = strategy.gradient_accumulation_steps
+    kept = not options.reshard_after_backward
+    gathered = root.elements * (1 if kept else micro_batches)
+    inner = 0
+    for block in blocks:
+        stays = options.reshard_after_forward is False
+        again = 0 if stays or not block.again else micro_batches
+        whole = 1 if kept and (block.back or stays) else micro_batches
+        if strategy.inner is None:
+            gathered += (whole + again) * block.elements
+            continue
+        if kept and not block.back:  # still sharded over the inner ranks
+            again, whole = again + micro_batches - 1, 1
+        gathered += whole * block.elements
+        # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
+        inner += (strategy.inner - 1) * (again * block.elements * ranks // strategy.inner)
+    trained = [each.trained for each in (*blocks, root)]
+    syncs = 1 if options.gradient_sync is Sync.LAST else micro_batches
+    sums = 1 if Sync.LAST in (options.gradient_sync, options.all_reduce) else micro_batches
+    return [
+        WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered * size),
+        WireBytes(group="inner", collective="all_gather", bytes=inner * size),
+        WireBytes(
+            group="data",
+            collective="reduce_scatter",
+            bytes=syncs * (ranks - 1) * sum(trained) * wire,
+        ),
+        *all_reduces("replicate", trained * sums, ranks=strategy.replicate, size_bytes=wire),
+    ]
+
+
+VOLUME = DataVolume(data=data)

@@ -1,0 +1,49 @@
+"""Options of Megatron-LM's distributed optimizer (`DistributedDataParallelConfig`, 2026-08)."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from zsim.dtype import DType
+from zsim.strategy.runtime_options import Formats, RuntimeOptions
+from zsim.strategy.runtime_setting import SettingError, at_least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Megatron(RuntimeOptions):
+    """What the wrapper of the model takes, with `use_distributed_optimizer`.
+
+    Attributes:
+        bucket_size: with overlap_grad_reduce, elements from which a bucket is closed; None is
+            max(40e6, 1e6 x data). Without, there is one bucket.
+        overlap_grad_reduce: reduce a bucket while backward goes on; false has one bucket.
+        overlap_param_gather: gather parameters while the next forward goes on; needs
+            overlap_grad_reduce.
+        grad_reduce_in_fp32: collect and reduce gradients in fp32.
+        average_in_collective: let the collective divide, instead of scaling before.
+    """
+
+    stages = (1,)
+
+    bucket_size: int | None = None
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    grad_reduce_in_fp32: bool = False
+    average_in_collective: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(1, bucket_size=self.bucket_size)
+        if self.overlap_param_gather and not self.overlap_grad_reduce:
+            raise SettingError("overlap_param_gather: true needs overlap_grad_reduce = true")
+
+    def alignment(self, *, stage: int, data: int) -> int:
+        """Return what buckets of multiples of 128 leave (`param_and_grad_buffer.py`)."""
+        del stage
+        return 128 // gcd(128, data)
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: one buffer collects and reduces (`grad_reduce_in_fp32`)."""
+        del stage
+        wide = DType.FP32 if self.grad_reduce_in_fp32 else compute
+        return Formats(
+            compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
+        )

@@ -1,0 +1,47 @@
+"""Parameters and gradients in Megatron-LM's distributed optimizer: once a step, buckets padded.
+
+Parameters stand in the reverse order of the model, each from a multiple of 64 elements on; a bucket
+is closed once it is large enough, at a multiple of the ranks and of 128.
+"""
+
+from math import lcm
+
+from zsim.closed_form.data_volume import DataVolume
+from zsim.closed_form.ring import all_reduces
+from zsim.dtype import DType
+from zsim.model.model import Model
+from zsim.runtimes.megatron.options import Megatron
+from zsim.schedule.schedule import WireBytes
+from zsim.strategy.strategy import Strategy
+
+
+def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
+    """Elements of each bucket, gaps and padding included."""
+    limit = options.bucket_size or max(40 * 10**6, 10**6 * ranks)
+    multiple = lcm(ranks, 128)
+    sizes: list[int] = []
+    filled = 0
+    for parameter in reversed(model.parameters):
+        if options.overlap_grad_reduce and filled >= limit:
+            sizes.append(filled)
+            filled = 0
+        filled = -(-filled // 64) * 64 + parameter.elements
+    return [-(-size // multiple) * multiple for size in (*sizes, filled)]
+
+
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Volume over the data axis, and over the replicas of the sharded states."""
+    options = strategy.options(Megatron)
+    ranks = strategy.data
+    shards = [size // ranks for size in padded(model, ranks, options)]
+    wire = strategy.precision.compute.size_bytes
+    reduced = DType.FP32.size_bytes if options.grad_reduce_in_fp32 else wire
+    sent = (ranks - 1) * sum(shards)
+    return [
+        WireBytes(group="data", collective="all_gather", bytes=sent * wire),
+        WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
+        *all_reduces("replicate", shards, ranks=strategy.replicate, size_bytes=reduced),
+    ]
+
+
+VOLUME = DataVolume(data=data)

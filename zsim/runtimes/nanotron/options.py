@@ -1,0 +1,66 @@
+"""Options of nanotron, a Megatron-like trainer with its own ZeRO-1 (2025-02)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.dtype import DType
+from zsim.strategy.runtime_options import Formats, RuntimeOptions
+from zsim.strategy.runtime_setting import at_least
+
+MIB = 2**20
+
+
+class TensorMode(StrEnum):
+    """What stands where tensor parallelism has to communicate."""
+
+    ALL_REDUCE = "all_reduce"
+    """All-reduces: ranks hold copies of the hidden state (Shoeybi et al. 2019, section 3)."""
+    REDUCE_SCATTER = "reduce_scatter"
+    """Reduce-scatters and all-gathers: each holds its own tokens (Korthikanti et al. 2022)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nanotron(RuntimeOptions):
+    """What its `parallelism` and `model` sections take, as far as a schedule depends on it.
+
+    Attributes:
+        tp_mode: how the ranks of the tensor axis communicate.
+        tp_recompute_allgather: with reduce_scatter, gather what linear layers read again in
+            backward, instead of keeping it.
+        ddp_bucket_cap_mb: MiB of gradients from which a bucket of PyTorch's
+            DistributedDataParallel is closed.
+    """
+
+    stages = (0, 1)
+    has_replicas = False
+    has_pipeline = True
+
+    tp_mode: TensorMode = TensorMode.ALL_REDUCE
+    tp_recompute_allgather: bool = True
+    ddp_bucket_cap_mb: int = 25
+
+    def __post_init__(self) -> None:
+        at_least(1, ddp_bucket_cap_mb=self.ddp_bucket_cap_mb)
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether hidden states are cut by tokens over the tensor axis."""
+        return self.tp_mode is TensorMode.REDUCE_SCATTER
+
+    @property
+    def keeps_whole(self) -> bool:
+        """True if what linear layers gathered is kept for backward."""
+        return not self.tp_recompute_allgather
+
+    @property
+    def in_place_loss(self) -> bool:
+        """True: the gradient of the logits always takes the place of their softmax."""
+        return True
+
+    def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
+        """Return formats: gradients are kept in fp32 (`FP32GradientAccumulator`)."""
+        del stage
+        wide = DType.FP32
+        return Formats(
+            compute=compute, reduction=wide, whole=wide, reduced=wide, optimizer=optimizer
+        )

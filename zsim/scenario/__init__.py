@@ -1,0 +1,1 @@
+"""Scenarios: the tables of a file, and what they mean: model, cluster, strategy, faults."""

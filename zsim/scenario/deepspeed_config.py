@@ -1,0 +1,356 @@
+"""A scenario from the `ds_config.json` that a DeepSpeed run is given.
+
+What it says goes into `[zero]`, `[train]` and `[activations]`; what it leaves open, or calls
+"auto", is the scenario's. Two batch sizes are needed, and accumulation is 1 if it is not said, as
+in DeepSpeed. Options that are not modelled are named, less those of
+`zsim.scenario.deepspeed_ignored_options`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from zsim.config_error import line
+from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.scenario.deepspeed_ignored_options import is_silent
+from zsim.scenario.tables import (
+    ActivationsTable,
+    Scenario,
+    ScenarioError,
+    Table,
+    TrainTable,
+    ZeroTable,
+)
+from zsim.schedule.json import shown
+from zsim.strategy.strategy import Checkpointing, Precision
+
+Options = dict[str, object]
+"""Options by dotted name; what has been taken is no longer among them."""
+
+Tables = dict[str, dict[str, Any]]
+"""`[zero]`, `[train]` and `[activations]` as far as they are said."""
+
+Betas = tuple[float, float]
+
+Read = Callable[[object], object]
+"""From the value of an option to ours; raises ValueError with what is allowed."""
+
+FIELD = "zero.deepspeed_config"
+ZERO = "zero_optimization"
+SECTIONS = (ZERO, "fp16", "bf16", "optimizer", "activation_checkpointing", "data_types")
+"""Options that hold options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the file says: the option, and its value as a scenario has it."""
+
+    option: str
+    value: object
+
+
+def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
+    """`scenario` with what `text`, a ds_config.json, says; the options that are not modelled.
+
+    Raises:
+        ScenarioError: it is no configuration, says what cannot be, or contradicts the scenario.
+    """
+    options = _options(text)
+    tables: Tables = {
+        name: getattr(scenario, name).model_dump(exclude_unset=True, exclude={"deepspeed_config"})
+        for name in ("zero", "train", "activations")
+    }
+    emulate = tables["zero"].setdefault("emulate", "deepspeed")
+    if emulate != "deepspeed":
+        raise ScenarioError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
+    said = _plain(options)
+    precision = _precision(options, said, tables["train"])
+    if precision is Precision.FP16:
+        _loss_scale(options, said)
+    _optimizer(options, said, tables["train"])
+    partition = _take(options, "activation_checkpointing.partition_activations", _flag)
+    if tables["activations"].get("checkpointing") is Checkpointing.FULL and partition is not None:
+        said["activations.partition"] = partition  # else there are no checkpoints to partition
+    stage = _stage(said, tables["zero"])
+    if stage != 3:
+        _drop_stage3(said)
+    for field, what in said.items():
+        _put(tables, field, what)
+    _complete(tables["train"], precision)
+    named = tuple(
+        name
+        for name, value in options.items()
+        if not is_silent(name, value, stage=stage) and _applies(name, precision)
+    )
+    return _validated(scenario, tables, said), named
+
+
+def _applies(name: str, precision: Precision) -> bool:
+    """Whether an option is of no format, or of the one that is trained in."""
+    section = name.partition(".")[0]
+    return section not in {"fp16", "bf16"} or section == precision
+
+
+def _options(text: str) -> Options:
+    """Options of a ds_config.json by dotted name; null and "auto" are not given."""
+    try:
+        found: object = json.loads(text, object_pairs_hook=_object)
+    except ValueError as error:
+        raise ScenarioError(f"{FIELD}: not JSON: {error}") from None
+    except RecursionError:
+        raise ScenarioError(f"{FIELD}: not JSON: nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ScenarioError(f"{FIELD}: must be an object, as ds_config.json is")
+    options = _given("", cast("Options", found))
+    if "bfloat16" in options:  # its old name
+        options.setdefault("bf16", options.pop("bfloat16"))
+    for section in SECTIONS:
+        options |= _section(options, section)
+    return options | _section(options, "optimizer.params")
+
+
+def _object(pairs: list[tuple[str, object]]) -> Options:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} stands twice")
+    return found
+
+
+def _section(options: Options, name: str) -> Options:
+    inner = options.pop(name, {})
+    if not isinstance(inner, dict):
+        raise ScenarioError(f"{FIELD}: {name}: {shown(inner)} must be an object")
+    return _given(f"{name}.", cast("Options", inner))
+
+
+def _given(prefix: str, options: Options) -> Options:
+    """`options` that are given, by name after `prefix`; a name with a dot is quoted."""
+    return {
+        prefix + (shown(name) if "." in name else name): value
+        for name, value in options.items()
+        if value is not None and value != "auto"
+    }
+
+
+def _number(value: object) -> float:
+    """A finite number; strings may hold one, as in "2e8"."""
+    number = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("must be a number")
+    return number
+
+
+def _whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    """A whole number, also as 5e8 or "2e8"."""
+    number = value if isinstance(value, int) and not isinstance(value, bool) else _number(value)
+    if number != int(number) or not least <= number <= most:
+        raise ValueError(f"must be a whole number from {least} to {most}")
+    return int(number)
+
+
+def _at_least_one(value: object) -> int:
+    """A whole number, where DeepSpeed does the same at 0 as at 1."""
+    return max(1, _whole(value))
+
+
+def _flag(value: object) -> bool:
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None or not isinstance(value, bool | str):
+        raise ValueError("must be true or false")
+    return found
+
+
+def _format(value: object) -> str:
+    found = value.lower() if isinstance(value, str) else ""
+    if found not in {"fp16", "bf16", "fp32"}:
+        raise ValueError('must be "fp16", "bf16" or "fp32"')
+    return found
+
+
+def _clip(value: object) -> float | None:
+    """The largest norm; at 0 DeepSpeed does not clip."""
+    return _number(value) or None
+
+
+PLAIN: Mapping[str, tuple[str, Read]] = {
+    "train_batch_size": ("train.global_batch_size", _whole),
+    "train_micro_batch_size_per_gpu": ("train.micro_batch_size", _whole),
+    "gradient_accumulation_steps": ("train.gradient_accumulation_steps", _whole),
+    "gradient_clipping": ("train.clip_norm", _clip),
+    "communication_data_type": ("zero.deepspeed.communication_data_type", _format),
+    f"{ZERO}.stage": ("zero.stage", _whole),
+    f"{ZERO}.overlap_comm": ("zero.deepspeed.overlap_comm", _flag),
+    f"{ZERO}.reduce_bucket_size": (
+        "zero.deepspeed.reduce_bucket_size",
+        partial(_whole, least=1),
+    ),
+    f"{ZERO}.sub_group_size": ("zero.deepspeed.sub_group_size", _at_least_one),
+    f"{ZERO}.zero_hpz_partition_size": ("zero.deepspeed.zero_hpz_partition_size", _at_least_one),
+    **{
+        f"{ZERO}.{name}": (f"zero.deepspeed.{name}", _whole)
+        for name in DeepSpeed.__dataclass_fields__
+        if name.startswith("stage3_")
+    },
+}
+"""Where an option stands in a scenario, and how it is read."""
+
+
+def _take(options: Options, name: str, read: Read) -> Said | None:
+    """The option `name`, taken out of `options`; None if it is not given."""
+    if name not in options:
+        return None
+    value = options.pop(name)
+    try:
+        return Said(name, read(value))
+    except ValueError as error:
+        raise ScenarioError(f"{FIELD}: {name}: {shown(value)} {error}") from None
+
+
+def _plain(options: Options) -> dict[str, Said]:
+    """What the options of `PLAIN` say, by field of a scenario."""
+    found = {field: _take(options, name, read) for name, (field, read) in PLAIN.items()}
+    return {field: what for field, what in found.items() if what is not None}
+
+
+def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> Precision:
+    """The precision: the one that is enabled, else the scenario's, unless it is disabled."""
+    found = {name: _take(options, f"{name}.enabled", _flag) for name in ("fp16", "bf16")}
+    enabled = [name for name, flag in found.items() if flag is not None and flag.value]
+    if len(enabled) > 1:
+        raise ScenarioError(f"{FIELD}: bf16.enabled: true contradicts fp16.enabled")
+    if enabled:
+        said["train.precision"] = Said(f"{enabled[0]}.enabled", enabled[0])
+        return Precision(enabled[0])
+    precision = Precision(train.get("precision", Precision.FP32))
+    disabled = found.get(precision)
+    if disabled is not None:
+        raise ScenarioError(
+            f'train.precision: "{precision}" contradicts deepspeed_config, '
+            f"whose {disabled.option} is false"
+        )
+    return precision
+
+
+def _loss_scale(options: Options, said: dict[str, Said]) -> None:
+    """The loss scale: a constant one neither grows nor falls."""
+    power = _take(options, "fp16.initial_scale_power", partial(_whole, most=127))
+    window = _take(options, "fp16.loss_scale_window", partial(_whole, least=1))
+    minimum = _take(options, "fp16.min_loss_scale", _number)
+    constant = _take(options, "fp16.loss_scale", _number)
+    scale = "train.loss_scale"
+    if constant is not None and constant.value:
+        said[f"{scale}.initial"] = said[f"{scale}.minimum"] = constant
+        said[f"{scale}.growth"] = said[f"{scale}.backoff"] = Said(constant.option, 1.0)
+        options.pop("fp16.hysteresis", None)
+        return
+    if power is not None:
+        said[f"{scale}.initial"] = Said(power.option, 2.0 ** cast("int", power.value))
+    if window is not None:
+        said[f"{scale}.interval"] = window
+    if minimum is not None:
+        said[f"{scale}.minimum"] = minimum
+
+
+def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> None:
+    """The rule and its constants; an optimizer that is not modelled is left in `options`."""
+    kinds = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
+    word = options.get("optimizer.type")
+    kind = kinds.get(word.lower()) if isinstance(word, str) else None
+    if word is not None and kind is None:
+        for name in [name for name in options if name.startswith("optimizer.params.")]:
+            del options[name]
+        return
+    if kind is not None:
+        said["train.optimizer"] = Said("optimizer.type", kind)
+        del options["optimizer.type"]
+    names = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    if (kind or train.get("optimizer", "adam")) == "sgd":
+        names["momentum"] = "momentum"
+        nesterov = _take(options, "optimizer.params.nesterov", _flag)
+        if nesterov is not None:
+            said["train.nesterov"] = nesterov
+    else:
+        names["eps"] = "epsilon"
+        betas = _take(options, "optimizer.params.betas", _pair)
+        if betas is not None:
+            for name, beta in zip(("beta1", "beta2"), cast("Betas", betas.value), strict=True):
+                said[f"train.{name}"] = Said(betas.option, beta)
+    for name, field in names.items():
+        what = _take(options, f"optimizer.params.{name}", _number)
+        if what is not None:
+            said[f"train.{field}"] = what
+
+
+def _pair(value: object) -> Betas:
+    first, second = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    if first is None or second is None:
+        raise ValueError("must be two numbers")
+    return _number(first), _number(second)
+
+
+def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
+    """The stage, 0 if nobody says it; DeepSpeed without ZeRO reduces as none of our stages does."""
+    what = said.get("zero.stage")
+    if what is None and "stage" in zero:
+        return cast("int", zero["stage"])
+    stage = 0 if what is None else cast("int", what.value)
+    if stage not in DeepSpeed.stages:
+        raise ScenarioError(f"{FIELD}: {ZERO}.stage: {stage} is not modelled, only 1, 2 and 3")
+    return stage
+
+
+def _drop_stage3(said: dict[str, Said]) -> None:
+    """Forget what has no effect before stage 3."""
+    for name in DeepSpeed.__dataclass_fields__:
+        if name.startswith("stage3_") or name in {"sub_group_size", "zero_hpz_partition_size"}:
+            said.pop(f"zero.deepspeed.{name}", None)
+
+
+def _put(tables: Tables, field: str, what: Said) -> None:
+    """Say `field` too; if the scenario has it, it must be the same."""
+    *path, name = field.split(".")
+    table: dict[str, Any] = cast("dict[str, Any]", tables)
+    for inner in path:
+        table = table.setdefault(inner, {})
+    if table.setdefault(name, what.value) != what.value:
+        raise ScenarioError(
+            f"{field}: {shown(table[name])} contradicts deepspeed_config, "
+            f"whose {what.option} means {shown(what.value)}"
+        )
+
+
+def _complete(train: dict[str, Any], precision: Precision) -> None:
+    """What DeepSpeed takes where neither says anything, other than a scenario."""
+    sizes = {"micro_batch_size", "global_batch_size"} & train.keys()
+    if len(sizes) == 1:
+        train.setdefault("gradient_accumulation_steps", 1)
+    if precision is Precision.FP16:
+        train.setdefault("loss_scale", {}).setdefault("interval", 1000)
+
+
+def _validated(scenario: Scenario, tables: Tables, said: Mapping[str, Said]) -> Scenario:
+    """`scenario` with `tables`."""
+    kinds: dict[str, type[Table]] = {
+        "zero": ZeroTable,
+        "train": TrainTable,
+        "activations": ActivationsTable,
+    }
+    read: dict[str, object] = {}
+    for name, kind in kinds.items():
+        try:
+            read[name] = kind.model_validate(tables[name])
+        except ValidationError as error:
+            field, _, why = line(error.errors(include_url=False), kind).partition(": ")
+            raise ScenarioError(f"{FIELD}: {said[f'{name}.{field}'].option}: {why}") from None
+    return scenario.model_copy(update=read)

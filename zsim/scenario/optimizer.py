@@ -1,0 +1,74 @@
+"""The optimizer that `[train]` of a scenario describes."""
+
+from dataclasses import replace
+
+from zsim.scenario.tables import RuleTable, ScenarioError, TrainTable
+from zsim.strategy.learning_rate import LearningRates
+from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
+
+RULE_FIELDS = {
+    "adam": ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay"),
+    "sgd": ("learning_rate", "weight_decay", "momentum", "nesterov"),
+}
+
+
+def rule_of(train: TrainTable) -> Optimizer:
+    """Return the rule; a learning rate that differs from step to step is read from the host.
+
+    Raises:
+        ScenarioError: it does not take a constant that is given.
+    """
+    start = Adam() if train.optimizer == "adam" else SGD()
+    rule = _changed(start, train, train.optimizer, "train")
+    return rule if train.learning_rates is None else replace(rule, learning_rate=LEARNING_RATE)
+
+
+def groups_of(train: TrainTable) -> tuple[ParameterGroup, ...]:
+    """Return parameters that have constants of their own; the others are those of `[train]`.
+
+    Raises:
+        ScenarioError: a group does not take a constant that is given.
+    """
+    found: list[ParameterGroup] = []
+    for number, group in enumerate(train.group):
+        where = f"train.group.{number}"
+        if group.learning_rate is not None and train.learning_rates is not None:
+            rate = group.learning_rate
+            raise ScenarioError(f"{where}.learning_rate: {rate} stands beside learning_rates")
+        rule = _changed(rule_of(train), group, train.optimizer, where)
+        if rule.moments != rule_of(train).moments:
+            raise ScenarioError(f"{where}.momentum: all groups have some, or none")
+        found.append(ParameterGroup(parameters=group.parameters, rule=rule))
+    return tuple(found)
+
+
+def learning_rates_of(train: TrainTable) -> LearningRates | None:
+    """Return the learning rate of each step; nothing if it is constant.
+
+    Raises:
+        ScenarioError: they contradict each other.
+    """
+    if train.learning_rates is None:
+        return None
+    if train.learning_rate is None:
+        raise ScenarioError("train.learning_rate: missing; learning_rates go up to it")
+    try:
+        return LearningRates(peak=train.learning_rate, **train.learning_rates.model_dump())
+    except ValueError as error:
+        raise ScenarioError(f"train.learning_rates.{error}") from None
+
+
+def _changed(rule: Optimizer, table: RuleTable, kind: str, where: str) -> Optimizer:
+    """Return a rule with the constants that a table gives."""
+    names = RuleTable.model_fields
+    given = {name: value for name in names if (value := getattr(table, name)) is not None}
+    for name, value in given.items():
+        if name not in RULE_FIELDS[kind]:
+            raise ScenarioError(
+                f"{where}.{name}: {str(value).lower()} is not for {kind}, "
+                f"which takes {', '.join(RULE_FIELDS[kind])}"
+            )
+    try:
+        return replace(rule, **given)
+    except ValueError as error:
+        raise ScenarioError(f"{where}.{error}") from None

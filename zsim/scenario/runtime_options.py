@@ -1,0 +1,53 @@
+"""The runtime that `[zero]` of a scenario asks for, with its options."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from zsim.runtimes.registry import runtimes
+from zsim.scenario.tables import ScenarioError, ZeroTable
+from zsim.schedule.json import FieldError, decode_value
+from zsim.strategy.runtime_options import RuntimeOptions
+from zsim.strategy.strategy import STAGES
+
+
+def emulated(zero: ZeroTable) -> RuntimeOptions | None:
+    """The runtime that `emulate` names, with the options in the table of its name; None is our own.
+
+    Raises:
+        ScenarioError: an option is unknown or not allowed, or stands without its runtime.
+    """
+    if zero.deepspeed_config is not None:
+        raise ScenarioError(f"zero.deepspeed_config: {zero.deepspeed_config!r} was not read")
+    for name in runtimes():
+        if getattr(zero, name) is not None and zero.emulate != name:
+            raise ScenarioError(f'zero.{name}: stands with emulate = "{name}"')
+    if zero.emulate is None:
+        return None
+    kind = runtimes()[zero.emulate].options
+    options = cast("Mapping[str, object] | None", getattr(zero, zero.emulate)) or {}
+    try:
+        return cast("RuntimeOptions", decode_value(_whole_numbers(options), kind))
+    except FieldError as error:
+        raise ScenarioError(f"zero.{zero.emulate}.{error}") from None
+
+
+def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
+    """The ZeRO stage: as it is given, or the one that the runtime is.
+
+    Raises:
+        ScenarioError: it is needed and missing.
+    """
+    if zero.stage is not None:
+        return zero.stage
+    stages = STAGES if runtime is None else runtime.stages
+    if len(stages) == 1:
+        return stages[0]
+    raise ScenarioError(f"zero.stage: missing; must be {', '.join(map(str, stages))}")
+
+
+def _whole_numbers(options: Mapping[str, object]) -> dict[str, object]:
+    """`options`, 5e8 read as a whole number: TOML and JSON have no other short way to write it."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in options.items()
+    }

@@ -1,0 +1,117 @@
+"""Scenarios in TOML text, with settings such as `zero.stage=3` in place of what the text says."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from enum import Enum
+from typing import Any, cast, get_args, get_type_hints
+
+from zsim.scenario.tables import Scenario, ScenarioError, Table, from_tables, need_field
+from zsim.strategy.runtime_options import names as runtime_names
+from zsim.strategy.runtime_options import registered
+
+NONE = "none"
+"""Value that takes a key away."""
+
+
+def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
+    """The scenario in TOML `text`, with `settings` (`zero.stage=3`) in place of what it says.
+
+    Raises:
+        ScenarioError: it cannot be used.
+    """
+    return from_tables(with_settings(tables_of(text), settings))
+
+
+def tables_of(text: str) -> dict[str, Any]:
+    """Return the tables of a scenario in TOML `text`, not yet looked at.
+
+    Raises:
+        ScenarioError: it is no TOML, or empty.
+    """
+    try:
+        data = tomllib.loads(text)
+    except ValueError as error:  # not TOML, or a number of thousands of digits
+        raise ScenarioError(f"not TOML: {error}") from None
+    except RecursionError:
+        raise ScenarioError("not TOML: nested too deeply") from None
+    if not data:
+        raise ScenarioError(f"empty; a scenario has {', '.join(Scenario.model_fields)}")
+    return data
+
+
+def with_settings(tables: Mapping[str, object], settings: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of `tables` with `settings` (`zero.stage=3`) in place of what they say.
+
+    Raises:
+        ScenarioError: one of them is no setting.
+    """
+    changed = deepcopy(dict(tables))
+    for setting in settings:
+        apply(changed, setting)
+    return changed
+
+
+def apply(data: dict[str, Any], setting: str) -> None:
+    """Set the key that `setting` names (`zero.stage=3`) in `data`; a bare word is a string.
+
+    `none` takes the key or table away, unless the field has a choice of that name.
+
+    Raises:
+        ScenarioError: it is no setting.
+    """
+    path, equals, text = setting.partition("=")
+    names = [name.strip() for name in path.split(".")]
+    if not equals or not all(names):
+        raise ScenarioError(f"--set: {setting!r} must be KEY=VALUE, such as zero.stage=3")
+    if text.strip() == NONE and not _has_choice(names, NONE):
+        _take_away(data, names)
+        return
+    table = data
+    for name in names[:-1]:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ScenarioError(f"--set: {path.strip()!r}: {name} is a value, not a table")
+        table = cast("dict[str, Any]", inner)
+    table[names[-1]] = setting_value(setting, text.strip())
+
+
+def _take_away(data: dict[str, Any], names: list[str]) -> None:
+    need_field(".".join(names))
+    table: Any = data
+    for name in names[:-1]:
+        table = table.get(name) if isinstance(table, dict) else None
+    if isinstance(table, dict):
+        table.pop(names[-1], None)
+
+
+def _has_choice(names: list[str], choice: str) -> bool:
+    """Tell whether `choice` is among the words that the field `names` can be."""
+    hint: object = Scenario
+    for name in names:
+        fields = hint.model_fields if isinstance(hint, type) and issubclass(hint, Table) else {}
+        hint = fields[name].annotation if name in fields else None
+    if names[0] == "zero" and len(names) == 3 and names[1] in runtime_names():
+        hint = get_type_hints(registered()[names[1]].options).get(names[2])
+    for each in (hint, *get_args(hint)):
+        words = list(each) if isinstance(each, type) and issubclass(each, Enum) else get_args(each)
+        if choice in (*words, each):
+            return True
+    return False
+
+
+def setting_value(setting: str, text: str) -> object:
+    """Return the value that `text` stands for behind the `=` of `setting`.
+
+    Raises:
+        ScenarioError: it is none.
+    """
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # TOML may hold a number of thousands of digits
+        if not text or text[0] in "\"'[{":
+            raise ScenarioError(f"--set: {setting!r}: the value is not TOML") from None
+        return text
+    if len(found) != 1:
+        raise ScenarioError(f"--set: {setting!r} must be one KEY=VALUE")
+    return found["value"]

@@ -1,0 +1,124 @@
+"""What each operation reads and writes. One table, for every interpreter and every check."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, assert_never
+
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Role,
+    Send,
+    SetScalar,
+    Together,
+    View,
+)
+
+
+class Access(NamedTuple):
+    """One view that an operation touches, and how. Both can be true: an update in place."""
+
+    view: View
+    reads: bool
+    writes: bool
+
+
+READ, WRITE, UPDATE = (True, False), (False, True), (True, True)
+
+COMPUTE_ACCESS: dict[Action, dict[Role, tuple[bool, bool]]] = {
+    Action.FORWARD: {
+        Role.INPUT: READ,
+        Role.PARAMETER: READ,
+        Role.OUTPUT: WRITE,
+        Role.SAVED: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
+    Action.RECOMPUTE: {
+        Role.INPUT: READ,
+        Role.PARAMETER: READ,
+        Role.OUTPUT: WRITE,
+        Role.SAVED: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
+    Action.BACKWARD: {
+        Role.INPUT: READ,
+        Role.SAVED: READ,
+        Role.PARAMETER: READ,
+        Role.OUTPUT_GRADIENT: READ,
+        Role.INPUT_GRADIENT: WRITE,
+        Role.GRADIENT: WRITE,
+        Role.WORKSPACE: WRITE,
+    },
+    Action.UPDATE: {
+        Role.GRADIENT: READ,
+        Role.MOMENT: UPDATE,
+        Role.MASTER: UPDATE,
+        Role.PARAMETER: UPDATE,
+    },
+    Action.NORM: {Role.GRADIENT: READ, Role.OUTPUT: WRITE},
+    Action.UNSCALE: {Role.GRADIENT: UPDATE},
+    Action.CLIP: {Role.INPUT: READ, Role.GRADIENT: UPDATE},
+    Action.FINITE: {Role.GRADIENT: READ, Role.OUTPUT: WRITE},
+    Action.INITIALIZE: {Role.PARAMETER: WRITE, Role.MASTER: WRITE},
+    Action.LOAD: {Role.OUTPUT: WRITE},
+}
+"""(reads, writes) of an operand by action and role; a role that is not listed is not allowed."""
+assert set(COMPUTE_ACCESS) == set(Action)
+
+
+def accesses(operation: Operation) -> list[Access]:
+    """Views that `operation` touches itself: a branch reads its value, its lists stand apart."""
+    match operation:
+        case Compute(action=action, operands=operands):
+            table = COMPUTE_ACCESS[action]
+            return [Access(operand.view, *table[operand.role]) for operand in operands]
+        case (
+            AllGather(source=source, target=target)
+            | ReduceScatter(source=source, target=target)
+            | AllReduce(source=source, target=target)
+            | Broadcast(source=source, target=target)
+        ):
+            return [
+                Access(source, reads=True, writes=False),
+                Access(target, reads=False, writes=True),
+            ]
+        case Send(source=source):
+            return [Access(source, reads=True, writes=False)]
+        case Receive(target=target) | Fill(target=target):
+            return [Access(target, reads=False, writes=True)]
+        case Together(members=members):
+            return [access for member in members for access in accesses(member)]
+        case Copy(source=source, target=target, accumulate=accumulate):
+            return [
+                Access(source, reads=True, writes=False),
+                Access(target, reads=accumulate, writes=True),
+            ]
+        case Branch(value=value):
+            return [Access(value, reads=True, writes=False)]
+        case Allocate() | Free() | HostWait() | SetScalar():
+            return []
+        case _:
+            assert_never(operation)
+
+
+def touching(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield those that touch buffers, the members of a `Together` one by one."""
+    for operation in operations:
+        match operation:
+            case Allocate() | Free() | HostWait() | SetScalar():
+                pass
+            case Together(members=members):
+                yield from members
+            case _:
+                yield operation

@@ -1,0 +1,162 @@
+"""Write a schedule by hand: names in, a checked `Schedule` out.
+
+    build = ScheduleBuilder("sum", Mesh(axes=(Axis(name="data", size=4),)))
+    data = build.group("data", "data")
+    x = build.buffer("x", 8, persistent=True)
+    build.setup.allocate(x)
+    ones = build.step.fill("x", x.all, 1.0)
+    total = build.step.all_reduce("sum", data, x.all, after=[ones])
+    schedule = build.schedule()
+
+A view is `x.all`, `x[2:6]`, or `x.own("data", 2)`: the rank's own part of two elements. Each
+method returns the id of the operation, to be named in `after`. Ranks that do something else get a
+role: `build.role("first", Span(axis="data", start=0, end=1))`.
+"""
+
+from dataclasses import dataclass, field
+
+from zsim.dtype import DType
+from zsim.schedule.layout import Layout
+from zsim.schedule.mesh import Axis, Box, Group, Mesh, Span
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE, Named, Part
+from zsim.schedule.schedule import (
+    Buffer,
+    Contract,
+    Kind,
+    Pool,
+    Program,
+    RankRole,
+    Scalar,
+    Schedule,
+    ScheduleError,
+)
+
+__all__ = ["COMMUNICATION", "COMPUTE", "Named", "Part", "RoleBuilder", "ScheduleBuilder"]
+
+
+@dataclass
+class RoleBuilder:
+    """One role: its ranks, buffers and operations."""
+
+    name: str
+    boxes: tuple[Box, ...]
+    buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
+    persistent: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.dtypes: dict[str, DType] = {}
+        self.setup = Part("setup", self.dtypes)
+        self.step = Part("step", self.dtypes)
+
+    def buffer(
+        self,
+        name: str,
+        elements: int,
+        *,
+        dtype: DType = DType.FP32,
+        kind: Kind = Kind.WORKSPACE,
+        home: str = COMPUTE,
+        pool: str = "device",
+        persistent: bool = False,
+        produced: bool = False,
+        layout: str | None = None,
+        shard: str | None = None,
+    ) -> Named:
+        """Declare a buffer; `Allocate` takes its memory."""
+        made = Buffer(
+            name=name,
+            pool=pool,
+            elements=elements,
+            dtype=dtype,
+            kind=kind,
+            home=home,
+            produced=produced,
+            layout=layout,
+            shard=shard,
+        )
+        self.buffers[name] = made
+        self.dtypes[name] = dtype
+        if persistent:
+            self.persistent.append(name)
+        return Named(made)
+
+    def program(self) -> Program:
+        """The program as it stands."""
+        return Program(
+            role=self.name,
+            buffers=tuple(self.buffers.values()),
+            persistent=tuple(self.persistent),
+            setup=tuple(self.setup.operations),
+            step=tuple(self.step.operations),
+        )
+
+
+class ScheduleBuilder(RoleBuilder):
+    """A schedule in the making; itself the role of all ranks until another role is asked for."""
+
+    def __init__(self, name: str, mesh: Mesh, *, role: str = "all") -> None:
+        super().__init__(role, ((),))
+        self.title = name
+        self.mesh = mesh
+        self.groups: list[Group] = []
+        self.streams = [COMPUTE, COMMUNICATION]
+        self.pools = [Pool(name="device")]
+        self.layouts: list[Layout] = []
+        self.scalars: list[Scalar] = []
+        self._roles: list[RoleBuilder] = []
+
+    @classmethod
+    def of(cls, name: str, **axes: int) -> "ScheduleBuilder":
+        """A builder over a mesh given as axis=size."""
+        return cls(
+            name, Mesh(axes=tuple(Axis(name=axis, size=size) for axis, size in axes.items()))
+        )
+
+    def group(self, name: str, *axes: str, where: Box = ()) -> str:
+        """Declare a communicator of the ranks that differ along `axes` alone."""
+        self.groups.append(Group(name=name, axes=axes, where=where))
+        return name
+
+    def layout(self, layout: Layout) -> str:
+        """Declare a layout."""
+        self.layouts.append(layout)
+        return layout.name
+
+    def stream(self, name: str) -> str:
+        """Declare a stream beside compute and communication."""
+        self.streams.append(name)
+        return name
+
+    def scalar(self, name: str, initial: float, *, given: bool = False) -> str:
+        """Declare a host scalar."""
+        self.scalars.append(Scalar(name=name, initial=initial, given=given))
+        return name
+
+    def role(self, name: str, *spans: Span) -> RoleBuilder:
+        """Ranks within `spans` play a role of their own, with their own program."""
+        made = RoleBuilder(name, (tuple(spans),))
+        self._roles.append(made)
+        return made
+
+    def schedule(self, contract: Contract | None = None) -> Schedule:
+        """The schedule as it stands.
+
+        Raises:
+            ScheduleError: it is not well formed, or this role was given operations although
+                others were asked for.
+        """
+        if self._roles and (self.buffers or self.setup.operations or self.step.operations):
+            raise ScheduleError(f"role {self.name}: give its buffers and operations to the others")
+        parts = self._roles or [self]
+        return Schedule(
+            name=self.title,
+            mesh=self.mesh,
+            roles=tuple(RankRole(name=part.name, boxes=part.boxes) for part in parts),
+            groups=tuple(self.groups),
+            streams=tuple(self.streams),
+            pools=tuple(self.pools),
+            layouts=tuple(self.layouts),
+            scalars=tuple(self.scalars),
+            programs=tuple(part.program() for part in parts),
+            contract=contract or Contract(),
+        )

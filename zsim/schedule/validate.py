@@ -1,0 +1,396 @@
+"""Whether a schedule can be read at all: names exist, views fit their buffers, sizes agree.
+
+Raises on the first fault, with its path. Whether the schedule is right is `zsim.proof`.
+"""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from zsim.model.generator import Draw
+from zsim.schedule.access import COMPUTE_ACCESS
+from zsim.schedule.mesh import Group, Mesh
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Previous,
+    Receive,
+    ReduceScatter,
+    Role,
+    Send,
+    SetScalar,
+    Together,
+    View,
+    walk,
+)
+from zsim.schedule.schedule import Buffer, Contract, Program, Schedule, ScheduleError
+from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
+from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
+
+
+def inspect(schedule: Schedule) -> None:
+    """Return if `schedule` is well formed.
+
+    Raises:
+        ScheduleError: it is not; the message names where and what is allowed.
+    """
+    _names_differ("group", [group.name for group in schedule.groups])
+    _names_differ("layout", [layout.name for layout in schedule.layouts])
+    _names_differ("stream", schedule.streams)
+    _names_differ("scalar", [scalar.name for scalar in schedule.scalars])
+    _names_differ("generator", [generator.name for generator in schedule.generators])
+    _names_differ("pool", [pool.name for pool in schedule.pools])
+    _inspect_roles(schedule)
+    for group in schedule.groups:
+        _inspect_group(schedule.mesh, group)
+    for generator in schedule.generators:
+        _inspect_axes(schedule.mesh, f"generator {generator.name}", generator.axes)
+    for layout in schedule.layouts:
+        if layout.axis is not None:
+            with at(f"layout {layout.name}"):
+                layout.segment(0, schedule.mesh.axis_size(layout.axis))
+    for program in schedule.programs:
+        _Inspector(schedule, program).inspect()
+    _inspect_contract(schedule)
+
+
+def _names_differ(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ScheduleError(f"{what} {name}: the name is used twice")
+        seen.add(name)
+
+
+def _inspect_group(mesh: Mesh, group: Group) -> None:
+    where = f"group {group.name}"
+    with at(where):
+        mesh.limits(group.where)
+    _inspect_axes(mesh, where, group.axes)
+
+
+def _inspect_axes(mesh: Mesh, where: str, axes: tuple[str, ...]) -> None:
+    with at(where):
+        for axis in axes:
+            if mesh.parts(axis) != (axis,):
+                raise ScheduleError(f"{where}: axis {axis} is joined; name {mesh.parts(axis)}")
+    _names_differ(f"{where}: axis", axes)
+
+
+def _inspect_roles(schedule: Schedule) -> None:
+    mesh = schedule.mesh
+    names = [role.name for role in schedule.roles]
+    if sorted(names) != sorted(program.role for program in schedule.programs):
+        raise ScheduleError(f"programs: one for each role is needed, roles are {', '.join(names)}")
+    _names_differ("role", names)
+    boxes = [(role.name, box) for role in schedule.roles for box in role.boxes]
+    for index, (name, box) in enumerate(boxes):
+        with at(f"role {name}"):
+            mesh.limits(box)
+        for other_name, other in boxes[:index]:
+            if mesh.boxes_meet(box, other):
+                raise ScheduleError(f"role {name}: shares ranks with role {other_name}")
+    covered = sum(role.size(mesh) for role in schedule.roles)
+    if covered != mesh.size:
+        raise ScheduleError(f"roles: cover {covered} ranks of {mesh.size}")
+
+
+def _inspect_contract(schedule: Schedule) -> None:
+    contract = schedule.contract
+    given = {scalar.name for scalar in schedule.scalars if scalar.given}
+    for rule in contract.rules.values():
+        if isinstance(rule.learning_rate, str) and rule.learning_rate not in given:
+            raise ScheduleError(
+                f"contract: learning rate {rule.learning_rate!r} is no scalar that is given"
+            )
+    roles = {role.name for role in schedule.roles}
+    pools = {pool.name for pool in schedule.pools}
+    _names_differ("contract.parameters", [parameter.name for parameter in contract.parameters])
+    _names_differ(
+        "contract.peak_bytes", [f"{role}/{pool}" for role, pool, _ in contract.peak_bytes]
+    )
+    for role, pool, _ in contract.peak_bytes:
+        if role not in roles or pool not in pools:
+            raise ScheduleError(f"contract.peak_bytes: no role {role!r} with pool {pool!r}")
+    single = {*Contract().data_axes, *(axis.name for axis in schedule.mesh.axes)}
+    if missing := set(contract.data_axes) - single:
+        raise ScheduleError(f"contract.data_axes: no single axis {min(missing)!r}")
+    for volume in contract.wire_bytes or ():
+        if volume.group not in schedule.group_by_name:
+            raise ScheduleError(f"contract.wire_bytes: no group {volume.group!r}")
+
+
+HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
+"""What an edge cannot name: it is done when the host has passed it."""
+
+
+class _Inspector:
+    """Walks one program, with the names that it may use at hand."""
+
+    def __init__(self, schedule: Schedule, program: Program) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.mesh: Mesh = schedule.mesh
+        self.streams = set(schedule.streams)
+        self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
+        self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+        self.good_views: set[int] = set()
+        self.in_step = False
+        self.setup = {operation.id for operation in walk(program.setup)}
+
+    def inspect(self) -> None:
+        """Raise on the first fault of the program."""
+        self._inspect_buffers()
+        for operation in walk(self.program.setup):
+            self._inspect_operation(operation)
+        self.in_step = True
+        for operation in walk(self.program.step):
+            self._inspect_operation(operation)
+
+    def _inspect_buffers(self) -> None:
+        pools = {pool.name for pool in self.schedule.pools}
+        for buffer in self.program.buffers:
+            where = f"{self.program.role}/buffer {buffer.name}"
+            if buffer.pool not in pools:
+                raise ScheduleError(f"{where}: no pool {buffer.pool!r}; pools are {sorted(pools)}")
+            if buffer.home not in self.streams:
+                raise ScheduleError(f"{where}: no stream {buffer.home!r}")
+            if buffer.layout is None and buffer.shard is not None:
+                raise ScheduleError(f"{where}: shard without a layout")
+            if buffer.layout is not None:
+                self._inspect_layout_of(where, buffer, buffer.layout)
+        where = f"{self.program.role}/persistent"
+        _names_differ(where, self.program.persistent)
+        for name in self.program.persistent:
+            self._need_buffer(where, name)
+
+    def _inspect_layout_of(self, where: str, buffer: Buffer, name: str) -> None:
+        layout = self.schedule.layout_by_name.get(name)
+        if layout is None:
+            raise ScheduleError(f"{where}: no layout {name!r}")
+        needed = layout.elements
+        if buffer.shard is not None:
+            if buffer.shard != layout.axis:
+                raise ScheduleError(
+                    f"{where}: shard {buffer.shard!r}, but the layout is cut along {layout.axis!r}"
+                )
+            count = self.mesh.axis_size(buffer.shard)
+            needed = max(
+                layout.segment(rank, count)[1] for rank in ranks_of_all_sizes(layout, count)
+            )
+        if buffer.elements < needed or (buffer.elements > needed and not buffer.has_room):
+            raise ScheduleError(f"{where}: {buffer.elements} elements, its layout has {needed}")
+
+    def _inspect_operation(self, operation: Operation) -> None:
+        where = operation.id
+        match operation:
+            case Allocate(buffer=buffer):
+                self._need_buffer(where, buffer)
+                return
+            case Free(buffer=buffer, uses=uses):
+                self._need_buffer(where, buffer)
+                self._inspect_edges(where, uses)
+                return
+            case HostWait(operation=edge):
+                self._inspect_edges(where, (edge,))
+                return
+            case SetScalar():
+                self._inspect_set_scalar(operation)
+                return
+            case Branch(value=value, after=after):
+                self._inspect_edges(where, after)
+                self._inspect_view(where, value)
+                if value.size != 1:
+                    raise ScheduleError(f"{where}: a branch reads 1 element, not {value.size}")
+                return
+            case Compute():
+                self._inspect_compute(operation)
+            case Fill(target=target, scalar=scalar):
+                self._inspect_view(where, target)
+                if scalar is not None:
+                    self._need_scalar(where, scalar)
+            case Copy():
+                self._inspect_copy(operation)
+            case Together(members=members):
+                for member in members:
+                    self._inspect_communication(member)
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                self._inspect_communication(operation)
+            case _:
+                assert_never(operation)
+        if operation.stream not in self.streams:
+            raise ScheduleError(f"{where}: no stream {operation.stream!r}")
+        self._inspect_edges(where, operation.after)
+
+    def _inspect_copy(self, copy: Copy) -> None:
+        where, source, target = copy.id, copy.source, copy.target
+        self._inspect_view(where, source)
+        self._inspect_view(where, target)
+        if copy.by_parameter:
+            self._need_parameters(where, source)
+            self._need_parameters(where, target)
+        elif source.size != target.size:
+            raise ScheduleError(f"{where}: copies {source.size} elements to {target.size}")
+        elif len({window_of(view) for view in (source, target)}) > 1:
+            raise ScheduleError(f"{where}: copies a window to another one")
+
+    def _inspect_set_scalar(self, change: SetScalar) -> None:
+        self._need_scalar(change.id, change.scalar)
+        if change.counter is not None:
+            self._need_scalar(change.id, change.counter)
+        if change.every < 1:
+            raise ScheduleError(f"{change.id}: every {change.every} must be at least 1")
+        if change.minimum > change.maximum:
+            raise ScheduleError(
+                f"{change.id}: minimum {change.minimum} is above maximum {change.maximum}"
+            )
+
+    def _inspect_edges(self, where: str, edges: tuple[Edge, ...]) -> None:
+        by_id = self.program.by_id
+        for edge in edges:
+            previous = isinstance(edge, Previous)
+            name = edge.operation if isinstance(edge, Previous) else edge
+            if name not in by_id:
+                raise ScheduleError(f"{where}: after {name!r}, which is no operation")
+            if isinstance(by_id[name], HOST_ACTIONS):
+                raise ScheduleError(f"{where}: after {name!r}, which is on no stream")
+            if previous and not self.in_step:
+                raise ScheduleError(f"{where}: setup has no previous {name!r}")
+            if not previous and (name in self.setup) is self.in_step:
+                part = "setup" if self.in_step else "the step"
+                raise ScheduleError(f"{where}: after {name!r}, which is in {part}")
+
+    def _inspect_compute(self, compute: Compute) -> None:
+        where, table = compute.id, COMPUTE_ACCESS[compute.action]
+        for operand in compute.operands:
+            if operand.role not in table:
+                allowed = ", ".join(table)
+                raise ScheduleError(
+                    f"{where}: {compute.action} has no operand {operand.role}; it has {allowed}"
+                )
+            if operand.partial:
+                with at(where):
+                    for axis in operand.partial:
+                        self.mesh.axis_size(axis)
+            self._inspect_view(where, operand.view)
+        for scalar in compute.scalars:
+            self._need_scalar(where, scalar)
+        if compute.draw is not None:
+            self._inspect_draw(where, compute.action, compute.draw)
+        match compute.action:
+            case Action.UPDATE:
+                self._inspect_update(compute)
+            case Action.CLIP:
+                self._need_number(compute, Role.INPUT)
+                if not isinstance(compute.rule, ClipNorm):
+                    raise ScheduleError(f"{where}: rule {compute.rule} must be ClipNorm")
+            case Action.NORM | Action.FINITE:
+                self._need_number(compute, Role.OUTPUT)
+            case _:
+                pass  # what flows and is saved is the model's matter
+
+    def _inspect_draw(self, where: str, action: Action, draw: Draw) -> None:
+        if action not in (Action.FORWARD, Action.RECOMPUTE):
+            raise ScheduleError(f"{where}: {action} draws no random numbers, forward does")
+        if draw.generator not in {generator.name for generator in self.schedule.generators}:
+            raise ScheduleError(f"{where}: no generator {draw.generator!r}")
+        if draw.restores is not None:
+            drawn = self.program.by_id.get(draw.restores)
+            if not isinstance(drawn, Compute) or drawn.draw is None:
+                raise ScheduleError(f"{where}: restores {draw.restores!r}, which draws nothing")
+
+    def _inspect_update(self, update: Compute) -> None:
+        where, rule = update.id, update.rule
+        if not isinstance(rule, Optimizer):
+            raise ScheduleError(f"{where}: rule {rule} must be Adam or SGD")
+        rate = rule.learning_rate
+        if isinstance(rate, str) and not (rate in self.scalars and self.scalars[rate].given):
+            raise ScheduleError(f"{where}: learning rate {rate!r} is no scalar that is given")
+        roles = [operand.role for operand in update.operands]
+        if (kept := roles.count(Role.MOMENT)) != (needed := rule.moments):
+            raise ScheduleError(f"{where}: {kept} moments, {needed} needed by its rule")
+        if roles.count(Role.MASTER) + roles.count(Role.PARAMETER) != 1:
+            raise ScheduleError(f"{where}: one operand, master or parameter, is updated")
+        if roles.count(Role.GRADIENT) != 1:
+            raise ScheduleError(f"{where}: one gradient operand is needed")
+        sizes = sorted({operand.view.size for operand in update.operands})
+        if len(sizes) != 1:
+            raise ScheduleError(f"{where}: operands of one size are needed, they have {sizes}")
+        if len({window_of(operand.view) for operand in update.operands}) > 1:
+            raise ScheduleError(f"{where}: operands are not one window on one layout")
+
+    def _need_number(self, compute: Compute, role: Role) -> None:
+        sizes = [operand.view.size for operand in compute.operands if operand.role is role]
+        if sizes != [1]:
+            raise ScheduleError(f"{compute.id}: one {role} of 1 element is needed, got {sizes}")
+
+    def _inspect_communication(self, operation: Communication) -> None:
+        where = operation.id
+        if operation.group not in self.sizes:
+            raise ScheduleError(f"{where}: no group {operation.group!r}")
+        count = self.sizes[operation.group]
+        views: tuple[View, ...]
+        match operation:
+            case AllGather(source=source, target=target):
+                self._need_sizes(where, target, count * source.size)
+                views = (source, target)
+            case ReduceScatter(source=source, target=target):
+                self._need_sizes(where, source, count * target.size)
+                views = (source, target)
+            case AllReduce(source=source, target=target) | Broadcast(source=source, target=target):
+                self._need_sizes(where, target, source.size)
+                views = (source, target)
+            case Send(source=source):
+                views = (source,)
+            case Receive(target=target):
+                views = (target,)
+            case _:
+                assert_never(operation)
+        if isinstance(operation, Broadcast) and not 0 <= operation.root < count:
+            raise ScheduleError(f"{where}: root {operation.root} is outside 0 to {count - 1}")
+        for view in views:
+            self._inspect_view(where, view)
+            if view.layout is not None:
+                raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")
+            dtype = self.program.by_name[view.buffer].dtype
+            if dtype is not operation.wire:
+                raise ScheduleError(
+                    f"{where}: wire dtype {operation.wire}, but {view.buffer} is {dtype}"
+                )
+
+    def _need_parameters(self, where: str, view: View) -> None:
+        buffer = self.program.by_name[view.buffer]
+        layout = self.schedule.layout_by_name.get(buffer.layout or "")
+        size = layout.elements if layout is not None and buffer.has_room else buffer.elements
+        if layout is None or view != View(buffer=buffer.name, size=size):
+            needed = "the whole of a buffer with a layout"
+            raise ScheduleError(f"{where}: by parameter needs {needed}, not of {view.buffer}")
+
+    def _need_sizes(self, where: str, view: View, needed: int) -> None:
+        if view.size != needed:
+            raise ScheduleError(f"{where}: {view.buffer} has {view.size} elements, not {needed}")
+
+    def _inspect_view(self, where: str, view: View) -> None:
+        if id(view) not in self.good_views:
+            self._need_buffer(where, view.buffer)
+            inspect_view(self.schedule, self.program.by_name[view.buffer], where, view)
+            self.good_views.add(id(view))
+
+    def _need_buffer(self, where: str, name: str) -> None:
+        if name not in self.program.by_name:
+            raise ScheduleError(f"{where}: no buffer {name!r}")
+
+    def _need_scalar(self, where: str, name: str) -> None:
+        if name not in self.scalars:
+            raise ScheduleError(f"{where}: no scalar {name!r}")

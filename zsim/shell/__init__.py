@@ -1,1 +1,0 @@
-"""The imperative shell: command line, files, what is installed. The core never imports it."""

@@ -1,0 +1,210 @@
+"""A trace in the form of PyTorch's profiler (Kineto), which Perfetto shows and others analyse.
+
+Times are microseconds. A process is a rank, a thread one of its streams; names say what a kernel
+is, as those of CUDA and NCCL do: `ncclDevKernel_...` communicates, `Memcpy` and `Memset` move or
+set memory, all else computes. That is how Holistic Trace Analysis tells them apart. What a
+collective carries stands in `args`, under the names that PyTorch's profiler uses.
+"""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from zsim.schedule.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    Together,
+)
+from zsim.schedule.schedule import Place, Program, Schedule
+from zsim.trace.trace import RankTrace, Trace
+
+PICOSECONDS_PER_MICROSECOND = 10**6
+FIRST_STREAM = 7
+"""PyTorch's compute stream has this number in traces; the other streams follow."""
+HOST = 0
+"""The thread on which steps are marked and kernels are launched."""
+LAUNCH = "cudaLaunchKernel"
+
+Json = dict[str, object]
+
+KEYS = ("schemaVersion", "distributedInfo", "displayTimeUnit", "traceName", "traceEvents")
+"""Of the object that `kineto` makes."""
+
+
+def kineto(schedule: Schedule, trace: Trace, rank: RankTrace) -> Json:
+    """What `rank` did, as the object that PyTorch's profiler writes into a file."""
+    program = schedule.program_of(rank.rank)
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {
+            "backend": trace.backend,
+            "rank": rank.rank,
+            "world_size": schedule.mesh.size,
+        },
+        "displayTimeUnit": "ms",
+        "traceName": f"{schedule.name}, rank {rank.rank}",
+        "traceEvents": [
+            *_names(schedule, rank),
+            *_steps(trace, rank.rank),
+            *_operations(schedule, program, rank),
+        ],
+    }
+
+
+def _names(schedule: Schedule, rank: RankTrace) -> Iterator[Json]:
+    """What Perfetto calls the rank and its streams."""
+    like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
+    names = {HOST: "host"} | {number: name for name, number in _numbers(schedule).items()}
+    yield _name("process_name", rank.rank, HOST, f"rank {rank.rank}{like}")
+    for number, name in names.items():
+        yield _name("thread_name", rank.rank, number, name)
+
+
+def _name(what: str, rank: int, thread: int, name: str) -> Json:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def _numbers(schedule: Schedule) -> dict[str, int]:
+    return {name: FIRST_STREAM + index for index, name in enumerate(schedule.streams)}
+
+
+def _steps(trace: Trace, rank: int) -> Iterator[Json]:
+    """Each step from the end of the one before it to its own, as PyTorch's profiler marks it."""
+    begin_ps = 0
+    for number, end_ps in enumerate(trace.step_end_ps):
+        what = ("user_annotation", f"ProfilerStep#{number}")
+        yield _span(what, (rank, HOST), (begin_ps, end_ps), {})
+        begin_ps = end_ps
+
+
+def _span(
+    what: tuple[str, str], where: tuple[int, int], when_ps: tuple[int, int], arguments: Json
+) -> Json:
+    """Something with a beginning and an end: category and name, rank and thread."""
+    start, end = (time / PICOSECONDS_PER_MICROSECOND for time in when_ps)
+    return {
+        "ph": "X",
+        "cat": what[0],
+        "name": what[1],
+        "pid": where[0],
+        "tid": where[1],
+        "ts": start,
+        "dur": end - start,
+        "args": arguments,
+    }
+
+
+def _operations(schedule: Schedule, program: Program, rank: RankTrace) -> Iterator[Json]:
+    """Every operation: what ran, and its launch, by which a step is known to hold it.
+
+    A trace has no times of the host, so a launch stands where its operation starts.
+    """
+    numbers = _numbers(schedule)
+    for index, event in enumerate(rank.events):
+        operation = program.by_id[event.operation]
+        category, name = _kernel(schedule, program, operation)
+        yield _span(
+            ("cuda_runtime", LAUNCH),
+            (rank.rank, HOST),
+            (event.start_ps, event.start_ps),
+            {"correlation": index + 1},
+        )
+        yield _span(
+            (category, name),
+            (rank.rank, numbers[event.stream]),
+            (event.start_ps, event.end_ps),
+            {
+                "stream": numbers[event.stream],
+                "device": rank.rank,
+                "correlation": index + 1,
+                "operation": event.operation,
+                "step": event.step,
+                **_carried(schedule, operation),
+            },
+        )
+
+
+def _kernel(schedule: Schedule, program: Program, operation: Operation) -> tuple[str, str]:
+    """Category and name of what runs on the stream."""
+    match operation:
+        case Compute(action=action, unit=unit):
+            return "kernel", f"{unit} {action}".strip()
+        case (
+            AllGather()
+            | ReduceScatter()
+            | AllReduce()
+            | Broadcast()
+            | Send()
+            | Receive()
+            | Together()
+        ):
+            kinds = dict.fromkeys(type(each).__name__ for each in _members(operation))
+            return "kernel", f"ncclDevKernel_{'_'.join(kinds)}"
+        case Copy(source=source, target=target):
+            ends = [_place(schedule, program, view.buffer) for view in (source, target)]
+            letters = "to".join("D" if end is Place.DEVICE else "H" for end in ends)
+            return "gpu_memcpy", f"Memcpy {letters}"
+        case Fill():
+            return "gpu_memset", "Memset (Device)"
+        case Allocate() | Free() | HostWait() | SetScalar() | Branch():
+            raise AssertionError(f"{operation.id}: an action of the host is on no stream")
+        case _:
+            assert_never(operation)
+
+
+def _members(operation: Communication | Together) -> tuple[Communication, ...]:
+    return operation.members if isinstance(operation, Together) else (operation,)
+
+
+def _place(schedule: Schedule, program: Program, buffer: str) -> Place:
+    pool = program.by_name[buffer].pool
+    return next(each.place for each in schedule.pools if each.name == pool)
+
+
+def _carried(schedule: Schedule, operation: Operation) -> Json:
+    """What a collective carries: PyTorch's names in a profile of NCCL."""
+    if not isinstance(operation, Communication | Together):
+        return {}
+    members = _members(operation)
+    group = schedule.group_by_name[operation.group]
+    return {
+        "Collective name": members[0].__class__.__name__,
+        "Process Group Name": operation.group,
+        "Group size": group.size(schedule.mesh),
+        "dtype": str(members[0].wire),
+        "In msg nelems": sum(map(_source, members)),
+        "Out msg nelems": sum(map(_target, members)),
+    }
+
+
+def _source(each: Communication) -> int:
+    match each:
+        case Receive():
+            return 0
+        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send():
+            return each.source.size
+        case _:
+            assert_never(each)
+
+
+def _target(each: Communication) -> int:
+    match each:
+        case Send():
+            return 0
+        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Receive():
+            return each.target.size
+        case _:
+            assert_never(each)

@@ -1,0 +1,182 @@
+"""What happened in a run: the same type from every backend.
+
+Times are integer picoseconds since the start of the first step. A trace of a folded simulation
+holds one rank of each class of ranks that no one can tell apart, and says how many it stands for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zsim.schedule.schedule import Kind
+from zsim.trace.witness import Witness
+
+Interval = tuple[int, int]
+"""When something begins and ends, in picoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One operation on one rank: when it ran. `step` is -1 in setup."""
+
+    operation: str
+    step: int
+    stream: str
+    start_ps: int
+    end_ps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookEntry:
+    """One line of the allocator's book, in the order in which the host issued it.
+
+    `change_bytes` is positive for an allocation. `operation` is the `Allocate`, the `Free`, or for
+    a deferred free the `Allocate` at which the memory came back.
+    """
+
+    operation: str
+    step: int
+    pool: str
+    buffer: str
+    kind: Kind
+    change_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One collective as it was handed to the communicator, in issue order.
+
+    `bytes` are ring-equivalent: what this rank sends if the ring algorithm is used.
+    """
+
+    operation: str
+    step: int
+    group: str
+    collective: str
+    elements: int
+    bytes: int
+    scalar: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A request for which there was no memory: what it would have taken, what was alive with it."""
+
+    operation: str
+    needed_bytes: int
+    alive: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What the book of a rank makes one pool take from its device, and keep.
+
+    Attributes:
+        pool: the pool.
+        capacity_bytes: what it may take; None if that is not known.
+        course_bytes: what it has after each line of the book that is of this pool. What of it no
+            line has booked is rounded up, split off, or cached. After a shortage nothing is served.
+        shortage: the first line for which there was no memory.
+    """
+
+    pool: str
+    capacity_bytes: int | None
+    course_bytes: tuple[int, ...]
+    shortage: Shortage | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the pool has at a time."""
+        return max(self.course_bytes, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """What one rank did; `stands_for` ranks did the same at the same times.
+
+    `reservations` are there where a backend simulates memory. `host_bound_ps` has, for each step,
+    how long the stream of its Computes had nothing to do but what its host was still issuing; it is
+    there where a backend simulates what hosts cost. `witness` is there where somebody watched.
+    """
+
+    rank: int
+    role: str
+    stands_for: int
+    events: tuple[Event, ...]
+    book: tuple[BookEntry, ...]
+    transfers: tuple[Transfer, ...]
+    losses: tuple[float, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    host_bound_ps: tuple[int, ...] = ()
+    witness: Witness | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """Bytes that crossed one class of links in one step, summed over the links of the class."""
+
+    link: str
+    count: int
+    bytes: int
+    capacity_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A pool that did not suffice: where, and what was alive, largest first."""
+
+    rank: int
+    pool: str
+    operation: str
+    needed_bytes: int
+    capacity_bytes: int
+    alive: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A run of setup and `steps` steps.
+
+    `step_end_ps` has the end of each step (all streams of all ranks drained of it). `observed`
+    holds figures by name that only some backends can see (live storages by class, for one).
+    `trust` says in words how far times can be trusted; `error` is the relative error of step times
+    that nine of ten judged runs like this one stayed below, None where nobody knows.
+    """
+
+    backend: str
+    schedule: str
+    seed: int
+    steps: int
+    ranks: tuple[RankTrace, ...]
+    step_end_ps: tuple[int, ...]
+    links: tuple[LinkUse, ...] = ()
+    out_of_memory: OutOfMemory | None = None
+    trust: str = ""
+    error: float | None = None
+    observed: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """When one rank computed in the last step, and when it communicated on each group.
+
+    `host_bound_ps` is how long it waited for its host: as in `RankTrace`.
+    """
+
+    computing: Sequence[Interval]
+    by_group: Mapping[str, Sequence[Interval]]
+    host_bound_ps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStep:
+    """What a trace says of the times of its last step, and nothing else.
+
+    `ranks` has one of each class that was simulated; what lies outside the step is cut off.
+    `trust` and `error` are those of the trace.
+    """
+
+    begin_ps: int
+    end_ps: int
+    ranks: tuple[RankStep, ...]
+    trust: str
+    error: float | None = None

@@ -1,0 +1,89 @@
+"""What a worker does: makes and checks a schedule once, tries it on each cluster of a batch."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from time import perf_counter  # noqa: TID251  (how long runs take is told to who waits for them)
+from typing import cast
+
+from zsim.backend.backend import RunFailedError, Trier, load
+from zsim.scenario.outline import Outline, Recipe
+from zsim.study.outcome import Outcome, Status
+from zsim.study.proved import Proved, proved
+from zsim.workers.code_version import code_version
+
+KEPT = 3
+"""Schedules that a worker keeps: enough to come back to one, few enough for large models."""
+
+Maker = Callable[[Recipe], Proved | Outcome]
+"""Makes and checks the schedule of a recipe; a function that other processes can import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Runs with one schedule. `code` is the version that must run them; None is any."""
+
+    outlines: tuple[Outline, ...]
+    maker: Maker
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The outcome of one run, and the seconds it took.
+
+    Without `keep` it says more of the program than of the run, and is not stored.
+    """
+
+    outcome: Outcome
+    seconds: float
+    keep: bool = True
+
+
+def simulated(recipe: Recipe) -> Proved | Outcome:
+    """The schedule of `recipe`, to be tried in the simulation."""
+    return proved(recipe, _simulation)
+
+
+def run_batch(batch: Batch) -> list[Done]:
+    """Every run of `batch`, in order; one that fails in no expected way is there with its error.
+
+    Raises:
+        RunFailedError: this process has other code than the one that sent the batch.
+    """
+    if batch.code is not None and batch.code != code_version():
+        raise RunFailedError("a worker has another version of zsim than this machine")
+    with _LOCK:  # a worker of Dask may have several threads
+        return [_run(outline, batch.maker) for outline in batch.outlines]
+
+
+_LOCK = Lock()
+_KNOWN: OrderedDict[tuple[Maker, Recipe], Proved | Outcome] = OrderedDict()
+
+
+def _simulation() -> Trier:
+    return cast("Trier", load("sim")())
+
+
+def _run(outline: Outline, maker: Maker) -> Done:
+    begin = perf_counter()
+    keep = True
+    try:
+        found = _made(outline.recipe, maker)
+        outcome = found if isinstance(found, Outcome) else found.tried(outline)
+    except Exception as error:
+        reason = f"internal error: {type(error).__name__}: {error}"
+        outcome, keep = Outcome(status=Status.FAILED, reason=" ".join(reason.split())), False
+    return Done(outcome, perf_counter() - begin, keep)
+
+
+def _made(recipe: Recipe, maker: Maker) -> Proved | Outcome:
+    key = (maker, recipe)
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _KNOWN[key] = maker(recipe)
+        while len(_KNOWN) > KEPT:
+            _KNOWN.popitem(last=False)
+    _KNOWN.move_to_end(key)
+    return found

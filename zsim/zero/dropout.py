@@ -1,0 +1,26 @@
+"""With which states of generators segments draw: forward with a new one, its recompute again."""
+
+from zsim.model.generator import Draw
+from zsim.model.model import Segment
+from zsim.schedule.operation import Action
+from zsim.zero.visit_order import SegmentVisit
+from zsim.zero.writer import GENERATOR
+
+
+class Drawn:
+    """Remembers which operation drew for each micro-batch, unit and segment."""
+
+    def __init__(self) -> None:
+        self._forward: dict[tuple[int, int, int], str] = {}
+
+    def draw(
+        self, segment: Segment, part: SegmentVisit, which: tuple[int, int], path: str
+    ) -> Draw | None:
+        """The state that the operation `path` draws with, of a micro-batch and a unit."""
+        if segment.draws is None:
+            return None
+        key = (*which, part.segment)
+        if part.action is Action.RECOMPUTE:
+            return Draw(generator=GENERATOR[segment.draws], restores=self._forward[key])
+        self._forward[key] = path
+        return Draw(generator=GENERATOR[segment.draws])

@@ -1,0 +1,399 @@
+"""Forward, recompute and backward of one unit: segments, the values between them.
+
+With a tensor axis each segment's summands are summed where it ends, on the compute stream: what
+follows needs them at once. What is put away between forward and backward is for `Checkpoints`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from zsim.model.model import Model, Segment, Value
+from zsim.schedule.operation import (
+    Action,
+    AllReduce,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Operand,
+    Role,
+    View,
+)
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Precision, Strategy
+from zsim.zero.bucket import Buckets
+from zsim.zero.checkpoints import Checkpoints, Loose
+from zsim.zero.dropout import Drawn
+from zsim.zero.sequence import Tokens
+from zsim.zero.state import LOSS_SCALE
+from zsim.zero.visit_order import Instance, Made, SegmentVisit, UnitVisit
+from zsim.zero.workspace_buffer import room, room_of
+from zsim.zero.writer import COMPUTE, POOL, TENSOR, Draft
+
+Held = Callable[[int, UnitVisit], str]
+"""The buffer that holds a bucket's parameters during a visit."""
+
+
+class Passes:
+    """Writes the visits of a micro-batch into a draft.
+
+    Without `checkpoints`, those that are cut over the tensor axis lie loose on the device.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        model: Model,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        held: Held,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.draft = draft
+        self.model = model
+        self.strategy = strategy
+        self.buckets = buckets
+        self.held = held
+        self.checkpoints = checkpoints or Checkpoints(
+            draft, model, strategy, Loose(draft, model, strategy, pool=POOL)
+        )
+        self.micro_batch = 0
+        self.tokens = Tokens(draft, model)
+        self._slopes = Counter[str]()
+        self._drawn = Drawn()
+        self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
+
+    def load(self) -> None:
+        """Bring a micro-batch of data in."""
+        batch, draft = self.model.batch, self.draft
+        name = draft.buffer(batch.name, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
+        draft.allocate(name)
+        draft.add(
+            Compute(
+                id=self.draft.path("load"),
+                stream=COMPUTE,
+                action=Action.LOAD,
+                micro_batch=self.micro_batch,
+                operands=(Operand(role=Role.OUTPUT, view=self.draft.all(name)),),
+            )
+        )
+
+    def seed(self) -> None:
+        """The gradient of the loss with respect to itself: one, times the loss scale with fp16."""
+        loss = self.model.loss
+        name = self.draft.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
+        self.draft.allocate(name)
+        self._slopes[loss.name] = 1
+        scaled = self.strategy.precision is Precision.FP16
+        self.draft.add(
+            Fill(
+                id=self.draft.path("seed"),
+                stream=COMPUTE,
+                target=self.draft.all(name),
+                value=1.0,
+                scalar=LOSS_SCALE if scaled else None,
+            )
+        )
+
+    def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
+        """Run the unit; the id of its last operation that reads parameters."""
+        last = ""
+        for part in visit.segments:
+            last = self._run(visit, part, after, saves=not visit.again)
+            after = ()
+        self.checkpoints.put_away(visit, last)
+        return last
+
+    def backward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
+        """Run the unit backward, recomputing first if it is checkpointed; the id as in forward."""
+        after = (*after, *self.checkpoints.bring_back(visit))
+        last, allocated = "", False
+        for part in visit.segments:
+            if part.action is Action.RECOMPUTE:
+                last = self._run(visit, part, after, saves=True)
+            else:
+                if not allocated:
+                    self._allocate_transients(visit)
+                    allocated = True
+                last = self._run_backward(visit, part, after)
+            after = ()
+        return last
+
+    def transient(self, unit: int, position: int) -> str:
+        """The buffer of the gradients that autograd makes of a unit's run number `position`."""
+        run = self.buckets.runs[unit][position]
+        return self.draft.buffer(
+            f"{self.model.units[unit].name}/gradient{position}",
+            run.size,
+            self.strategy.precision.compute,
+            Kind.WORKSPACE,
+            produced=True,
+            layout=None if run.layout is None else run.layout.name,
+        )
+
+    def _allocate_transients(self, visit: UnitVisit) -> None:
+        for position, _ in self.buckets.trained_runs(visit.unit):
+            self.draft.allocate(self.transient(visit.unit, position))
+
+    def _run(
+        self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge], *, saves: bool
+    ) -> str:
+        """Forward of one segment, or recompute."""
+        draft, segment = self.draft, self._segment(visit, part)
+        path = draft.path(f"{part.action}{part.segment}")
+        whole = self.tokens.gather_inputs(segment, part)
+        for instance in part.makes:
+            draft.allocate(self._made(instance))
+        if saves and segment.saved_bytes:
+            draft.allocate(self._saved(visit, part))
+        operands = self._operands_of(visit, part, saves=saves)
+        if own := room_of(operands):
+            draft.allocate(own)
+        name = draft.add(
+            Compute(
+                id=path,
+                stream=COMPUTE,
+                after=tuple(after),
+                action=part.action,
+                unit=self.model.units[visit.unit].name,
+                segment=part.segment,
+                micro_batch=self.micro_batch,
+                operands=operands,
+                kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
+                draw=self._drawn.draw(segment, part, (self.micro_batch, visit.unit), path),
+            )
+        )
+        for each in (*whole, own) if own else whole:
+            draft.free(each)
+        if segment.reduces_output:
+            for instance in part.makes:
+                self._reduce(instance.value, self._value(instance), f"{part.action}{part.segment}")
+        self._end(part, name)
+        return name
+
+    def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
+        draft, segment = self.draft, self._segment(visit, part)
+        whole = self.tokens.gather_inputs(segment, part)
+        whole += self.tokens.gather_slopes(segment, part, self._slopes)
+        operands = self._operands_of(visit, part, saves=True)
+        made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
+        for name in made:
+            draft.allocate(name)
+        if own := room_of(operands):
+            draft.allocate(own)
+        done = draft.add(
+            Compute(
+                id=draft.path(f"backward{part.segment}"),
+                stream=COMPUTE,
+                after=tuple(after),
+                action=Action.BACKWARD,
+                unit=self.model.units[visit.unit].name,
+                segment=part.segment,
+                micro_batch=self.micro_batch,
+                operands=operands,
+                kernels=segment.backward,
+            )
+        )
+        for each in (*whole, own) if own else whole:
+            draft.free(each)
+        if segment.saved_bytes:
+            draft.free(self._saved(visit, part))
+        for value in segment.outputs:
+            if value.name in self._slopes:
+                del self._slopes[value.name]
+                draft.free(f"{value.name}/gradient")
+        self._end(part, done)
+        for name in self._differentiable(segment):
+            self._settle_slope(name, part, reduces=segment.reduces_input_gradient)
+        return done
+
+    def _settle_slope(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:
+        """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
+        draft = self.draft
+        name = self._contribution(value)
+        self._slopes[value] += 1
+        if reduces:
+            self._reduce(value, name, f"backward{part.segment}", of=value)
+        if self._slopes[value] == 1:
+            return
+        draft.add(
+            Copy(
+                id=draft.path(f"backward{part.segment}/add/{value}"),
+                stream=COMPUTE,
+                source=draft.all(name),
+                target=draft.all(f"{value}/gradient"),
+                accumulate=True,
+            )
+        )
+        draft.free(name)
+
+    def _contribution(self, value: str) -> str:
+        """The buffer of what the next reader contributes to a gradient: the first one is kept."""
+        number = self._slopes[value]
+        return f"{value}/gradient" + ("/other" if number else "") + (str(number) * (number > 1))
+
+    def _operands_of(
+        self, visit: UnitVisit, part: SegmentVisit, *, saves: bool
+    ) -> tuple[Operand, ...]:
+        """Operands of a segment; the same in every micro-batch, so made once."""
+        key = (visit.unit, visit.backward, part.segment, part.action)
+        found = self._operands.get(key)
+        if found is not None:
+            return found
+        segment = self._segment(visit, part)
+        read = [self._read(part, each, segment) for each in part.reads]
+        operands = [Operand(role=Role.INPUT, view=view) for view in read]
+        operands += self._parameters(visit, segment, Role.PARAMETER)
+        if saves and segment.saved_bytes:
+            view = self.draft.all(self._saved(visit, part))
+            operands.append(Operand(role=Role.SAVED, view=view))
+        if part.action is Action.BACKWARD:
+            operands += self._slope_operands(segment)
+            operands += self._parameters(visit, segment, Role.GRADIENT)
+        else:
+            partial = (TENSOR,) if segment.reduces_output else ()
+            operands += [
+                Operand(
+                    role=Role.OUTPUT,
+                    view=self.draft.all(self._made(instance)),
+                    partial=partial,
+                )
+                for instance in part.makes
+            ]
+        if own := self._workspace(visit, part, operands):
+            operands.append(Operand(role=Role.WORKSPACE, view=self.draft.all(own)))
+        self._operands[key] = tuple(operands)
+        return self._operands[key]
+
+    def _slope_operands(self, segment: Segment) -> list[Operand]:
+        """Gradients that a backward reads and makes."""
+        operands = [
+            Operand(role=Role.OUTPUT_GRADIENT, view=self.draft.all(self._slope(value)))
+            for value in segment.outputs
+            if value.name in self._slopes
+        ]
+        partial = (TENSOR,) if segment.reduces_input_gradient else ()
+        for name in self._differentiable(segment):
+            value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
+            new, produced = self._contribution(name), not gathers
+            buffer = self.draft.buffer(
+                new, value.elements, value.dtype, Kind.WORKSPACE, produced=produced
+            )
+            if gathers:
+                buffer = self.tokens.summands(name, buffer)
+            view = self.draft.all(buffer)
+            operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
+        return operands
+
+    def _differentiable(self, segment: Segment) -> list[str]:
+        return [name for name in segment.inputs if self.model.values[name].requires_gradient]
+
+    def _parameters(self, visit: UnitVisit, segment: Segment, role: Role) -> list[Operand]:
+        """Operands for the segment's parameters, or for their gradients, in the unit's order."""
+        views: dict[str, View] = {}
+        for position, run in enumerate(self.buckets.runs[visit.unit]):
+            members, starts = run.parameters, run.starts
+            if role is Role.PARAMETER:
+                buffer = self.held(run.bucket, visit)
+            elif members := run.trained:
+                buffer = self.transient(visit.unit, position)
+                starts = (0, *accumulate(parameter.elements for parameter in members))
+            else:
+                continue
+            for parameter, start in zip(members, starts, strict=False):
+                views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
+        names = segment.parameters
+        if role is Role.GRADIENT:
+            names = self.model.trained_of(segment)
+        return [
+            Operand(role=role, view=views[name], partial=self._partial(role, name))
+            for name in names
+        ]
+
+    def _partial(self, role: Role, name: str) -> tuple[str, ...]:
+        """Ranks of the tensor axis that saw other tokens have summands of a shared gradient."""
+        return (TENSOR,) if role is Role.GRADIENT and name in self.tokens.shared else ()
+
+    def _segment(self, visit: UnitVisit, part: SegmentVisit) -> Segment:
+        return self.model.units[visit.unit].segments[part.segment]
+
+    def _value(self, instance: Instance) -> str:
+        value = self.model.values[instance.value]
+        return self.draft.buffer(
+            instance.buffer,
+            value.elements,
+            value.dtype,
+            Kind.WORKSPACE,
+            produced=instance.value not in self.tokens.scattered,
+        )
+
+    def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
+        """The buffer of what a segment holds only while it runs; no name if it is nothing."""
+        keeps = self._segment(visit, part).saved_bytes
+        saved = self._saved(visit, part) if keeps else ""
+        return room(self.draft, self.model, visit, part, saved=saved, operands=operands)
+
+    def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
+        segment = self._segment(visit, part)
+        dtype = self.strategy.precision.compute
+        return self.draft.buffer(
+            f"{self.model.units[visit.unit].name}/saved{part.segment}",
+            -(-segment.saved_bytes // dtype.size_bytes),
+            dtype,
+            Kind.SAVED,
+            produced=True,
+        )
+
+    def _view(self, instance: Instance) -> View:
+        if instance.made is Made.GATHERED:
+            return self.checkpoints.view(instance.value)
+        return self.draft.all(instance.buffer)
+
+    def _end(self, part: SegmentVisit, last: str) -> None:
+        """Forget what nothing reads after `last`."""
+        for instance in part.ends:
+            if instance.made is Made.GATHERED:
+                self.checkpoints.end(instance.value, last)
+            else:
+                self.draft.free(instance.buffer)
+
+    def _read(self, part: SegmentVisit, instance: Instance, segment: Segment) -> View:
+        if self.tokens.gathers(segment, instance.value):
+            return self.draft.all(self.tokens.read(part, instance))
+        return self._view(instance)
+
+    def _made(self, instance: Instance) -> str:
+        value = self._value(instance)
+        if instance.value in self.tokens.scattered:
+            return self.tokens.summands(instance.value, value)
+        return value
+
+    def _slope(self, value: Value) -> str:
+        slope = f"{value.name}/gradient"
+        if value.name in self.tokens.scattered:
+            return self.tokens.slope(value.name)
+        return slope
+
+    def _reduce(self, value: str, buffer: str, path: str, *, of: str = "") -> None:
+        """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
+        suffix = f"/{of}" if of else ""
+        if self.model.values[value].tensor_sharded:
+            self.tokens.scatter(value, buffer, f"{path}/scatter{suffix}")
+        else:
+            self._sum(buffer, f"{path}/sum{suffix}")
+
+    def _sum(self, buffer: str, name: str) -> None:
+        view, wire = self.draft.all(buffer), self.draft.buffers[buffer].dtype
+        self.draft.add(
+            AllReduce(
+                id=self.draft.path(name),
+                stream=COMPUTE,
+                group=TENSOR,
+                source=view,
+                target=view,
+                wire=wire,
+                accumulate=wire,
+            )
+        )

@@ -1,0 +1,57 @@
+"""ZeRO-R Pa: a rank keeps its own slice of a checkpoint and gathers it before the unit runs again.
+
+Rajbhandari et al. 2020, section 6.1. Ranks of the tensor axis hold copies of what flows between
+units, so each needs to keep a part alone: an all-gather before recompute makes it whole.
+"""
+
+from zsim.model.model import Model, ModelError
+from zsim.schedule.operation import AllGather, Edge, View
+from zsim.schedule.schedule import Kind
+from zsim.strategy.strategy import Strategy
+from zsim.zero.visit_order import Instance, Made
+from zsim.zero.writer import COMPUTE, TENSOR, Draft
+
+
+def own_elements(model: Model, strategy: Strategy, value: str) -> int:
+    """Elements of a checkpoint that a rank keeps.
+
+    Raises:
+        ModelError: ranks of the tensor axis do not divide it.
+    """
+    elements = model.values[value].elements
+    if not strategy.cuts_checkpoints:
+        return elements
+    if elements % model.tensor:
+        raise ModelError(
+            f"partition_checkpoints: {value} has {elements} elements, "
+            f"not a multiple of the {model.tensor} ranks of the tensor axis"
+        )
+    return elements // model.tensor
+
+
+def own_slice(model: Model, strategy: Strategy, value: str) -> View:
+    """The share of what forward made that the rank keeps."""
+    size = own_elements(model, strategy, value)
+    return View(buffer=value, size=size, axis=TENSOR if strategy.cuts_checkpoints else None)
+
+
+def gather(
+    draft: Draft, model: Model, value: str, *, source: View, after: tuple[Edge, ...] = ()
+) -> str:
+    """Make a checkpoint whole again of every rank's `source`; the operation."""
+    whole = model.values[value]
+    name = draft.buffer(
+        Instance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.WORKSPACE
+    )
+    draft.allocate(name)
+    return draft.add(
+        AllGather(
+            id=draft.path(f"gather/{value}"),
+            stream=COMPUTE,
+            after=after,
+            group=TENSOR,
+            source=source,
+            target=draft.all(name),
+            wire=whole.dtype,
+        )
+    )

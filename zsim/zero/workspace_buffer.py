@@ -1,0 +1,73 @@
+"""The buffer of what a segment holds only while it runs, with the course of its tensors."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from zsim.dtype import DType
+from zsim.model.model import Model, Segment
+from zsim.model.tensor_lifetime import Course
+from zsim.schedule.operation import Action, Operand, Role
+from zsim.schedule.schedule import Kind
+from zsim.zero.visit_order import SegmentVisit, UnitVisit
+from zsim.zero.writer import Draft
+
+
+def room(
+    draft: Draft,
+    model: Model,
+    visit: UnitVisit,
+    part: SegmentVisit,
+    *,
+    saved: str,
+    operands: Iterable[Operand],
+) -> str:
+    """The buffer of a segment in the direction of its visit; no name if it is nothing.
+
+    `saved` is the buffer of what it saves, where it saves something. Visits that save to different
+    buffers, those of micro-batches that are on their way at once, have different ones. Where there
+    is none, the last buffer that is allocated before the segment runs has its course.
+    """
+    unit = model.units[visit.unit]
+    segment, backward = unit.segments[part.segment], part.action is Action.BACKWARD
+    size_bytes = segment.backward_workspace_bytes if backward else segment.forward_workspace_bytes
+    turns = segment.backward_course if backward else segment.forward_course
+    buffers = (saved, *(_slopes(model, segment, operands) if backward else ()))
+    course = Course(buffers=buffers, turns=turns) if turns else None
+    if not size_bytes:
+        last = saved if not backward else buffers[-1] if segment.inputs else ""
+        if last and draft.buffers[last].produced:
+            draft.buffers[last] = replace(draft.buffers[last], course=course)
+        return ""
+    name = f"{unit.name}/workspace{part.segment}/{'backward' if backward else 'forward'}"
+    for number in count():
+        own = f"{name}/{number}" if number else name
+        if own not in draft.buffers:
+            draft.buffer(own, size_bytes, DType.INT8, Kind.WORKSPACE, produced=True)
+            draft.buffers[own] = replace(draft.buffers[own], course=course)
+        if draft.buffers[own].course == course:
+            return own
+    raise AssertionError(name)
+
+
+def room_of(operands: Sequence[Operand]) -> str:
+    """The buffer that `room` gave with these operands, the last of which it is; no name if none."""
+    if operands and operands[-1].role is Role.WORKSPACE:
+        return operands[-1].view.buffer
+    return ""
+
+
+def _slopes(model: Model, segment: Segment, operands: Iterable[Operand]) -> tuple[str, ...]:
+    """Buffers of the gradients of each parameter and of each input, of those that have one."""
+    made: dict[Role, list[str]] = {Role.GRADIENT: [], Role.INPUT_GRADIENT: []}
+    for operand in operands:
+        if operand.role in made:
+            made[operand.role].append(operand.view.buffer)
+    of_inputs = iter(made[Role.INPUT_GRADIENT])
+    return (
+        *made[Role.GRADIENT],
+        *(
+            next(of_inputs) if model.values[name].requires_gradient else ""
+            for name in segment.inputs
+        ),
+    )
