@@ -16,22 +16,22 @@ from zsim.network.link_load import Decision
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
-from zsim_des.agenda import Agenda, Alarm
-from zsim_des.classes import Fold
-from zsim_des.course import Course, Courses
-from zsim_des.engine import Rank
-from zsim_des.fold import fold
-from zsim_des.instruction import LoweringError, lower
-from zsim_des.links import Links, shapes
-from zsim_des.network import Network
-from zsim_des.record import Records
-from zsim_des.rendezvous import MismatchError, Rendezvous
-from zsim_des.routes import CutError
-from zsim_des.spans import Slots, rank_step, slots_of
-from zsim_des.spread import Used, used_of
-from zsim_des.trouble import Trouble
+from zsim_des.engine.host_issue import Courses, HostIssue
+from zsim_des.engine.instruction import LoweringError, lower
+from zsim_des.engine.rank import Rank
+from zsim_des.engine.record import Records
+from zsim_des.engine.rendezvous import MismatchError, Rendezvous
+from zsim_des.engine.spans import SlotKinds, rank_step, slots_of
+from zsim_des.engine.watch import Durations, RunWatcher
+from zsim_des.network.communicator_placement import Used, used_of
+from zsim_des.network.edge_routes import CutError
+from zsim_des.network.fluid import Network
+from zsim_des.ready_queue import Agenda, Alarm
+from zsim_des.symmetry.classes import Fold
+from zsim_des.symmetry.faults import Trouble
+from zsim_des.symmetry.fold import fold
+from zsim_des.symmetry.folded_links import LinkTable, shapes
 from zsim_des.trust import error, trust
-from zsim_des.watch import Durations, Watcher
 
 FOLDS_KEPT = 1000
 
@@ -68,7 +68,7 @@ class SimBackend:
         neighbours: Sequence[Neighbour] = (),
         decision: Decision | None = None,
         durations: Durations | None = None,
-        watcher: Watcher | None = None,
+        watcher: RunWatcher | None = None,
     ) -> None:
         self.unfold = unfold
         self.overflow_steps = overflow_steps
@@ -183,7 +183,7 @@ class SimBackend:
         self, job: Job, lowered: "_LoweredSchedule", trouble: Trouble, folded: Fold
     ) -> "_Done":
         """Simulate one rank of each class."""
-        links = Links(folded, trouble, self.decision)
+        links = LinkTable(folded, trouble, self.decision)
         env = simpy.Environment()
         network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
         agenda = Agenda(env)
@@ -258,9 +258,9 @@ class _LoweredSchedule:
     programs: dict[str, Courses]
     used: Used
     folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
-    slots_by_course: dict[int, Slots] = field(default_factory=dict[int, Slots])
+    slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
 
-    def slots(self, course: Course) -> Slots:
+    def slots(self, course: HostIssue) -> SlotKinds:
         """What the slots of `course` do, which the programs keep."""
         found = self.slots_by_course.get(id(course))
         if found is None:
@@ -286,7 +286,7 @@ class _Done:
     """What is left when everything has drained. The first step began at `begin_ps`."""
 
     ranks: Sequence[Rank]
-    links: Links
+    links: LinkTable
     network: Network
     begin_ps: int
 
@@ -301,7 +301,7 @@ class _Done:
         return tuple(ends)
 
 
-def _begin_trouble(network: Network, links: Links, trouble: Trouble, begin_ps: int) -> None:
+def _begin_trouble(network: Network, links: LinkTable, trouble: Trouble, begin_ps: int) -> None:
     """Let slow links and neighbours come and go at their times after `begin_ps`."""
     env = network.env
 
@@ -325,7 +325,7 @@ def _visit(at: At, network: Network, shape: int, window: Window) -> None:
         at(window.end_ps, leave)
 
 
-def _link_use(network: Network, links: Links, step: int) -> tuple[LinkUse, ...]:
+def _link_use(network: Network, links: LinkTable, step: int) -> tuple[LinkUse, ...]:
     """Bytes on every kind of link in `step`, as the network moved them."""
     moved = [Fraction(0)] * len(links.classes)
     for (number, when, state), size_bytes in network.moved.items():

@@ -1,10 +1,10 @@
 """The real world: a schedule runs on real ranks through torch.distributed."""
 
 from zsim_torch.backend import TorchBackend as TorchBackend
-from zsim_torch.describe import describe as describe
-from zsim_torch.model_from import model_from as model_from
-from zsim_torch.ranks import RankPool as RankPool
-from zsim_torch.ranks import run_ranks as run_ranks
+from zsim_torch.module.description import describe as describe
+from zsim_torch.module.meta_model import model_from as model_from
+from zsim_torch.supervise.ranks import RankPool as RankPool
+from zsim_torch.supervise.ranks import run_ranks as run_ranks
 from zsim_torch.train import Option as Option
 from zsim_torch.train import Trained as Trained
 from zsim_torch.train import train as train

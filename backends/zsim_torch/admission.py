@@ -10,10 +10,10 @@ from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import Execution
 from zsim.units import format_bytes
-from zsim_torch import blocking_host
-from zsim_torch.machine import memory_bytes
-from zsim_torch.process_group import DeviceChoice, DeviceError, Placement, device_of
-from zsim_torch.refusal import of_schedule
+from zsim_torch.capability import of_schedule
+from zsim_torch.execute import blocking_host
+from zsim_torch.local_devices import memory_bytes
+from zsim_torch.supervise.process_group import DeviceChoice, DeviceError, Placement, device_of
 from zsim_torch.text import TextError, read_text
 from zsim_torch.train import given_by_strategy
 

@@ -9,13 +9,13 @@ from torch import distributed, nn
 from zsim.backend.backend import Job, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission
+from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
-from zsim_torch.machine import slowest_operation_s
-from zsim_torch.poison import PoisonError, Sighting
-from zsim_torch.process_group import DeviceChoice, under_torchrun
-from zsim_torch.ranks import TIMEOUT_S, RankPool, run_ranks
+from zsim_torch.local_devices import slowest_operation_s
+from zsim_torch.module.transformer import initial_value, transformer
+from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
+from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
 from zsim_torch.train import Option, merged, train
-from zsim_torch.transformer import initial_value, transformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class TorchBackend:
         poison: fill memory that is not valid with what is no number, and delay ranks at random; a
             run in which somebody reads it has failed.
         witness: record what torch is seen to do on each rank, for `zsim check --against`.
-        device: where ranks compute; see `zsim_torch.process_group`.
+        device: where ranks compute; see `zsim_torch.supervise.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor
 from zsim.backend.backend import Job
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Schedule
-from zsim_torch.text import Batch, read_text
+from zsim_torch.text import BatchPlace, read_text
 
 
 def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tensor]:
@@ -27,7 +27,7 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
     )
     for step in range(job.steps):
         for micro_batch in range(loads):
-            which = Batch(
+            which = BatchPlace(
                 step=step,
                 micro_batch=micro_batch,
                 coordinate=reader,

@@ -24,7 +24,7 @@ class TextError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class BatchPlace:
     """Which micro-batch: `size` sequences for the rank at `coordinate` of `ranks`."""
 
     step: int
@@ -63,7 +63,7 @@ class Text:
         self._length = needed
         self._vocab_size = vocab_size
 
-    def batch(self, which: Batch, *, seed: int) -> Tensor:
+    def batch(self, which: BatchPlace, *, seed: int) -> Tensor:
         """Tokens, int64 [size, sequence_length + 1]."""
         first = (which.micro_batch * which.ranks + which.coordinate) * which.size
         starts = [self._start(seed, which.step, first + index) for index in range(which.size)]

@@ -13,20 +13,21 @@ from zsim.backend.backend import RefusedError, RunFailedError
 from zsim.schedule.operation import Action, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import BookEntry, RankTrace, Trace
-from zsim_torch import blocking_host, refusal
-from zsim_torch.absent import emptied, is_emptied, refill_module
-from zsim_torch.agreement import agree
-from zsim_torch.bench import Bench
-from zsim_torch.compute import Initial
-from zsim_torch.executor import Executor, Given, Machine, sighting_of
-from zsim_torch.observer import Observer
-from zsim_torch.parameters import collect
-from zsim_torch.poison import Poison, Sighting
-from zsim_torch.process_group import DeviceError, backends, rank_device
-from zsim_torch.recorder import Recorder, unwatched
-from zsim_torch.state import leave_state, lost_state
-from zsim_torch.unit import TorchUnit, UnitChoice, resolve
-from zsim_torch.whereabouts import note
+from zsim_torch import capability as refusal
+from zsim_torch.execute import blocking_host
+from zsim_torch.execute.agreement import agree
+from zsim_torch.execute.compute import Initial
+from zsim_torch.execute.executor import Executor, Given, RankMachine, sighting_of
+from zsim_torch.execute.poison import Poison, Sighting
+from zsim_torch.execute.rank_machine import Bench
+from zsim_torch.execute.run_state import leave_state, lost_state
+from zsim_torch.execute.whole_parameters import collect
+from zsim_torch.module.absent import emptied, is_emptied, refill_module
+from zsim_torch.module.unit import TorchUnit, UnitChoice, resolve
+from zsim_torch.observe.observer import Observer
+from zsim_torch.observe.recorder import Recorder, unwatched
+from zsim_torch.supervise.process_group import DeviceError, backends, rank_device
+from zsim_torch.supervise.progress_record import note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +270,7 @@ class _Losses:
         )
 
 
-def _whole(machine: Machine, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+def _whole(machine: RankMachine, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
     """Return every parameter by name, in its shape if it has one."""
     return {
         name: each.view(shapes.get(name, each.shape)) for name, each in collect(machine).items()

@@ -34,13 +34,14 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.parameter_copy import Rearrangement, held, rearrangement
 from zsim.schedule.schedule import Schedule
-from zsim_torch import autograd, optimizer
-from zsim_torch.absent import Absence
+from zsim_torch.execute import sharded_optimizer as optimizer
+from zsim_torch.execute.rank_memory import spoil
 from zsim_torch.feed import place_of_data
-from zsim_torch.memory import spoil
+from zsim_torch.module import autograd
+from zsim_torch.module.absent import Absence
+from zsim_torch.module.unit import TorchUnit, UnitChoice, resolve
+from zsim_torch.module.visit import Visit, parameter_order, views_of, visit_of
 from zsim_torch.torch_dtype import TORCH_DTYPE
-from zsim_torch.unit import TorchUnit, UnitChoice, resolve
-from zsim_torch.visit import Visit, parameter_order, views_of, visit_of
 
 Feed = Callable[[int, int, int], torch.Tensor]
 """The micro-batch of a replica, a step, and a number in the step."""

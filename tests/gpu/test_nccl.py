@@ -15,7 +15,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend
-from zsim_torch.process_group import DeviceChoice
+from zsim_torch.supervise.process_group import DeviceChoice
 
 pytestmark = [
     pytest.mark.gpu,

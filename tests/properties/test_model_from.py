@@ -9,7 +9,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.transformer import transformer as described
 from zsim.strategy.strategy import Precision
 from zsim_torch import model_from
-from zsim_torch.transformer import transformer
+from zsim_torch.module.transformer import transformer
 
 
 @given(architectures(), st.integers(1, 3), st.sampled_from(Precision))

@@ -15,8 +15,8 @@ from zsim.model.architecture import Architecture, LoRA, Norm
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.transformer import transformer as described
 from zsim.strategy.strategy import Precision
+from zsim_torch.module.transformer import transformer
 from zsim_torch.torch_dtype import TORCH_DTYPE
-from zsim_torch.transformer import transformer
 
 
 def kept_by_autograd(module: torch.nn.Module, inputs: list[torch.Tensor]) -> tuple[int, bool]:

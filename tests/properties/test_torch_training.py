@@ -11,7 +11,7 @@ from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, b
 
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.strategy import Precision, Strategy
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 
 RANKS = 3
 

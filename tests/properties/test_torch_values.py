@@ -19,8 +19,8 @@ from zsim.schedule.operation import Action, Compute, Role
 from zsim.schedule.parameter_copy import held
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.strategy import Precision, Strategy
+from zsim_des.engine.watch import Durations
 from zsim_des.values import Carrier, carry
-from zsim_des.watch import Durations
 from zsim_torch.values import TorchValues
 
 STEPS = 2

@@ -9,8 +9,8 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Precision, Strategy
-from zsim_des.values import Result, Trained, train, train_by_schedule
-from zsim_des.watch import Durations
+from zsim_des.engine.watch import Durations
+from zsim_des.values import PlainState, Result, train, train_by_schedule
 
 STEPS = 3
 LINK = Link(bytes_per_s=10**9)
@@ -45,7 +45,7 @@ def trains(
 def trained(
     schedule: Schedule,
     model: Model,
-    expected: Trained,
+    expected: PlainState,
     durations: Durations | None = None,
     *,
     overflow_steps: frozenset[int] = NO_OVERFLOW,

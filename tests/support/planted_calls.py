@@ -13,12 +13,13 @@ from torch import distributed
 from witnessed_jobs import CALLS
 
 from zsim.schedule.operation import AllGather, AllReduce, Compute, Copy, Operation
-from zsim_torch import collectives, executor, optimizer
-from zsim_torch.collectives import Communicators, Handed, Member
-from zsim_torch.compute import Computer
-from zsim_torch.copying import Copier
-from zsim_torch.executor import Executor
-from zsim_torch.streams import CpuStreams
+from zsim_torch.execute import collectives, executor
+from zsim_torch.execute import sharded_optimizer as optimizer
+from zsim_torch.execute.collectives import IssuedCollective, OwnGroup, ProcessGroups
+from zsim_torch.execute.compute import Computer
+from zsim_torch.execute.copying import Copier
+from zsim_torch.execute.executor import Executor
+from zsim_torch.execute.streams import CpuStreams
 
 __all__ = ["FAULTS"]
 
@@ -79,33 +80,35 @@ def a_fill_is_dropped(right: Function, *given: Any) -> Any:
 # What collectives are handed.
 
 
-def _handed(name: str, where: str, change: Callable[[Handed], Handed], rank: int | None) -> None:
+def _handed(
+    name: str, where: str, change: Callable[[IssuedCollective], IssuedCollective], rank: int | None
+) -> None:
     def make(right: Function) -> Function:
-        def wrong(self: Communicators, handed: Any) -> Any:
+        def wrong(self: ProcessGroups, handed: Any) -> Any:
             return right(self, [change(one) for one in handed])
 
         return wrong
 
     make.__name__ = name
-    fault(where, Communicators, "issue", rank=rank)(make)
+    fault(where, ProcessGroups, "issue", rank=rank)(make)
 
 
-def _cloned(one: Handed) -> Handed:
+def _cloned(one: IssuedCollective) -> IssuedCollective:
     return one._replace(source=None if one.source is None else one.source.clone())
 
 
-def _elsewhere(one: Handed) -> Handed:
+def _elsewhere(one: IssuedCollective) -> IssuedCollective:
     return one._replace(target=None if one.target is None else one.target.clone())
 
 
-def _as_whole_numbers(one: Handed) -> Handed:
+def _as_whole_numbers(one: IssuedCollective) -> IssuedCollective:
     source, target = (
         each if each is None else each.view(torch.int32) for each in (one.source, one.target)
     )
     return one._replace(source=source, target=target)
 
 
-def _reversed(one: Handed) -> Handed:
+def _reversed(one: IssuedCollective) -> IssuedCollective:
     if not isinstance(one.operation, AllGather) or one.target is None or one.source is None:
         return one
     return one._replace(source=one.target[: one.source.numel()])
@@ -117,18 +120,18 @@ _handed("bits_are_added_as_whole_numbers", ZERO0, _as_whole_numbers, None)
 _handed("a_rank_sends_the_target_of_a_gather", CALLS, _reversed, 1)
 
 
-@fault(CALLS, Communicators, "member")
+@fault(CALLS, ProcessGroups, "member")
 @altered
 def the_communicator_of_another_group_is_used(
-    right: Function, self: Communicators, group: str
+    right: Function, self: ProcessGroups, group: str
 ) -> Any:
     return right(self, "data")
 
 
-@fault(CALLS, Communicators, "member")
+@fault(CALLS, ProcessGroups, "member")
 @altered
-def the_default_process_group_is_used(right: Function, self: Communicators, group: str) -> Any:
-    found: Member = right(self, group)
+def the_default_process_group_is_used(right: Function, self: ProcessGroups, group: str) -> Any:
+    found: OwnGroup = right(self, group)
     return found._replace(process_group=None)
 
 
@@ -148,10 +151,10 @@ def another_root_sends(right: Function, tensor: Any, src: int, **named: Any) -> 
     return right(tensor, src=1 - src, **named)
 
 
-@fault(CALLS, Communicators, "issue")
+@fault(CALLS, ProcessGroups, "issue")
 @altered
 def members_of_a_together_are_handed_over_backwards(
-    right: Function, self: Communicators, handed: Any
+    right: Function, self: ProcessGroups, handed: Any
 ) -> Any:
     return right(self, handed[::-1])
 
@@ -164,9 +167,9 @@ def a_collective_runs_twice(right: Function, handed: Any, member: Any, **named: 
     return right(handed, member, **named)
 
 
-@fault(ZERO3, Communicators, "issue")
+@fault(ZERO3, ProcessGroups, "issue")
 @altered
-def a_reduction_is_dropped(right: Function, self: Communicators, handed: Any) -> Any:
+def a_reduction_is_dropped(right: Function, self: ProcessGroups, handed: Any) -> Any:
     gathers = isinstance(handed[0].operation, AllGather)
     return right(self, handed) if gathers else []
 
@@ -189,11 +192,11 @@ def collectives_are_handed_over_in_another_order(right: Function) -> Function:
 # Waiting.
 
 
-@fault(ZERO3, Communicators, "issue", rank=0)
+@fault(ZERO3, ProcessGroups, "issue", rank=0)
 def waits_return_at_once(right: Function) -> Function:
     held: list[Any] = []
 
-    def wrong(self: Communicators, handed: Any) -> Any:
+    def wrong(self: ProcessGroups, handed: Any) -> Any:
         for work in held:
             work.wait()
         held[:] = right(self, handed)

@@ -10,11 +10,11 @@ from witnessed_jobs import CALLS
 
 from zsim.schedule.operation import Compute, View
 from zsim.schedule.schedule import Buffer
-from zsim_torch import optimizer
-from zsim_torch.compute import Computer
-from zsim_torch.executor import Executor
-from zsim_torch.memory import Memory, Remains
-from zsim_torch.streams import CpuStreams
+from zsim_torch.execute import sharded_optimizer as optimizer
+from zsim_torch.execute.compute import Computer
+from zsim_torch.execute.executor import Executor
+from zsim_torch.execute.rank_memory import RankMemory, Remains
+from zsim_torch.execute.streams import CpuStreams
 
 
 def allocated(self: Computer) -> dict[str, torch.Tensor]:
@@ -24,29 +24,29 @@ def allocated(self: Computer) -> dict[str, torch.Tensor]:
 # Views.
 
 
-@fault(ZERO2, Memory, "extent", rank=1)
+@fault(ZERO2, RankMemory, "extent", rank=1)
 @altered
-def an_own_part_begins_an_element_early(right: Function, memory: Memory, view: View) -> Any:
+def an_own_part_begins_an_element_early(right: Function, memory: RankMemory, view: View) -> Any:
     start, size = right(memory, view)
     return (start - 1, size) if view.axis is not None and start else (start, size)
 
 
-@fault(ZERO1, Memory, "extent", rank=1)
+@fault(ZERO1, RankMemory, "extent", rank=1)
 @altered
-def an_own_part_is_the_neighbours(right: Function, memory: Memory, view: View) -> Any:
+def an_own_part_is_the_neighbours(right: Function, memory: RankMemory, view: View) -> Any:
     start, size = right(memory, view)
     return (start - size if view.axis is not None else start), size
 
 
-@fault(ZERO0, Memory, "own")
+@fault(ZERO0, RankMemory, "own")
 @altered
-def a_gradient_is_added_beside_its_place(right: Function, memory: Memory, view: View) -> Any:
+def a_gradient_is_added_beside_its_place(right: Function, memory: RankMemory, view: View) -> Any:
     return right(memory, replace(view, start=max(0, view.start - 1)))
 
 
-@fault(CALLS, Memory, "pieces")
+@fault(CALLS, RankMemory, "pieces")
 @altered
-def a_copy_reads_the_first_half_twice(right: Function, memory: Memory, view: View) -> Any:
+def a_copy_reads_the_first_half_twice(right: Function, memory: RankMemory, view: View) -> Any:
     return right(memory, replace(view, start=0))
 
 
@@ -66,9 +66,9 @@ def the_moments_are_swapped(right: Function, rule: Any, operands: Any, scalars: 
     return right(rule, replace(operands, moments=operands.moments[::-1]), scalars)
 
 
-@fault(ZERO3, Memory, "flat", rank=1)
+@fault(ZERO3, RankMemory, "flat", rank=1)
 @altered
-def one_moment_serves_as_both(right: Function, memory: Memory, view: View) -> Any:
+def one_moment_serves_as_both(right: Function, memory: RankMemory, view: View) -> Any:
     return right(memory, replace(view, buffer=view.buffer.replace("moment2", "moment1")))
 
 
@@ -84,11 +84,11 @@ def a_block_computes_with_the_parameters_of_another(right: Function) -> Function
     return wrong
 
 
-@fault(ZERO3, Memory, "flat")
+@fault(ZERO3, RankMemory, "flat")
 def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
     first: dict[View, torch.Tensor] = {}
 
-    def wrong(memory: Memory, view: View) -> Any:
+    def wrong(memory: RankMemory, view: View) -> Any:
         found = right(memory, view)
         if (
             view.buffer.endswith("/gathered")
@@ -122,18 +122,18 @@ def a_gradient_of_the_micro_batch_before_is_taken(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO3, Memory, "_take")
+@fault(ZERO3, RankMemory, "_take")
 @altered
-def memory_is_taken_in_another_format(right: Function, memory: Memory, buffer: Buffer) -> Any:
+def memory_is_taken_in_another_format(right: Function, memory: RankMemory, buffer: Buffer) -> Any:
     made = right(memory, buffer)
     return made.double() if buffer.name.endswith("moment1") else made
 
 
-@fault(ZERO3, Memory, "_take")
+@fault(ZERO3, RankMemory, "_take")
 def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
     kept: dict[int, torch.Tensor] = {}
 
-    def wrong(memory: Memory, buffer: Buffer) -> Any:
+    def wrong(memory: RankMemory, buffer: Buffer) -> Any:
         made = right(memory, buffer)
         return kept.setdefault(made.numel(), made) if "gathered" in buffer.name else made
 
@@ -143,11 +143,11 @@ def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
 # Life of memory.
 
 
-@fault(ZERO3, Memory, "drop", rank=1)
+@fault(ZERO3, RankMemory, "drop", rank=1)
 def memory_is_freed_late(right: Function) -> Function:
     held: list[torch.Tensor | None] = []
 
-    def wrong(memory: Memory, name: str, remains: Remains, *, travelled: bool) -> Any:
+    def wrong(memory: RankMemory, name: str, remains: Remains, *, travelled: bool) -> Any:
         held.append(remains.flat)
         del held[:-2]
         right(memory, name, remains, travelled=False)

@@ -14,10 +14,10 @@ from zsim.backend.backend import Job
 from zsim.schedule.operation import Operation
 from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, train_on_rank
-from zsim_torch.executor import Executor
-from zsim_torch.ranks import run_ranks
-from zsim_torch.streams import CpuStreams, Entry, Work
-from zsim_torch.whereabouts import note
+from zsim_torch.execute.executor import Executor
+from zsim_torch.execute.streams import CpuStreams, PendingWork, StreamEntry
+from zsim_torch.supervise.progress_record import note
+from zsim_torch.supervise.ranks import run_ranks
 
 
 def sum_of_ranks() -> float:
@@ -110,7 +110,9 @@ def _strike_at(at: str, how: signal.Signals, *, in_flight: bool) -> None:
     if in_flight:
         communicate = CpuStreams.communicate
 
-        def struck(self: CpuStreams, entry: Entry, issue: Callable[[], list[Work]]) -> None:
+        def struck(
+            self: CpuStreams, entry: StreamEntry, issue: Callable[[], list[PendingWork]]
+        ) -> None:
             communicate(self, entry, issue)
             if entry.operation.endswith(at) and self.step > 0:
                 os.kill(os.getpid(), how)

@@ -15,7 +15,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, rate_of
 from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim.trace.trace import Trace
-from zsim_torch.describe import describe
+from zsim_torch.module.description import describe
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import Option, train
 

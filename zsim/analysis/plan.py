@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from zsim.memory import Peak, book, peak
 from zsim.model.model import Model
-from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import (
+    COLLECTIVE,
+    communications,
+    is_scalar,
+    ring_equivalent_bytes,
+)
 from zsim.schedule.host_traffic import host_bytes
 from zsim.schedule.issue_order import taken
-from zsim.schedule.operation import (
-    walk,
-)
+from zsim.schedule.operation import walk
 from zsim.schedule.schedule import (
     MODEL_STATE,
     Buffer,

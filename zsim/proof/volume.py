@@ -13,7 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from zsim.closed_form import host_bytes
-from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import (
+    COLLECTIVE,
+    communications,
+    is_scalar,
+    ring_equivalent_bytes,
+)
 from zsim.proof.context import NumberedProgram, Subject
 from zsim.proof.finding import Finding
 from zsim.runtimes.registry import wire_bytes

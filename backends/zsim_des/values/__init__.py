@@ -4,7 +4,7 @@ from zsim.backend.values import Seat, Values
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.marks import unseen
 from zsim_des.values.modular import Modular
-from zsim_des.values.plain import Trained, train
+from zsim_des.values.plain import PlainState, train
 from zsim_des.values.planted import Planted, plantable
 from zsim_des.values.run import carry
 from zsim_des.values.running import Fault
@@ -14,10 +14,10 @@ __all__ = [
     "Carrier",
     "Fault",
     "Modular",
+    "PlainState",
     "Planted",
     "Result",
     "Seat",
-    "Trained",
     "Values",
     "carry",
     "plantable",

@@ -29,10 +29,10 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.schedule.schedule import Buffer, Schedule
-from zsim_des.instruction import Enqueue
+from zsim_des.engine.instruction import Enqueue
 from zsim_des.values.meeting import Meeting, Meetings
-from zsim_des.values.memory import Block, BlockMemory
-from zsim_des.values.running import Fault, Running, Window
+from zsim_des.values.memory import BlockMemory, MemoryBlock
+from zsim_des.values.running import BlockAccess, Fault, Running
 from zsim_des.values.truth import given
 
 FAULTS_MAX = 20
@@ -79,7 +79,7 @@ class Carrier(Generic[A]):
         self._running: dict[tuple[int, int, int], tuple[Running[A], list[Meeting[A]]]] = {}
         self._ends: dict[tuple[int, int, str], int] = {}
         self._tails: dict[tuple[int, str], Running[A] | int] = {}
-        self._deferred: list[list[tuple[int, Free, Block[A]]]] = [[] for _ in self.seats]
+        self._deferred: list[list[tuple[int, Free, MemoryBlock[A]]]] = [[] for _ in self.seats]
         self._meetings = Meetings[A](schedule)
         self._ending: set[Meeting[A]] = set()
         self._behind: list[tuple[int, A]] = []
@@ -196,7 +196,7 @@ class Carrier(Generic[A]):
             states[name] = states.get(draw.restores, 0)
         return states[name]
 
-    def _windows(self, rank: int, step: int, operation: Operation) -> list[Window[A]]:
+    def _windows(self, rank: int, step: int, operation: Operation) -> list[BlockAccess[A]]:
         key = (rank, operation.id)
         touches = self._touches.get(key)
         if touches is None:
@@ -207,7 +207,7 @@ class Carrier(Generic[A]):
                 (view.buffer, *extent(view, at), reads or (leaves_some and writes), writes)
                 for view, reads, writes in accesses(operation)
             ]
-        found: list[Window[A]] = []
+        found: list[BlockAccess[A]] = []
         blocks = self.memory[rank].blocks
         for buffer, start, size, reads, writes in touches:
             block = blocks.get(buffer)
@@ -215,9 +215,9 @@ class Carrier(Generic[A]):
                 self._blame(Fault(rank, step, operation.id, buffer, "used without memory"))
                 declared = self._buffer(rank, buffer)
                 memory = self._values.memory(declared.elements, declared.dtype)
-                block = Block(declared.elements, memory)
+                block = MemoryBlock(declared.elements, memory)
             now = self._values.window(block.memory, start, size)
-            found.append(Window(buffer, block, start, size, now, reads, writes))
+            found.append(BlockAccess(buffer, block, start, size, now, reads, writes))
         return found
 
     def _free(self, rank: int, step: int, free: Free, host_ps: int) -> None:
@@ -235,7 +235,7 @@ class Carrier(Generic[A]):
 
     def _return_deferred(self, rank: int, host_ps: int) -> None:
         """Deferred frees whose uses have finished by now give their blocks back."""
-        waiting: list[tuple[int, Free, Block[A]]] = []
+        waiting: list[tuple[int, Free, MemoryBlock[A]]] = []
         for step, free, block in self._deferred[rank]:
             ends = [self._ends.get((rank, step, use), host_ps + 1) for use in free.uses]
             if max(ends, default=0) > host_ps:
@@ -246,7 +246,7 @@ class Carrier(Generic[A]):
             self._spoil_behind(rank, buffer.home, block, host_ps)
         self._deferred[rank] = waiting
 
-    def _spoil_behind(self, rank: int, home: str, block: Block[A], host_ps: int) -> None:
+    def _spoil_behind(self, rank: int, home: str, block: MemoryBlock[A], host_ps: int) -> None:
         """Spoil a block behind what its home stream holds now, and not before the host says so."""
         tail = self._tails.get((rank, home), 0)
         if isinstance(tail, int):
@@ -254,7 +254,7 @@ class Carrier(Generic[A]):
         else:
             tail.frees.append((host_ps, block.memory))
 
-    def _branch(self, rank: int, step: int, name: str, window: Window[A]) -> Iterable[Fault]:
+    def _branch(self, rank: int, step: int, name: str, window: BlockAccess[A]) -> Iterable[Fault]:
         """A host goes the way that a number says; this one was told which way to go."""
         if self._values.is_spoiled(window.now):
             yield Fault(rank, step, name, window.buffer, "reads what nobody wrote")

@@ -14,12 +14,12 @@ from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.field import Numbers
 from zsim_des.values.modular import Modular
-from zsim_des.values.plain import TENSOR, Trained
+from zsim_des.values.plain import TENSOR, PlainState
 
 Mask = NDArray[np.bool_]
 
 
-def differences(carrier: Carrier[Numbers], values: Modular, expected: Trained) -> Iterator[str]:
+def differences(carrier: Carrier[Numbers], values: Modular, expected: PlainState) -> Iterator[str]:
     """Find what is not as expected when a run is over.
 
     Compared are what is updated with its moments, what the next step reads of parameters and
@@ -41,7 +41,7 @@ def differences(carrier: Carrier[Numbers], values: Modular, expected: Trained) -
 class _Comparison:
     """Memory at the end of a run, and what should be there."""
 
-    def __init__(self, carrier: Carrier[Numbers], values: Modular, expected: Trained) -> None:
+    def __init__(self, carrier: Carrier[Numbers], values: Modular, expected: PlainState) -> None:
         self._carrier = carrier
         self._values = values
         self._expected = expected

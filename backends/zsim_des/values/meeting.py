@@ -8,7 +8,7 @@ from zsim.backend.values import A, Seat, Values
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Communication, Receive, Send
 from zsim.schedule.schedule import Schedule
-from zsim_des.values.running import Fault, Running, Window
+from zsim_des.values.running import BlockAccess, Fault, Running
 
 
 @dataclass(slots=True, eq=False)
@@ -17,8 +17,8 @@ class Seated(Generic[A]):
 
     member: Communication
     running: Running[A]
-    source: Window[A] | None
-    target: Window[A] | None
+    source: BlockAccess[A] | None
+    target: BlockAccess[A] | None
 
 
 class Meeting(Generic[A]):

@@ -9,7 +9,7 @@ from zsim.schedule.schedule import Buffer
 
 
 @dataclass(slots=True, eq=False)
-class Block(Generic[A]):
+class MemoryBlock(Generic[A]):
     """Memory of `elements`; one buffer after the other lies in it."""
 
     elements: int
@@ -26,8 +26,8 @@ class BlockMemory(Generic[A]):
 
     def __init__(self, values: Values[A]) -> None:
         self._values = values
-        self.blocks: dict[str, Block[A]] = {}
-        self._free: dict[tuple[str, str, DType], list[Block[A]]] = {}
+        self.blocks: dict[str, MemoryBlock[A]] = {}
+        self._free: dict[tuple[str, str, DType], list[MemoryBlock[A]]] = {}
 
     def allocate(self, buffer: Buffer) -> bool:
         """`buffer` has a block; False if it had one already, which is lost."""
@@ -37,15 +37,15 @@ class BlockMemory(Generic[A]):
             block = min(reversed(fits), key=lambda each: each.elements)
             free.remove(block)
         else:
-            block = Block(buffer.elements, self._values.memory(buffer.elements, buffer.dtype))
+            block = MemoryBlock(buffer.elements, self._values.memory(buffer.elements, buffer.dtype))
         was_free = buffer.name not in self.blocks
         self.blocks[buffer.name] = block
         return was_free
 
-    def give_back(self, buffer: Buffer, block: Block[A]) -> None:
+    def give_back(self, buffer: Buffer, block: MemoryBlock[A]) -> None:
         """`block`, in which `buffer` was, can be taken again."""
         self._free.setdefault((buffer.pool, buffer.home, buffer.dtype), []).append(block)
 
-    def block(self, buffer: Buffer) -> Block[A] | None:
+    def block(self, buffer: Buffer) -> MemoryBlock[A] | None:
         """The block that `buffer` has now."""
         return self.blocks.get(buffer.name)

@@ -30,7 +30,7 @@ Tensors = list[dict[str, Numbers]]
 
 
 @dataclass(slots=True)
-class Trained:
+class PlainState:
     """Parameters on each rank of the tensor axis, and the optimizer's moments of them.
 
     `scalars` are what the host of every rank has counted, by name.
@@ -44,7 +44,7 @@ class Trained:
 
 def train(
     model: Model, strategy: Strategy, steps: int, overflow_steps: frozenset[int] = NO_OVERFLOW
-) -> Trained:
+) -> PlainState:
     """The state after `steps` steps; those in `overflow_steps` change nothing."""
     state = _begin(model, strategy)
     for step in range(steps):
@@ -90,7 +90,7 @@ def trainable(model: Model) -> frozenset[str]:
     return frozenset(each.name for each in model.parameters if not each.frozen)
 
 
-def _begin(model: Model, strategy: Strategy) -> Trained:
+def _begin(model: Model, strategy: Strategy) -> PlainState:
     parameters: Tensors = [
         {
             each.name: initial(each.name, each.elements, part_of(model, each, place))
@@ -106,7 +106,7 @@ def _begin(model: Model, strategy: Strategy) -> Trained:
         }
         for own in parameters
     ]
-    return Trained(parameters, moments, scalars(strategy))
+    return PlainState(parameters, moments, scalars(strategy))
 
 
 def _rule(strategy: Strategy, name: str) -> Adam | SGD:
@@ -129,7 +129,7 @@ def _kept(optimizer: Adam | SGD) -> int:
             return 1
 
 
-def _mean_gradients(model: Model, strategy: Strategy, state: Trained, step: int) -> Tensors:
+def _mean_gradients(model: Model, strategy: Strategy, state: PlainState, step: int) -> Tensors:
     """Averaged over all replicas and micro-batches."""
     trains = trainable(model)
     total: Tensors = [
@@ -296,7 +296,7 @@ def _summed(made: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
 
 
 def _update(
-    model: Model, strategy: Strategy, state: Trained, gradients: Tensors, *, step: int
+    model: Model, strategy: Strategy, state: PlainState, gradients: Tensors, *, step: int
 ) -> None:
     squares = 0.0
     trains = trainable(model)

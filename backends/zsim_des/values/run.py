@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from zsim.backend.backend import Job
 from zsim.backend.values import A
 from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim_des.engine.watch import Durations
 from zsim_des.simulation import SimBackend
 from zsim_des.values.carrier import Carrier
-from zsim_des.watch import Durations
 
 
 def carry(

@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple
 
 from zsim.backend.values import A, Seat, Values
 from zsim.schedule.operation import Compute, Copy, Fill
-from zsim_des.values.memory import Block
+from zsim_des.values.memory import MemoryBlock
 
 
 class Fault(NamedTuple):
@@ -20,7 +20,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Window(Generic[A]):
+class BlockAccess(Generic[A]):
     """What an operation touches of a block, and how.
 
     `before` is what was there when it began, `expected` what a window that is only read still has
@@ -28,7 +28,7 @@ class Window(Generic[A]):
     """
 
     buffer: str
-    block: Block[A]
+    block: MemoryBlock[A]
     start: int
     size: int
     now: A
@@ -37,7 +37,7 @@ class Window(Generic[A]):
     before: A | None = None
     expected: A | None = None
 
-    def meets(self, other: "Window[A]") -> bool:
+    def meets(self, other: "BlockAccess[A]") -> bool:
         """Whether both have elements in common."""
         return (
             self.block is other.block
@@ -58,7 +58,7 @@ class Running(Generic[A]):
     step: int
     name: str
     stream: str
-    windows: list[Window[A]]
+    windows: list[BlockAccess[A]]
     operation: Compute | Fill | Copy | None = None
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
     frees: list[tuple[int, A]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Running(Generic[A]):
         """What each window held at the beginning; of one that is only written, the window."""
         return [window.now if window.before is None else window.before for window in self.windows]
 
-    def intruders(self, values: Values[A], windows: Iterable[Window[A]]) -> Iterator[Fault]:
+    def intruders(self, values: Values[A], windows: Iterable[BlockAccess[A]]) -> Iterator[Fault]:
         """What others did to windows of this operation since the beginning."""
         for window in windows:
             if window.writes:

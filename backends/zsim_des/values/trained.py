@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from zsim.backend.backend import Job, RunFailedError
 from zsim.schedule.issue_order import NO_OVERFLOW
+from zsim_des.engine.watch import Durations
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.difference import differences
 from zsim_des.values.drawn import drawn_apart
 from zsim_des.values.modular import Modular
-from zsim_des.values.plain import Trained
+from zsim_des.values.plain import PlainState
 from zsim_des.values.planted import Planted
 from zsim_des.values.run import carry
 from zsim_des.values.running import Fault
-from zsim_des.watch import Durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Result:
 
 def train_by_schedule(
     job: Job,
-    expected: Trained,
+    expected: PlainState,
     *,
     durations: Durations | None = None,
     overflow_steps: frozenset[int] = NO_OVERFLOW,

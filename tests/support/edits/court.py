@@ -24,9 +24,10 @@ from zsim.schedule.issue_order import NO_OVERFLOW, taken
 from zsim.schedule.operation import Compute, Fill, SetScalar
 from zsim.schedule.schedule import Program, Schedule
 from zsim.strategy.strategy import Precision, Strategy
+from zsim_des.engine.watch import Durations
 from zsim_des.values import (
+    PlainState,
     Planted,
-    Trained,
     plantable,
     train,
     train_by_schedule,
@@ -34,7 +35,6 @@ from zsim_des.values import (
 )
 from zsim_des.values.carrier import set_scalar
 from zsim_des.values.plain import count, scalars
-from zsim_des.watch import Durations
 
 RACES_MAX = 2
 TIMINGS = 2
@@ -76,7 +76,7 @@ class Court:
         self.strategy = strategy
         self.scales = strategy.precision is Precision.FP16 and bool(model.parameter_count)
         self._places = list(plantable(schedule, model)) if self.scales else []
-        self._expected: dict[frozenset[int], Trained] = {}
+        self._expected: dict[frozenset[int], PlainState] = {}
         self._read = read_scalars(schedule)
         self._formats: Formats | None = None
 

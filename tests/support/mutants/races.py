@@ -30,7 +30,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Program, Schedule
 from zsim_des.values import Modular
 from zsim_des.values.field import Numbers
-from zsim_des.values.memory import Block, BlockMemory
+from zsim_des.values.memory import BlockMemory, MemoryBlock
 
 STEPS = 3
 Name = tuple[int, int, str]
@@ -94,7 +94,7 @@ class _Host:
         self.latest: dict[str, Node] = {}
         self.memory = BlockMemory(Modular(graph.schedule))
         self.touched: dict[int, list[Touch]] = {}
-        self.blocks: list[Block[Numbers]] = []
+        self.blocks: list[MemoryBlock[Numbers]] = []
 
     def issue(self, step: int, operations: Iterable[Operation], *, overflows: bool) -> None:
         self.latest |= self.here
@@ -175,7 +175,7 @@ class _Host:
                 self._touch_block(node, block, (start, start + size), writes=writes)
 
     def _touch_block(
-        self, node: Node, block: Block[Numbers], span: tuple[int, int], *, writes: bool
+        self, node: Node, block: MemoryBlock[Numbers], span: tuple[int, int], *, writes: bool
     ) -> None:
         touch = Touch(node, *span, writes)
         self.touched.setdefault(id(block), []).append(touch)

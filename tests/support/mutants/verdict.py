@@ -14,8 +14,8 @@ from zsim.model.model import Model
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Precision, Strategy
+from zsim_des.engine.watch import Durations
 from zsim_des.values import plantable, train, unseen
-from zsim_des.watch import Durations
 
 LONG_PS = 10**6
 RACES_MAX = 3

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim_des.fair import Shape, fair_rates
+from zsim_des.network.max_min_fair import Shape, fair_rates
 
 LINKS = 4
 capacities = st.lists(st.integers(1, 50), min_size=LINKS, max_size=LINKS)

@@ -22,7 +22,7 @@ from zsim.schedule.operation import Action, FreeMode, Operation, Role
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import RankTrace, Trace
 from zsim_des import SimBackend
-from zsim_des.instruction import Enqueue
+from zsim_des.engine.instruction import Enqueue
 
 LAUNCH = LaunchCosts(
     forward_ps=100, backward_ps=200, operation_ps=30, collective_ps=1000, wait_ps=7

@@ -174,7 +174,7 @@ PLANTED = {
     "simpy at the edge": ("zsim/cli/main.py", "from simpy.core import X", "zsim finds simpy"),
     "a backend in the core": (
         "zsim/backend/backend.py",
-        "import zsim_des.engine",
+        "import zsim_des.engine.rank",
         "zsim finds zsim_des",
     ),
     "a backend at the edge": (
@@ -229,8 +229,8 @@ def test_closed_forms_that_reach_the_scheduler_by_a_detour_are_found() -> None:
 ALLOWED = {
     "a function of 60 lines": ("zsim/trace/trace.py", function_of(60)),
     "a file of 400 lines": ("zsim/trace/trace.py", "\n" * 400),
-    "torch in its backend": ("backends/zsim_torch/ranks.py", "import torch.distributed"),
-    "simpy in its backend": ("backends/zsim_des/engine.py", "import simpy"),
+    "torch in its backend": ("backends/zsim_torch/supervise/ranks.py", "import torch.distributed"),
+    "simpy in its backend": ("backends/zsim_des/engine/rank.py", "import simpy"),
     "effects at the edge": (
         "zsim/cli/main.py",
         "import time, typer, rich\nprint(open('a'))",

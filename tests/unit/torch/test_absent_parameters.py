@@ -21,11 +21,11 @@ from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
 from zsim_des.values import Carrier, carry
-from zsim_torch.absent import AbsentParameterError
-from zsim_torch.autograd import UnitRunError
-from zsim_torch.describe import describe
-from zsim_torch.failure import RankFailedError
-from zsim_torch.ranks import run_ranks
+from zsim_torch.module.absent import AbsentParameterError
+from zsim_torch.module.autograd import UnitRunError
+from zsim_torch.module.description import describe
+from zsim_torch.supervise.rank_failure import RankFailedError
+from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.train import Option, train
 from zsim_torch.values import TorchValues
 

@@ -14,13 +14,13 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.strategy.strategy import Strategy
 from zsim_torch.admission import refusal
-from zsim_torch.machine import (
+from zsim_torch.local_devices import (
     SLOW_FLOPS_PER_S,
     available_bytes,
     memory_bytes,
     slowest_operation_s,
 )
-from zsim_torch.process_group import (
+from zsim_torch.supervise.process_group import (
     TORCHRUN_VARIABLES,
     DeviceChoice,
     DeviceError,

@@ -8,9 +8,9 @@ from torch import nn
 from zsim.schedule.builder import RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.schedule import Schedule
-from zsim_torch.agreement import Issued, difference
-from zsim_torch.failure import Cause, RankFailedError
-from zsim_torch.ranks import RankPool
+from zsim_torch.execute.agreement import Issued, difference
+from zsim_torch.supervise.rank_failure import Cause, RankFailedError
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import Option, train
 
 

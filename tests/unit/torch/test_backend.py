@@ -17,8 +17,8 @@ from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend
-from zsim_torch.text import Batch, TextError, read_text
-from zsim_torch.transformer import transformer as plain_transformer
+from zsim_torch.module.transformer import transformer as plain_transformer
+from zsim_torch.text import BatchPlace, TextError, read_text
 
 CLUSTER = Cluster(
     name="none",
@@ -118,7 +118,7 @@ def test_every_kind_of_transformer_trains_as_a_plain_loop_does(
     text = read_text(None, shape.sequence_length)
     expected: list[float] = []
     for step in range(3):
-        which = Batch(step=step, micro_batch=0, coordinate=0, ranks=1, size=2)
+        which = BatchPlace(step=step, micro_batch=0, coordinate=0, ranks=1, size=2)
         loss = module(text.batch(which, seed=5))
         optimizer.zero_grad()
         loss.backward()

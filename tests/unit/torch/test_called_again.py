@@ -14,12 +14,12 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Checkpointing, Precision, Strategy
-from zsim_torch.describe import describe
-from zsim_torch.model_from import model_from
-from zsim_torch.ranks import run_ranks
+from zsim_torch.module.description import describe
+from zsim_torch.module.meta_model import model_from
+from zsim_torch.module.transformer import transformer
+from zsim_torch.module.unit import UnitChoice
+from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.train import Option, train
-from zsim_torch.transformer import transformer
-from zsim_torch.unit import UnitChoice
 
 
 class Twice(Tiny):

@@ -7,7 +7,7 @@ from tiny_training import Case, all_by_schedule
 
 from zsim.memory import book
 from zsim.strategy.strategy import Precision
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim_torch.diagnosis import Seen, account, blamed, missing, named, story, waiting
-from zsim_torch.whereabouts import Note, Wait
+from zsim_torch.supervise.diagnosis import Seen, account, blamed, missing, named, story, waiting
+from zsim_torch.supervise.progress_record import LastProgress, Wait
 
 ALL = (0, 1, 2)
 
@@ -22,7 +22,7 @@ def rank(
 ) -> Seen:
     """A rank at "work"; if `waits` is said, it waits for collective `at` of a communicator."""
     wait = Wait(operation=waits, group=group, number=at, ranks=ALL) if waits else None
-    note = Note(count=count, text="work", wait=wait, handed=handed)
+    note = LastProgress(count=count, text="work", wait=wait, handed=handed)
     return Seen(rank=number, note=note, stopped=stopped, gone=gone)
 
 
@@ -70,7 +70,7 @@ def test_a_line_names_a_few_ranks_and_a_few_operations() -> None:
 
 
 notes = st.builds(
-    Note,
+    LastProgress,
     count=st.integers(0, 2**63),
     text=st.text(max_size=50),
     pid=st.integers(0, 2**31),
@@ -88,5 +88,5 @@ notes = st.builds(
 
 @settings(max_examples=25)
 @given(notes)
-def test_a_note_is_told_as_it_is(note: Note) -> None:
-    assert Note.from_json(note.to_json()) == note
+def test_a_note_is_told_as_it_is(note: LastProgress) -> None:
+    assert LastProgress.from_json(note.to_json()) == note

@@ -10,7 +10,7 @@ from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, d
 from zsim.proof import against_trace as refinement
 from zsim.strategy.strategy import Checkpointing, Precision
 from zsim.trace.trace import Trace
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 
 ONE = (1, Checkpointing.FULL)
 TWO = (2, Checkpointing.NONE)

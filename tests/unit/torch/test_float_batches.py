@@ -12,8 +12,8 @@ from zsim.dtype import DType
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import LossScale, Precision, Strategy
-from zsim_torch.describe import describe
-from zsim_torch.ranks import run_ranks
+from zsim_torch.module.description import describe
+from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.torch_dtype import TORCH_DTYPE
 from zsim_torch.train import train
 

@@ -17,9 +17,9 @@ from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Strategy
-from zsim_torch.describe import describe
-from zsim_torch.ranks import RankPool
-from zsim_torch.transformer import transformer
+from zsim_torch.module.description import describe
+from zsim_torch.module.transformer import transformer
+from zsim_torch.supervise.ranks import RankPool
 
 RANKS = 4
 STEPS = 4  # a transport's thread may hold a tensor a moment longer; it does not in every step

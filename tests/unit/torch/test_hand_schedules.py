@@ -24,8 +24,8 @@ from zsim.schedule.operation import (
     Role,
 )
 from zsim.schedule.schedule import Kind, Schedule
-from zsim_torch.memory import MemoryFaultError
-from zsim_torch.ranks import RankPool, run_ranks
+from zsim_torch.execute.rank_memory import MemoryFaultError
+from zsim_torch.supervise.ranks import RankPool, run_ranks
 from zsim_torch.train import Option, Trained, train
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "zero3_by_hand.py"

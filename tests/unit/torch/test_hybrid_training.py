@@ -5,7 +5,7 @@ from tiny_training import BOUND, Case, all_by_schedule, by_plain_loop, distance
 
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Precision, Strategy
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5)
 CASES = {

@@ -8,8 +8,8 @@ from zsim.memory import book
 from zsim.schedule.schedule import Kind
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
-from zsim_torch.memory import Memory, Remains
-from zsim_torch.ranks import RankPool
+from zsim_torch.execute.rank_memory import RankMemory, Remains
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
 
 
@@ -84,13 +84,13 @@ def test_a_free_that_frees_nothing_breaks_the_equality(
 ) -> None:
     kept: list[Remains] = []
 
-    def frees_nothing(_: Memory, name: str, remains: Remains, *, travelled: bool) -> None:
+    def frees_nothing(_: RankMemory, name: str, remains: Remains, *, travelled: bool) -> None:
         assert name
         assert travelled is not None
         kept.append(remains)
 
     assert by_schedule(one(stage)).observed["live_bytes_peak/state"] == booked(one(stage))
-    monkeypatch.setattr(Memory, "drop", frees_nothing)
+    monkeypatch.setattr(RankMemory, "drop", frees_nothing)
     assert by_schedule(one(stage)).observed["live_bytes_peak/state"] > booked(one(stage))
 
 
@@ -99,16 +99,16 @@ def test_a_free_that_frees_nothing_breaks_the_equality(
 def test_a_doubled_buffer_breaks_the_equality(
     stage: int, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate = Memory.allocate
+    allocate = RankMemory.allocate
     doubles: list[torch.Tensor] = []
 
-    def twice(memory: Memory, name: str) -> None:
+    def twice(memory: RankMemory, name: str) -> None:
         allocate(memory, name)
         if memory.program.by_name[name].kind is kind:
             with memory.setting.making():
                 doubles.append(torch.empty_like(memory.part(name)))
 
-    monkeypatch.setattr(Memory, "allocate", twice)
+    monkeypatch.setattr(RankMemory, "allocate", twice)
     assert by_schedule(one(stage)).observed["live_bytes_peak/state"] > booked(one(stage))
 
 

@@ -13,9 +13,9 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Checkpointing, Precision, Strategy
 from zsim_torch import model_from
-from zsim_torch.describe import BatchSize
-from zsim_torch.transformer import transformer as plain_transformer
-from zsim_torch.unit import UnitError
+from zsim_torch.module.description import BatchSize
+from zsim_torch.module.transformer import transformer as plain_transformer
+from zsim_torch.module.unit import UnitError
 
 WIDTH, TOKENS, WORDS = 8, 6, 11
 

@@ -7,7 +7,7 @@ from tiny_training import Case, Result, all_by_schedule
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 
 
 def cases(ranks: int) -> list[Case]:

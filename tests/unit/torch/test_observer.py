@@ -4,8 +4,8 @@ from threading import Thread
 import torch
 from torch import distributed
 
-from zsim_torch.observer import Maker, Observer
-from zsim_torch.ranks import run_ranks
+from zsim_torch.observe.observer import Maker, Observer
+from zsim_torch.supervise.ranks import run_ranks
 
 
 def test_a_storage_counts_once_while_any_tensor_on_it_lives() -> None:

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm, rate_of
-from zsim_torch.optimizer import Updated, clip, is_finite, sum_of_squares, unscale, update
+from zsim_torch.execute.sharded_optimizer import (
+    Updated,
+    clip,
+    is_finite,
+    sum_of_squares,
+    unscale,
+    update,
+)
 
 SIZE = 7
 

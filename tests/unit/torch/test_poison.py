@@ -19,8 +19,8 @@ from zsim.schedule.operation import AllGather, Compute, Operation
 from zsim.schedule.schedule import Kind, Schedule
 from zsim.strategy.strategy import LossScale, Precision, Strategy
 from zsim_torch import RankPool, TorchBackend
-from zsim_torch.failure import RankFailedError
-from zsim_torch.poison import PoisonError
+from zsim_torch.execute.poison import PoisonError
+from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.train import Option, train
 
 SHAPE = GPT(layers=1, hidden_size=8, attention_heads=1, sequence_length=8, vocab_size=256)

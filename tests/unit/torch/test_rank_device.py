@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from zsim_torch.process_group import DeviceError, rank_device
+from zsim_torch.supervise.process_group import DeviceError, rank_device
 
 CPU = torch.device("cpu")
 ONE, TWO = torch.device("cuda", 1), torch.device("cuda", 2)

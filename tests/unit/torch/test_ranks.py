@@ -26,10 +26,10 @@ from rank_jobs import (
 )
 
 from zsim.backend.backend import RunFailedError
-from zsim_torch.failure import Cause, RankFailedError
-from zsim_torch.process_group import DeviceChoice
-from zsim_torch.ranks import RankPool, run_ranks
-from zsim_torch.whereabouts import Whereabouts, note
+from zsim_torch.supervise.process_group import DeviceChoice
+from zsim_torch.supervise.progress_record import ProgressRecord, note
+from zsim_torch.supervise.rank_failure import Cause, RankFailedError
+from zsim_torch.supervise.ranks import RankPool, run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +312,7 @@ def test_an_interrupt_ends_the_run_without_noise(tmp_path: Path) -> None:
 
 
 def test_the_last_line_of_a_rank_can_be_read_from_outside(tmp_path: Path) -> None:
-    writer, reader = Whereabouts(tmp_path / "note"), Whereabouts(tmp_path / "note")
+    writer, reader = ProgressRecord(tmp_path / "note"), ProgressRecord(tmp_path / "note")
     assert (reader.read().count, reader.read().text) == (0, "")
     writer.write("a long line " * 100)
     writer.write("short")

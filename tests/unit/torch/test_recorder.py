@@ -6,8 +6,8 @@ import torch
 from torch import distributed
 
 from zsim.trace.witness import Region, Witness
-from zsim_torch.ranks import run_ranks
-from zsim_torch.recorder import Recorder
+from zsim_torch.observe.recorder import Recorder
+from zsim_torch.supervise.ranks import run_ranks
 
 
 def touched(witness: Witness) -> list[tuple[tuple[Region, ...], tuple[Region, ...]]]:

@@ -9,7 +9,7 @@ from reduced_by_hand import Plan, Reduced, all_by_slices, in_one_process
 from zsim.dtype import DType
 from zsim.memory import book
 from zsim.proof import check
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
 
 RANKS = (2, 3, 5)

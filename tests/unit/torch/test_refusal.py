@@ -12,7 +12,7 @@ from zsim.schedule.operation import Action, Reduction, Role
 from zsim.schedule.schedule import Kind, Place, Pool, Schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim_torch.backend import TorchBackend
-from zsim_torch.process_group import DeviceChoice
+from zsim_torch.supervise.process_group import DeviceChoice
 from zsim_torch.train import Option, Trained, train
 
 

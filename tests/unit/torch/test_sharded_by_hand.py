@@ -19,17 +19,22 @@ from zsim.dtype import DType
 from zsim.memory import book
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import (
+    COLLECTIVE,
+    communications,
+    is_scalar,
+    ring_equivalent_bytes,
+)
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.issue_order import issued
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Copy, FreeMode, Role, StreamOperation
 from zsim.schedule.schedule import Schedule
-from zsim_torch.ranks import RankPool
-from zsim_torch.refusal import of_units
+from zsim_torch.capability import of_units
+from zsim_torch.module.unit import resolve
+from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
-from zsim_torch.unit import resolve
 
 
 def flows(data: int, replicate: int = 1, inner: int | None = None) -> list[Flow]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.schedule.operation import Previous
 from zsim.trace.trace import Event
-from zsim_torch.streams import CpuStreams, Entry, Touch, Work
+from zsim_torch.execute.streams import BufferAccess, CpuStreams, PendingWork, StreamEntry
 
 STREAMS = ("compute", "communication", "copy")
 
@@ -19,8 +19,8 @@ class Log:
 
     names: list[str] = field(default_factory=list[str])
 
-    def work(self, name: str) -> list[Work]:
-        return [cast("Work", _Landing(name, self))]
+    def work(self, name: str) -> list[PendingWork]:
+        return [cast("PendingWork", _Landing(name, self))]
 
 
 @dataclass
@@ -35,15 +35,15 @@ class _Landing:
 def fly(
     streams: CpuStreams, log: Log, name: str, *, after: tuple[str, ...] = (), buffer: str = ""
 ) -> None:
-    touches = (Touch(buffer, 0, 4, writes=True),) if buffer else ()
-    entry = Entry(
+    touches = (BufferAccess(buffer, 0, 4, writes=True),) if buffer else ()
+    entry = StreamEntry(
         operation=name, stream="communication", after=after, group="data", touches=touches
     )
     streams.communicate(entry, lambda: log.work(name))
 
 
 def compute(streams: CpuStreams, log: Log, name: str, *, after: tuple[str, ...] = ()) -> None:
-    entry = Entry(operation=name, stream="compute", after=after)
+    entry = StreamEntry(operation=name, stream="compute", after=after)
     streams.compute(entry, lambda: log.names.append(name))
 
 
@@ -117,15 +117,15 @@ def test_events_keep_streams_edges_and_communicators_in_order(
     drawn: list[tuple[bool, str, list[int], str]],
 ) -> None:
     streams, log = CpuStreams(step=0), Log()
-    entries: list[tuple[Entry, bool]] = []
+    entries: list[tuple[StreamEntry, bool]] = []
     for number, (flies, stream, back, buffer) in enumerate(drawn):
         after = tuple(str(number - 1 - distance) for distance in back if distance < number)
-        entry = Entry(
+        entry = StreamEntry(
             operation=str(number),
             stream=stream,
             after=after,
             group="data" if flies else "",
-            touches=(Touch(buffer, 0, 1, writes=True),) if flies and buffer else (),
+            touches=(BufferAccess(buffer, 0, 1, writes=True),) if flies and buffer else (),
         )
         entries.append((entry, flies))
         if flies:

@@ -22,9 +22,9 @@ from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Operation, walk
 from zsim.strategy.strategy import Strategy
-from zsim_torch.failure import Cause, RankFailedError
-from zsim_torch.ranks import RankPool
-from zsim_torch.whereabouts import Note, Whereabouts
+from zsim_torch.supervise.progress_record import LastProgress, ProgressRecord
+from zsim_torch.supervise.rank_failure import Cause, RankFailedError
+from zsim_torch.supervise.ranks import RankPool
 
 ZSIM = Path(sys.executable).with_name("zsim")
 SHAPE = GPT(layers=1, hidden_size=8, attention_heads=1, sequence_length=8, vocab_size=256)
@@ -174,15 +174,15 @@ class Running:
             start_new_session=True,
         )
 
-    def note(self, rank: int) -> Note:
+    def note(self, rank: int) -> LastProgress:
         """What a rank says of itself; nothing before it begins."""
         for path in self.folder.glob(f"zsim-ranks-*/rank{rank}.note"):
             with suppress(OSError, ValueError):
-                whereabouts = Whereabouts(path)
+                whereabouts = ProgressRecord(path)
                 note = whereabouts.read()
                 whereabouts.close()
                 return note
-        return Note(count=0, text="")
+        return LastProgress(count=0, text="")
 
     def strike(self, rank: int, when: str, how: signal.Signals) -> None:
         """Send `how` to a rank that has come to `when`."""

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim_torch.text import VOCABULARY, Batch, Text, TextError, read_text
+from zsim_torch.text import VOCABULARY, BatchPlace, Text, TextError, read_text
 
 CONTENT = bytes(range(256)) * 3
 
@@ -13,7 +13,9 @@ CONTENT = bytes(range(256)) * 3
 def batch(
     text: Text, step: int, micro_batch: int, coordinate: int, ranks: int, size: int, seed: int = 0
 ) -> torch.Tensor:
-    which = Batch(step=step, micro_batch=micro_batch, coordinate=coordinate, ranks=ranks, size=size)
+    which = BatchPlace(
+        step=step, micro_batch=micro_batch, coordinate=coordinate, ranks=ranks, size=size
+    )
     return text.batch(which, seed=seed)
 
 

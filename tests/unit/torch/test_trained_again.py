@@ -12,7 +12,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.strategy import LossScale, Precision, Strategy
-from zsim_torch.describe import describe
+from zsim_torch.module.description import describe
 from zsim_torch.train import Option, Trained, train
 
 UNITS = ("0", "1", "2")

@@ -29,7 +29,7 @@ from zsim.strategy.strategy import (
     Precision,
     Strategy,
 )
-from zsim_torch.ranks import RankPool
+from zsim_torch.supervise.ranks import RankPool
 
 
 def alike(case: Case) -> Case:

@@ -6,9 +6,9 @@ from torch.nn import functional
 
 from zsim.model.architecture import GPT, Architecture, Llama, Positions
 from zsim.model.transformer import transformer as described
-from zsim_torch.attention import attend, turned
-from zsim_torch.norm import RootMeanSquareNorm
-from zsim_torch.transformer import Decoder, initial_value, transformer
+from zsim_torch.module.causal_attention import attend, turned
+from zsim_torch.module.norm import RootMeanSquareNorm
+from zsim_torch.module.transformer import Decoder, initial_value, transformer
 
 SMALL = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=6, vocab_size=11)
 

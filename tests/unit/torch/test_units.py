@@ -12,10 +12,10 @@ from zsim.model.kernel import KernelKind
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
-from zsim_torch.autograd import UnitRunError
-from zsim_torch.describe import describe
+from zsim_torch.module.autograd import UnitRunError
+from zsim_torch.module.description import describe
+from zsim_torch.module.unit import UnitError
 from zsim_torch.train import Option, Trained, train
-from zsim_torch.unit import UnitError
 
 SIZE = 4
 STEPS = 3

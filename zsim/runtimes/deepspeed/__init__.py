@@ -3,12 +3,8 @@
 from zsim.closed_form import DataVolume
 from zsim.model.model import Model
 from zsim.runtimes.deepspeed import stage_1_2, stage_3
-from zsim.runtimes.deepspeed import (
-    stage_1_2_volume as deepspeed12,
-)
-from zsim.runtimes.deepspeed import (
-    stage_3_volume as deepspeed3,
-)
+from zsim.runtimes.deepspeed import stage_1_2_volume as deepspeed12
+from zsim.runtimes.deepspeed import stage_3_volume as deepspeed3
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import Runtime
 from zsim.schedule.schedule import Schedule

@@ -1,0 +1,1 @@
+"""The simulated host and streams of each rank class, and what they leave behind."""

@@ -1,0 +1,37 @@
+"""How long a stream waited for a host that was busy issuing: what a faster host saves at most."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from zsim.schedule.issue_order import SETUP
+from zsim.schedule.operation import Compute, walk
+from zsim.schedule.schedule import Program
+from zsim_des.engine.stream import ProgramRun
+
+
+def host_bound_ps(program: Program, instances: Sequence[ProgramRun], steps: int) -> tuple[int, ...]:
+    """By step, how long the stream of Computes waited for a host that was not waiting itself.
+
+    Empty if issuing takes no time.
+    """
+    busy = [span for each in instances for span in each.issuing if span[0] < span[1]]
+    stream = _computes_on(program)
+    if not busy or stream is None:
+        return ()
+    found = [0] * steps
+    first = 0
+    for instance in instances:
+        for begin_ps, end_ps in instance.late.get(stream, ()) if instance.step != SETUP else ():
+            while first < len(busy) and busy[first][1] <= begin_ps:  # both ascend
+                first += 1
+            for start_ps, stop_ps in islice(busy, first, None):
+                if start_ps >= end_ps:
+                    break
+                found[instance.step] += min(stop_ps, end_ps) - max(start_ps, begin_ps)
+    return tuple(found)
+
+
+def _computes_on(program: Program) -> str | None:
+    """The stream of the first Compute of a step."""
+    found = (each.stream for each in walk(program.step) if isinstance(each, Compute))
+    return next(found, None)

@@ -1,0 +1,193 @@
+"""What a host issues in one run of a part, branches taken: stretches between its waits.
+
+Worked out once for all ranks of a role and all runs that take the same branches. Streams are first
+in, first out, so of what an entry waits for only the latest of each other stream is left, and that
+only once. A waited free takes no time: what it waits for goes to the next entry of its stream.
+"""
+
+from dataclasses import dataclass, field
+
+from zsim.schedule.issue_order import SETUP
+from zsim_des.engine.instruction import Choose, Enqueue, HostNote, Instruction, Lowered, Stop
+
+
+@dataclass(slots=True)
+class Item:
+    """An entry of a stream, and what it waits for beyond its place in the queue.
+
+    It is number `order` of those that the host issues in its stretch. `here` are slots of the same
+    run, `earlier` of the latest earlier one that has them. `opens` is the group whose first
+    operation in the part it is: it follows the group's last one before.
+    """
+
+    what: Enqueue
+    slot: int
+    time_ps: int
+    order: int
+    here: tuple[int, ...]
+    earlier: tuple[int, ...]
+    opens: str | None
+    looks_back: bool
+    is_met: bool
+    is_carried: bool
+
+
+@dataclass(slots=True)
+class IssueStretch:
+    """What the host issues without a wait, and the wait at its end.
+
+    `acts` is all of it in order, `items` the entries of each stream. `offsets_ps` has the host's
+    time since the stretch began by an item's order, `length_ps` at the end. With the wait passed,
+    slots in `skipped` count as finished.
+    """
+
+    items: tuple[list[Item], ...]
+    acts: list[Item | HostNote] = field(default_factory=list[Item | HostNote])
+    meetings: list[Item] = field(default_factory=list[Item])
+    links: list[Item] = field(default_factory=list[Item])
+    offsets_ps: list[int] = field(default_factory=list[int])
+    notes_ps: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    length_ps: int = 0
+    stop: Stop | Choose | None = None
+    skipped: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class HostIssue:
+    """One run of a part: `issued` in order, and by group the slot of its last operation."""
+
+    stretches: list[IssueStretch]
+    issued: list[Enqueue]
+    closes: dict[str, int]
+    slots: frozenset[int]
+
+
+class Courses:
+    """The courses of one role, each made when it is first asked for.
+
+    Free entries are apart where a run is `watched`, since who watches is told of each.
+    """
+
+    def __init__(self, lowered: Lowered, *, watched: bool = False) -> None:
+        self.streams = lowered.streams
+        self.slots = lowered.slots
+        self._lowered = lowered
+        self._watched = watched
+        self._made: dict[tuple[bool, bool], HostIssue] = {}
+
+    def of(self, step: int, *, overflows: bool) -> HostIssue:
+        """The course of setup or of a step."""
+        key = (step == SETUP, overflows and step != SETUP)
+        made = self._made.get(key)
+        if made is None:
+            part = self._lowered.setup if step == SETUP else self._lowered.step
+            making = _Making(self._lowered, merges=not self._watched)
+            making.issue(part, overflows=key[1])
+            made = self._made[key] = making.course()
+        return made
+
+
+class _Making:
+    """Follows the host through a part. Places are streams and positions in them, by slot."""
+
+    def __init__(self, lowered: Lowered, *, merges: bool) -> None:
+        self._count = len(lowered.streams)
+        self._awaited = lowered.awaited
+        self._merges = merges
+        self._issued: list[Enqueue] = []
+        self._closes: dict[str, int] = {}
+        self._places: dict[int, tuple[int, int]] = {}
+        self._lengths = [0] * self._count
+        self._reached: list[dict[int, int]] = [{} for _ in range(self._count)]
+        self._merged: list[list[Enqueue]] = [[] for _ in range(self._count)]
+        self._now = self._stretch()
+        self._stretches = [self._now]
+
+    def _stretch(self) -> IssueStretch:
+        return IssueStretch(tuple([] for _ in range(self._count)))
+
+    def course(self) -> HostIssue:
+        """All of it. What was merged into no entry becomes one of its own."""
+        for merged in self._merged:
+            if merged:
+                self._append(merged.pop())
+        taken = frozenset(what.slot for what in self._issued)
+        return HostIssue(self._stretches, self._issued, self._closes, taken)
+
+    def issue(self, part: tuple[Instruction, ...], *, overflows: bool) -> None:
+        """The host issues `part`, with the branches that it takes."""
+        for instruction in part:
+            if isinstance(instruction, Enqueue):
+                self._put(instruction)
+            elif isinstance(instruction, HostNote):
+                self._now.acts.append(instruction)
+                self._now.notes_ps.append((instruction.name, self._now.length_ps))
+            else:
+                self._stop(instruction, overflows=overflows)
+
+    def _stop(self, instruction: Stop | Choose, *, overflows: bool) -> None:
+        ended = self._now
+        ended.length_ps += instruction.launch_ps
+        ended.stop = instruction
+        self._now = self._stretch()
+        self._stretches.append(self._now)
+        if isinstance(instruction, Choose):
+            side, ended.skipped = instruction.otherwise, instruction.then_slots
+            if overflows:
+                side, ended.skipped = instruction.then, instruction.otherwise_slots
+            self.issue(side, overflows=overflows)
+
+    def _put(self, what: Enqueue) -> None:
+        self._now.length_ps += what.launch_ps
+        self._issued.append(what)
+        if self._merges and what.operation is None and what.slot not in self._awaited:
+            self._merged[what.stream].append(what)
+        else:
+            self._append(what)
+
+    def _append(self, what: Enqueue) -> None:
+        stream, stretch = what.stream, self._now
+        waits = list(what.after.here)
+        earlier = what.after.earlier
+        if self._merged[stream]:
+            for free in self._merged[stream]:
+                waits += free.after.here
+                earlier += free.after.earlier
+            self._merged[stream].clear()
+        opens = None
+        if what.members:  # a communicator runs one operation at a time
+            group = what.members[0][0].group
+            if group in self._closes:
+                waits.append(self._closes[group])
+            else:
+                opens = group
+            self._closes[group] = what.slot
+        here = self._still(stream, waits) if waits else ()
+        order, looks_back = len(stretch.offsets_ps), bool(earlier) or opens is not None
+        is_met = bool(what.members)
+        waits_for = (here, earlier, opens, looks_back)
+        kind = (is_met, what.carries is not None)
+        item = Item(what, what.slot, what.time_ps, order, *waits_for, *kind)
+        stretch.offsets_ps.append(stretch.length_ps)
+        stretch.items[stream].append(item)
+        stretch.acts.append(item)
+        if what.members:
+            stretch.meetings.append(item)
+        if looks_back:
+            stretch.links.append(item)
+        self._places[what.slot] = stream, self._lengths[stream]
+        self._lengths[stream] += 1
+
+    def _still(self, stream: int, waits: list[int]) -> tuple[int, ...]:
+        """What of `waits` the stream has not waited for yet; of a branch not taken nothing."""
+        reached = self._reached[stream]
+        latest: dict[int, int] = {}
+        for slot in waits:
+            place = self._places.get(slot)
+            if place is None:
+                continue
+            other, position = place
+            if other != stream and reached.get(other, -1) < position:
+                reached[other] = position
+                latest[other] = slot
+        return tuple(latest.values())

@@ -1,0 +1,277 @@
+"""A program as the engine runs it: ids become numbers, costs become times, once for all ranks."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from zsim.cluster.cluster import Gpu
+from zsim.cluster.profile.host_launch import FREE
+from zsim.compute.roofline import operation_ps
+from zsim.network.volume import ring_equivalent_bytes
+from zsim.schedule.host_traffic import copied_bytes, leaves_device
+from zsim.schedule.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Edge,
+    Fill,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Previous,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    StreamOperation,
+    Together,
+    walk,
+)
+from zsim.schedule.schedule import Program, Schedule
+
+
+class LoweringError(ValueError):
+    """An operation that cannot be executed as it stands."""
+
+
+@dataclass(slots=True)
+class After:
+    """What must have finished: slots of this instance of the part, and of the latest earlier."""
+
+    here: tuple[int, ...]
+    earlier: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Enqueue:
+    """Put an entry on a stream. `operation` is None for the entry of a waited free.
+
+    `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
+    is of a Copy between device and host: whether it is outward, and its bytes.
+    """
+
+    slot: int
+    name: str
+    stream: int
+    after: After
+    time_ps: int
+    launch_ps: int
+    operation: StreamOperation | None
+    members: tuple[tuple[Communication, int], ...]
+    carries: tuple[bool, int] | None = None
+
+
+@dataclass(slots=True)
+class Stop:
+    """The host waits, after it has spent `launch_ps`."""
+
+    name: str
+    after: After
+    launch_ps: int
+
+
+@dataclass(slots=True)
+class Choose:
+    """The host waits, then runs one of two lists; `slots` of the other count as finished."""
+
+    name: str
+    after: After
+    launch_ps: int
+    operation: Branch
+    then: tuple["Instruction", ...]
+    otherwise: tuple["Instruction", ...]
+    then_slots: tuple[int, ...]
+    otherwise_slots: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class HostNote:
+    """The host acts: its time is noted, for deferred frees, and who watches the run is told."""
+
+    name: str
+    operation: Operation
+
+
+Instruction = Enqueue | Stop | Choose | HostNote
+
+NOTHING = After((), ())
+
+HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
+
+
+@dataclass(slots=True)
+class Lowered:
+    """The instructions of one role; `slots` numbers what may be waited for, `awaited` what is."""
+
+    streams: tuple[str, ...]
+    slots: dict[str, int]
+    setup: tuple[Instruction, ...]
+    step: tuple[Instruction, ...]
+    awaited: frozenset[int]
+
+
+def lower(schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False) -> Lowered:
+    """The instructions of `program` on `gpu`; of a run that is `watched`, with every note.
+
+    Raises:
+        LoweringError: an edge names an operation that is issued later.
+        ClusterError: the GPU has no rate for the format of a kernel.
+    """
+    lowering = _Lowering(schedule, program, gpu, watched=watched)
+    setup, step = lowering.part(program.setup), lowering.part(program.step)
+    return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited())
+
+
+def _nothing(operation: Operation) -> int:
+    """What a host that issues in no time spends on `operation`."""
+    return 0
+
+
+class _Lowering:
+    """Turns the parts of one program into instructions. Slots count through setup and step."""
+
+    def __init__(self, schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool) -> None:
+        self.slots: dict[str, int] = {}
+        self._program = program
+        self._gpu = gpu
+        costs = gpu.launch_costs
+        self._launch_ps = _nothing if costs == FREE else costs.issue_ps
+        self._places = {pool.name: pool.place for pool in schedule.pools}
+        self._has_host = len(set(self._places.values())) > 1
+        self._streams = {name: index for index, name in enumerate(schedule.streams)}
+        self._sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+        deferred = any(
+            isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
+            for operation in program.by_id.values()
+        )
+        self._noted = (Allocate, Free, SetScalar) if watched else (Allocate,) if deferred else ()
+        self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
+        self._seen: set[str] = set()
+
+    def part(self, operations: tuple[Operation, ...]) -> tuple[Instruction, ...]:
+        """Instructions of setup or of the step."""
+        for operation in walk(operations):
+            if _takes_a_slot(operation):
+                self.slots[operation.id] = len(self.slots)
+        return tuple(self._list(operations))
+
+    def awaited(self) -> frozenset[int]:
+        """Slots that something waits for by name."""
+        every = self._waits.values()
+        return frozenset(slot for after in every for slot in (*after.here, *after.earlier))
+
+    def _list(self, operations: tuple[Operation, ...]) -> list[Instruction]:
+        found: list[Instruction] = []
+        for operation in operations:
+            made = self._instruction(operation)
+            if made is not None:
+                found.append(made)
+            if isinstance(operation, self._noted):
+                found.append(HostNote(operation.id, operation))
+            self._seen.add(operation.id)
+        return found
+
+    def _instruction(self, operation: Operation) -> Instruction | None:
+        match operation:  # the most frequent first: cases are tried one after the other
+            case Allocate() | SetScalar():
+                return None
+            case Compute():
+                time_ps = operation_ps(operation, self._program, self._gpu)
+                return self._enqueue(operation, time_ps=time_ps)
+            case Free():
+                return self._free(operation)
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                return self._enqueue(operation, members=(operation,))
+            case Together(members=members):
+                return self._enqueue(operation, members=members)
+            case Fill():
+                return self._enqueue(
+                    operation, time_ps=operation_ps(operation, self._program, self._gpu)
+                )
+            case Copy():
+                return self._copy(operation)
+            case HostWait(operation=edge):
+                after = self._after(operation.id, (edge,))
+                return Stop(operation.id, after, self._launch_ps(operation))
+            case Branch():
+                return self._choose(operation)
+            case _:
+                assert_never(operation)
+
+    def _enqueue(
+        self,
+        operation: StreamOperation,
+        *,
+        time_ps: int = 0,
+        members: tuple[Communication, ...] = (),
+    ) -> Enqueue:
+        return Enqueue(
+            self.slots[operation.id],
+            operation.id,
+            self._streams[operation.stream],
+            self._after(operation.id, operation.after),
+            time_ps,
+            self._launch_ps(operation),
+            operation,
+            tuple([self._member(member) for member in members]) if members else (),
+        )
+
+    def _member(self, member: Communication) -> tuple[Communication, int]:
+        return member, ring_equivalent_bytes(member, self._sizes[member.group])
+
+    def _copy(self, copy: Copy) -> Enqueue:
+        """One that takes the time of device memory; between device and host also carries bytes."""
+        time_ps = operation_ps(copy, self._program, self._gpu)
+        made = self._enqueue(copy, time_ps=time_ps)
+        outward = leaves_device(copy, self._program, self._places) if self._has_host else None
+        if outward is not None:
+            made.carries = outward, copied_bytes(copy, self._program)
+        return made
+
+    def _free(self, free: Free) -> Instruction | None:
+        if not free.uses or free.mode is FreeMode.DEFERRED:
+            return None
+        after, launch_ps = self._after(free.id, free.uses), self._launch_ps(free)
+        if free.mode is FreeMode.HOST:
+            return Stop(free.id, after, launch_ps)
+        home = self._streams[self._program.by_name[free.buffer].home]
+        return Enqueue(self.slots[free.id], free.id, home, after, 0, launch_ps, None, ())
+
+    def _choose(self, branch: Branch) -> Choose:
+        after = self._after(branch.id, branch.after)
+        sides = (branch.then, branch.otherwise)
+        then, otherwise = (tuple(self._list(side)) for side in sides)
+        slots = [
+            tuple(self.slots[op.id] for op in walk(side) if op.id in self.slots) for side in sides
+        ]
+        launch_ps = self._launch_ps(branch)
+        return Choose(branch.id, after, launch_ps, branch, then, otherwise, *slots)
+
+    def _after(self, name: str, edges: tuple[Edge, ...]) -> After:
+        if edges in self._waits:
+            return self._waits[edges]
+        here: list[int] = []
+        earlier: list[int] = []
+        for edge in edges:
+            if isinstance(edge, Previous):
+                if edge.operation in self.slots:
+                    earlier.append(self.slots[edge.operation])
+                continue
+            if edge not in self._seen:
+                raise LoweringError(f"{name}: waits for {edge}, which the host issues later")
+            if edge in self.slots:
+                here.append(self.slots[edge])
+        made = self._waits[edges] = After(tuple(here), tuple(earlier))
+        return made
+
+
+def _takes_a_slot(operation: Operation) -> bool:
+    """Whether something may wait for it: it is on a stream, or a waited free that waits."""
+    if isinstance(operation, Free):
+        return bool(operation.uses) and operation.mode is FreeMode.WAITED
+    return not isinstance(operation, HOST_ACTIONS)

@@ -1,0 +1,201 @@
+"""The simulated ranks: the host and the streams of one rank class, which wait for each other.
+
+A host issues its program as fast as it can, stretch by stretch, up to where it has to wait. Nothing
+here is a process of its own: who waits is woken, and goes on.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from zsim.schedule.issue_order import SETUP
+from zsim.schedule.operation import Operation
+from zsim_des.engine.gpu_sharing import Beside
+from zsim_des.engine.host_issue import Courses, IssueStretch, Item
+from zsim_des.engine.instruction import Choose
+from zsim_des.engine.rendezvous import Key, Rendezvous
+from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream
+from zsim_des.engine.watch import Durations, RunWatcher
+from zsim_des.ready_queue import Agenda
+from zsim_des.symmetry.classes import RankClass
+from zsim_des.symmetry.faults import Pace
+
+
+class Rank:
+    """The host and streams of one rank class.
+
+    Kernels run at `pace`, and take `slowdown` times as long while a collective is on the GPU; with
+    `durations` they and the host take what these say. `watcher` is told what happens.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        rank_class: RankClass,
+        program: Courses,
+        rendezvous: Rendezvous,
+        *,
+        pace: Pace | None,
+        slowdown: Fraction,
+        durations: Durations | None = None,
+        watcher: RunWatcher | None = None,
+    ) -> None:
+        self.rank_class = rank_class
+        self.program = program
+        self.instances: list[ProgramRun] = []
+        self._agenda = agenda
+        self._rendezvous = rendezvous
+        self._pace = pace
+        self._durations = durations
+        self._watcher = watcher
+        self._host_at = ""
+        self._host_ps = 0
+        self._begin_ps = 0
+        self._tails: dict[str, tuple[ProgramRun, int]] = {}
+        self._meets = bool(rank_class.peers) or any(
+            len(each.classes) > 1 for each in rank_class.communicators.values()
+        )
+        self._going: Iterator[tuple[ProgramRun, int]] = iter(())
+        beside = Beside(agenda, slowdown) if slowdown != 1 else None
+        changes = pace is not None or durations is not None
+        self._streams = [
+            Stream(
+                name,
+                rank_class,
+                agenda=agenda,
+                rendezvous=rendezvous,
+                end_ps=self._end_ps if changes else None,
+                beside=beside,
+            )
+            for name in program.streams
+        ]
+
+    def begin(self, steps: Sequence[int], begin_ps: int, overflow_steps: frozenset[int]) -> None:
+        """The host stands before `steps` (setup, or all others) at `begin_ps`."""
+        self._host_ps = self._begin_ps = begin_ps
+        self._going = self._host(steps, overflow_steps)
+        self._agenda.wake(self)
+
+    def advance(self) -> None:
+        """The host goes on until it has to wait."""
+        for instance, slot in self._going:
+            instance.watch(slot, self)
+            return
+
+    def _host(
+        self, steps: Sequence[int], overflow_steps: frozenset[int]
+    ) -> Iterator[tuple[ProgramRun, int]]:
+        """Issue all steps; on the way, whatever slot is waited for."""
+        for step in steps:
+            course = self.program.of(step, overflows=step in overflow_steps)
+            unknown = [UNKNOWN] * len(self.program.slots)
+            told = None if self._watcher is None else self._tell
+            instance = ProgramRun(step, course, unknown, unknown.copy(), told)
+            self.instances.append(instance)
+            for stretch in course.stretches:
+                self._issue(stretch, instance)
+                stop = stretch.stop
+                if stop is None:
+                    continue
+                self._host_at = stop.name
+                waited = [(instance, slot) for slot in stop.after.here]
+                waited += self._earlier(instance, stop.after.earlier)
+                for where, slot in waited:
+                    if where.ends[slot] < 0:
+                        yield where, slot
+                    self._host_ps = max(self._host_ps, where.ends[slot])
+                self._host_at = ""
+                for slot in stretch.skipped:
+                    instance.ends[slot] = 0
+                if isinstance(stop, Choose):
+                    self._tell_act(instance, stop.operation)
+            for group, slot in course.closes.items():
+                self._tails[group] = (instance, slot)
+
+    def _issue(self, stretch: IssueStretch, instance: ProgramRun) -> None:
+        """Put the entries of a stretch on their streams."""
+        begin_ps = issuing_ps = self._host_ps
+        offsets_ps = stretch.offsets_ps
+        if self._durations is None and self._watcher is None:
+            self._host_ps += stretch.length_ps
+            for name, offset_ps in stretch.notes_ps:
+                instance.noted[name] = begin_ps + offset_ps
+        else:
+            offsets_ps = self._walk(stretch, instance)
+            if self._durations is None:
+                self._host_ps = begin_ps + stretch.length_ps
+            begin_ps = 0
+        instance.issuing.append((issuing_ps, self._host_ps))
+        keys: dict[int, tuple[Key, ...]] = {}
+        if self._meets:
+            for item in stretch.meetings:
+                keys[item.slot] = self._rendezvous.keys(self.rank_class, item.what.members)
+        links: Links = {item.slot: self._links(item, instance) for item in stretch.links}
+        for stream, items in zip(self._streams, stretch.items, strict=True):
+            if items:
+                stream.put(EntryBatch(items, instance, begin_ps, offsets_ps, keys, links))
+
+    def _walk(self, stretch: IssueStretch, instance: ProgramRun) -> list[int]:
+        """Issue act by act; the time at each entry."""
+        rank, step, issued_ps = self.rank_class.rank, instance.step, list[int]()
+        for act in stretch.acts:
+            if not isinstance(act, Item):
+                instance.noted[act.name] = self._host_ps
+                self._tell_act(instance, act.operation)
+                continue
+            taken_ps = act.what.launch_ps
+            if self._durations is not None:
+                taken_ps = self._durations.issue_ps(rank, step, act.what.name)
+            self._host_ps += taken_ps
+            issued_ps.append(self._host_ps)
+            if self._watcher is not None:
+                self._watcher.put(rank, step, act.what, self._host_ps)
+        return issued_ps
+
+    def _links(self, item: Item, instance: ProgramRun) -> list[tuple[ProgramRun, int]]:
+        found = self._earlier(instance, item.earlier)
+        if item.opens is not None and item.opens in self._tails:
+            found.append(self._tails[item.opens])
+        return found
+
+    def _earlier(self, instance: ProgramRun, slots: Sequence[int]) -> list[tuple[ProgramRun, int]]:
+        """For each slot the latest step before `instance` that took it, if there is one."""
+        found: list[tuple[ProgramRun, int]] = []
+        for slot in slots:
+            for before in reversed(self.instances):
+                taken = before is not instance and before.step != SETUP
+                if taken and slot in before.course.slots:
+                    found.append((before, slot))
+                    break
+        return found
+
+    def _tell_act(self, instance: ProgramRun, operation: Operation) -> None:
+        if self._watcher is not None:
+            self._watcher.act(self.rank_class.rank, instance.step, operation, self._host_ps)
+
+    def _tell(self, instance: ProgramRun, slot: int) -> None:
+        assert self._watcher is not None
+        span_ps = instance.starts[slot], instance.ends[slot]
+        self._watcher.end(self.rank_class.rank, instance.step, slot, span_ps)
+
+    def _end_ps(self, instance: ProgramRun, item: Item, start_ps: int) -> int:
+        """When a kernel ends that has the GPU to itself."""
+        what, step = item.what, instance.step
+        if self._durations is not None:
+            return start_ps + self._durations.kernel_ps(self.rank_class.rank, step, what.name)
+        if self._pace is None or step == SETUP:
+            return start_ps + what.time_ps
+        which = step * len(self.program.slots) + what.slot
+        begin_ps = self._begin_ps
+        return begin_ps + self._pace.end_ps(start_ps - begin_ps, what.time_ps, which)
+
+    def stuck(self) -> list[str]:
+        """Operations at which the host or a stream stands for ever, each with what it waits for."""
+        role = self.rank_class.program.role
+        found = [f"{role}: host at {self._host_at}"] if self._host_at else []
+        reasons = [stream.stuck() for stream in self._streams]
+        return found + [f"{role}: {reason}" for reason in reasons if reason is not None]
+
+    def drained_ps(self) -> int:
+        """When everything issued so far has finished, the host included."""
+        ends = [max(instance.ends, default=0) for instance in self.instances]
+        return max([self._host_ps, *ends])

@@ -1,0 +1,310 @@
+"""Where operations of a communicator meet: who waits for whom, and when they can start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zsim.network.algorithm.ring import laps
+from zsim.network.link_load import Ringed
+from zsim.network.volume import element_count
+from zsim.schedule.operation import Broadcast, Communication, Receive, Send
+from zsim_des.engine.instruction import Enqueue
+from zsim_des.engine.watch import Durations
+from zsim_des.network.fluid import Network
+from zsim_des.ready_queue import Agenda, Alarm
+from zsim_des.symmetry.classes import RankClass
+from zsim_des.symmetry.folded_links import LinkTable, States, joined, shapes
+
+Key = tuple[int | str, ...]
+"""What is met: a communicator class and the number of its collective, or a pair and its number."""
+
+
+ALONE: tuple[Key, ...] = (("alone",),)
+"""Where a class meets itself: its collective waits for nobody else."""
+
+
+class MismatchError(RuntimeError):
+    """Ranks met with operations that do not belong together."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One operation of a communicator (or several issued together) on one rank class.
+
+    `keys` are those that it meets others at, one per member, taken when the host issues it.
+    """
+
+    rank_class: RankClass
+    name: str
+    step: int
+    members: tuple[tuple[Communication, int], ...]
+    keys: tuple[Key, ...]
+    finish: Callable[[int], None]
+    ready_ps: int = 0
+
+
+@dataclass(slots=True)
+class MetRanks:
+    """Who has come to a key; all there when `needed` have."""
+
+    needed: int
+    come: list[tuple[Arrival, Communication]] = field(
+        default_factory=list[tuple[Arrival, Communication]]
+    )
+
+
+@dataclass(slots=True)
+class Copied:
+    """A Copy between device and host: when it can start, and who is told its end."""
+
+    ready_ps: int
+    finish: Callable[[int], None]
+
+
+class Rendezvous:
+    """Lets entries start when everyone they meet has come, and sends their bytes on the way."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        links: LinkTable,
+        network: Network,
+        durations: Durations | None = None,
+    ) -> None:
+        self._agenda = agenda
+        self._durations = durations
+        self._links = links
+        self._network = network
+        self._meetings: dict[Key, MetRanks] = {}
+        self._counts: dict[Key, int] = {}
+        self._rings: dict[tuple[int, type[Ringed], int, int], tuple[int, int]] = {}
+
+    def keys(
+        self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
+    ) -> tuple[Key, ...]:
+        """Where members of an operation that the host of `rank_class` issues now will meet."""
+        if len(members) == 1:
+            member, _ = members[0]
+            if not isinstance(member, Send | Receive):
+                communicator = rank_class.communicators[member.group]
+                if len(communicator.classes) == 1:
+                    return ALONE
+        return tuple([self._key(rank_class, member) for member, _ in members])
+
+    def _key(self, rank_class: RankClass, member: Communication) -> Key:
+        communicator = rank_class.communicators[member.group]
+        own = rank_class.index
+        if isinstance(member, Send | Receive):
+            peer = rank_class.peers[member.group, member.offset].rank_class
+            sends = isinstance(member, Send)
+            offset = (member.offset if sends else -member.offset) % communicator.ranks
+            pair = (own, peer, offset) if sends else (peer, own, offset)
+            key: Key = (communicator.index, *pair)
+            counter: Key = (communicator.index, *pair, "send" if sends else "receive")
+        else:
+            key, counter = (communicator.index,), (communicator.index, own)
+        count = self._counts[counter] = self._counts.get(counter, 0) + 1
+        return (*key, "number", count)
+
+    def come(self, entry: Arrival) -> None:
+        """`entry` is ready; start it and those that it meets if nobody is missing.
+
+        Raises:
+            MismatchError: what others brought to the same place is another operation.
+        """
+        if entry.keys is ALONE:
+            self._start([entry])
+            return
+        if len(entry.keys) == 1 and not isinstance(entry.members[0][0], Send | Receive):
+            self._gather(entry, entry.keys[0])
+            return
+        for key, (member, _) in zip(entry.keys, entry.members, strict=True):
+            meeting = self._meetings.get(key)
+            if meeting is None:
+                communicator = entry.rank_class.communicators[member.group]
+                is_pair = isinstance(member, Send | Receive)
+                meeting = MetRanks(2 if is_pair else len(communicator.classes))
+                self._meetings[key] = meeting
+            if meeting.come:
+                _must_match((entry, member), meeting.come[0])
+            meeting.come.append((entry, member))
+        meetings = [self._meetings[key] for key in entry.keys]
+        if any(len(meeting.come) < meeting.needed for meeting in meetings):
+            return
+        met = self._met(entry)
+        if met is not None:
+            self._part(met)
+
+    def _gather(self, entry: Arrival, key: Key) -> None:
+        """The same for one collective, which no other one is issued together with here."""
+        member, _ = entry.members[0]
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            needed = len(entry.rank_class.communicators[member.group].classes)
+            meeting = self._meetings[key] = MetRanks(needed)
+        come = meeting.come
+        if come and come[0][1] is not member:
+            _must_match((entry, member), come[0])
+        come.append((entry, member))
+        if len(come) < meeting.needed:
+            return
+        if any(len(one.keys) > 1 for one, _ in come):
+            met = self._met(entry)
+        else:
+            met = sorted([one for one, _ in come], key=lambda one: one.rank_class.index)
+        if met is not None:
+            self._part(met)
+
+    def _part(self, met: list[Arrival]) -> None:
+        """All are there: they start."""
+        for one in met:
+            for key in one.keys:
+                self._meetings.pop(key, None)
+        self._start(met)
+
+    def _met(self, entry: Arrival) -> list[Arrival] | None:
+        """Every entry that starts with this one, in order of rank class; None if one is missing."""
+        found = {id(entry): entry}
+        seen: set[Key] = set()
+        waiting = [entry]
+        while waiting:
+            for key in waiting.pop().keys:
+                if key in seen:
+                    continue
+                seen.add(key)
+                meeting = self._meetings.get(key)
+                if meeting is None or len(meeting.come) < meeting.needed:
+                    return None
+                for other, _ in meeting.come:
+                    if id(other) not in found:
+                        found[id(other)] = other
+                        waiting.append(other)
+        return sorted(found.values(), key=lambda one: one.rank_class.index)
+
+    def missing(self, entry: Arrival) -> str:
+        """Who has not come to where `entry` waits, in words."""
+        for key, (member, _) in zip(entry.keys, entry.members, strict=True):
+            meeting = self._meetings.get(key)
+            if meeting is None or len(meeting.come) >= meeting.needed:
+                continue
+            if isinstance(member, Send | Receive):
+                other = "Receive" if isinstance(member, Send) else "Send"
+                return f"the {other} of member {member.offset:+d} on group {member.group}"
+            communicator = entry.rank_class.communicators[member.group]
+            here = {other.rank_class.index for other, _ in meeting.come}
+            absent = [index for index in communicator.classes if index not in here]
+            return f"{len(absent)} of {len(communicator.classes)} members of group {member.group}"
+        return "an operation issued together with one that it meets"
+
+    def _start(self, met: list[Arrival]) -> None:
+        """Send the bytes of all entries as one activity, from when the last of them was ready."""
+        first = met[0]
+        if self._durations is not None:
+            time_ps = self._durations.communication_ps(first.step, first.name)
+            end_ps = max([entry.ready_ps for entry in met]) + time_ps
+            for entry in met:
+                entry.finish(end_ps)
+            return
+        member, size_bytes = first.members[0]
+        is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
+        if is_one and len(first.keys) == 1 and not isinstance(member, Send | Receive):
+            number, latency_ps = self._ring(first.rank_class, member, size_bytes)
+        else:
+            number, size_bytes, latency_ps = self._together(met)
+        begin_ps = max([entry.ready_ps for entry in met]) + latency_ps
+        if not size_bytes:
+            for entry in met:
+                entry.finish(begin_ps)
+            return
+
+        env, step = self._agenda.env, first.step
+
+        def finish() -> None:
+            end_ps = int(env.now)
+            for entry in met:
+                entry.finish(end_ps)
+            self._agenda.run()
+
+        join = self._network.join
+        Alarm(env, begin_ps - int(env.now), lambda: join(number, size_bytes, step, finish))
+
+    def carry(self, rank_class: RankClass, what: Enqueue, step: int, copied: Copied) -> bool:
+        """Copy between device and host over PCIe from `copied.ready_ps` on, if that is described.
+
+        `copied.finish` is told the end. False if no links are known, or no bytes go.
+        """
+        assert what.carries is not None
+        outward, size_bytes = what.carries
+        loads = self._links.copy(rank_class, outward=outward)
+        if loads is None or not size_bytes or self._durations is not None:
+            return False
+        number, env, join = (
+            self._network.number(shapes(loads)),
+            self._agenda.env,
+            self._network.join,
+        )
+
+        def finish() -> None:
+            copied.finish(int(env.now))
+            self._agenda.run()
+
+        delay_ps = copied.ready_ps - int(env.now)
+        Alarm(env, delay_ps, lambda: join(number, size_bytes, step, finish))
+        return True
+
+    def _ring(self, rank_class: RankClass, member: Ringed, size_bytes: int) -> tuple[int, int]:
+        """Shape number and latency of a collective that starts now."""
+        communicator = rank_class.communicators[member.group]
+        state = self._network.state
+        key = (communicator.index, type(member), size_bytes, state)
+        found = self._rings.get(key)
+        if found is None:
+            demand = self._links.demand(communicator, member, size_bytes, state)
+            loads = self._links.ring(communicator, demand)
+            if demand is None:
+                latency_ps = self._links.lap_ps(communicator, state) * laps(member)
+            else:
+                latency_ps = demand.latency_ps
+            found = self._rings[key] = (self._network.number(shapes(loads)), latency_ps)
+        return found
+
+    def _together(self, met: list[Arrival]) -> tuple[int, int, int]:
+        """Shape number, bytes of progress and latency of all members of all entries as one."""
+        parts: list[tuple[States, int]] = []
+        rings: set[Key] = set()
+        longest_ps = 0
+        for entry in met:
+            for key, (member, size_bytes) in zip(entry.keys, entry.members, strict=True):
+                if isinstance(member, Receive) or key in rings:
+                    continue
+                rings.add(key)
+                if isinstance(member, Send):
+                    peer = (entry.rank_class, member.group, member.offset)
+                    loads = self._links.send(*peer)
+                    latency_ps = self._links.send_latency_ps(*peer, self._network.state)
+                else:
+                    number, latency_ps = self._ring(entry.rank_class, member, size_bytes)
+                    loads = tuple(dict(shape) for shape in self._network.shapes(number))
+                longest_ps = max(longest_ps, latency_ps)
+                if size_bytes:
+                    parts.append((loads, size_bytes))
+        if not parts:
+            return 0, 0, longest_ps
+        taken, size_bytes = joined(parts)
+        return self._network.number(taken), size_bytes, longest_ps
+
+
+def _must_match(one: tuple[Arrival, Communication], other: tuple[Arrival, Communication]) -> None:
+    """Raise unless two members that meet are the same collective on views of the same size."""
+    (entry, mine), (before, theirs) = one, other
+    if isinstance(mine, Send | Receive):
+        fits = element_count(mine) == element_count(theirs) and mine.wire is theirs.wire
+    else:
+        fits = type(mine) is type(theirs) and mine.wire is theirs.wire
+        fits = fits and element_count(mine) == element_count(theirs)
+        if isinstance(mine, Broadcast) and isinstance(theirs, Broadcast):
+            fits = fits and mine.root == theirs.root
+    if not fits:
+        raise MismatchError(
+            f"group {mine.group}: {entry.name} of role {entry.rank_class.program.role} meets "
+            f"{before.name} of role {before.rank_class.program.role}, which does not match"
+        )

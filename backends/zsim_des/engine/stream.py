@@ -1,0 +1,200 @@
+"""A stream of a simulated rank: its entries in order, each when all that it waits for has ended.
+
+Times are worked out ahead where nothing can change them: a kernel whose inputs have known ends has
+a known end itself, and costs no event. Time advances only for what depends on the network.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zsim_des.engine.gpu_sharing import Beside
+from zsim_des.engine.host_issue import HostIssue, Item
+from zsim_des.engine.rendezvous import ALONE, Arrival, Copied, Key, Rendezvous
+from zsim_des.ready_queue import Agenda, Walker
+from zsim_des.symmetry.classes import RankClass
+
+UNKNOWN = -1
+
+Interval = tuple[int, int]
+
+
+@dataclass(slots=True)
+class ProgramRun:
+    """One run of setup or of a step on one rank class: when each slot started and ended.
+
+    `noted` has the host's time at allocations, `issuing` from when to when it issued each stretch.
+    `late` has, by stream, when an entry could have started and when the host issued it, for those
+    that nothing else held up. `told` is called with each slot whose end is known.
+    """
+
+    step: int
+    course: HostIssue
+    starts: list[int]
+    ends: list[int]
+    told: Callable[["ProgramRun", int], None] | None = None
+    noted: dict[str, int] = field(default_factory=dict[str, int])
+    issuing: list[Interval] = field(default_factory=list[Interval])
+    late: dict[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])
+    watched: dict[int, list[Walker]] = field(default_factory=dict[int, "list[Walker]"])
+
+    def finish(self, agenda: Agenda, slot: int, end_ps: int) -> None:
+        """The end of `slot` is known; wake who waits for it."""
+        self.ends[slot] = end_ps
+        if self.told is not None:
+            self.told(self, slot)
+        if self.watched:
+            for walker in self.watched.pop(slot, ()):
+                agenda.wake(walker)
+
+    def watch(self, slot: int, walker: Walker) -> None:
+        """Wake `walker` when the end of `slot` becomes known."""
+        self.watched.setdefault(slot, []).append(walker)
+
+
+Links = Mapping[int, Sequence[tuple[ProgramRun, int]]]
+"""By slot what it waits for in earlier instances."""
+
+
+@dataclass(slots=True)
+class EntryBatch:
+    """Entries that the host put on a stream together: item i at `begin_ps` + its offset.
+
+    What has no `keys` meets nobody.
+    """
+
+    items: Sequence[Item]
+    instance: ProgramRun
+    begin_ps: int
+    offsets_ps: Sequence[int]
+    keys: Mapping[int, tuple[Key, ...]]
+    links: Links
+
+
+class Stream:
+    """A queue of entries, and what it stands at.
+
+    `end_ps` says when a kernel ends that has the GPU to itself; with `beside` it may be later.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank_class: RankClass,
+        *,
+        agenda: Agenda,
+        rendezvous: Rendezvous,
+        end_ps: Callable[[ProgramRun, Item, int], int] | None,
+        beside: Beside | None,
+    ) -> None:
+        self.name = name
+        self.entry: Arrival | None = None
+        self._rank_class = rank_class
+        self._agenda = agenda
+        self._rendezvous = rendezvous
+        self._end_ps = end_ps
+        self._beside = beside
+        self._queue: deque[EntryBatch] = deque()
+        self._batch: EntryBatch | None = None
+        self._at = 0
+        self._free_ps = 0
+
+    def put(self, batch: EntryBatch) -> None:
+        """The host puts entries on the stream."""
+        if self._batch is None:
+            self._batch = batch
+            self._agenda.wake(self)
+        else:
+            self._queue.append(batch)
+
+    def advance(self) -> None:
+        """Work off entries until one has to wait."""
+        while (batch := self._batch) is not None:
+            instance, offsets_ps, count = batch.instance, batch.offsets_ps, len(batch.items)
+            starts, ends = instance.starts, instance.ends
+            while self._at < count:
+                item = batch.items[self._at]
+                ready_ps = self._free_ps
+                for slot in item.here:
+                    end_ps = ends[slot]
+                    if end_ps < 0:
+                        instance.watch(slot, self)
+                        return
+                    ready_ps = max(ready_ps, end_ps)
+                if item.looks_back:
+                    for where, slot in batch.links[item.slot]:
+                        if where.ends[slot] < 0:
+                            where.watch(slot, self)
+                            return
+                        ready_ps = max(ready_ps, where.ends[slot])
+                could_ps, issued_ps = ready_ps, batch.begin_ps + offsets_ps[item.order]
+                ready_ps = max(ready_ps, issued_ps)
+                if self._beside is not None and ready_ps > self._beside.now_ps():
+                    self._agenda.at(ready_ps, lambda: self._agenda.wake(self))
+                    return
+                if could_ps < issued_ps:
+                    instance.late.setdefault(self.name, []).append((could_ps, issued_ps))
+                starts[item.slot] = ready_ps
+                if item.is_met:
+                    self._meet(batch, item, ready_ps)
+                    return
+                if item.is_carried:
+                    copied = Copied(ready_ps, self._over)
+                    if self._rendezvous.carry(self._rank_class, item.what, instance.step, copied):
+                        return
+                end_ps = ready_ps + item.time_ps
+                if self._end_ps is not None:
+                    end_ps = self._end_ps(instance, item, ready_ps)
+                if self._beside is not None and end_ps > ready_ps:
+                    self._beside.kernel(end_ps - ready_ps, self._over)
+                    return
+                self._free_ps = end_ps
+                self._at += 1
+                instance.finish(self._agenda, item.slot, end_ps)
+            self._at = 0
+            self._batch = self._queue.popleft() if self._queue else None
+
+    def _meet(self, batch: EntryBatch, item: Item, ready_ps: int) -> None:
+        """Come to where the others are, and stand there until it is done."""
+        if self._beside is not None:
+            self._beside.come()
+        self.entry = Arrival(
+            self._rank_class,
+            item.what.name,
+            batch.instance.step,
+            item.what.members,
+            batch.keys.get(item.slot, ALONE),
+            self._met,
+            ready_ps,
+        )
+        self._rendezvous.come(self.entry)
+
+    def _met(self, end_ps: int) -> None:
+        self.entry = None
+        if self._beside is not None:
+            self._beside.leave(end_ps)
+        self._over(end_ps)
+
+    def _over(self, end_ps: int) -> None:
+        """What the stream stands at ends at `end_ps`."""
+        batch = self._batch
+        assert batch is not None
+        self._free_ps = end_ps
+        slot = batch.items[self._at].slot
+        self._at += 1
+        batch.instance.finish(self._agenda, slot, end_ps)
+        self._agenda.wake(self)
+
+    def stuck(self) -> str | None:
+        """The entry at which the stream stands, and what it waits for; None if at none."""
+        batch = self._batch
+        if batch is None:
+            return None
+        item = batch.items[self._at]
+        if self.entry is not None:
+            reason = self._rendezvous.missing(self.entry)
+        else:
+            known = {each.slot: each.name for each in batch.instance.course.issued}
+            late = [slot for slot in item.here if batch.instance.ends[slot] < 0]
+            reason = known[late[0]] if late else "its communicator or a previous instance"
+        return f"{item.what.name} on {self.name} waits for {reason}"

@@ -1,0 +1,1 @@
+"""The network of a simulated cluster: links, routes, loads, and how activities share them."""

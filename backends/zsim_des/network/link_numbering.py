@@ -1,0 +1,83 @@
+"""The links of a cluster, numbered: kind after kind, each in the order that `link_kinds` says."""
+
+from collections.abc import Collection
+
+from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.links import edges_in_use, has_rails, rail_count
+from zsim_des.network.edge_routes import Routes
+from zsim_des.network.link_kinds import (
+    BOARD,
+    FROM_HOST,
+    FROM_PCIE,
+    FROM_SWITCH,
+    RAILS,
+    TO_HOST,
+    TO_PCIE,
+    TO_SWITCH,
+    LinkKind,
+    link_kinds,
+)
+
+
+class Wiring:
+    """Where the numbers of each kind of link begin.
+
+    A GPU's links have its rank's number on top, those between boards twice the node's and 1 for
+    the way back, NICs their node's times the rails and their rail.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.kinds: list[LinkKind] = link_kinds(cluster)
+        self.rails = rail_count(cluster)
+        self.on_rails = cluster.fabric.kind in RAILS
+        self.firsts: list[int] = []
+        self.link_count = 0
+        for kind in self.kinds:
+            self.firsts.append(self.link_count)
+            self.link_count += kind.count
+        names = [kind.names[0] for kind in self.kinds]
+        self._first_of = dict(zip(reversed(names), reversed(self.firsts), strict=True))
+        self.up, self.down = self._first_of[TO_SWITCH], self._first_of[FROM_SWITCH]
+        self.to_pcie = self._first_of.get(TO_PCIE, -1)
+        self.from_pcie = self._first_of.get(FROM_PCIE, -1)
+        self.to_host = self._first_of.get(TO_HOST, -1)
+        self.from_host = self._first_of.get(FROM_HOST, -1)
+        self.board = self._first_of.get(BOARD, -1)
+        nics = names.index("switch->nic")
+        self.out, self.into = self.firsts[nics : nics + 2]
+        tiers = len(cluster.fabric.tiers)
+        self.tier_up = self.firsts[nics + 2 : nics + 2 + 2 * tiers : 2]
+        self.tier_down = self.firsts[nics + 3 : nics + 2 + 2 * tiers : 2]
+        self._edges = nics + 2 + 2 * tiers
+
+    def has_rails(self, tier: int) -> bool:
+        """Whether a group of `tier` is one switch for each rail."""
+        return has_rails(self.cluster, tier)
+
+    def routes(self, dead: Collection[tuple[str, str]]) -> Routes | None:
+        """The ways through an explicit fabric without its dead edges; None for any other."""
+        if self.cluster.fabric.kind is not FabricKind.EXPLICIT:
+            return None
+        return Routes(edges_in_use(self.cluster), self.firsts[self._edges], dead)
+
+    def gpu_links(self, rank: int) -> tuple[int, int]:
+        """Both directions of the link of a rank to its switch."""
+        return self.up + rank, self.down + rank
+
+    def nic_links(self, node: int, rail: int) -> tuple[int, int]:
+        """Both directions of the NICs of a rail."""
+        return self.out + node * self.rails + rail, self.into + node * self.rails + rail
+
+    def uplinks(self, tier: int, group: int, rails: range) -> tuple[int, ...]:
+        """Both directions of uplinks of a group of a tier."""
+        width = self.rails if self.has_rails(tier) else 1
+        return tuple(
+            first + group * width + rail
+            for first in (self.tier_up[tier], self.tier_down[tier])
+            for rail in rails
+        )
+
+    def edge_links(self, source: str, target: str) -> tuple[int, int]:
+        """Both directions of an edge."""
+        return self._first_of[f"{source}->{target}"], self._first_of[f"{target}->{source}"]

@@ -1,0 +1,1 @@
+"""Ranks and links that no one can tell apart, simulated once."""

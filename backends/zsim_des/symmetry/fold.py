@@ -1,0 +1,336 @@
+"""Ranks that no one can tell apart, and the links that their groups use.
+
+Two ranks are of one class if they run the same program on equal hardware, their communicators look
+alike (ranks, domains, what they put on which links), and the ranks that they meet in communicators,
+by Send and Receive and on links are of the same classes. So one rank stands exactly for its class,
+one collective of a class of communicators for all of them, and one link for its class. Where links
+die during the run, like must be alike before and after.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+import numpy as np
+
+from zsim.schedule.schedule import Schedule
+from zsim_des.network.communicator_placement import COPY, Ints, Spread, Used, spreads, used_of
+from zsim_des.network.edge_routes import CutError
+from zsim_des.network.link_loads import (
+    LoadTable,
+    RingTable,
+    copy_table,
+    laps_ps,
+    neighbour_table,
+    no_ring,
+    ring_table,
+    send_table,
+)
+from zsim_des.network.link_numbering import Wiring
+from zsim_des.network.outage import NOTHING_DEAD, Outage
+from zsim_des.network.routes import Routes
+from zsim_des.symmetry.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
+from zsim_des.symmetry.faults import Trouble
+from zsim_des.symmetry.refinement import Colours, Mixes, mixed, sums
+
+Key = TypeVar("Key")
+
+
+def fold(
+    schedule: Schedule, trouble: Trouble, *, unfold: bool = False, used: Used | None = None
+) -> Fold:
+    """The classes of `schedule` on the cluster of `trouble`, a rank in trouble apart from others.
+
+    With `unfold` every rank and link is its own. `used` is what of the schedule is in use, if that
+    is known.
+
+    Raises:
+        CutError: ranks that have to exchange bytes have no way to each other, with nothing dead.
+    """
+    known = used_of(schedule) if used is None else used
+    return _Folding(schedule, trouble, known, unfold=unfold).fold()
+
+
+@dataclass(slots=True)
+class _State:
+    """What is put on links, and how long laps take, while one outage lasts."""
+
+    ways: Routes
+    rings: list[RingTable]
+    sends: list[tuple[Spread, int, LoadTable]]
+    neighbours: list[LoadTable]
+    laps_ps: list[Ints]
+
+    def tables(self) -> list[LoadTable]:
+        """All of them."""
+        rings = [table for ring in self.rings for table in (ring.near, ring.far)]
+        return rings + [table for _, _, table in self.sends] + self.neighbours
+
+
+class _Folding:
+    """What is known by rank, by communicator and by link, on the way to classes."""
+
+    def __init__(self, schedule: Schedule, trouble: Trouble, used: Used, *, unfold: bool) -> None:
+        cluster = trouble.cluster
+        every = np.arange(schedule.mesh.size)
+        self._schedule = schedule
+        self._trouble = trouble
+        self._wiring = wiring = Wiring(cluster)
+        self._slow = trouble.links(wiring)
+        self._node = every // cluster.gpus_per_node
+        domain = self._node // cluster.nodes_per_domain
+        places, self._spreads = spreads(schedule, used.groups, domain)
+        self._rings = used.rings
+        self._cuts: dict[int, str] = {}
+        self._states = [
+            self._state(index, outage) for index, outage in enumerate(trouble.outages.states)
+        ]
+        by_pcie = used.copies if cluster.pcie_link is not None else ()
+        self._copies = {outward: copy_table(every, wiring, outward=outward) for outward in by_pcie}
+        self._used = self._number_links()
+        if unfold:
+            traits, marks = [every], mixed(np.arange(len(self._used)), 0)
+        else:
+            traits, marks = self._traits(places), self._marks()
+        self._colours = Colours(
+            traits=traits,
+            marks=marks,
+            spreads=self._spreads,
+            rings=[
+                [
+                    table
+                    for state in self._states
+                    for table in (state.rings[index].near, state.rings[index].far)
+                ]
+                for index in range(len(self._spreads))
+            ],
+            sends=[send for state in self._states for send in state.sends],
+            copies=list(self._copies.values()),
+        )
+        self._colours.refine(keep_ranks=unfold)
+        self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
+
+    def _state(self, index: int, outage: Outage) -> _State:
+        """The tables of a state; if it cuts ranks off, those without an outage."""
+        ways = Routes(self._wiring, outage)
+        cluster, spreads = self._trouble.cluster, self._spreads
+        board_ps = 0 if cluster.board_link is None else cluster.board_link.latency_ps
+        try:
+            return _State(
+                ways=ways,
+                rings=[
+                    ring_table(spread, self._wiring, ways)
+                    if spread.name in self._rings
+                    else no_ring()
+                    for spread in spreads
+                ],
+                sends=[
+                    (spread, offset, send_table(spread, offset, ways))
+                    for spread in spreads
+                    for offset in spread.peer
+                ],
+                neighbours=[
+                    neighbour_table(each.first_node, each.last_node, self._wiring, ways)
+                    for each in self._trouble.neighbours
+                ],
+                laps_ps=[
+                    laps_ps(spread, self._node, ways, board_ps)
+                    if spread.name in self._rings
+                    else np.zeros(len(spread.members), np.int64)
+                    for spread in spreads
+                ],
+            )
+        except CutError as error:
+            if outage == NOTHING_DEAD:
+                raise
+            self._cuts[index] = str(error)
+            return self._state(index, NOTHING_DEAD)
+
+    def _number_links(self) -> Ints:
+        """Links that some rank uses, by their numbers from now on; the tables say these."""
+        is_used = np.zeros(self._wiring.link_count, bool)
+        for table in self._copies.values():
+            is_used[table.link] = True
+        for state in self._states:
+            for table in state.tables()[: len(state.tables()) - len(state.neighbours)]:
+                is_used[table.link] = True
+        number = np.cumsum(is_used) - 1
+        for table in self._copies.values():
+            table.link = number[table.link]
+        for state in self._states:
+            for table in state.tables():
+                kept = np.flatnonzero(is_used[table.link])
+                table.owner, table.divisor = table.owner[kept], table.divisor[kept]
+                table.link = number[table.link[kept]]
+        return np.flatnonzero(is_used)
+
+    def _traits(self, places: dict[str, Ints]) -> list[Ints]:
+        """What tells ranks apart before anyone is met."""
+        mesh, roles = self._schedule.mesh, self._schedule.roles
+        role = np.zeros(mesh.size, np.int64)
+        if len(roles) > 1:
+            for index, ranks in enumerate(roles):
+                for box in ranks.boxes:
+                    inside = np.ones(mesh.size, bool)
+                    for name, limit in mesh.limits(box).items():
+                        inside &= (places[name] >= limit.start) & (places[name] < limit.stop)
+                    role[inside] = index
+        found = [role, self._trouble.rank_marks(mesh.size)]
+        for index, spread in enumerate(self._spreads):
+            found += [spread.on_domain, spread.domains, *spread.far.values()]
+            held = spread.communicator >= 0
+            for state in self._states:
+                laps = state.laps_ps[index]
+                found.append(np.where(held, laps[spread.communicator], -1))
+        return found
+
+    def _marks(self) -> Mixes:
+        """What tells links apart before anyone is met."""
+        kind = np.searchsorted(self._wiring.firsts, self._used, side="right")
+        total = mixed(kind, 0)
+        for salt, state in enumerate(self._states):
+            for number, table in enumerate(state.neighbours):
+                meets = mixed(table.divisor, 10 + 1000 * salt + number)
+                total += sums(table.link, meets, len(total))
+        ways = list(dict.fromkeys(map(tuple, self._slow.values())))
+        slow = np.zeros(len(total), np.int64)
+        for link, changes in self._slow.items():
+            slow[self._used == link] = ways.index(tuple(changes)) + 1
+        return total + mixed(slow, 1)
+
+    def fold(self) -> Fold:
+        """The classes."""
+        communicators: list[CommunicatorClass] = []
+        of_rank_class: list[dict[str, CommunicatorClass]] = [{} for _ in self._firsts]
+        numbers: list[list[int]] = []
+        for index, (spread, colour) in enumerate(
+            zip(self._spreads, self._colours.communicators, strict=True)
+        ):
+            class_of, firsts, counts = _by_first(colour)
+            numbers.append((class_of + len(communicators)).tolist())
+            for where, count in zip(firsts, counts, strict=True):
+                members = spread.members[where]
+                classes = np.unique(self._index_of[members]).tolist()
+                made = CommunicatorClass(
+                    index=len(communicators),
+                    group=spread.name,
+                    classes=tuple(classes),
+                    ranks=len(members),
+                    domains=int(spread.domains[members[0]]),
+                    climb_ps=tuple(int(state.laps_ps[index][where]) for state in self._states),
+                    count=count,
+                )
+                communicators.append(made)
+                for rank_class in made.classes:
+                    of_rank_class[rank_class][spread.name] = made
+        ranks = tuple(
+            RankClass(
+                index=index,
+                program=self._schedule.program_of(rank),
+                rank=rank,
+                count=count,
+                communicators=of_rank_class[index],
+                peers=self._peers(rank),
+            )
+            for index, (rank, count) in enumerate(zip(self._firsts, self._counts, strict=True))
+        )
+        links = self._links(numbers)
+        return Fold(ranks=ranks, communicators=tuple(communicators), links=links, cuts=self._cuts)
+
+    def _peers(self, rank: int) -> dict[tuple[str, int], Peer]:
+        found: dict[tuple[str, int], Peer] = {}
+        for spread in self._spreads:
+            for offset, peer in spread.peer.items():
+                other = int(peer[rank])
+                if other < 0:
+                    continue
+                is_far = bool(spread.far[offset][rank])
+                found[spread.name, offset] = Peer(
+                    rank_class=int(self._index_of[other]),
+                    is_far=is_far,
+                    climb_ps=tuple(
+                        self._climb_ps(state.ways, rank, other, is_far=is_far)
+                        for state in self._states
+                    ),
+                )
+        return found
+
+    def _climb_ps(self, ways: Routes, rank: int, other: int, *, is_far: bool) -> int:
+        if is_far:
+            return int(ways.climb_ps(self._node[[rank]], self._node[[other]])[0])
+        board = self._trouble.cluster.board_link
+        if board is None or not ways.crossings(np.array([rank]), np.array([other]))[0]:
+            return 0
+        return board.latency_ps
+
+    def _links(self, numbers: Sequence[list[int]]) -> tuple[FoldedLink, ...]:
+        """Classes of links, each with what one of them carries."""
+        _, firsts, counts = _by_first(self._colours.links)
+        index = np.full(len(self._used), -1)
+        index[firsts] = np.arange(len(firsts))
+        states = [self._taken(state, numbers, index, len(firsts)) for state in self._states]
+        found: list[FoldedLink] = []
+        for where, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+            number = int(self._used[first])
+            kind = int(np.searchsorted(self._wiring.firsts, number, side="right")) - 1
+            found.append(
+                FoldedLink(
+                    number=number,
+                    kind=kind,
+                    count=count * self._wiring.kinds[kind].multiple,
+                    states=tuple(taken[where] for taken in states),
+                    slow=tuple(self._slow.get(number, ())),
+                )
+            )
+        return tuple(found)
+
+    def _taken(
+        self, state: _State, numbers: Sequence[list[int]], index: Ints, count: int
+    ) -> list[Taken]:
+        """What each chosen link carries in a state; `index` has these by number, else -1."""
+        found = [Taken({}, {}, {}, {}) for _ in range(count)]
+        for ring, class_of in zip(state.rings, numbers, strict=True):
+            for owner, link, share in _entries(ring.near, index):
+                _add(found[link].near, class_of[owner], share)
+            for owner, link, share in _entries(ring.far, index):
+                _add(found[link].far, class_of[owner], share)
+        for spread, offset, table in state.sends:
+            for owner, link, share in _entries(table, index):
+                _add(found[link].sends, (int(self._index_of[owner]), spread.name, offset), share)
+        for outward, table in self._copies.items():
+            for owner, link, share in _entries(table, index):
+                _add(found[link].sends, (int(self._index_of[owner]), COPY[outward], 0), share)
+        for number, table in enumerate(state.neighbours):
+            for _, link, share in _entries(table, index):
+                _add(found[link].neighbours, number, share)
+        return found
+
+
+def _add(total: dict[Key, Fraction], key: Key, share: Fraction) -> None:
+    total[key] = total.get(key, Fraction(0)) + share
+
+
+def _entries(table: LoadTable, index: Ints) -> list[tuple[int, int, Fraction]]:
+    """Entries on chosen links: the owner, the link's index among them, and the share."""
+    which = np.flatnonzero(index[table.link] >= 0)
+    owners, links = table.owner[which].tolist(), index[table.link[which]].tolist()
+    divisors = table.divisor[which].tolist()
+    shares = {divisor: Fraction(1, divisor) for divisor in set(divisors)}
+    return [
+        (owner, link, shares[divisor])
+        for owner, link, divisor in zip(owners, links, divisors, strict=True)
+    ]
+
+
+def _by_first(colour: Mixes) -> tuple[Ints, list[int], list[int]]:
+    """Class of each, and by class the first that is in it and how many; numbered by the first."""
+    if len(colour) and (colour == colour[0]).all():
+        return np.zeros(len(colour), np.int64), [0], [len(colour)]
+    _, firsts, inverse, counts = np.unique(
+        colour, return_index=True, return_inverse=True, return_counts=True
+    )
+    order = np.argsort(firsts)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return number[inverse], firsts[order].tolist(), counts[order].tolist()

@@ -1,0 +1,119 @@
+"""Colours: numbers by which ranks, communicators and links that look alike are found.
+
+The coarsest partition in which like meets like, by refining colours until nothing changes
+(Weisfeiler and Leman 1968). What something meets is a multiset of colours, kept as a sum of 64-bit
+mixes; two different ones have the same sum with a probability of about 2^-64.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from zsim_des.network.communicator_placement import Ints, Spread
+from zsim_des.network.link_loads import LoadTable
+
+Mixes = npt.NDArray[np.uint64]
+
+OWN, LINK, MEMBER, MEETS = range(1, 5)
+"""Salts: what one colour says about another."""
+
+
+def mixed(values: Ints | Mixes, salt: int) -> Mixes:
+    """64-bit numbers that look random, one for each different value (splitmix64)."""
+    found = values.astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
+    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return found ^ (found >> np.uint64(31))
+
+
+def sums(owner: Ints, values: Mixes, count: int) -> Mixes:
+    """By owner the sum of its values, modulo 2^64."""
+    found = np.zeros(count, np.uint64)
+    np.add.at(found, owner, values)
+    return found
+
+
+class Colours:
+    """Colours of ranks, links, and by group of communicators.
+
+    By spread there are several tables of what its rings put on links, each told from the others;
+    `copies` are of ranks alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        traits: Sequence[Ints],
+        marks: Mixes,
+        spreads: Sequence[Spread],
+        rings: Sequence[Sequence[LoadTable]],
+        sends: Sequence[tuple[Spread, int, LoadTable]],
+        copies: Sequence[LoadTable] = (),
+    ) -> None:
+        """Begin with what tells ranks (`traits`) and links (`marks`) apart before they meet."""
+        self.ranks = np.zeros(len(traits[0]), np.uint64)
+        for salt, trait in enumerate(traits):
+            self.ranks += mixed(trait, 100 + salt)
+        self.links = marks
+        self._spreads = spreads
+        self._rings = [
+            [(table, mixed(table.divisor, 200 + salt)) for salt, table in enumerate(tables)]
+            for tables in rings
+        ]
+        self._sends = [
+            (spread, offset, table, mixed(table.divisor, 6000 + salt))
+            for salt, (spread, offset, table) in enumerate(sends)
+        ]
+        self._copies = copies
+        self.communicators = self._communicators()
+
+    def refine(self, *, keep_ranks: bool = False) -> None:
+        """Split until like meets like; with `keep_ranks` only the links and communicators."""
+        count = 0
+        while count < (count := len(np.unique(self.ranks)) + len(np.unique(self.links))):
+            self.links = self._links()
+            if not keep_ranks:
+                self.ranks = self._ranks()
+            self.communicators = self._communicators()
+
+    def _communicators(self) -> list[Mixes]:
+        found: list[Mixes] = []
+        links = mixed(self.links, LINK)
+        for spread, tables in zip(self._spreads, self._rings, strict=True):
+            total = mixed(self.ranks, MEMBER)[spread.members].sum(axis=1, dtype=np.uint64)
+            for table, share in tables:
+                meets = mixed(links[table.link] + share, MEETS)
+                total += sums(table.owner, meets, len(total))
+            found.append(total)
+        return found
+
+    def _links(self) -> Mixes:
+        total = mixed(self.links, OWN)
+        for salt, (tables, colour) in enumerate(zip(self._rings, self.communicators, strict=True)):
+            owners = mixed(colour, 1000 + salt)
+            for table, share in tables:
+                total += sums(table.link, mixed(owners[table.owner] + share, MEETS), len(total))
+        for salt, (_, _, table, share) in enumerate(self._sends):
+            owners = mixed(self.ranks, 2000 + salt)
+            total += sums(table.link, mixed(owners[table.owner] + share, MEETS), len(total))
+        for salt, table in enumerate(self._copies):
+            total += sums(table.link, mixed(self.ranks, 7000 + salt)[table.owner], len(total))
+        return total
+
+    def _ranks(self) -> Mixes:
+        total = mixed(self.ranks, OWN)
+        for salt, (spread, colour) in enumerate(
+            zip(self._spreads, self.communicators, strict=True)
+        ):
+            held = spread.communicator >= 0
+            total += np.where(held, mixed(colour, 3000 + salt)[spread.communicator], 0)
+        links = mixed(self.links, LINK)
+        for salt, (spread, offset, table, share) in enumerate(self._sends):
+            peer = spread.peer[offset]
+            total += np.where(peer >= 0, mixed(self.ranks, 4000 + salt)[peer], 0)
+            meets = mixed(links[table.link] + share, 5000 + salt)
+            total += sums(table.owner, meets, len(total))
+        for salt, table in enumerate(self._copies):
+            total += sums(table.owner, mixed(links[table.link], 8000 + salt), len(total))
+        return total

@@ -1,0 +1,216 @@
+"""Collectives of a schedule as calls of torch.distributed."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, assert_never, cast
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import (
+    _coalescing_manager,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
+)
+
+from zsim.schedule.mesh import Coordinates, Group, Mesh
+from zsim.schedule.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Communication,
+    Receive,
+    ReduceScatter,
+    Reduction,
+    Send,
+)
+from zsim_torch.supervise.process_group import backends
+
+Work = distributed.Work
+
+
+class CollectiveError(RuntimeError):
+    """A collective that cannot be handed over."""
+
+
+REDUCE_OPERATION = {
+    Reduction.SUM: distributed.ReduceOp.SUM,
+    Reduction.AVERAGE: distributed.ReduceOp.AVG,
+    Reduction.MAX: distributed.ReduceOp.MAX,
+}
+assert set(REDUCE_OPERATION) == set(Reduction)
+
+
+def _named(new: str, old: str) -> Callable[..., Any]:
+    """A function of torch.distributed by the name of torch 2.13, or by its name before."""
+    found = getattr(distributed, new, None) or getattr(distributed, old)
+    return cast("Callable[..., Any]", found)
+
+
+ALL_GATHER = _named("all_gather_single", "all_gather_into_tensor")
+REDUCE_SCATTER = _named("reduce_scatter_single", "reduce_scatter_tensor")
+assert "async_op" in inspect.signature(ALL_GATHER).parameters
+
+
+class OwnGroup(NamedTuple):
+    """This rank's communicator of a group: rank numbers, its own place, torch's process group."""
+
+    ranks: tuple[int, ...]
+    place: int
+    process_group: distributed.ProcessGroup | None
+
+    def peer(self, offset: int) -> int:
+        """Rank number of the member `offset` places on, cyclically."""
+        return self.ranks[(self.place + offset) % len(self.ranks)]
+
+
+class IssuedCollective(NamedTuple):
+    """A collective with the flat tensors that it reads and writes."""
+
+    operation: Communication
+    source: torch.Tensor | None
+    target: torch.Tensor | None
+
+
+class ProcessGroups:
+    """The process groups of a schedule, made in the same order on every rank.
+
+    Without a default process group there is one rank, and a collective is a copy.
+    """
+
+    def __init__(
+        self, mesh: Mesh, groups: tuple[Group, ...], rank: int, device: torch.device
+    ) -> None:
+        self.distributed = distributed.is_initialized()
+        self.asynchronous = self.distributed and backends().get(device.type) == "gloo"
+        self._members: dict[str, OwnGroup] = {}
+        self._made: list[distributed.ProcessGroup] = []
+        own = mesh.coordinates(rank)
+        for group in groups:
+            for ranks in communicators(mesh, group):
+                made = None
+                if self.distributed:
+                    made = distributed.new_group(list(ranks), group_desc=group.name)
+                if rank in ranks:
+                    # A rank outside gets a number instead of a process group.
+                    own_group = made if isinstance(made, distributed.ProcessGroup) else None
+                    if own_group is not None:
+                        self._made.append(own_group)
+                    place = group.index(mesh, own)
+                    self._members[group.name] = OwnGroup(ranks, place, own_group)
+
+    def close(self) -> None:
+        """The process groups made here are gone."""
+        for made in self._made:
+            distributed.destroy_process_group(made)
+        self._made.clear()
+
+    def member(self, group: str) -> OwnGroup:
+        """This rank's communicator of `group`.
+
+        Raises:
+            CollectiveError: the rank is in none.
+        """
+        if group not in self._members:
+            raise CollectiveError(f"group {group}: this rank is not in it")
+        return self._members[group]
+
+    def issue(self, handed: Sequence[IssuedCollective]) -> list[Work]:
+        """Hand collectives of one group over, as one where the backend can; what to wait for.
+
+        With Gloo they go on and are waited for. With NCCL they are in order on the current stream.
+        """
+        member = self.member(handed[0].operation.group)
+        if not self.distributed:
+            for one in handed:
+                _copy_alone(one)
+            return []
+        if len(handed) > 1 and not self.asynchronous:
+            return _issue_as_one(handed, member)
+        works = [_hand_over(one, member, asynchronous=self.asynchronous) for one in handed]
+        return [work for work in works if work is not None]
+
+
+def _issue_as_one(handed: Sequence[IssuedCollective], member: OwnGroup) -> list[Work]:
+    if all(isinstance(one.operation, Send | Receive) for one in handed):
+        return distributed.batch_isend_irecv([_point_to_point(one, member) for one in handed])
+    with _coalescing_manager(group=member.process_group, device=torch.device("cuda")):
+        for one in handed:
+            _hand_over(one, member, asynchronous=False)
+    return []
+
+
+def _point_to_point(handed: IssuedCollective, member: OwnGroup) -> distributed.P2POp:
+    operation = handed.operation
+    assert isinstance(operation, Send | Receive)
+    sends = isinstance(operation, Send)
+    tensor = handed.source if sends else handed.target
+    assert tensor is not None
+    return distributed.P2POp(
+        distributed.isend if sends else distributed.irecv,
+        tensor,
+        peer=member.peer(operation.offset),
+        group=member.process_group,
+    )
+
+
+def communicators(mesh: Mesh, group: Group) -> Iterator[tuple[int, ...]]:
+    """Members of each communicator of `group`, by rank, in the same order everywhere."""
+    seen: set[tuple[int, ...]] = set()
+    for rank in range(mesh.size):
+        coordinates: Coordinates = mesh.coordinates(rank)
+        if group.holds(mesh, coordinates):
+            ranks = group.members(mesh, coordinates)
+            if ranks not in seen:
+                seen.add(ranks)
+                yield ranks
+
+
+def _copy_alone(handed: IssuedCollective) -> None:
+    source, target = handed.source, handed.target
+    if source is None or target is None:
+        raise CollectiveError(f"{handed.operation.id}: there is no other rank")
+    if not _same(source, target):
+        target.copy_(source)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() == other.storage_offset()
+    )
+
+
+def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool) -> Work | None:
+    operation, source, target = handed
+    group = member.process_group
+    work: object
+    match operation:
+        case AllGather():
+            work = ALL_GATHER(target, source, group=group, async_op=asynchronous)
+        case ReduceScatter(reduction=reduction):
+            how = REDUCE_OPERATION[reduction]
+            work = REDUCE_SCATTER(target, source, op=how, group=group, async_op=asynchronous)
+        case AllReduce(reduction=reduction):
+            assert source is not None
+            assert target is not None
+            if not _same(source, target):
+                target.copy_(source)
+            how = REDUCE_OPERATION[reduction]
+            work = distributed.all_reduce(target, op=how, group=group, async_op=asynchronous)
+        case Broadcast(root=root):
+            assert source is not None
+            assert target is not None
+            if member.place == root and not _same(source, target):
+                target.copy_(source)
+            first = member.ranks[root]
+            work = distributed.broadcast(target, src=first, group=group, async_op=asynchronous)
+        case Send(offset=offset):
+            assert source is not None
+            send = distributed.isend if asynchronous else distributed.send
+            work = send(source, dst=member.peer(offset), group=group)
+        case Receive(offset=offset):
+            assert target is not None
+            receive = distributed.irecv if asynchronous else distributed.recv
+            work = receive(target, src=member.peer(offset), group=group)
+        case _:
+            assert_never(operation)
+    # Without `async_op` most return None; `recv` returns the rank that it heard.
+    return cast("Work | None", work) if asynchronous else None

@@ -1,0 +1,307 @@
+"""Runs the `Compute` operations of one rank: units through autograd, the optimizer on shards."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import torch
+
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.schedule.parameter_copy import held
+from zsim.schedule.schedule import Schedule
+from zsim_torch.execute import sharded_optimizer as optimizer
+from zsim_torch.execute.generator_state import RandomState
+from zsim_torch.execute.rank_memory import ProducedPart, RankMemory
+from zsim_torch.module import autograd
+from zsim_torch.module.autograd import Record, UnitRunError
+from zsim_torch.module.unit import TorchUnit
+from zsim_torch.module.visit import LaterUses, Visit, parameter_order, views_of, visit_of
+from zsim_torch.torch_dtype import entering
+
+Initial = Callable[[str], torch.Tensor]
+"""The initial value of a parameter, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCompute:
+    """What there is to compute with, on this rank.
+
+    `next_batch` gives the next micro-batch. `on_loss` is told each loss, by the program's own last
+    unit.
+    """
+
+    schedule: Schedule
+    coordinates: Coordinates
+    memory: RankMemory
+    units: Mapping[str, TorchUnit]
+    last_unit: str
+    forecast: LaterUses
+    initial: Initial
+    next_batch: Callable[[], object]
+    on_loss: Callable[[torch.Tensor], None]
+
+
+@dataclass(slots=True)
+class Computer:
+    """Interprets `Compute`. Records of forwards wait here for their backward."""
+
+    work: RankCompute
+    shared_bytes: int = 0
+    shared_bytes_peak: int = 0
+    _records: dict[Visit, Record] = field(default_factory=dict[Visit, Record])
+    _states: dict[Visit, RandomState] = field(default_factory=dict[Visit, RandomState])
+    _saved: dict[str, Visit] = field(default_factory=dict[str, Visit])
+    _shapes: dict[str, torch.Size] = field(default_factory=dict[str, torch.Size])
+    _entered: dict[tuple[str, int, int], torch.Size] = field(
+        default_factory=dict[tuple[str, int, int], torch.Size]
+    )
+    _order: dict[tuple[str, tuple[View, ...]], tuple[int, ...]] = field(
+        default_factory=dict[tuple[str, tuple[View, ...]], tuple[int, ...]]
+    )
+    _shared: dict[str, int] = field(default_factory=dict[str, int])
+
+    def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
+        """Do what `compute` says, now, on the current stream."""
+        match compute.action:
+            case Action.FORWARD:
+                self._forward(compute)
+            case Action.RECOMPUTE:
+                self._recompute(compute)
+            case Action.BACKWARD:
+                self._backward(compute)
+            case Action.INITIALIZE:
+                for view in views_of(compute, Role.PARAMETER, Role.MASTER):
+                    self._initialize(view)
+            case Action.LOAD:
+                for view in views_of(compute, Role.OUTPUT):
+                    batch = entering(self.work.next_batch(), self.work.forecast.parameters)
+                    self.work.memory.bind_batch(view.buffer, batch)
+            case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
+                self._optimize(compute, scalars)
+            case _:
+                assert_never(compute.action)
+
+    def forget(self, buffer: str) -> None:
+        """`buffer` was freed: what a forward saved in it is gone."""
+        visit = self._saved.pop(buffer, None)
+        if visit is not None:
+            self._records.pop(visit, None)
+        self.shared_bytes -= self._shared.pop(buffer, 0)
+
+    def _forward(self, compute: Compute) -> None:
+        visit = visit_of(compute)
+        if visit in self.work.forecast.recomputed:
+            self._states[visit] = RandomState.now()
+            self._evaluate(compute)
+        elif visit not in self.work.forecast.input_gradients:
+            self._evaluate(compute)
+        else:
+            self._differentiate(compute)
+        if compute.unit == self.work.last_unit:
+            (loss,) = list(views_of(compute, Role.OUTPUT))[-1:]
+            self.work.on_loss(self.work.memory.part(loss.buffer))
+
+    def _recompute(self, compute: Compute) -> None:
+        state = self._states.pop(visit_of(compute), None)
+        if state is None:
+            raise UnitRunError(f"{compute.id}: recomputes what had no forward")
+        with state.restored():
+            self._differentiate(compute)
+
+    def _evaluate(self, compute: Compute) -> None:
+        unit = self._unit(compute)
+        versions = _buffer_versions(unit)
+        outputs = autograd.evaluate(unit, self._parameters(compute), self._inputs(compute))
+        if versions != _buffer_versions(unit):
+            raise UnitRunError(
+                f"unit {unit.name}: its forward changes a buffer of the module (batch norm?), "
+                "so running it again changes what it computes; turn checkpointing off for it"
+            )
+        self._bind_outputs(compute, outputs)
+
+    def _differentiate(self, compute: Compute) -> None:
+        visit = visit_of(compute)
+        wanted = self._differentiated(compute, self.work.forecast.input_gradients.get(visit, 0))
+        outputs, record = autograd.forward(
+            self._unit(compute), self._parameters(compute), self._inputs(compute), wanted
+        )
+        self._records[visit] = record
+        for view in views_of(compute, Role.SAVED):
+            self.work.memory.bind(view.buffer, [])
+            self._saved[view.buffer] = visit
+        self._bind_outputs(compute, outputs)
+
+    def _backward(self, compute: Compute) -> None:
+        record = self._records.pop(visit_of(compute), None)
+        if record is None:
+            raise UnitRunError(
+                f"{compute.id}: nothing was saved for this backward, or it was freed"
+            )
+        incoming = [
+            self.work.memory.part(view.buffer) for view in views_of(compute, Role.OUTPUT_GRADIENT)
+        ]
+        parameters, inputs = autograd.backward(record, self._parameters(compute), incoming)
+        order = self._operand_order(compute)
+        for view, position in zip(views_of(compute, Role.GRADIENT), order, strict=True):
+            self._bind_gradient(view, parameters[position])
+        for view, gradient in zip(views_of(compute, Role.INPUT_GRADIENT), inputs, strict=True):
+            self._bind_gradient(view, gradient)
+
+    def _bind_gradient(self, view: View, gradient: torch.Tensor | None) -> None:
+        memory = self.work.memory
+        if gradient is None:
+            gradient = memory.zeros(view.buffer, view.size)
+        if gradient.numel() != view.size:
+            raise UnitRunError(
+                f"buffer {view.buffer}: a gradient of {gradient.numel()} elements, "
+                f"the schedule says {view.size}"
+            )
+        # What a storage holds beyond or short of this gradient belongs to others too.
+        missing = 0
+        if gradient.numel():
+            declared = gradient.numel() * gradient.element_size()
+            pointer = gradient.untyped_storage().data_ptr()
+            held = 0 if memory.holds(pointer) else gradient.untyped_storage().nbytes()
+            missing = declared - held
+        self._shared[view.buffer] = self._shared.get(view.buffer, 0) + missing
+        self.shared_bytes += missing
+        self.shared_bytes_peak = max(self.shared_bytes_peak, self.shared_bytes)
+        memory.bind(view.buffer, [ProducedPart(view.start, gradient)])
+
+    def _bind_outputs(self, compute: Compute, outputs: list[torch.Tensor]) -> None:
+        views = list(views_of(compute, Role.OUTPUT))
+        if views and len(views) != len(outputs):
+            raise UnitRunError(
+                f"unit {compute.unit}: it returned {len(outputs)} tensors, "
+                f"the schedule has room for {len(views)}"
+            )
+        for view, output in zip(views, outputs, strict=False):
+            if output.numel() != view.size:
+                raise UnitRunError(
+                    f"unit {compute.unit}: it returned {output.numel()} elements, "
+                    f"the schedule has room for {view.size}"
+                )
+            self._shapes[view.buffer] = output.shape
+            self.work.memory.bind(view.buffer, [ProducedPart(view.start, output)])
+
+    def _unit(self, compute: Compute) -> TorchUnit:
+        return self.work.units[compute.unit]
+
+    def _inputs(self, compute: Compute) -> list[object]:
+        """Inputs in the shapes in which they were made; what was put away has that of forward."""
+        memory, batches = self.work.memory, self.work.forecast.batches
+        found: list[object] = []
+        for place, view in enumerate(views_of(compute, Role.INPUT)):
+            if view.buffer in batches:
+                found.append(memory.batch(view.buffer))
+                continue
+            key = (compute.unit, compute.segment, place)
+            shape = self._shapes.get(view.buffer, self._entered.get(key))
+            tensor = memory.operand(view)
+            if shape is not None:
+                self._entered[key] = shape
+                tensor = tensor.view(shape)
+            found.append(tensor)
+        return found
+
+    def _differentiated(self, compute: Compute, count: int) -> list[int]:
+        """Positions of the first `count` inputs that have gradients: no batch, no whole numbers."""
+        return [
+            position
+            for position, view in enumerate(views_of(compute, Role.INPUT))
+            if view.buffer not in self.work.forecast.batches
+            and self.work.memory.part(view.buffer).is_floating_point()
+        ][:count]
+
+    def _parameters(self, compute: Compute) -> list[torch.Tensor]:
+        """Parameters in the order of the module, as views of the buffers that hold them now."""
+        unit, memory = self._unit(compute), self.work.memory
+        views = tuple(views_of(compute, Role.PARAMETER))
+        order = self._operand_order(compute)
+        found: list[torch.Tensor | None] = [None] * len(unit.names)
+        for view, position in zip(views, order, strict=True):
+            found[position] = memory.flat(view).view(unit.shapes[position])
+        return [tensor for tensor in found if tensor is not None]
+
+    def _operand_order(self, compute: Compute) -> tuple[int, ...]:
+        """The place in the module of the parameter of each operand."""
+        views = tuple(views_of(compute, Role.PARAMETER))
+        key = (compute.unit, views)
+        if key not in self._order:
+            self._order[key] = parameter_order(
+                self.work.schedule, self.work.memory.program, compute, self._unit(compute)
+            )
+        return self._order[key]
+
+    def _initialize(self, view: View) -> None:
+        memory = self.work.memory
+        target = memory.flat(view)
+        target.zero_()
+        buffer = memory.program.by_name[view.buffer]
+        if buffer.layout is None:
+            raise UnitRunError(f"buffer {buffer.name}: initialized without a layout")
+        start = memory.extent(view)[0]
+        for part in held(self.work.schedule, buffer, self.work.coordinates):
+            low = max(start, part.position)
+            high = min(start + target.numel(), part.position + part.size)
+            if low < high:
+                value = self.work.initial(part.parameter).reshape(-1)
+                first = part.offset + low - part.position
+                target[low - start : high - start] = value[first : first + high - low]
+
+    def _counted(self, view: View) -> Iterator[torch.Tensor]:
+        """What this rank adds to a norm: of copies that several ranks hold, the first one's."""
+        schedule, memory = self.work.schedule, self.work.memory
+        flat, buffer = memory.flat(view), memory.program.by_name[view.buffer]
+        layout = schedule.layout_by_name.get(buffer.layout or "")
+        others = {
+            piece.parameter
+            for piece in (layout.pieces if layout is not None else ())
+            if any(self.work.coordinates.get(axis) for axis in piece.copies)
+        }
+        if not others:
+            yield flat
+            return
+        start = memory.extent(view)[0]
+        for part in held(schedule, buffer, self.work.coordinates):
+            low = max(start, part.position) - start
+            high = min(start + flat.numel(), part.position + part.size) - start
+            if low < high and part.parameter not in others:
+                yield flat[low:high]
+
+    def _optimize(self, compute: Compute, scalars: Mapping[str, float]) -> None:
+        memory = self.work.memory
+
+        def tensors(*roles: Role) -> tuple[torch.Tensor, ...]:
+            return tuple(memory.flat(view) for view in views_of(compute, *roles))
+
+        gradients = tensors(Role.GRADIENT)
+        scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
+        match compute.action:
+            case Action.UPDATE:
+                trained = tensors(Role.MASTER) or tensors(Role.PARAMETER)
+                operands = optimizer.Updated(
+                    gradient=gradients[0], trained=trained[0], moments=tensors(Role.MOMENT)
+                )
+                optimizer.update(compute.rule, operands, scalars)
+            case Action.NORM:
+                counted = [
+                    tensor
+                    for view in views_of(compute, Role.GRADIENT)
+                    for tensor in self._counted(view)
+                ]
+                optimizer.sum_of_squares(counted, tensors(Role.OUTPUT)[0])
+            case Action.FINITE:
+                optimizer.is_finite(gradients, tensors(Role.OUTPUT)[0])
+            case Action.UNSCALE:
+                for gradient in gradients:
+                    optimizer.unscale(gradient, scale)
+            case Action.CLIP:
+                optimizer.clip(compute.rule, tensors(Role.INPUT)[0], gradients, scale)
+            case _:
+                raise AssertionError(compute.action)
+
+
+def _buffer_versions(unit: TorchUnit) -> list[int]:
+    return [autograd.version(buffer) for buffer in unit.module.buffers()]

@@ -1,0 +1,137 @@
+"""Order of operations on one rank with CUDA: a real stream for each stream of the schedule."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+
+from zsim.schedule.operation import Edge, Previous
+from zsim.trace.trace import Event
+from zsim_torch.execute.streams import PS_PER_NS, Completion, PendingWork, StreamEntry
+
+PS_PER_MS = 10**9
+
+
+class _Mark(NamedTuple):
+    operation: str
+    step: int
+    stream: str
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+class CudaStreams:
+    """Streams and events of CUDA. The host waits only where the schedule says so.
+
+    A collective runs under the stream of its operation (`async_op=False`), so stream order holds
+    for it as for a kernel. Memory is taken with its home stream current: the caching allocator
+    gives a freed block to the next allocation on the same stream.
+    """
+
+    def __init__(self, device: torch.device, names: Iterable[str]) -> None:
+        self.step = -1
+        self._device = device
+        self._streams = {name: _new_stream(device) for name in names}
+        self._current: dict[str, torch.cuda.Event] = {}
+        self._previous: dict[str, torch.cuda.Event] = {}
+        self._marks: list[_Mark] = []
+        torch.cuda.synchronize(device)
+        self._reference = _new_event()
+        self._reference.record()
+        self._reference.synchronize()
+        self._reference_ns = time.perf_counter_ns()
+
+    def compute(self, entry: StreamEntry, action: Callable[[], None]) -> None:
+        """Enqueue what `action` launches, after what is ordered before it."""
+        stream = self._streams[entry.stream]
+        for event in self._events_of(entry.after):
+            stream.wait_event(event)
+        start = _new_event()
+        end = _new_event()
+        with torch.cuda.stream(stream):
+            start.record()
+            action()
+            end.record()
+        self._current[entry.operation] = end
+        self._marks.append(_Mark(entry.operation, self.step, entry.stream, start, end))
+
+    def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
+        """Enqueue the collective on its stream."""
+
+        def action() -> None:
+            for work in issue():
+                work.wait()  # the stream waits, not the host
+
+        self.compute(entry, action)
+
+    def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
+        """The stream `home` waits for `uses`; its own uses are in order already."""
+        for event in self._events_of(uses):
+            self._streams[home].wait_event(event)
+
+    def host_waits(self, edges: Iterable[Edge]) -> None:
+        """The host stops until the operations have finished."""
+        for event in self._events_of(edges):
+            event.synchronize()
+
+    def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
+        """Whether the device has finished all of `uses`."""
+        events = self._events_of(uses)
+        return lambda: all(_is_over(event) for event in events)
+
+    def on(self, stream: str) -> AbstractContextManager[None]:
+        """`stream` is torch's current stream inside."""
+        return torch.cuda.stream(self._streams[stream])
+
+    def drain(self) -> None:
+        """The device has finished everything."""
+        torch.cuda.synchronize(self._device)
+
+    def end_step(self) -> None:
+        """Events of this step serve `Previous` edges from now on; the device goes on."""
+        self._previous.update(self._current)
+        self._current.clear()
+
+    def events(self, origin: int) -> list[Event]:
+        """Everything that ran, in the order in which the host issued it."""
+        offset = (self._reference_ns - origin) * PS_PER_NS
+        return [
+            Event(
+                operation=mark.operation,
+                step=mark.step,
+                stream=mark.stream,
+                start_ps=offset + round(self._reference.elapsed_time(mark.start) * PS_PER_MS),
+                end_ps=offset + round(self._reference.elapsed_time(mark.end) * PS_PER_MS),
+            )
+            for mark in self._marks
+        ]
+
+    def now(self) -> int:
+        """Nanoseconds of the host's clock, with the device idle."""
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter_ns()
+
+    def _events_of(self, edges: Iterable[Edge]) -> list[torch.cuda.Event]:
+        found: list[torch.cuda.Event] = []
+        for edge in edges:
+            if isinstance(edge, Previous):
+                event = self._previous.get(edge.operation)
+            else:
+                event = self._current.get(edge)
+            if event is not None:
+                found.append(event)
+        return found
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _is_over(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]

@@ -1,0 +1,328 @@
+"""Runs the program of one rank: every operation of a schedule, in the order of its host."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, assert_never
+
+from zsim.network.volume import COLLECTIVE, element_count, is_scalar, ring_equivalent_bytes
+from zsim.schedule.access import accesses
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    StreamOperation,
+    Together,
+    View,
+)
+from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.trace.trace import BookEntry, Transfer
+from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
+from zsim_torch.execute.compute import Computer
+from zsim_torch.execute.copying import Copier
+from zsim_torch.execute.poison import Poison, Sighting, has_no_number
+from zsim_torch.execute.rank_memory import MemoryFaultError, RankMemory, Remains
+from zsim_torch.execute.streams import BufferAccess, Completion, PendingWork, StreamEntry, Streams
+from zsim_torch.supervise.progress_record import note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMachine:
+    """What an executor works with on its rank."""
+
+    schedule: Schedule
+    program: Program
+    coordinates: Coordinates
+    memory: RankMemory
+    streams: Streams
+    communicators: ProcessGroups
+    computer: Computer
+    poison: Poison
+
+
+class _Deferred(NamedTuple):
+    """A freed buffer whose uses have not finished yet."""
+
+    buffer: str
+    remains: Remains
+    finish: Completion
+
+
+SETUP: Final = -1
+
+Given = Mapping[str, Callable[[int], float]]
+"""By host scalar what the caller gives in it before a step, counted from 0."""
+
+
+@dataclass(slots=True)
+class Executor:
+    """One rank's host: issues operations, keeps the book and the list of transfers.
+
+    Every operation is a call of its own, so that no local variable keeps memory alive past it. In
+    poison mode `sighting` is the first operation that wrote what is no number. `on_issue` is told
+    the step and id of each operation before it is issued, and at the end of a step an empty id.
+    """
+
+    machine: RankMachine
+    scalars: dict[str, float]
+    on_issue: Callable[[int, str], None] | None = None
+    given: Given = field(default_factory=dict[str, Callable[[int], float]])
+    step: int = SETUP
+    book: list[BookEntry] = field(default_factory=list[BookEntry])
+    transfers: list[Transfer] = field(default_factory=list[Transfer])
+    _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
+    _travelled: set[str] = field(default_factory=set[str])
+    _entries: dict[str, StreamEntry] = field(default_factory=dict[str, StreamEntry])
+    sighting: Sighting | None = None
+    _looked: int = 0
+    _copier: Copier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copier = Copier(self.machine.memory)
+
+    def run_setup(self) -> None:
+        """Setup is done, and every stream of this rank is drained."""
+        self._run(self.machine.program.setup)
+        self.machine.streams.drain()
+        self.machine.streams.end_step()
+        self._tell("")
+
+    def run_step(self, step: int) -> None:
+        """Step number `step` is issued, with what the caller gives for it."""
+        self.step = self.machine.streams.step = step
+        self.scalars |= {name: at(step) for name, at in self.given.items()}
+        self._run(self.machine.program.step)
+        self.machine.streams.end_step()
+        self._tell("")
+
+    def _tell(self, operation: str) -> None:
+        if self.on_issue is not None:
+            self.on_issue(self.step, operation)
+
+    def _run(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            note(operation.id if self.step == SETUP else f"{operation.id} in step {self.step}")
+            self._tell(operation.id)
+            self._issue(operation)
+
+    def _issue(self, operation: Operation) -> None:
+        machine = self.machine
+        match operation:
+            case Allocate(buffer=buffer):
+                self._return_deferred(operation.id)
+                machine.memory.allocate(buffer)
+                self._enter(operation.id, buffer, 1)
+            case Free():
+                self._free(operation)
+            case HostWait(operation=edge):
+                machine.streams.host_waits((edge,))
+            case SetScalar():
+                self._set_scalar(operation)
+            case Branch(value=value, then=then, otherwise=otherwise):
+                machine.streams.host_waits(operation.after)
+                self._run(then if self._number(value) != 0 else otherwise)
+            case Compute():
+                self._compute(operation, lambda: machine.computer.run(operation, self.scalars))
+            case Fill(target=target):
+                number = operation.value
+                if operation.scalar is not None:
+                    number *= self.scalars[operation.scalar]
+                self._compute(operation, lambda: _fill(machine.memory, target, number))
+            case Copy():
+                self._compute(operation, lambda: self._copier.run(operation))
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                self._communicate(operation, (operation,))
+            case Together(members=members):
+                self._communicate(operation, members)
+            case _:
+                assert_never(operation)
+
+    def _compute(self, operation: StreamOperation, action: Callable[[], None]) -> None:
+        poison = self.machine.poison
+        poison.delay()
+        self.machine.streams.compute(self._entry(operation), action)
+        if poison.is_on and self.sighting is None:
+            self._look(operation)
+
+    def _look(self, operation: StreamOperation) -> None:
+        """Note the first operation that wrote what is no number, where the host can see it."""
+        memory = self.machine.memory
+        self._looked += 1
+        if memory.setting.device.type != "cpu":
+            return
+        for access in accesses(operation):
+            with suppress(MemoryFaultError):  # a micro-batch, or what autograd keeps for itself
+                if access.writes and has_no_number(each for _, each in memory.pieces(access.view)):
+                    self.sighting = Sighting(
+                        step=self.step,
+                        place=self._looked,
+                        rank=self.machine.schedule.mesh.rank(self.machine.coordinates),
+                        operation=operation.id,
+                    )
+                    return
+
+    def _number(self, view: View) -> float:
+        return float(self.machine.memory.flat(view).item())
+
+    def _set_scalar(self, operation: SetScalar) -> None:
+        counter = operation.counter
+        if counter is not None and self.scalars[counter] % operation.every != 0:
+            return
+        value = self.scalars[operation.scalar] * operation.multiply + operation.add
+        self.scalars[operation.scalar] = min(max(value, operation.minimum), operation.maximum)
+
+    def _communicate(self, operation: StreamOperation, members: tuple[Communication, ...]) -> None:
+        machine = self.machine
+        for member in members:
+            self._note_transfer(member)
+        for access in accesses(operation):
+            self._travelled.add(access.view.buffer)
+
+        machine.poison.delay()
+        machine.streams.communicate(self._entry(operation), lambda: _hand_over(machine, members))
+
+    def _note_transfer(self, member: Communication) -> None:
+        count = len(self.machine.communicators.member(member.group).ranks)
+        self.transfers.append(
+            Transfer(
+                operation=member.id,
+                step=self.step,
+                group=member.group,
+                collective=COLLECTIVE[type(member)],
+                elements=element_count(member),
+                bytes=ring_equivalent_bytes(member, count),
+                scalar=is_scalar(member),
+            )
+        )
+
+    def _free(self, operation: Free) -> None:
+        machine, buffer = self.machine, operation.buffer
+        machine.computer.forget(buffer)
+        home = machine.program.by_name[buffer].home
+        match operation.mode:
+            case FreeMode.WAITED:
+                machine.streams.home_waits(home, buffer, operation.uses)
+            case FreeMode.HOST:
+                machine.streams.host_waits(operation.uses)
+                machine.streams.home_waits(home, buffer, operation.uses)
+            case FreeMode.DEFERRED:
+                finish = machine.streams.finish(home, buffer, operation.uses)
+                remains = machine.memory.take_away(buffer)
+                self._deferred.append(_Deferred(buffer, remains, finish))
+                return
+            case _:
+                assert_never(operation.mode)
+        self._drop(buffer, machine.memory.take_away(buffer))
+        self._enter(operation.id, buffer, -1)
+
+    def _drop(self, buffer: str, remains: Remains) -> None:
+        travelled = buffer in self._travelled
+        self._travelled.discard(buffer)
+        self.machine.memory.drop(buffer, remains, travelled=travelled)
+
+    def _return_deferred(self, name: str) -> None:
+        waiting: list[_Deferred] = []
+        for deferred in self._deferred:
+            if deferred.finish():
+                self._drop(deferred.buffer, deferred.remains)
+                self._enter(name, deferred.buffer, -1)
+            else:
+                waiting.append(deferred)
+        self._deferred = waiting
+
+    def _enter(self, name: str, buffer: str, sign: int) -> None:
+        booked = self.machine.program.by_name[buffer]
+        self.book.append(
+            BookEntry(
+                operation=name,
+                step=self.step,
+                pool=booked.pool,
+                buffer=buffer,
+                kind=booked.kind,
+                change_bytes=sign * booked.size_bytes,
+            )
+        )
+
+    def _entry(self, operation: StreamOperation) -> StreamEntry:
+        found = self._entries.get(operation.id)
+        if found is None:
+            found = StreamEntry(
+                operation=operation.id, stream=operation.stream, after=operation.after
+            )
+            if not isinstance(operation, Compute | Fill | Copy):
+                groups = self.machine.schedule.groups
+                found = replace(
+                    found,
+                    group=operation.group,
+                    group_number=[group.name for group in groups].index(operation.group),
+                    ranks=self.machine.communicators.member(operation.group).ranks,
+                    touches=tuple(self._touches(operation)),
+                )
+            self._entries[operation.id] = found
+        return found
+
+    def _touches(self, operation: StreamOperation) -> Iterator[BufferAccess]:
+        for access in accesses(operation):
+            start, size = self.machine.memory.extent(access.view)
+            yield BufferAccess(access.view.buffer, start, start + size, access.writes)
+
+
+STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
+"""What a run leaves behind. A gradient may hold no number in a step that overflows."""
+
+
+def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
+    """Where poison was read first, if what the run leaves behind, or a loss, is no number.
+
+    On a GPU the host does not look at each operation, and only the rank is known.
+    """
+    machine = executor.machine
+    program, memory = machine.program, machine.memory
+    left = (
+        memory.flat(View(buffer=name, size=program.by_name[name].elements))
+        for name in program.persistent
+        if program.by_name[name].kind in STATE
+    )
+    if not any(math.isnan(loss) for loss in losses) and not has_no_number(left):
+        return None
+    rank = machine.schedule.mesh.rank(machine.coordinates)
+    return executor.sighting or Sighting(
+        step=executor.step, place=sys.maxsize, rank=rank, operation="an operation"
+    )
+
+
+def _fill(memory: RankMemory, target: View, value: float) -> None:
+    memory.flat(target).fill_(value)
+
+
+def _hand_over(machine: RankMachine, members: tuple[Communication, ...]) -> list[PendingWork]:
+    handed: list[IssuedCollective] = []
+    for member in members:
+        source = target = None
+        if not isinstance(member, Receive):
+            source = machine.memory.flat(member.source)
+        if not isinstance(member, Send):
+            target = machine.memory.flat(member.target)
+        handed.append(IssuedCollective(member, source, target))
+    if not machine.poison.is_on:
+        return [*machine.communicators.issue(handed)]
+    place = machine.communicators.member(members[0].group).place
+    veiled = machine.poison.veiled(handed, place)
+    return [*machine.communicators.issue([each.handed for each in veiled]), *veiled]

@@ -1,0 +1,279 @@
+"""The memory of one rank: buffers that the executor allocates, and those that autograd produces."""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+
+from zsim.schedule.mesh import Coordinates
+from zsim.schedule.operation import View
+from zsim.schedule.schedule import Buffer, Place, Program, Schedule
+from zsim_torch.torch_dtype import TORCH_DTYPE
+
+_SETTLE_S: Final = 0.2
+"""How long a freed storage is waited for that a thread of Gloo still holds: microseconds."""
+
+
+class MemoryFaultError(RuntimeError):
+    """The schedule uses memory that is not there; the message names the buffer."""
+
+
+class ProducedPart(NamedTuple):
+    """Elements `start` on of a produced buffer, as autograd made them."""
+
+    start: int
+    tensor: torch.Tensor
+
+    @property
+    def end(self) -> int:
+        """First element past the part."""
+        return self.start + self.tensor.numel()
+
+
+@dataclass(slots=True)
+class Remains:
+    """What a freed buffer had."""
+
+    flat: torch.Tensor | None
+    parts: list[ProducedPart]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySetting:
+    """Where memory is taken, who is told, and whether unused memory is poisoned.
+
+    `making` marks what is allocated inside it as the executor's own; `on_home` makes a stream
+    current for an allocation.
+    """
+
+    device: torch.device
+    making: Callable[[], AbstractContextManager[None]]
+    on_home: Callable[[str], AbstractContextManager[None]]
+    poison: bool = False
+
+
+class RankMemory:
+    """Buffers by name. A name without memory cannot be read or written."""
+
+    def __init__(
+        self, schedule: Schedule, program: Program, coordinates: Coordinates, setting: MemorySetting
+    ) -> None:
+        self.schedule = schedule
+        self.program = program
+        self.coordinates = coordinates
+        self.setting = setting
+        self._places = {pool.name: pool.place for pool in schedule.pools}
+        self._flat: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, list[ProducedPart]] = {}
+        self._batches: dict[str, object] = {}
+        self._promised: set[str] = set()
+
+    def allocate(self, name: str) -> None:
+        """`name` has memory; a produced one is only promised, and bound later.
+
+        Raises:
+            MemoryFaultError: it has memory already.
+        """
+        if name in self._flat or name in self._promised:
+            raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
+        buffer = self.program.by_name[name]
+        if buffer.produced:
+            self._promised.add(name)
+        else:
+            self._flat[name] = self._take(buffer)
+
+    def _take(self, buffer: Buffer) -> torch.Tensor:
+        device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
+        pinned = False
+        if self._places[buffer.pool] is Place.HOST:
+            # Pinned, or copies to and from a GPU would stop the host.
+            device, pinned = torch.device("cpu"), device.type == "cuda"
+        with self.setting.making(), self.setting.on_home(buffer.home):
+            made = torch.empty(buffer.elements, dtype=dtype, device=device, pin_memory=pinned)
+            if self.setting.poison:
+                spoil(made)
+        return made
+
+    def bind(self, name: str, parts: list[ProducedPart]) -> None:
+        """The promised buffer `name` has these parts, beside those it had."""
+        self._need_promise(name)
+        self._parts.setdefault(name, []).extend(parts)
+
+    def bind_batch(self, name: str, batch: object) -> None:
+        """The promised buffer `name` is a micro-batch: any object."""
+        self._need_promise(name)
+        self._batches[name] = batch
+
+    def batch(self, name: str) -> object:
+        """The micro-batch bound to `name`.
+
+        Raises:
+            MemoryFaultError: there is none.
+        """
+        if name not in self._batches:
+            raise MemoryFaultError(f"buffer {name}: read before a micro-batch was loaded")
+        return self._batches[name]
+
+    def zeros(self, name: str, size: int) -> torch.Tensor:
+        """Zeros in the format of `name`, for a gradient that autograd did not make."""
+        dtype = TORCH_DTYPE[self.program.by_name[name].dtype]
+        with self.setting.making():
+            return torch.zeros(size, dtype=dtype, device=self.setting.device)
+
+    def take_away(self, name: str) -> Remains:
+        """`name` has no memory any more; what it had lives on in what is returned, until dropped.
+
+        Raises:
+            MemoryFaultError: it has none.
+        """
+        if name in self._promised:
+            self._promised.remove(name)
+            self._batches.pop(name, None)
+            return Remains(None, self._parts.pop(name, []))
+        if name not in self._flat:
+            raise MemoryFaultError(f"buffer {name}: freed without memory")
+        return Remains(self._flat.pop(name), [])
+
+    def drop(self, name: str, remains: Remains, *, travelled: bool) -> None:
+        """The memory is gone. `travelled`: a collective has held its storage.
+
+        Memory that autograd made is never poisoned: two gradients may share a storage.
+        """
+        remains.parts.clear()
+        if remains.flat is None:
+            return
+        if self.setting.poison:
+            with self.setting.on_home(self.program.by_name[name].home):
+                if self.setting.device.type != remains.flat.device.type:
+                    torch.cuda.current_stream(self.setting.device).synchronize()
+                spoil(remains.flat)
+        storage = weakref.ref(remains.flat.untyped_storage())
+        on_cpu = remains.flat.device.type == "cpu"
+        remains.flat = None
+        if travelled and on_cpu:
+            _settle(storage)
+
+    def part(self, name: str) -> torch.Tensor:
+        """The only part of a produced buffer in its own shape, or a whole allocated buffer flat.
+
+        Raises:
+            MemoryFaultError: it has no memory, was not produced yet, or has several parts.
+        """
+        if name in self._flat:
+            return self._flat[name]
+        parts = self._bound(name)
+        if len(parts) != 1:
+            raise MemoryFaultError(f"buffer {name}: {len(parts)} parts where one is read")
+        return parts[0].tensor
+
+    def operand(self, view: View) -> torch.Tensor:
+        """As `part` for a produced buffer, as `flat` for an allocated one."""
+        return self.flat(view) if view.buffer in self._flat else self.part(view.buffer)
+
+    def flat(self, view: View) -> torch.Tensor:
+        """The elements of `view`, one-dimensional. It aliases an allocated buffer.
+
+        Raises:
+            MemoryFaultError: the buffer has no memory, or nothing was produced there yet.
+        """
+        start, size = self.extent(view)
+        if view.buffer in self._flat:
+            return self._flat[view.buffer][start : start + size]
+        if view.buffer in self._promised and view.buffer not in self._parts:
+            # The first writer is no unit: it gets memory of the executor.
+            buffer = self.program.by_name[view.buffer]
+            self.bind(view.buffer, [ProducedPart(0, self._take(buffer))])
+        found = [tensor for _, tensor in self.pieces(view)]
+        return found[0].reshape(-1) if len(found) == 1 else torch.cat([t.flatten() for t in found])
+
+    def pieces(self, view: View) -> Iterator[tuple[int, torch.Tensor]]:
+        """Tensors that make up `view`, each with where it starts in the view.
+
+        A part that lies in the view whole comes in its own shape.
+        """
+        start, size = self.extent(view)
+        if view.buffer in self._flat:
+            yield 0, self._flat[view.buffer][start : start + size]
+            return
+        found = 0
+        for part in self._bound(view.buffer):
+            low, high = max(start, part.start), min(start + size, part.end)
+            if low >= high:
+                continue
+            found += high - low
+            if (low, high) == (part.start, part.end):
+                yield low - start, part.tensor
+            else:
+                yield low - start, part.tensor.reshape(-1)[low - part.start : high - part.start]
+        if found < size:
+            raise MemoryFaultError(
+                f"buffer {view.buffer}: {size - found} elements were not produced"
+            )
+
+    def own(self, view: View) -> torch.Tensor:
+        """As `flat`, to be written in part: what shares its storage with others is copied first."""
+        parts = self._parts.get(view.buffer)
+        if parts is not None and not self._is_alone(view.buffer, parts):
+            buffer = self.program.by_name[view.buffer]
+            whole = self._take(buffer)
+            for part in parts:
+                whole[part.start : part.end] = part.tensor.reshape(-1)
+            self._parts[view.buffer] = [ProducedPart(0, whole)]
+        return self.flat(view)
+
+    def _is_alone(self, name: str, parts: list[ProducedPart]) -> bool:
+        """Whether the buffer is one contiguous part that no other produced buffer shares."""
+        if len(parts) != 1 or not parts[0].tensor.is_contiguous():
+            return False
+        pointer = parts[0].tensor.untyped_storage().data_ptr()
+        flats = (tensor.untyped_storage().data_ptr() for tensor in self._flat.values())
+        others = (
+            part.tensor.untyped_storage().data_ptr()
+            for other, found in self._parts.items()
+            if other != name
+            for part in found
+        )
+        return pointer not in flats and pointer not in others
+
+    def extent(self, view: View) -> tuple[int, int]:
+        """Start and size of `view` in its buffer, on this rank."""
+        return self.schedule.extent(view, self.coordinates)
+
+    def holds(self, pointer: int) -> bool:
+        """Whether a buffer's storage starts at the address `pointer`."""
+        produced = (part.tensor for parts in self._parts.values() for part in parts)
+        return any(
+            tensor.untyped_storage().data_ptr() == pointer
+            for tensors in (self._flat.values(), produced)
+            for tensor in tensors
+        )
+
+    def _bound(self, name: str) -> list[ProducedPart]:
+        if name not in self._parts:
+            state = (
+                "read before it was produced" if name in self._promised else "used without memory"
+            )
+            raise MemoryFaultError(f"buffer {name}: {state}")
+        return self._parts[name]
+
+    def _need_promise(self, name: str) -> None:
+        if name not in self._promised:
+            raise MemoryFaultError(f"buffer {name}: produced without an allocation")
+
+
+def spoil(tensor: torch.Tensor) -> None:
+    """Whoever reads `tensor` now sees it: not a number, or the largest integer."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+def _settle(storage: "weakref.ref[torch.UntypedStorage]") -> None:
+    deadline = time.perf_counter() + _SETTLE_S
+    while storage() is not None and time.perf_counter() < deadline:
+        time.sleep(0)

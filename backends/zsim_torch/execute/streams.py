@@ -1,0 +1,293 @@
+"""Order of operations on one rank: streams, edges, and waits of the host.
+
+`CpuStreams` runs everything but collectives at once, on the host. A collective is handed over and
+flies; the first operation that is ordered after it waits. Two collectives in a row need no wait
+between them unless their views overlap: the group keeps their order.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from zsim.schedule.operation import Edge, Previous
+from zsim.trace.trace import Event
+from zsim_torch.supervise.progress_record import Wait, handed_over, waiting_for
+
+PS_PER_NS = 1000
+
+
+class PendingWork(Protocol):
+    """What was handed over and goes on."""
+
+    def wait(self) -> object:
+        """It has finished: for the host, or on a GPU for the stream that is current."""
+        ...
+
+
+class BufferAccess(NamedTuple):
+    """Elements `start` to `end` of a buffer that an operation reads or writes."""
+
+    buffer: str
+    start: int
+    end: int
+    writes: bool
+
+    def conflicts(self, other: "BufferAccess") -> bool:
+        """Whether both touch one element and at least one writes."""
+        return (
+            self.buffer == other.buffer
+            and (self.writes or other.writes)
+            and max(self.start, other.start) < min(self.end, other.end)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEntry:
+    """An operation as the streams see it.
+
+    What follows `after` matters to collectives alone: the communicator, its number in the schedule,
+    its ranks, and what is touched.
+    """
+
+    operation: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str = ""
+    group_number: int = 0
+    ranks: tuple[int, ...] = ()
+    touches: tuple[BufferAccess, ...] = ()
+
+
+class Completion(Protocol):
+    """Something that will have finished; asked by deferred frees."""
+
+    def __call__(self) -> bool:
+        """Whether it has."""
+        ...
+
+
+class Streams(Protocol):
+    """What an executor needs of streams."""
+
+    step: int
+
+    def compute(self, entry: StreamEntry, action: Callable[[], None]) -> None:
+        """Run `action` in order on its stream."""
+        ...
+
+    def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
+        """Hand a collective over in order on its stream."""
+        ...
+
+    def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
+        """The stream `home` waits for `uses`, then the buffer's memory may be dropped."""
+        ...
+
+    def host_waits(self, edges: Iterable[Edge]) -> None:
+        """The host stops until the operations have finished."""
+        ...
+
+    def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
+        """Whether `uses`, and what `home` does with the buffer, have finished: asked later."""
+        ...
+
+    def on(self, stream: str) -> AbstractContextManager[None]:
+        """`stream` is current inside."""
+        ...
+
+    def drain(self) -> None:
+        """Everything issued has finished."""
+        ...
+
+    def end_step(self) -> None:
+        """The step is issued: what ran in it is from now on a previous instance."""
+        ...
+
+    def events(self, origin: int) -> list[Event]:
+        """What ran and when, in picoseconds since `origin` of `now`; after a drain."""
+        ...
+
+    def now(self) -> int:
+        """The clock, in a unit that `events` understands."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A collective that was handed over and not waited for."""
+
+    entry: StreamEntry
+    step: int
+    number: int
+    issued_ns: int
+    works: list[PendingWork]
+    before: list["_Flight"]
+    on_group: int
+    """How many its communicator was handed with it."""
+    end_ns: int | None = None
+
+
+@dataclass(slots=True)
+class _Span:
+    operation: str
+    step: int
+    stream: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class CpuStreams:
+    """Streams of a rank on CPU. The end of a collective is when the host learnt of it."""
+
+    step: int = -1
+    _flying: list[_Flight] = field(default_factory=list[_Flight])
+    _latest: dict[str, _Flight] = field(default_factory=dict[str, _Flight])
+    _spans: list[_Span] = field(default_factory=list[_Span])
+    _number: int = 0
+    _handed: Counter[str] = field(default_factory=Counter[str])
+
+    def compute(self, entry: StreamEntry, action: Callable[[], None]) -> None:
+        """Wait for what is ordered before, then run `action` on the host."""
+        self._land(self._before(entry))
+        start = time.perf_counter_ns()
+        action()
+        self._note(entry, start, time.perf_counter_ns())
+
+    def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
+        """Hand the collective over; wait first for flights before it that touch what it touches."""
+        before = self._before(entry)
+        self._land(
+            flight
+            for flight in self._closure(before)
+            if any(one.conflicts(two) for one in flight.entry.touches for two in entry.touches)
+        )
+        issued = time.perf_counter_ns()
+        works = issue()
+        self._handed[entry.group] += 1
+        handed_over(entry.group_number, self._handed[entry.group])
+        if not works:
+            self._land(before)
+            issued = max(issued, *(flight.end_ns or 0 for flight in before), 0)
+            self._note(entry, issued, max(issued, time.perf_counter_ns()))
+            return
+        self._number += 1
+        flight = _Flight(
+            entry, self.step, self._number, issued, works, before, self._handed[entry.group]
+        )
+        self._flying.append(flight)
+        self._latest[entry.operation] = flight
+
+    def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
+        """The host waits: it is the stream, and the memory really goes."""
+        self._land(self._users(home, buffer, uses))
+
+    def host_waits(self, edges: Iterable[Edge]) -> None:
+        """Wait for the named operations, and what was ordered before them."""
+        self._land(self._named(edges))
+
+    def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
+        """Whether the host has learnt that all of them ended."""
+        users = list(self._users(home, buffer, uses))
+        return lambda: all(flight.end_ns is not None for flight in users)
+
+    def on(self, stream: str) -> AbstractContextManager[None]:
+        """Nothing changes."""
+        return nullcontext()
+
+    def drain(self) -> None:
+        """Wait for every flight."""
+        self._land(list(self._flying))
+
+    def end_step(self) -> None:
+        """Wait for every flight; the next step starts with none."""
+        self.drain()
+
+    def events(self, origin: int) -> list[Event]:
+        """Everything that ran, in the order in which it ended."""
+        return [
+            Event(
+                operation=span.operation,
+                step=span.step,
+                stream=span.stream,
+                start_ps=(span.start_ns - origin) * PS_PER_NS,
+                end_ps=(span.end_ns - origin) * PS_PER_NS,
+            )
+            for span in self._spans
+        ]
+
+    def now(self) -> int:
+        """Nanoseconds of a clock that all processes of this machine share."""
+        return time.perf_counter_ns()
+
+    def _named(self, edges: Iterable[Edge]) -> Iterator[_Flight]:
+        for edge in edges:
+            # Nothing flies from step to step, so a previous instance has landed.
+            flight = None if isinstance(edge, Previous) else self._latest.get(edge)
+            if flight is not None:
+                yield flight
+
+    def _users(self, home: str, buffer: str, uses: Iterable[Edge]) -> Iterator[_Flight]:
+        yield from self._named(uses)
+        for flight in self._flying:
+            if flight.entry.stream == home and any(
+                touch.buffer == buffer for touch in flight.entry.touches
+            ):
+                yield flight
+
+    def _before(self, entry: StreamEntry) -> list[_Flight]:
+        """Flights that end before `entry` starts: on its stream, in `after`, of its group."""
+        found = list(self._named(entry.after))
+        found += [
+            flight
+            for flight in self._flying
+            if flight.entry.stream == entry.stream
+            or (entry.group and flight.entry.group == entry.group)
+        ]
+        return found
+
+    def _closure(self, flights: Iterable[_Flight]) -> list[_Flight]:
+        """The flights and all that are ordered before them, in the order of issue."""
+        found: dict[int, _Flight] = {}
+        stack = list(flights)
+        while stack:
+            flight = stack.pop()
+            if flight.end_ns is None and flight.number not in found:
+                found[flight.number] = flight
+                stack += flight.before
+        return [found[number] for number in sorted(found)]
+
+    def _land(self, flights: Iterable[_Flight]) -> None:
+        for flight in self._closure(flights):
+            with waiting_for(_wait(flight)):
+                for work in flight.works:
+                    work.wait()
+            flight.works = []
+            end = time.perf_counter_ns()
+            start = max([flight.issued_ns, *(other.end_ns or 0 for other in flight.before)])
+            flight.end_ns = max(start, end)
+            flight.before = []
+            self._flying.remove(flight)
+            if self._latest.get(flight.entry.operation) is flight:
+                del self._latest[flight.entry.operation]
+            self._spans.append(
+                _Span(
+                    flight.entry.operation, flight.step, flight.entry.stream, start, flight.end_ns
+                )
+            )
+
+    def _note(self, entry: StreamEntry, start: int, end: int) -> None:
+        self._spans.append(_Span(entry.operation, self.step, entry.stream, start, end))
+
+
+def _wait(flight: _Flight) -> Wait:
+    entry = flight.entry
+    return Wait(
+        operation=entry.operation,
+        group=entry.group_number,
+        number=flight.on_group,
+        ranks=entry.ranks,
+    )

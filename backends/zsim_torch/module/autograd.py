@@ -1,0 +1,313 @@
+"""One unit forward and backward, with memory that the schedule owns.
+
+The schedule drives autograd. A unit runs on detached inputs, and its backward is a call of
+`torch.autograd.grad` of its own. Parameters and inputs enter through a function of autograd, and
+what is kept are gradient edges, never a leaf or an output: a leaf's node would hold its tensor, and
+with it the storage of the gathered bucket.
+
+What autograd wants to save of a parameter becomes a handle: which parameter, and which part of it.
+At backward the handle is bound to the buffer that holds the parameter then. So the buffer gathered
+for forward can be freed, and the one gathered for backward is another.
+"""
+
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Never
+from unittest.mock import patch
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
+from torch.func import functional_call
+from torch.utils.checkpoint import CheckpointFunction
+
+from zsim_torch.module.absent import AbsentParameterError, LeftMemory
+from zsim_torch.module.unit import TorchUnit
+
+RECOMPUTE_INSTEAD: Final = "let the schedule recompute (checkpointing full)"
+
+
+class UnitRunError(RuntimeError):
+    """A unit does what its schedule cannot follow; the message names the unit."""
+
+
+class _Enter(torch.autograd.Function):
+    """A tensor without history becomes the output of a node that holds nothing."""
+
+    @staticmethod
+    def forward(ctx: object, anchor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """The one tensor of `tensors`, as an output of this node."""
+        return tensors[0].detach()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[None, None]:
+        """Never reached: gradients are taken at this node's edge."""
+        return None, None
+
+
+_ENTERED: Final = f"{_Enter.__name__}Backward"
+"""How autograd calls the node of an entered tensor."""
+
+
+def _enter(tensor: torch.Tensor) -> torch.Tensor:
+    anchor = torch.empty(0, requires_grad=True)
+    entered: torch.Tensor = _Enter.apply(anchor, [tensor])  # type: ignore[no-untyped-call]
+    return entered
+
+
+class _Handle(NamedTuple):
+    """Part of a parameter: which one, and the window on it, in elements from its start."""
+
+    parameter: int
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class _Kept(NamedTuple):
+    """A tensor that autograd keeps, and its version when it was kept."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the memory of `tensor` was changed in place."""
+    return tensor._version  # pyright: ignore[reportPrivateUsage]  # torch has no public name
+
+
+class _Saving:
+    """Packs what autograd saves while a unit runs, and unpacks it at backward.
+
+    It holds no tensor after forward; `views` are bound for the time of the backward.
+    """
+
+    def __init__(self, unit: TorchUnit, views: Sequence[torch.Tensor]) -> None:
+        self.unit = unit.name
+        self.views: Sequence[torch.Tensor] | None = None
+        self.windows: dict[int, list[tuple[int, int, int]]] = {}
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for index, view in enumerate(views):
+            if view.numel():
+                start = int(view.storage_offset())
+                storage = view.untyped_storage()
+                pointer = storage.data_ptr()
+                self.windows.setdefault(pointer, []).append((start, start + view.numel(), index))
+                self._storages[pointer] = weakref.ref(storage)
+
+    def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
+        """A handle for a part of a parameter, anything else as it is."""
+        if torch.is_autocast_enabled(tensor.device.type):
+            raise UnitRunError(
+                f"unit {self.unit}: autocast inside the unit keeps cast copies of its parameters; "
+                "choose a precision in the strategy instead"
+            )
+        # All storages without elements have one data pointer, 0.
+        if tensor.numel():
+            start = int(tensor.storage_offset())
+            for low, high, index in self.windows.get(tensor.untyped_storage().data_ptr(), ()):
+                if low <= start < high:
+                    return _Handle(index, start - low, tensor.shape, tensor.stride())
+        return _Kept(tensor.detach(), version(tensor))
+
+    def unpack(self, packed: _Handle | _Kept) -> torch.Tensor:
+        """The part of the parameter where it is now, or the tensor that was kept."""
+        if isinstance(packed, _Kept):
+            if version(packed.tensor) != packed.version:
+                raise UnitRunError(
+                    f"unit {self.unit}: a tensor that its backward needs was changed in place"
+                )
+            return packed.tensor
+        if self.views is None:
+            raise UnitRunError(f"unit {self.unit}: its backward reads parameters outside its turn")
+        view = self.views[packed.parameter]
+        offset = view.storage_offset() + packed.offset
+        return view.as_strided(packed.size, packed.stride, offset)
+
+    def watch(self, views: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
+        """Refuse reads of memory that held the parameters in forward, while they are in `views`.
+
+        Such memory lives on where somebody kept it or the schedule has not freed it yet. Both are
+        rare: most backwards run without the mode, which makes calls of torch in Python slower.
+        """
+        there = {pointer for pointer, storage in self._storages.items() if storage() is not None}
+        there -= {view.untyped_storage().data_ptr() for view in views}
+        return LeftMemory(there) if there else nullcontext()
+
+
+class _Output(NamedTuple):
+    """Where a gradient of an output enters, and what it has to look like."""
+
+    edge: GradientEdge | None
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class Record:
+    """What a forward leaves for its backward: edges of the graph, no tensor of our own."""
+
+    unit: TorchUnit
+    outputs: list[_Output] = field(default_factory=list[_Output])
+    parameters: list[GradientEdge] = field(default_factory=list[GradientEdge])
+    inputs: list[GradientEdge] = field(default_factory=list[GradientEdge])
+    saving: _Saving | None = None
+
+
+def _outputs(unit: TorchUnit, result: object) -> tuple[torch.Tensor, ...]:
+    made = result if isinstance(result, tuple) else (result,)
+    tensors = tuple(value for value in made if isinstance(value, torch.Tensor))
+    if len(tensors) != len(made):
+        raise UnitRunError(f"unit {unit.name}: it must return a tensor or a tuple of tensors")
+    return tensors
+
+
+def call(
+    unit: TorchUnit, parameters: Sequence[torch.Tensor], inputs: Sequence[object]
+) -> tuple[torch.Tensor, ...]:
+    """What the module of `unit` returns with `parameters` in place of its own.
+
+    Raises:
+        UnitRunError: it returns something that is no tensor.
+    """
+    named = dict(zip(unit.local_names, parameters, strict=True))
+    return _outputs(unit, functional_call(unit.module, named, tuple(inputs)))
+
+
+@contextmanager
+def _forward_of(unit: TorchUnit) -> Generator[None]:
+    """Refuse inside what a forward of `unit` must not do.
+
+    It must not read parameters that the schedule does not give it, and not run a checkpoint of
+    torch that calls a backward inside the backward of the unit. Autograd refuses the latter too,
+    but not where no input of the checkpoint has a gradient: its parameters would have none either.
+
+    Raises:
+        UnitRunError: it does.
+    """
+
+    def refuse(*_: object) -> Never:
+        raise UnitRunError(
+            f"unit {unit.name}: torch.utils.checkpoint runs part of it again at backward; "
+            f"{RECOMPUTE_INSTEAD}"
+        )
+
+    try:
+        with patch.object(CheckpointFunction, "forward", refuse):
+            yield
+    except AbsentParameterError as error:
+        raise UnitRunError(
+            f"unit {unit.name}: its forward reads {error.what}, which is not given to it: "
+            "another unit's, or one that a function kept?"
+        ) from error
+
+
+@contextmanager
+def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[None]:
+    """Bind the parameters of a unit to `views`, and refuse all other reads of them.
+
+    Raises:
+        UnitRunError: there is one.
+    """
+    assert record.saving is not None
+    record.saving.views = views
+    try:
+        with record.saving.watch(views):
+            yield
+    except AbsentParameterError as error:
+        raise UnitRunError(
+            f"unit {record.unit.name}: its backward reads {error.what}, which is elsewhere by then "
+            f"(torch.utils.checkpoint? a hook?); {RECOMPUTE_INSTEAD}, save tensors with "
+            "ctx.save_for_backward"
+        ) from error
+    finally:
+        record.saving.views = None
+
+
+def evaluate(
+    unit: TorchUnit, views: Sequence[torch.Tensor], inputs: Sequence[object]
+) -> list[torch.Tensor]:
+    """Outputs of `unit`, without a graph."""
+    with torch.enable_grad():
+        entered = [_enter(view) for view in views]  # so that one that is kept is known again
+    with torch.no_grad(), _forward_of(unit):
+        return [output.detach() for output in call(unit, entered, inputs)]
+
+
+def forward(
+    unit: TorchUnit,
+    views: Sequence[torch.Tensor],
+    inputs: Sequence[object],
+    differentiated: Sequence[int],
+) -> tuple[list[torch.Tensor], Record]:
+    """Outputs of `unit`, without history, and what its backward needs.
+
+    `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
+    gradients the backward will give.
+    """
+    record = Record(unit)
+    with torch.enable_grad():
+        entered = [_enter(view) for view in views]
+        given = list(inputs)
+        for position in differentiated:
+            value = given[position]
+            if not isinstance(value, torch.Tensor):
+                raise UnitRunError(f"unit {unit.name}: its input {position} is no tensor")
+            given[position] = entered_input = _enter(value)
+            record.inputs.append(get_gradient_edge(entered_input))
+        record.parameters = [get_gradient_edge(parameter) for parameter in entered]
+        record.saving = _Saving(unit, views)
+        hooks = saved_tensors_hooks(record.saving.pack, record.saving.unpack)
+        with _forward_of(unit), hooks:
+            outputs = call(unit, entered, given)
+    for output in outputs:
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        record.outputs.append(_Output(edge, output.shape, output.dtype))
+    _need_own_inputs(record)
+    return [output.detach() for output in outputs], record
+
+
+def _need_own_inputs(record: Record) -> None:
+    """Return if the outputs depend on what entered this forward alone.
+
+    Raises:
+        UnitRunError: they depend on what entered another one, whose gradient would be lost.
+    """
+    own = {edge.node for edge in (*record.parameters, *record.inputs)}
+    seen: set[Node] = set()
+    waiting = [output.edge.node for output in record.outputs if output.edge is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in own:
+            continue
+        if node.name() == _ENTERED:
+            raise UnitRunError(
+                f"unit {record.unit.name}: its forward reads what another forward was given or "
+                "made, past its inputs (a module or function that kept it?): the gradient is lost"
+            )
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions if before is not None]
+
+
+def backward(
+    record: Record, views: Sequence[torch.Tensor], output_gradients: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """Gradients of the parameters, in the unit's order, and of the differentiated inputs.
+
+    None stands for a zero gradient of something that the outputs do not depend on. `views` hold the
+    parameters now.
+    """
+    edges: list[GradientEdge] = []
+    seeds: list[torch.Tensor] = []
+    for output, gradient in zip(record.outputs, output_gradients, strict=False):
+        if output.edge is not None:
+            edges.append(output.edge)
+            seeds.append(gradient.reshape(output.shape).to(output.dtype))
+    wanted = [*record.parameters, *record.inputs]
+    if not edges or not wanted:
+        return [None] * len(record.parameters), [None] * len(record.inputs)
+    with _backward_of(record, views):
+        found = torch.autograd.grad(edges, wanted, seeds, allow_unused=True)
+    count = len(record.parameters)
+    return list(found[:count]), list(found[count:])

@@ -1,0 +1,186 @@
+"""A transformer in plain torch modules, with units and names as `zsim.model.transformer` has them.
+
+The units are the children of the module, in order: "embedding", "block0" and so on, "head". The
+first reads the batch, tokens as int64 [sequences, sequence_length + 1]; a block reads the hidden
+state [sequences, sequence_length, hidden_size]; the head reads hidden state and batch and returns
+the mean cross entropy of each next token, in fp32 (fp64 in fp64). There is no dropout.
+"""
+
+import math
+from hashlib import sha256
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from zsim.model.architecture import Activation, Positions, Transformer
+from zsim_torch.module.causal_attention import attend, turned
+from zsim_torch.module.norm import norm
+
+DEVIATION = 0.02
+"""Standard deviation of initial weights (Radford et al. 2018, section 4.1)."""
+
+
+def _embedding(rows: int, columns: int, dtype: torch.dtype) -> nn.Embedding:
+    """An embedding without values: drawing them on "meta" would import torch's compiler (2.7 s)."""
+    return nn.Embedding(rows, columns, _weight=torch.empty(rows, columns, dtype=dtype))
+
+
+class Embedding(nn.Module):
+    """What is learned for each token, plus what is learned for each position if something is."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.token = _embedding(shape.vocab_size, shape.hidden_size, dtype)
+        self.position = None
+        if shape.places:
+            self.position = _embedding(shape.places, shape.hidden_size, dtype)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Hidden state of all tokens of `batch` but the last of each sequence."""
+        tokens = batch[:, :-1]
+        words: Tensor = self.token(tokens)
+        return words if self.position is None else words + self.position.weight[: tokens.shape[1]]
+
+
+class TransformerBlock(nn.Module):
+    """Causal self-attention and an MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden, size = shape.hidden_size, shape.head_width
+        queries, keys = shape.attention_heads * size, shape.shared_heads * size
+        self.ln1 = norm(shape, dtype)
+        widths = {"q": queries, "k": keys, "v": keys}
+        if shape.joined_qkv:
+            widths = {"qkv": queries + 2 * keys}
+        for name, width in widths.items():
+            self.add_module(name, nn.Linear(hidden, width, bias=shape.biased_qkv, dtype=dtype))
+        self.proj = nn.Linear(queries, hidden, bias=shape.bias, dtype=dtype)
+        self.ln2 = norm(shape, dtype)
+        if shape.activation is Activation.SWIGLU:
+            self.gate = nn.Linear(hidden, shape.wide, bias=shape.bias, dtype=dtype)
+        self.up = nn.Linear(hidden, shape.wide, bias=shape.bias, dtype=dtype)
+        self.down = nn.Linear(shape.wide, hidden, bias=shape.bias, dtype=dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The next hidden state."""
+        middle = hidden + self._attend(self.ln1(hidden))
+        return middle + self._think(self.ln2(hidden if self.shape.parallel_residual else middle))
+
+    def _attend(self, normed: Tensor) -> Tensor:
+        shape = self.shape
+        heads, shared = shape.attention_heads, shape.shared_heads
+        turns = shape.positions is Positions.ROTARY
+        if shape.joined_qkv:
+            joined = self._heads("qkv", normed)
+            if turns:
+                joined = turned(joined, heads + shared)
+            parts = list(torch.split(joined, [heads, shared, shared], 2))
+        else:
+            parts = [self._heads(name, normed) for name in ("q", "k", "v")]
+            if turns:
+                parts[:2] = turned(parts[0], heads), turned(parts[1], shared)
+        made: Tensor = self.proj(attend(shape, *parts))
+        return made
+
+    def _heads(self, name: str, normed: Tensor) -> Tensor:
+        """What the linear layer `name` makes: [sequences, tokens, heads, head size]."""
+        made: Tensor = self.get_submodule(name)(normed)
+        return made.view(*normed.shape[:-1], -1, self.shape.head_width)
+
+    def _think(self, normed: Tensor) -> Tensor:
+        up: Tensor = self.up(normed)
+        if self.shape.activation is Activation.SWIGLU:
+            wide = functional.silu(self.gate(normed)) * up
+        else:
+            wide = functional.gelu(up)
+        made: Tensor = self.down(wide)
+        return made
+
+
+class Head(nn.Module):
+    """Final norm, logits of each next token, and their mean cross entropy."""
+
+    def __init__(
+        self, shape: Transformer, dtype: torch.dtype, *, tied: nn.Parameter | None
+    ) -> None:
+        super().__init__()
+        self.ln = norm(shape, dtype)
+        size = (shape.vocab_size, shape.hidden_size)
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype)) if tied is None else tied
+
+    def forward(self, hidden: Tensor, batch: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        logits = functional.linear(self.ln(hidden), self.weight).flatten(0, 1)
+        if logits.dtype is not torch.float64:
+            logits = logits.float()
+        return functional.cross_entropy(logits, batch[:, 1:].clone().flatten())
+
+
+class Decoder(nn.Module):
+    """The whole model. `units` names its children in the order of forward."""
+
+    def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding = Embedding(shape, dtype)
+        blocks = [f"block{layer}" for layer in range(shape.layers)]
+        for layer, name in enumerate(blocks):
+            module = shape.module_of(layer)
+            made = (
+                TransformerBlock(shape, dtype)
+                if module == layer
+                else self.get_submodule(blocks[module])
+            )
+            self.add_module(name, made)
+        token = cast("nn.Parameter", self.embedding.token.weight)
+        self.head = Head(shape, dtype, tied=token if shape.tied_embeddings else None)
+        self.units = ("embedding", *blocks, "head")
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """The loss of one micro-batch."""
+        hidden: Tensor = self.embedding(batch)
+        for name in self.units[1:-1]:
+            hidden = self.get_submodule(name)(hidden)
+        loss: Tensor = self.head(hidden, batch)
+        return loss
+
+
+def transformer(
+    shape: Transformer, *, dtype: torch.dtype = torch.float32, seed: int | None = 0
+) -> Decoder:
+    """The model of `shape`, with the initial values of `seed`.
+
+    Without a seed it has shapes and no values: its parameters are on the device "meta".
+    """
+    with torch.device("meta"):
+        module = Decoder(shape, dtype)
+    if seed is None:
+        return module
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter not in made:  # a tied one is met twice
+                value = initial_value(shape, names[parameter], parameter.shape, seed=seed)
+                made[parameter] = nn.Parameter(value.to(dtype))
+            setattr(part, name, made[parameter])
+    return module
+
+
+def initial_value(shape: Transformer, name: str, size: tuple[int, ...], *, seed: int) -> Tensor:
+    """What the parameter `name` starts from, in fp32: a function of the seed and the name alone.
+
+    Weights are normal, those that write into the residual stream smaller by the square root of
+    their number (Radford et al. 2019, section 2.3); biases are 0 and the scales of norms 1.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(size)
+    if name.split(".")[-2].startswith("ln"):
+        return torch.ones(size)
+    scale = math.sqrt(2 * shape.layers) if name.endswith(("proj.weight", "down.weight")) else 1
+    digest = sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(size).normal_(0.0, DEVIATION / scale, generator=generator)

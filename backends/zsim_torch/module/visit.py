@@ -1,0 +1,134 @@
+"""What the `Compute` operations of a program say about its units, before any of them runs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zsim.dtype import DType
+from zsim.schedule.operation import Action, Compute, Role, View, walk
+from zsim.schedule.parameter_copy import held
+from zsim.schedule.schedule import Buffer, Program, Schedule
+from zsim_torch.module.autograd import UnitRunError
+from zsim_torch.module.unit import TorchUnit
+
+
+class Visit(NamedTuple):
+    """One unit for one micro-batch: what a forward, a recompute and a backward share."""
+
+    unit: str
+    segment: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaterUses:
+    """What the program does later with each visit.
+
+    `parameters` is the format that units have their parameters in, None without any.
+    """
+
+    recomputed: frozenset[Visit]
+    input_gradients: Mapping[Visit, int]
+    batches: frozenset[str]
+    parameters: DType | None
+
+    @classmethod
+    def of(cls, program: Program) -> "LaterUses":
+        """Read off the program."""
+        recomputed: set[Visit] = set()
+        gradients: dict[Visit, int] = {}
+        batches: set[str] = set()
+        formats: list[DType] = []
+        for operation in walk(program.step):
+            if not isinstance(operation, Compute):
+                continue
+            match operation.action:
+                case Action.FORWARD:
+                    views = views_of(operation, Role.PARAMETER)
+                    formats += [program.by_name[view.buffer].dtype for view in views]
+                case Action.RECOMPUTE:
+                    recomputed.add(visit_of(operation))
+                case Action.BACKWARD:
+                    count = len(list(views_of(operation, Role.INPUT_GRADIENT)))
+                    gradients[visit_of(operation)] = count
+                case Action.LOAD:
+                    batches.update(view.buffer for view in views_of(operation, Role.OUTPUT))
+                case _:
+                    pass
+        return cls(
+            frozenset(recomputed), gradients, frozenset(batches), formats[0] if formats else None
+        )
+
+
+def visit_of(compute: Compute) -> Visit:
+    """The visit that `compute` belongs to."""
+    return Visit(compute.unit, compute.segment, compute.micro_batch)
+
+
+def views_of(compute: Compute, *roles: Role) -> Iterator[View]:
+    """Views of the operands in one of these roles, in order."""
+    for operand in compute.operands:
+        if operand.role in roles:
+            yield operand.view
+
+
+def parameter_order(
+    schedule: Schedule, program: Program, compute: Compute, unit: TorchUnit
+) -> tuple[int, ...]:
+    """The place in the unit's module of each parameter operand: by the layout's name, or by order.
+
+    Raises:
+        UnitRunError: operands and parameters differ in number, name or size.
+    """
+    views = tuple(views_of(compute, Role.PARAMETER))
+    if len(views) != len(unit.names):
+        raise UnitRunError(
+            f"unit {unit.name}: {len(unit.names)} parameters, the schedule has {len(views)}"
+        )
+    found: list[int] = []
+    for index, view in enumerate(views):
+        name = _parameter_name(schedule, program, view)
+        if name is not None and name not in unit.names:
+            raise UnitRunError(f"unit {unit.name}: the module has no parameter {name}")
+        position = index if name is None else unit.names.index(name)
+        if unit.shapes[position].numel() != view.size:
+            raise UnitRunError(
+                f"parameter {unit.names[position]}: {unit.shapes[position].numel()} elements, "
+                f"the schedule has {view.size}"
+            )
+        found.append(position)
+    if sorted(found) != list(range(len(views))):
+        raise UnitRunError(f"unit {unit.name}: the schedule names a parameter twice")
+    return tuple(found)
+
+
+def _parameter_name(schedule: Schedule, program: Program, view: View) -> str | None:
+    buffer = program.by_name[view.buffer]
+    if buffer.layout is None or not view.size:
+        return None
+    layout = schedule.layout_by_name[buffer.layout]
+    if layout.blocks is not None and buffer.shard is None:
+        return _in_blocks(schedule, buffer, view)
+    for piece in layout.pieces:
+        if (piece.start, piece.size) == (view.start, view.size):
+            return piece.parameter
+    return None
+
+
+def _in_blocks(schedule: Schedule, buffer: Buffer, view: View) -> str:
+    """The parameter that lies in `view`, whole and in order, although blocks are cut over ranks.
+
+    Raises:
+        UnitRunError: there is none.
+    """
+    end, names = view.start, set[str]()
+    for part in sorted(held(schedule, buffer, {}), key=lambda each: each.position):
+        if part.position == end < view.start + view.size and part.offset == end - view.start:
+            end += part.size
+            names.add(part.parameter)
+    if end != view.start + view.size or len(names) != 1:
+        raise UnitRunError(
+            f"buffer {buffer.name}: elements {view.start} to {view.start + view.size} are no whole "
+            "parameter; copy by parameter what was gathered in blocks"
+        )
+    return names.pop()

@@ -1,0 +1,1 @@
+"""What a rank really does, seen below the executor: storages, operators, collectives."""

@@ -1,0 +1,142 @@
+"""Arguments of torch's operators: what they read and write, whom torch.distributed addresses."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from zsim.trace.witness import Region
+from zsim_torch.observe.observer import tensors_in
+
+REDUCTION: Final = {0: "sum", 1: "average", 4: "max"}
+"""Of `ReduceOp.RedOpType`, which is what an operator of torch.distributed can be asked for."""
+
+OVERWRITES: Final = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_"])
+"""Operators that write their first argument and do not read it."""
+
+ROWS_MAX: Final = 1 << 12
+"""Rows of a tensor that are noted one by one; of one with more, all from the first to the last."""
+
+KIND: Final = {
+    "_allgather_base_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "receive",
+}
+"""Operators of torch.distributed, and their collectives as traces name them."""
+
+
+class Sides(NamedTuple):
+    """Arguments that an operator reads and writes, by their places in its schema."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@cache
+def sides_of(func: Any) -> Sides:  # noqa: ANN401  (an operator: torch names no type for it)
+    """Return what the operator `func` reads and writes: a view does neither."""
+    name = func._schema.name.partition("::")[2]
+    reads: list[int] = []
+    writes: list[int] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes.append(place)
+            if name not in OVERWRITES and not argument.is_out:
+                reads.append(place)
+        else:
+            reads.append(place)
+    returned = [each.alias_info for each in func._schema.returns]
+    is_view = any(alias is not None and not alias.is_write for alias in returned)
+    if is_view or name.startswith(("new_", "_unsafe_view")) or name.endswith("_like"):
+        return Sides((), ())
+    return Sides(tuple(reads), tuple(writes))
+
+
+def pairs(
+    operator: str, args: tuple[Any, ...]
+) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """Yield what an operator of torch.distributed reads and what it writes, tensor by tensor."""
+    kind = KIND.get(operator)
+    if kind in ("all_gather", "reduce_scatter"):
+        targets, sources = tensors_in(args[0]), tensors_in(args[1])
+        yield from zip(sources, targets, strict=True)
+        return
+    for tensor in tensors_in(args[0]):
+        yield (
+            None if kind == "receive" else tensor,
+            None if kind == "send" else tensor,
+        )
+
+
+def scripted(value: object) -> Iterator[Any]:
+    """Yield the objects of C++ in `value`: process groups, reductions, works."""
+    if isinstance(value, torch.ScriptObject):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from scripted(item)
+
+
+def reduction_of(args: tuple[Any, ...]) -> str:
+    """Return the reduction among the arguments of an operator of torch.distributed, if any."""
+    for each in scripted(args):
+        if "ReduceOp" in str(each._type()):
+            number = int(each.op())
+            return REDUCTION.get(number, f"reduction {number}")
+    return ""
+
+
+def peer_of(operator: str, args: tuple[Any, ...], ranks: tuple[int, ...]) -> int | None:
+    """Return the number in the world of the root, or of the other end.
+
+    The first number among the arguments is its place in the group.
+    """
+    if KIND.get(operator) not in ("broadcast", "send", "receive"):
+        return None
+    return ranks[next(each for each in args if type(each) is int)]
+
+
+def by_place(
+    func: Any,  # noqa: ANN401  (an operator: torch names no type for it)
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+) -> dict[int, Any]:
+    """Return all arguments by their places in the schema."""
+    values: dict[int, Any] = dict(enumerate(args))
+    if named:
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.name in named:
+                values[place] = named[argument.name]
+    return values
+
+
+def regions_of(number: int, tensor: torch.Tensor) -> Iterator[Region]:
+    """Yield its bytes: one region if it is dense, else one for each of its rows, in order."""
+    size = tensor.element_size()
+    start, run = int(tensor.storage_offset()), 1
+    outer: list[tuple[int, int]] = []
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count == 0:
+            return
+        if count == 1 or stride == 0:
+            continue
+        if stride <= run and not outer:  # windows that overlap count once
+            run = stride * (count - 1) + run
+        else:
+            outer.append((stride, count))
+    starts = [start]
+    for stride, count in outer:
+        if len(starts) * count > ROWS_MAX:
+            last = start + sum(stride * (count - 1) for stride, count in outer)
+            starts, run = [start], last + run - start
+            break
+        starts = [first + stride * index for index in range(count) for first in starts]
+    for first in starts:
+        yield number, first * size, run * size

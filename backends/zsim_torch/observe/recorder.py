@@ -1,0 +1,291 @@
+"""Records what a rank does below the executor: at torch's dispatcher and at torch.distributed.
+
+Every operator passes here, also those of a backward and those that torch.distributed is made of.
+What is noted is what torch is handed: storages, bytes of them, process groups. Nothing is asked of
+the executor, which only says when its host comes to an operation. See `zsim.trace.witness`.
+
+Sums are taken before a collective is handed over, and after somebody has waited for it.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+import torch
+from torch import distributed
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
+)
+
+from zsim.trace.witness import Call, Checksum, Collective, Mark, Region, Storage, Witness
+from zsim_torch.observe.dispatched import (
+    KIND,
+    by_place,
+    pairs,
+    peer_of,
+    reduction_of,
+    regions_of,
+    scripted,
+    sides_of,
+)
+from zsim_torch.observe.observer import process_group_of, tensors_in
+
+BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+SHIFT: Final = 0x9E3779B9
+"""Added to a bit pattern before it is cubed, so that zeros count."""
+
+unwatched = _disable_current_modes
+"""Context in which no mode sees an operator: what tools of ours do beside a run."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collective that was handed over, and the tensor in which its result will be."""
+
+    place: int
+    target: torch.Tensor | None
+    parts: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums of tensors, on their device until the run is over."""
+
+    taken: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+
+    def read(self) -> tuple[Checksum, ...]:
+        """Return what they are."""
+        return tuple(
+            (int(bits.item()), float(total), float(size))
+            for bits, (total, size) in zip(
+                self.taken[::2], (each.tolist() for each in self.taken[1::2]), strict=True
+            )
+        )
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches everything that runs inside it on this thread, and the backward passes it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tick = 0
+        self._since = 0
+        self._marks: list[Mark] = []
+        self._storages: list[Storage] = []
+        self._numbers: dict[int, int] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # A storage may die in any thread, at any moment: of each, when, and whether in another one.
+        self._released: dict[int, tuple[int, bool]] = {}
+        self._thread = threading.get_ident()
+        self._calls: list[Call] = []
+        self._collectives: list[Collective] = []
+        self._brought: list[_Sums] = []
+        self._left: list[_Sums] = []
+        self._open: dict[int, tuple[distributed.Work, list[_Open]]] = {}
+        self._wait = distributed.Work.wait
+        self._waits = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep torch's compiler away from these frames it would be imported (2.5 s)."""
+        return False
+
+    def __enter__(self) -> Self:
+        """Watch operators, and waits for collectives."""
+        recorder, wait = self, self._wait
+
+        def waited(work: distributed.Work, *arguments: Any, **named: Any) -> bool:  # noqa: ANN401
+            recorder._waits = True  # Gloo divides for an average on the thread that waits
+            try:
+                done = wait(work, *arguments, **named)
+            finally:
+                recorder._waits = False
+            recorder._complete(work)
+            return done
+
+        setattr(distributed.Work, "wait", waited)  # noqa: B010  (pybind's class lets us)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:  # noqa: ANN401  (passed on as it is)
+        """Watch no longer."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        setattr(distributed.Work, "wait", self._wait)  # noqa: B010
+
+    def mark(self, step: int, operation: str) -> None:
+        """Note that the host comes to `operation`, or without a name to the end of the step."""
+        self._since = self._next()
+        self._marks.append(Mark(step=step, operation=operation, tick=self._since))
+
+    def witness(self) -> Witness:
+        """Return what was seen."""
+        return Witness(
+            marks=tuple(self._marks),
+            storages=tuple(
+                replace(storage, released=released, by_thread=by_thread)
+                for number, storage in enumerate(self._storages)
+                for released, by_thread in [self._released.get(number, (None, False))]
+            ),
+            calls=tuple(self._calls),
+            collectives=tuple(
+                replace(each, brought=brought.read(), left=left.read())
+                for each, brought, left in zip(
+                    self._collectives, self._brought, self._left, strict=True
+                )
+            ),
+        )
+
+    def _next(self) -> int:
+        self._tick += 1
+        return self._tick
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  (an operator: torch names no type for it)
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run `func`; note what it is given, before, and what it makes, after."""
+        named = kwargs or {}
+        if func.namespace == "c10d":
+            return self._communicate(func, args, named)
+        for tensor in tensors_in([args, list(named.values())]):
+            self._number(tensor, made=None)  # if not seen before, it is from elsewhere
+        sides = sides_of(func)
+        values = by_place(func, args, named)
+        reads, writes = (
+            [region for place in places for region in self._regions(values.get(place))]
+            for places in sides
+        )
+        result = func(*args, **named)
+        if not self._waits and any(self._is_older(each[0]) for each in (*reads, *writes)):
+            self._calls.append(
+                Call(
+                    operator=func._schema.name,
+                    tick=self._next(),
+                    reads=tuple(reads),
+                    writes=tuple(writes),
+                    numbers=tuple(
+                        float(each) for each in values.values() if type(each) in (int, float)
+                    ),
+                )
+            )
+        for tensor in tensors_in(result):
+            self._number(tensor, made=self._tick)
+        return result
+
+    def _regions(self, value: object) -> Iterator[Region]:
+        """Yield what the tensors in `value` have of their storages."""
+        for tensor in tensors_in(value):
+            number = self._numbers.get(id(tensor.untyped_storage()))
+            if number is not None:
+                yield from regions_of(number, tensor)
+
+    def _is_older(self, number: int) -> bool:
+        """Return whether a storage was there before the operation at hand."""
+        made = self._storages[number].made
+        return made is None or made < self._since
+
+    def _number(self, tensor: torch.Tensor, *, made: int | None) -> int | None:
+        """Return the number of its storage; None if that has no bytes."""
+        storage = tensor.untyped_storage()
+        identity = id(storage)  # a storage keeps its Python object for as long as it lives
+        known = self._numbers.get(identity)
+        if known is not None or not storage.nbytes():
+            return known
+        number = len(self._storages)
+
+        def died(_: object) -> None:
+            del self._numbers[identity]
+            del self._watches[number]
+            self._released[number] = self._tick, threading.get_ident() != self._thread
+
+        self._numbers[identity] = number
+        self._storages.append(
+            Storage(pointer=storage.data_ptr(), bytes=storage.nbytes(), made=made)
+        )
+        self._watches[number] = weakref.ref(storage, died)
+        return number
+
+    def _communicate(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:  # noqa: ANN401
+        operator: str = func._schema.name.removeprefix("c10d::")
+        if operator in ("barrier", "monitored_barrier_"):
+            return func(*args, **named)
+        group = process_group_of(args)
+        ranks = tuple(distributed.get_process_group_ranks(group))
+        shared = Collective(
+            kind=KIND.get(operator, operator),
+            communicator=group.group_name,
+            ranks=ranks,
+            dtype="",
+            reduction=reduction_of(args),
+            peer=peer_of(operator, args, ranks),
+            tick=self._next(),
+        )
+        opened = [
+            self._hand_over(shared, source, target) for source, target in pairs(operator, args)
+        ]
+        result = func(*args, **named)
+        work = next((each for each in scripted(result) if "Work" in str(each._type())), None)
+        waiting = None if work is None else distributed.Work.unbox(work)
+        if waiting is None:
+            self._finish(opened)
+        else:
+            self._open[id(waiting)] = waiting, opened
+        return result
+
+    def _hand_over(
+        self, shared: Collective, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> _Open:
+        kind, count = shared.kind, len(shared.ranks)
+        tensor = target if source is None else source
+        assert tensor is not None
+        brings = source if kind != "broadcast" or distributed.get_rank() == shared.peer else None
+        self._brought.append(_sums(brings, count if kind == "reduce_scatter" else 1))
+        self._left.append(_Sums())
+        self._collectives.append(
+            replace(
+                shared,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                source=self._whole(source),
+                target=self._whole(target),
+            )
+        )
+        return _Open(len(self._collectives) - 1, target, count if kind == "all_gather" else 1)
+
+    def _whole(self, tensor: torch.Tensor | None) -> Region | None:
+        """Return where a tensor is that a collective is given: it has to be contiguous."""
+        number = None if tensor is None else self._number(tensor, made=None)
+        if tensor is None or number is None:
+            return None
+        size = tensor.element_size()
+        return number, int(tensor.storage_offset()) * size, tensor.numel() * size
+
+    def _complete(self, work: distributed.Work) -> None:
+        """Note that somebody has waited for `work`."""
+        _, opened = self._open.pop(id(work), (None, []))
+        if opened:
+            self._finish(opened)
+
+    def _finish(self, opened: list[_Open]) -> None:
+        tick = self._next()
+        with unwatched():
+            for one in opened:
+                self._left[one.place] = _sums(one.target, one.parts)
+                self._collectives[one.place] = replace(self._collectives[one.place], waited=tick)
+
+
+def _sums(tensor: torch.Tensor | None, parts: int) -> _Sums:
+    """Return sums of `parts` equal parts of a tensor; of none, none."""
+    found = _Sums()
+    if tensor is None:
+        return found
+    for part in tensor.detach().reshape(-1).chunk(parts) if tensor.numel() else ():
+        bits = part.view(BITS[part.element_size()]).to(torch.int64) + SHIFT
+        wide = part.double()
+        found.taken += [(bits * bits * bits).sum(), torch.stack([wide.sum(), wide.abs().sum()])]
+    return found

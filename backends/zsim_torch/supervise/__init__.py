@@ -1,0 +1,1 @@
+"""Processes of ranks: started or joined, watched, ended, and blamed when they fail."""

@@ -1,0 +1,86 @@
+"""Who tidies up when the program that started ranks dies: a process that waits for its end.
+
+A rank that is stopped cannot end itself, and nobody else knows the folder of the run. The warden is
+told the process of every rank. When its pipe closes without a farewell, the program was killed: the
+warden ends the ranks with all that they have started, removes the folder, and ends.
+"""
+
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from typing import Final
+
+_FAREWELL: Final = b""
+
+
+def end_group(pid: int) -> None:
+    """What the rank in process `pid` has started is gone, and so is the rank once it leads it."""
+    with suppress(OSError):  # there is no such group: it has ended, or not yet begun
+        os.killpg(pid, signal.SIGKILL)
+
+
+def keep_watch(folder: Path, sockets: Path, connection: Connection) -> None:
+    """The body of the warden: returns after the farewell, or when it has tidied up.
+
+    `sockets` is the program's own folder of multiprocessing, which removes it when it ends well.
+    """
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ranks: list[int] = []
+    try:
+        while (word := connection.recv_bytes()) != _FAREWELL:
+            ranks.append(int(word))
+    except (EOFError, OSError):
+        _end_ranks(ranks)
+        shutil.rmtree(folder, ignore_errors=True)
+        for socket in sockets.glob("listener-*"):
+            socket.unlink(missing_ok=True)
+        with suppress(OSError):  # something else of the program's is there
+            sockets.rmdir()
+
+
+def _end_ranks(ranks: Sequence[int]) -> None:
+    server = os.getppid()
+    for pid in ranks:
+        if _parent_of(pid) == server:  # and not another process that has its number now
+            end_group(pid)
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+class OrphanReaper:
+    """The warden of one run, as the program sees it."""
+
+    def __init__(self, context: ForkServerContext, folder: Path) -> None:
+        self._connection, theirs = context.Pipe()
+        with theirs:
+            self._process: ForkServerProcess = context.Process(
+                target=keep_watch, args=(folder, Path(get_temp_dir()), theirs), name="warden"
+            )
+            self._process.start()
+
+    def mind(self, pid: int) -> None:
+        """The rank in process `pid` ends when this program does."""
+        with suppress(OSError):
+            self._connection.send_bytes(str(pid).encode())
+
+    def dismiss(self) -> None:
+        """The run has ended, and nothing of it is left: the warden ends too."""
+        with suppress(OSError):
+            self._connection.send_bytes(_FAREWELL)
+        self._connection.close()
+        self._process.join()
+        self._process.close()

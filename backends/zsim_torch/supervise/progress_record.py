@@ -1,0 +1,187 @@
+"""What a rank is doing, readable from outside even when the rank hangs, is stopped or has died.
+
+A rank writes one line into a small file that it maps into memory: about a microsecond, no system
+call. Whoever watches sees a counter that grows with every line (progress), the last line, which
+collective the rank waits for, and how many collectives it has handed to each communicator.
+"""
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+_HEADER = struct.Struct("=QIII")
+_HANDED = struct.Struct("=I")
+_TEXT_BYTES_MAX = 496
+GROUPS_MAX: Final = 128
+"""Communicators of a schedule that are counted; later ones are not watched."""
+
+_WAIT_START = _HEADER.size + _TEXT_BYTES_MAX
+_WAIT_BYTES_MAX = 3072
+_HANDED_START = _WAIT_START + _WAIT_BYTES_MAX
+_SIZE_BYTES = _HANDED_START + GROUPS_MAX * _HANDED.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A collective that a rank waits for: the `number`-th of communicator `group` of the schedule.
+
+    `ranks` are the members of the communicator.
+    """
+
+    operation: str
+    group: int
+    number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastProgress:
+    """How many lines a rank has written, the last one, and what it waits for.
+
+    `handed` is how many collectives it has handed to each communicator. `pid` is its process; 0 if
+    it has not begun.
+    """
+
+    count: int
+    text: str
+    pid: int = 0
+    wait: Wait | None = None
+    handed: tuple[int, ...] = ()
+
+    def to_json(self) -> str:
+        """The note as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The note that `to_json` wrote."""
+        found: dict[str, Any] = json.loads(text)
+        return cls(
+            count=found["count"],
+            text=found["text"],
+            pid=found["pid"],
+            wait=_wait_in(found["wait"]),
+            handed=tuple(found["handed"]),
+        )
+
+
+class ProgressRecord:
+    """The note of one rank, open for writing and reading; in a file, or in this process alone."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            self._map = mmap.mmap(-1, _SIZE_BYTES)
+        else:
+            if not path.exists():
+                path.write_bytes(bytes(_SIZE_BYTES))
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
+        self._count = self.read().count
+        self._pid = self._length = self._waits = 0
+
+    def claim(self) -> None:
+        """This process is the rank."""
+        self._pid = os.getpid()
+        self._publish()
+
+    def write(self, text: str) -> None:
+        """The last line is `text`, and the counter has grown."""
+        line = text.encode("utf-8", "replace")[:_TEXT_BYTES_MAX]
+        self._count += 1
+        self._length = len(line)
+        self._map[_HEADER.size : _HEADER.size + self._length] = line
+        self._publish()
+
+    def _publish(self) -> None:
+        _HEADER.pack_into(self._map, 0, self._count, self._pid, self._length, self._waits)
+
+    def wait_for(self, wait: Wait | None) -> None:
+        """What the rank waits for from now on, or that it goes on; the counter has grown."""
+        text = b""
+        if wait is not None:
+            text = json.dumps(asdict(wait)).encode()
+            if len(text) > _WAIT_BYTES_MAX:  # too many members to name: none is found missing
+                text = json.dumps(asdict(wait) | {"ranks": ()}).encode()[:_WAIT_BYTES_MAX]
+        self._map[_WAIT_START : _WAIT_START + len(text)] = text
+        self._count += 1
+        self._waits = len(text)
+        self._publish()
+
+    def hand_over(self, group: int, number: int) -> None:
+        """So many collectives were handed to communicator `group`."""
+        if group < GROUPS_MAX:
+            _HANDED.pack_into(self._map, _HANDED_START + group * _HANDED.size, number)
+
+    def read(self) -> LastProgress:
+        """What was written last. A line that is being written may be seen torn."""
+        count, pid, length, waits = _HEADER.unpack_from(self._map, 0)
+        line = self._map[_HEADER.size : _HEADER.size + min(length, _TEXT_BYTES_MAX)]
+        return LastProgress(
+            count=count,
+            pid=pid,
+            text=line.decode("utf-8", "replace"),
+            wait=_wait(self._map[_WAIT_START : _WAIT_START + min(waits, _WAIT_BYTES_MAX)]),
+            handed=tuple(
+                number for (number,) in _HANDED.iter_unpack(self._map[_HANDED_START:_SIZE_BYTES])
+            ),
+        )
+
+    def close(self) -> None:
+        """The mapping is gone; the file stays."""
+        self._map.close()
+
+
+def _wait(text: bytes) -> Wait | None:
+    try:
+        return _wait_in(json.loads(text) if text else None)
+    except ValueError:  # torn
+        return None
+
+
+def _wait_in(fields: dict[str, Any] | None) -> Wait | None:
+    if fields is None:
+        return None
+    return Wait(
+        operation=fields["operation"],
+        group=fields["group"],
+        number=fields["number"],
+        ranks=tuple(fields["ranks"]),
+    )
+
+
+_own: Final[list[ProgressRecord]] = []
+
+
+def note(text: str) -> None:
+    """Say what this rank does next; it counts as progress. Nothing happens outside of a rank."""
+    if _own:
+        _own[0].write(text)
+
+
+def handed_over(group: int, number: int) -> None:
+    """Say that this rank has handed collective `number` to communicator `group` of the schedule."""
+    if _own:
+        _own[0].hand_over(group, number)
+
+
+@contextmanager
+def waiting_for(wait: Wait) -> Generator[None]:
+    """Say that this rank waits for a collective inside."""
+    if not _own:
+        yield
+        return
+    _own[0].wait_for(wait)
+    yield
+    _own[0].wait_for(None)  # an error inside leaves the note: it says where the rank was
+
+
+def note_to(whereabouts: ProgressRecord) -> None:
+    """From here on `note` writes to `whereabouts`, as the note of this process."""
+    whereabouts.claim()
+    _own[:] = [whereabouts]

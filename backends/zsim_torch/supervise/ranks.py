@@ -1,0 +1,357 @@
+"""Local ranks: start them, give each the same job, collect results, end them whatever happens.
+
+    with RankPool(4) as pool:
+        results = pool.run(function, argument)    # function(argument) on each rank, by rank
+
+Ranks are forked from a server that has torch loaded already: about 0.15 s for four of them, after
+the second or two that the server needs once. Each is a member of one process group (see
+`process_group`). A rank that raises, dies or makes no progress ends all of them; its own error
+comes first, in one line; stacks and output are in a file that the line names. After a failure
+the pool starts fresh ranks for its next job, since one failed collective closes Gloo's connections
+for good.
+
+Functions, arguments and results are pickled. The script that calls this needs the usual guard,
+`if __name__ == "__main__":`, when the function is defined in it.
+"""
+
+import atexit
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Final, Self, TypeVar
+
+from zsim_torch.supervise.diagnosis import (
+    Seen,
+    account,
+    blamed,
+    is_stopped,
+    says_that_it_waits,
+    story,
+)
+from zsim_torch.supervise.diagnosis import waiting as who_waits
+from zsim_torch.supervise.orphan_reaper import OrphanReaper, end_group
+from zsim_torch.supervise.process_group import LOADED_LATE, DeviceChoice, under_torchrun
+from zsim_torch.supervise.progress_record import LastProgress, ProgressRecord
+from zsim_torch.supervise.rank_failure import Cause, Failure, RankFailedError, death, origin
+from zsim_torch.supervise.rank_process import (
+    STACKS_SIGNAL,
+    JobFile,
+    RankOrder,
+    RankResult,
+    in_rank,
+    serve,
+)
+from zsim_torch.supervise.torchrun import run_joined
+
+Result = TypeVar("Result")
+
+TIMEOUT_S: Final = 60.0
+"""Seconds without progress on any rank after which a run has failed."""
+
+_GRACE_S: Final = 2.0
+"""How long the origin is waited for when a rank has lost its peer and no rank has said why."""
+
+_STACKS_S: Final = 0.3
+_CLOSE_S: Final = 1.0
+_CONTEXT: Final = get_context("forkserver")
+
+
+class RankPool:
+    """`ranks` local processes in one process group, kept for any number of jobs.
+
+    They are started by the first job. `timeout_s` is the time without progress after which a job
+    has failed: progress is a line given to `progress_record.note` on any rank, or the end of the
+    job on one. It may be lowered between jobs. What the ranks print, but for rank 0's standard
+    output, is kept for the details of a failure.
+
+    Raises:
+        ValueError: `ranks` or `timeout_s` is not positive, or this process is a rank itself.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        device: DeviceChoice = DeviceChoice.CPU,
+    ) -> None:
+        if ranks < 1:
+            raise ValueError(f"ranks: {ranks} must be at least 1")
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s: {timeout_s} must be more than 0")
+        if in_rank():
+            raise ValueError(
+                "ranks: a rank cannot start ranks; in a script, the call belongs under "
+                'if __name__ == "__main__":'
+            )
+        self.ranks = ranks
+        self.timeout_s = timeout_s
+        self.device = device
+        self._job_count = 0
+        self._running: _Running | None = None
+
+    def run(self, function: Callable[..., Result], *arguments: object) -> tuple[Result, ...]:
+        """Call `function(*arguments)` on every rank; returns what each returned, by rank.
+
+        Raises:
+            RankFailedError: a rank raised, died or made no progress for too long.
+        """
+        if self._running is None:
+            self._running = _Running(self.ranks, self.timeout_s, self.device)
+        self._running.timeout_s = self.timeout_s
+        self._job_count += 1
+        try:
+            results = self._running.run(self._job_count, function, arguments)
+        except BaseException:
+            running, self._running = self._running, None
+            running.kill()
+            running.end()
+            raise
+        return tuple(results)
+
+    def close(self) -> None:
+        """No process of the pool is left. A later job starts new ones."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_ranks(
+    function: Callable[..., Result],
+    *arguments: object,
+    ranks: int,
+    timeout_s: float = TIMEOUT_S,
+    device: DeviceChoice = DeviceChoice.CPU,
+) -> tuple[Result, ...]:
+    """Call `function(*arguments)` on `ranks` fresh local ranks; returns the results by rank.
+
+    Under torchrun no rank is started: every process calls this, is one rank, and gets all results.
+
+    Raises:
+        RankFailedError: a rank raised, died or made no progress for too long.
+        ValueError: `ranks` or `timeout_s` is not positive, or torchrun started another number.
+    """
+    placement = under_torchrun()
+    if placement is not None:
+        if placement.ranks != ranks:
+            raise ValueError(f"ranks: {ranks} are asked for, torchrun started {placement.ranks}")
+        return run_joined(placement, function, *arguments, timeout_s=timeout_s, device=device)
+    with RankPool(ranks, timeout_s=timeout_s, device=device) as pool:
+        return pool.run(function, *arguments)
+
+
+class _Running:
+    """The processes of a pool while they live."""
+
+    def __init__(self, ranks: int, timeout_s: float, device: DeviceChoice) -> None:
+        self.timeout_s = timeout_s
+        self.folder = Path(tempfile.mkdtemp(prefix="zsim-ranks-"))
+        self.processes: list[ForkServerProcess] = []
+        self.connections: list[Connection] = []
+        self.whereabouts: list[ProgressRecord] = []
+        self.orders = [
+            RankOrder(
+                rank=rank,
+                ranks=ranks,
+                folder=self.folder,
+                device=device,
+                # The watch below says more than a collective that gave up: it is given the time.
+                collective_timeout_s=2 * timeout_s + 2 * _GRACE_S,
+            )
+            for rank in range(ranks)
+        ]
+        with _prepared():
+            self.warden = OrphanReaper(_CONTEXT, self.folder)
+        atexit.register(self.end)
+        try:
+            for order in self.orders:
+                self._start(order)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, order: RankOrder) -> None:
+        self.whereabouts.append(ProgressRecord(order.whereabouts))
+        ours, theirs = _CONTEXT.Pipe()
+        self.connections.append(ours)
+        process = _CONTEXT.Process(target=serve, args=(order, theirs), name=f"rank{order.rank}")
+        with theirs, _prepared():
+            process.start()
+        self.processes.append(process)
+        assert process.pid is not None
+        self.warden.mind(process.pid)
+
+    def run(
+        self, number: int, function: Callable[..., Result], arguments: tuple[object, ...]
+    ) -> list[Result]:
+        """The results of one job, by rank."""
+        payload = pickle.dumps((function, arguments))
+        path = self.folder / f"job{number}"
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        refers_to_main = b"__main__" in payload and main is not None
+        path.write_bytes(
+            pickle.dumps(JobFile(payload=payload, main=main if refers_to_main else None))
+        )
+        for connection in self.connections:
+            with suppress(OSError):  # it has died: the watch will say so
+                connection.send_bytes(os.fsencode(path))
+        done, failures = self._watch()
+        if failures:
+            raise self._failed(failures)
+        path.unlink()
+        return [pickle.loads(done[rank].payload) for rank in sorted(done)]
+
+    def _watch(self) -> tuple[dict[int, RankResult], list[Failure]]:
+        """Wait until every rank is done, or for the failure that explains all others."""
+        done: dict[int, RankResult] = {}
+        failures: list[Failure] = []
+        seen: list[LastProgress] = []
+        now = time.monotonic()
+        deadline = now + self.timeout_s
+        while len(done) + len(failures) < len(self.processes):
+            failed = {failure.rank for failure in failures}
+            waiting = [rank for rank in range(len(self.processes)) if rank not in done]
+            waiting = [rank for rank in waiting if rank not in failed]
+            ready = wait(
+                [self.connections[rank] for rank in waiting]
+                + [self.processes[rank].sentinel for rank in waiting],
+                min(max(deadline - now, 0), self.timeout_s / 10),
+            )
+            now = time.monotonic()
+            for rank in waiting:
+                if {self.connections[rank], self.processes[rank].sentinel} & set(ready):
+                    match self._answer(rank):
+                        case RankResult() as answer:
+                            done[rank] = answer
+                        case Failure() as failure:
+                            if not failures:
+                                deadline = now + _GRACE_S
+                            failures.append(failure)
+            if any(failure.cause is not Cause.LOST_ITS_PEER for failure in failures):
+                break
+            notes = [each.read() for each in self.whereabouts]
+            if not failures and (ready or notes != seen):
+                seen, deadline = notes, now + self.timeout_s
+            if now >= deadline:
+                failures = failures or [self._hang(waiting)]
+                break
+        return done, failures
+
+    def _answer(self, rank: int) -> RankResult | Failure:
+        """What `rank` sent, or how it died."""
+        try:
+            answer: RankResult | Failure = pickle.loads(self.connections[rank].recv_bytes())
+        except (EOFError, OSError):
+            process = self.processes[rank]
+            process.join(_CLOSE_S)
+            note = self.whereabouts[rank].read()
+            return death(rank, process.exitcode, Seen(rank=rank, note=note).where)
+        return answer
+
+    def _hang(self, waiting_ranks: list[int]) -> Failure:
+        """Which rank the others wait for: not in a collective, and furthest behind."""
+        for rank in waiting_ranks:
+            pid = self.processes[rank].pid
+            assert pid is not None
+            with suppress(OSError):
+                os.kill(pid, STACKS_SIGNAL)
+        time.sleep(_STACKS_S)
+        seen = [one for one in self._seen() if one.rank in waiting_ranks]
+        first = blamed(seen)
+        how = f"no progress for {self.timeout_s:.3g} s, last seen: {first.where}"
+        return Failure(rank=first.rank, cause=Cause.HUNG, message=f"{account(first, seen)}{how}")
+
+    def _failed(self, failures: list[Failure]) -> RankFailedError:
+        first = origin(failures)
+        seen = self._seen(failures)
+        self.kill()
+        told = who_waits(seen, without=first.rank)
+        line = replace(first, message=f"{first.message}; {told}") if told else first
+        report: list[str] = []
+        for failure in sorted(failures, key=lambda each: (each is not first, each.rank)):
+            report += [f"== {failure.line}", failure.details]
+        for one in seen:
+            report += [f"== {story(one, seen)}", self._log(one.rank)]
+        return RankFailedError(line, report)
+
+    def _seen(self, failures: Sequence[Failure] = ()) -> list[Seen]:
+        """What is known of every rank now."""
+        gone = {each.rank for each in failures if each.cause in (Cause.DIED, Cause.RAISED)}
+        pids = [process.pid for process in self.processes]
+        return [
+            Seen(
+                rank=rank,
+                note=self.whereabouts[rank].read(),
+                gone=rank in gone,
+                stopped=pid is not None and is_stopped(pid),
+                in_collective=says_that_it_waits(self._log(rank)),
+            )
+            for rank, pid in enumerate(pids)
+        ]
+
+    def _log(self, rank: int) -> str:
+        log = self.orders[rank].log
+        return log.read_text("utf-8", "replace") if log.exists() else ""
+
+    def kill(self) -> None:
+        """No rank is left, nor what it has started."""
+        for process in self.processes:
+            assert process.pid is not None
+            end_group(process.pid)
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def end(self) -> None:
+        """Every rank and every file is gone: ranks are asked to leave, then made to."""
+        atexit.unregister(self.end)
+        for connection in self.connections:
+            connection.close()
+        deadline = time.monotonic() + _CLOSE_S
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        for process in self.processes:
+            process.close()
+        for whereabouts in self.whereabouts:
+            whereabouts.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.warden.dismiss()
+
+
+@contextmanager
+def _prepared() -> Generator[None]:
+    """Processes start from a server that has torch, without this process's main script.
+
+    multiprocessing would run it in each; a rank runs it when, and only when, a job refers to it.
+    """
+    preloaded = ["zsim_torch", serve.__module__, LOADED_LATE]
+    _CONTEXT.set_forkserver_preload(preloaded)
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
