@@ -12,10 +12,10 @@ PACKAGE = '''
 
 from dataclasses import dataclass
 
-from zsim.closed_form.fsdp2 import VOLUME
-from zsim.runtime.fsdp2 import FSDP2
+from zsim.runtimes.fsdp2.volume import VOLUME
+from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import Runtime
-from zsim.zero.emulate.fsdp2 import schedule
+from zsim.runtimes.fsdp2.schedule import schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

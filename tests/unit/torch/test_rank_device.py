@@ -80,10 +80,10 @@ PROGRAM = """
 import sys
 import torch
 from torch import distributed
-from zsim.builder import ScheduleBuilder
-from zsim.layout import Layout, Piece
-from zsim.schedule import Kind
-from zsim_torch.process_group import backends
+from zsim.schedule.builder import ScheduleBuilder
+from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.schedule import Kind
+from zsim_torch.supervise.process_group import backends
 from zsim_torch.train import Option, train
 
 build = ScheduleBuilder.of("sum", data=2)

@@ -228,7 +228,7 @@ def test_cuda_without_a_device_is_an_error_that_says_so() -> None:
 
 SCRIPT = """
 import os, signal, sys, time
-from zsim_torch.ranks import RankPool, run_ranks
+from zsim_torch.supervise.ranks import RankPool, run_ranks
 
 def wait():
     print("ready", flush=True)

@@ -31,9 +31,9 @@ steps = 2
 FAILING = """
 import os, signal, sys, time
 from torch import distributed, ones
-from zsim.backend import RunFailedError
+from zsim.backend.backend import RunFailedError
 from zsim_torch import run_ranks
-from zsim_torch.whereabouts import note
+from zsim_torch.supervise.progress_record import note
 
 def fail():
     if distributed.get_rank() == 1:
