@@ -62,7 +62,7 @@ def _tensor(job: Job) -> str | None:
 
 
 def _model(job: Job) -> str | None:
-    """Whether there are modules for the units that the schedule runs."""
+    """Return whether there are modules for the units that the schedule runs."""
     shape = job.model.architecture
     if shape is None:
         if not runs_units(job.schedule):
@@ -83,7 +83,7 @@ def _model(job: Job) -> str | None:
 
 
 def _execution(asked: Execution) -> str | None:
-    """Whether modules run as the model was counted; a block that stops early keeps as much."""
+    """Check that modules run as the model was counted; a block that stops early keeps as much."""
     if asked.operations:
         return "activations.checkpointing: operations is simulated only"
     if asked.compiled:
@@ -98,7 +98,7 @@ def _execution(asked: Execution) -> str | None:
 
 
 def _text(job: Job, data: Path | None) -> str | None:
-    """Whether the text serves the model."""
+    """Return whether the text serves the model."""
     shape = job.model.architecture
     if shape is None:
         return None
@@ -119,7 +119,7 @@ def _given(schedule: Schedule) -> str | None:
 
 
 def runs_units(schedule: Schedule) -> bool:
-    """Whether some operation runs a unit of the model."""
+    """Return whether some operation runs a unit of the model."""
     return any(
         isinstance(operation, Compute) and operation.action in _OF_A_UNIT
         for program in schedule.programs
@@ -142,7 +142,7 @@ def _ranks(schedule: Schedule, torchrun: Placement | None) -> str | None:
 
 
 def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str | None:
-    """Whether this machine has the devices, and can hold the books of all local ranks together."""
+    """Check that this machine has the devices, and holds the books of all its ranks together."""
     schedule = job.schedule
     local = schedule.mesh.size if torchrun is None else torchrun.local_ranks
     try:
@@ -160,7 +160,7 @@ def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str 
 
 
 def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
-    """The largest book of any role, all its pools together, or those at one place."""
+    """Return the largest book of any role, all its pools together, or those at one place."""
     pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
     return max(
         sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs
@@ -168,7 +168,7 @@ def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
 
 
 def _largest_field(model: Model) -> str:
-    """The field whose change makes the model fit, with its value."""
+    """Return the field whose change makes the model fit, with its value."""
     shape = model.architecture
     if shape is None:
         return f"model: {model.name}"

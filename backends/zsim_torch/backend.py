@@ -20,7 +20,7 @@ from zsim_torch.train import Option, merged, train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What every rank is given."""
+    """Everything that a rank is given."""
 
     job: Job
     seed: int

@@ -1,4 +1,7 @@
-"""What this backend cannot execute, said in one line before anything starts."""
+"""Capabilities of this backend.
+
+What it cannot execute is refused in one line before anything starts.
+"""
 
 from collections.abc import Sequence, Set
 from itertools import chain

@@ -38,7 +38,7 @@ def feed(job: Job, rank: int, *, data: Path | None, seed: int) -> Iterator[Tenso
 
 
 def place_of_data(schedule: Schedule, rank: int) -> tuple[int, int]:
-    """The number of `rank` among those that see different data, and how many there are."""
+    """Return the number of `rank` among those that see different data, and how many there are."""
     coordinates = schedule.mesh.coordinates(rank)
     number, count = 0, 1
     for axis in schedule.mesh.axes:

@@ -1,4 +1,4 @@
-"""What this machine can hold, and how long it may take: local ranks on CPU or CUDA devices."""
+"""Devices and memory of this machine for local ranks, and how long they may take."""
 
 import os
 import re

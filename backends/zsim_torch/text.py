@@ -25,7 +25,10 @@ class TextError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlace:
-    """Which micro-batch: `size` sequences for the rank at `coordinate` of `ranks`."""
+    """A micro-batch's place in the text.
+
+    `size` sequences for the rank at `coordinate` of `ranks`.
+    """
 
     step: int
     micro_batch: int
@@ -71,13 +74,13 @@ class Text:
         return torch.from_numpy(np.stack(rows).astype(np.int64) % self._vocab_size)
 
     def _start(self, seed: int, step: int, number: int) -> int:
-        """Where sequence `number` of a step begins."""
+        """Return where sequence `number` of a step begins."""
         generator = np.random.default_rng((seed, step, number))
         return int(generator.integers(len(self._tokens) - self._length + 1))
 
 
 def read_text(path: Path | None, sequence_length: int, *, vocab_size: int = VOCABULARY) -> Text:
-    """The text in the file at `path`, or the one that ships with the package.
+    """Return the text in the file at `path`, or the one that ships with the package.
 
     For a toy model with a smaller vocabulary the text of the package is folded into it; a file is
     not, since that would lose what it says.

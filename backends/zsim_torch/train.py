@@ -61,7 +61,7 @@ class Option:
 
 @dataclass(slots=True, kw_only=True)
 class Trained:
-    """What a run leaves on its rank.
+    """Results of a run on its rank.
 
     `losses` are means over ranks and micro-batches, one for each step. `trace` has this rank alone,
     with what was observed. `sighting` is where memory that is not valid was read in poison mode, if
@@ -228,7 +228,7 @@ def _place(schedule: Schedule, module: nn.Module, option: Option) -> tuple[int, 
 
 
 def _feed(batches: Iterable[object], device: torch.device) -> Callable[[], object]:
-    """A function that gives the next micro-batch, on `device`."""
+    """Return a function that gives the next micro-batch, on `device`."""
     source = iter(batches)
 
     def move(value: object) -> object:
@@ -253,7 +253,7 @@ class _Losses:
         self.steps: list[list[torch.Tensor | float]] = [[]]
 
     def begin_step(self) -> None:
-        """What is added from now on belongs to another step."""
+        """Begin another step: losses added from now on belong to it."""
         self.steps.append([])
 
     def add(self, loss: torch.Tensor) -> None:
@@ -264,7 +264,7 @@ class _Losses:
             )
 
     def means(self) -> tuple[float, ...]:
-        """The mean of each step that had a loss."""
+        """Return the mean loss of each step that had one."""
         return tuple(
             sum(float(loss) for loss in step) / len(step) for step in self.steps[1:] if step
         )

@@ -70,7 +70,7 @@ class TorchValues:
         self._moves: dict[tuple[str, int], Rearrangement] = {}
 
     def memory(self, elements: int, dtype: DType) -> torch.Tensor:
-        """New memory, spoiled."""
+        """Return new memory, spoiled."""
         made = torch.empty(elements, dtype=TORCH_DTYPE[dtype])
         spoil(made)
         return made
@@ -84,17 +84,17 @@ class TorchValues:
         spoil(window)
 
     def is_spoiled(self, window: torch.Tensor) -> bool:
-        """Whether all of `window` is spoiled."""
+        """Return whether all of `window` is spoiled."""
         spoiled = torch.empty_like(window)
         spoil(spoiled)
         return self.same(window, spoiled)
 
     def taken(self, window: torch.Tensor) -> torch.Tensor:
-        """A copy."""
+        """Return a copy."""
         return window.clone()
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether both hold the same bits."""
+        """Return whether both hold the same bits."""
         return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
     def store(self, window: torch.Tensor, value: torch.Tensor) -> None:
@@ -102,7 +102,7 @@ class TorchValues:
         window.copy_(value)
 
     def is_zero(self, window: torch.Tensor) -> bool:
-        """Whether the only element is zero."""
+        """Return whether the only element is zero."""
         return bool(window.item() == 0)
 
     def apply(
@@ -185,7 +185,7 @@ class TorchValues:
         return found
 
     def _initial_of(self, view: View, seat: Seat) -> torch.Tensor:
-        """Initial values of what the buffer's layout names, zero in the padding."""
+        """Return initial values of what the buffer's layout names, zero in the padding."""
         buffer = seat.program.by_name[view.buffer]
         whole = torch.zeros(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
         for each in held(self._schedule, buffer, seat.coordinates):
@@ -232,7 +232,7 @@ class TorchValues:
         }
 
     def _shaped(self, compute: Compute, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Inputs in the shapes in which they were made; what was put away has that of forward."""
+        """Return inputs in the shapes in which they were made; stored ones have that of forward."""
         found: list[torch.Tensor] = []
         views = views_of(compute, Role.INPUT)
         for place, (view, each) in enumerate(zip(views, inputs, strict=True)):
@@ -263,12 +263,12 @@ class TorchValues:
     def meet(
         self, members: Sequence[Communication], sources: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """What each member gets: see `Values.meet`. Sums are in the order of ranks."""
+        """Return what each member gets: see `Values.meet`. Sums are in the order of ranks."""
         return [_received(member, place, sources) for place, member in enumerate(members)]
 
 
 def _moved(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> torch.Tensor:
-    """The target after the copy, in the arithmetic of the real one."""
+    """Return the target after the copy, in the arithmetic of the real one."""
     if copy.accumulate:
         return target.add(source, alpha=1 / copy.divisor)
     moved = source.to(target.dtype)
@@ -285,7 +285,10 @@ def _gradient(
 def _optimized(
     compute: Compute, of: Mapping[Role, list[torch.Tensor]], scalars: Mapping[str, float]
 ) -> Mapping[Role, Sequence[torch.Tensor]]:
-    """New values by role. What is updated is changed in place: it is the operation's own copy."""
+    """Return new values by role.
+
+    What is updated is changed in place: it is the operation's own copy.
+    """
     gradients = of[Role.GRADIENT]
     scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
     match compute.action:

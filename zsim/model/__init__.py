@@ -1,1 +1,1 @@
-"""What is trained: units of parameters and segments, kernels, and shapes to build them from."""
+"""The model that is trained: units of parameters and segments, kernels, and shapes."""

@@ -15,7 +15,7 @@ class ArchitectureError(ValueError):
 
 
 class Positions(StrEnum):
-    """How a token knows its place."""
+    """Positional encodings."""
 
     LEARNED = "learned"
     """A trained vector for each position is added to the embedding."""
@@ -26,7 +26,7 @@ class Positions(StrEnum):
 
 
 class Norm(StrEnum):
-    """What each row is divided by."""
+    """Norms: what each row is divided by."""
 
     LAYER = "layer"
     """Its deviation, after its mean is taken away (Ba et al. 2016)."""
@@ -35,7 +35,7 @@ class Norm(StrEnum):
 
 
 class Activation(StrEnum):
-    """What stands between the linear layers of an MLP."""
+    """Activation functions of an MLP."""
 
     GELU = "gelu"
     SWIGLU = "swiglu"
@@ -43,7 +43,7 @@ class Activation(StrEnum):
 
 
 class Attention(StrEnum):
-    """How scores are held."""
+    """Implementations of attention: how scores are held."""
 
     PLAIN = "plain"
     """The softmax of all scores is written to memory and kept for backward."""
@@ -208,7 +208,7 @@ class Transformer:
         return frozenset(self.lora.targets or (("qkv",) if self.joined_qkv else ("q", "v")))
 
     def module_of(self, layer: int) -> int:
-        """The first of the blocks that are calls of one module, `layer` among them."""
+        """Return the first of the blocks that are calls of one module, `layer` among them."""
         return layer - layer % (self.layers // (self.hidden_groups or self.layers))
 
     @property
@@ -237,7 +237,7 @@ class Transformer:
 
     @property
     def biased_qkv(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """Return whether queries, keys and values have biases."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
 

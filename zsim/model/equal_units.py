@@ -17,7 +17,7 @@ def equal_units(
     tensor: int = 1,
     precision: Precision = Precision.FP32,
 ) -> Model:
-    """A model known by its number of parameters alone: `units` equal layers, one matrix each.
+    """Return a model known by its number of parameters alone: `units` layers, a matrix each.
 
     Each costs 2 FLOPs per parameter and token forward and twice that backward (Kaplan et al. 2020,
     section 2.1). Activations are not modelled: one element per token flows.

@@ -9,7 +9,7 @@ from zsim.strategy.strategy import Precision
 def gpt(
     shape: GPT, *, micro_batch_size: int, tensor: int = 1, precision: Precision = Precision.FP32
 ) -> Model:
-    """The model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
+    """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
     Raises:
         ModelError: `tensor` does not divide the attention heads.

@@ -1,4 +1,4 @@
-"""What a segment costs: its kernels, by what they do, and the shape of each."""
+"""Kernels of a segment: what each does, and its shape."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class KernelError(ValueError):
 
 
 class KernelKind(StrEnum):
-    """What a kernel does, and in which words its shape is given.
+    """Kinds of kernels, and the words in which their shapes are given.
 
     All but the first two move memory, and `ELEMENTWISE` is any of those: their shape is what they
     do one thing to, such as elements, or rows and columns.
@@ -32,7 +32,7 @@ class KernelKind(StrEnum):
 
     @property
     def multiplies_matrices(self) -> bool:
-        """Whether it runs on the matrix units, and its FLOPs count as those of a model."""
+        """Return whether it runs on the matrix units, so that its FLOPs count as the model's."""
         return self in (KernelKind.MATMUL, KernelKind.ATTENTION)
 
 
@@ -110,7 +110,7 @@ def streaming(
     streams: int,
     backward: bool = False,
 ) -> Kernel:
-    """A kernel that reads or writes `streams` tensors of `shape`, one operation on each element."""
+    """Return a kernel that reads or writes `streams` tensors of `shape`, element by element."""
     elements = 1
     for extent in shape:
         elements *= extent
@@ -125,7 +125,7 @@ def streaming(
 
 
 def dropout(shape: tuple[int, ...], dtype: DType, *, backward: bool = False) -> Kernel:
-    """A kernel that drops elements: it reads and writes them, and a byte of mask for each."""
+    """Return a kernel that drops elements: it moves them, and a byte of mask for each."""
     elements = prod(shape)
     return Kernel(
         kind=KernelKind.ELEMENTWISE,

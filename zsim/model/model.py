@@ -1,4 +1,4 @@
-"""What is trained: units of parameters and segments, as one rank of the tensor axis sees them.
+"""The model that is trained: units of parameters and segments, as one tensor rank sees them.
 
 A `Model` is resolved: micro-batch size, sequence length, tensor degree and precision are fixed, so
 every size is a number. It says what flows between segments and what each costs, and nothing about
@@ -108,7 +108,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is gathered and freed together: a block, the embedding, the head.
+    """A unit that is gathered and freed together: a block, the embedding, the head.
 
     `checkpoint` says that full checkpointing recomputes it. The last output of its last segment is
     what the next unit reads. A parameter that several units name is one tensor (tied embedding).

@@ -33,7 +33,10 @@ class Stage:
 
     @property
     def reads_batch(self) -> bool:
-        """Whether a micro-batch of data is needed here: where it begins, and for the loss."""
+        """Return whether a stage needs the micro-batch.
+
+        The first one, and the one with the loss.
+        """
         return any(
             BATCH in segment.inputs for unit in self.model.units for segment in unit.segments
         )
@@ -64,7 +67,7 @@ def _block(unit: Unit, name: str, segments: tuple[Segment, ...]) -> Unit:
 
 
 def cost(model: Model, index: int) -> int:
-    """What the unit number `index` counts for: elements of its matrices, over the tensor axis."""
+    """Return what unit `index` counts for: elements of its matrices, over the tensor axis."""
     if index == 0:
         return 0
     return sum(
@@ -75,12 +78,12 @@ def cost(model: Model, index: int) -> int:
 
 
 def places(model: Model, count: int) -> list[int]:
-    """The stage of each unit."""
+    """Return the stage of each unit."""
     return _dealt([cost(model, index) for index in range(len(model.units))], count)
 
 
 def fewest_layers(model: Model, layers: int, count: int) -> int:
-    """The fewest layers, of the `layers` of `model` behind its first unit, that fill the stages."""
+    """Return the fewest of the `layers` of `model` that fill the stages."""
     costs = [cost(model, index) for index in range(len(model.units))]
     return next(
         few
@@ -127,7 +130,7 @@ def stages(model: Model, count: int) -> tuple[Stage, ...]:
 
 
 def _stage_model(model: Model, units: tuple[Unit, ...], given: Value | None) -> Model:
-    """The units of a stage as a model of their own.
+    """Return the units of a stage as a model of their own.
 
     Raises:
         ModelError: they read what is not handed on.

@@ -1,4 +1,4 @@
-"""What a segment holds while it runs: memory of single tensors, taken and given back in order.
+"""Memory of single tensors while a segment runs, allocated and freed in order.
 
 A schedule has one buffer for all that a segment saves, one for its workspace, one for the gradients
 of its parameters. An allocator sees tensors, one by one: a course says when.
@@ -23,7 +23,7 @@ class CourseError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is taken and given back once the buffer that has the course is allocated.
+    """An allocation trace: what is taken and given back once its buffer is allocated.
 
     Attributes:
         buffers: by number, from 1 on, the buffers whose tensors take turns; "" is none, and its
@@ -63,5 +63,5 @@ class Course:
                     )
 
     def name(self, number: int, own: str) -> str:
-        """The buffer with this number in the course of the buffer `own`."""
+        """Return the buffer with this number in the course of the buffer `own`."""
         return own if number == OWN else self.buffers[number - 1]

@@ -1,4 +1,4 @@
-"""Whether the members of each communicator issued the same collectives, by name.
+"""A check that the members of each communicator issued the same collectives, by name.
 
 A transport compares kinds and sizes, if anything. All-reduces of equal size that two ranks issue in
 different orders are added up across, with Gloo as with NCCL, and nothing is said. So when a run is
@@ -83,7 +83,7 @@ def agree(schedule: Schedule, transfers: Iterable[Transfer]) -> None:
 
 
 def difference(one: Sequence[Issued], two: Sequence[Issued], *, shared: set[str]) -> int | None:
-    """The first place at which two ranks issued different operations of those that both know."""
+    """Find the first place at which two ranks issued different operations."""
     for place, (mine, theirs) in enumerate(zip(one, two, strict=False)):
         names = {mine.operation, theirs.operation}
         if len(names) > 1 and names & shared:
@@ -97,7 +97,7 @@ def _digest(sequence: Iterable[Issued]) -> str:
 
 
 def _told(own: Told) -> list[Told]:
-    """What every rank tells, by rank."""
+    """Return what every rank tells, by rank."""
     found: list[Told | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, own)
     return cast("list[Told]", found)

@@ -55,7 +55,7 @@ class _Blocking:
         self.count = 0
 
     def write(self, operations: Iterable[Operation]) -> list[Operation]:
-        """The operations with their waits; all that flies is waited for at the end."""
+        """Write the operations with their waits; what is in flight is waited for at the end."""
         written = self._write(operations)
         written += self._waits(list(self.flying))
         return written
@@ -107,7 +107,7 @@ class _Blocking:
         return any(access.view.buffer == buffer for access in accesses(operation))
 
     def _conflicting(self, operation: StreamOperation) -> list[str]:
-        """Collectives in flight, ordered before `operation`, that touch buffers it touches."""
+        """Return collectives in flight, ordered before `operation`, that touch its buffers."""
         streams = {operation.stream}
         streams |= {
             self.flying[edge].stream

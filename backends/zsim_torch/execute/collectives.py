@@ -39,7 +39,7 @@ assert set(REDUCE_OPERATION) == set(Reduction)
 
 
 def _named(new: str, old: str) -> Callable[..., Any]:
-    """A function of torch.distributed by the name of torch 2.13, or by its name before."""
+    """Return a function of torch.distributed by its name in torch 2.13, or by its name before."""
     found = getattr(distributed, new, None) or getattr(distributed, old)
     return cast("Callable[..., Any]", found)
 
@@ -97,13 +97,13 @@ class ProcessGroups:
                     self._members[group.name] = OwnGroup(ranks, place, own_group)
 
     def close(self) -> None:
-        """The process groups made here are gone."""
+        """Destroy the process groups made here."""
         for made in self._made:
             distributed.destroy_process_group(made)
         self._made.clear()
 
     def member(self, group: str) -> OwnGroup:
-        """This rank's communicator of `group`.
+        """Return this rank's communicator of `group`.
 
         Raises:
             CollectiveError: the rank is in none.

@@ -25,7 +25,7 @@ Initial = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """What there is to compute with, on this rank.
+    """Everything that this rank computes with.
 
     `next_batch` gives the next micro-batch. `on_loss` is told each loss, by the program's own last
     unit.
@@ -189,7 +189,7 @@ class Computer:
         return self.work.units[compute.unit]
 
     def _inputs(self, compute: Compute) -> list[object]:
-        """Inputs in the shapes in which they were made; what was put away has that of forward."""
+        """Return inputs in the shapes in which they were made; stored ones have that of forward."""
         memory, batches = self.work.memory, self.work.forecast.batches
         found: list[object] = []
         for place, view in enumerate(views_of(compute, Role.INPUT)):
@@ -225,7 +225,7 @@ class Computer:
         return [tensor for tensor in found if tensor is not None]
 
     def _operand_order(self, compute: Compute) -> tuple[int, ...]:
-        """The place in the module of the parameter of each operand."""
+        """Return the place in the module of the parameter of each operand."""
         views = tuple(views_of(compute, Role.PARAMETER))
         key = (compute.unit, views)
         if key not in self._order:
@@ -251,7 +251,7 @@ class Computer:
                 target[low - start : high - start] = value[first : first + high - low]
 
     def _counted(self, view: View) -> Iterator[torch.Tensor]:
-        """What this rank adds to a norm: of copies that several ranks hold, the first one's."""
+        """Return what this rank adds to a norm: of copies on several ranks, the first one's."""
         schedule, memory = self.work.schedule, self.work.memory
         flat, buffer = memory.flat(view), memory.program.by_name[view.buffer]
         layout = schedule.layout_by_name.get(buffer.layout or "")

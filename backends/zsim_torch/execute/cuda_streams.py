@@ -67,17 +67,17 @@ class CudaStreams:
         self.compute(entry, action)
 
     def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
-        """The stream `home` waits for `uses`; its own uses are in order already."""
+        """Make the stream `home` wait for `uses`; its own uses are in order already."""
         for event in self._events_of(uses):
             self._streams[home].wait_event(event)
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
-        """The host stops until the operations have finished."""
+        """Block the host until the operations have finished."""
         for event in self._events_of(edges):
             event.synchronize()
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Whether the device has finished all of `uses`."""
+        """Return whether the device has finished all of `uses`."""
         events = self._events_of(uses)
         return lambda: all(_is_over(event) for event in events)
 
@@ -86,7 +86,7 @@ class CudaStreams:
         return torch.cuda.stream(self._streams[stream])
 
     def drain(self) -> None:
-        """The device has finished everything."""
+        """Wait until the device has finished everything."""
         torch.cuda.synchronize(self._device)
 
     def end_step(self) -> None:

@@ -45,7 +45,7 @@ from zsim_torch.supervise.progress_record import note
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMachine:
-    """What an executor works with on its rank."""
+    """Everything that an executor works with on its rank."""
 
     schedule: Schedule
     program: Program
@@ -98,7 +98,7 @@ class Executor:
         self._copier = Copier(self.machine.memory)
 
     def run_setup(self) -> None:
-        """Setup is done, and every stream of this rank is drained."""
+        """Run setup, and drain every stream of this rank."""
         self._run(self.machine.program.setup)
         self.machine.streams.drain()
         self.machine.streams.end_step()
@@ -289,7 +289,7 @@ STATE: Final = (Kind.PARAMETER, Kind.MASTER, Kind.MOMENT)
 
 
 def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
-    """Where poison was read first, if what the run leaves behind, or a loss, is no number.
+    """Return where poison was read first, if a result or a loss is not a number.
 
     On a GPU the host does not look at each operation, and only the rank is known.
     """

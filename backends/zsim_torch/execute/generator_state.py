@@ -16,7 +16,7 @@ class RandomState:
 
     @classmethod
     def now(cls) -> "RandomState":
-        """The states as they are."""
+        """Return the current states."""
         used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         cuda = torch.cuda.get_rng_state() if used else None
         return cls(torch.get_rng_state(), cuda)
@@ -32,7 +32,7 @@ class RandomState:
             outside.set()
 
     def set(self) -> None:
-        """The generators have these states."""
+        """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)

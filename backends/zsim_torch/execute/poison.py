@@ -60,7 +60,7 @@ class Poison:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is done."""
+        """Return whether anything is done."""
         return self.generator is not None
 
     def delay(self) -> None:
@@ -75,7 +75,7 @@ class Poison:
         return float(self.generator.uniform(0.0, DELAY_S_MAX))
 
     def veiled(self, handed: Iterable[IssuedCollective], place: int) -> "list[Veil]":
-        """The collectives on copies; this rank is the member `place` of their communicator."""
+        """Return the collectives on copies; this rank is the member `place` of the communicator."""
         return [Veil(one, place, self._late_s()) for one in handed]
 
 
@@ -123,7 +123,7 @@ class Veil:
                 pass
 
     def wait(self) -> None:
-        """The target has the result.
+        """Wait, then copy the result to the target.
 
         Raises:
             PoisonError: source or target changed in flight.
@@ -160,5 +160,5 @@ def _alias(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def has_no_number(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of them holds something that is not a number."""
+    """Return whether one of them holds something that is not a number."""
     return any(tensor.is_floating_point() and bool(torch.isnan(tensor).any()) for tensor in tensors)

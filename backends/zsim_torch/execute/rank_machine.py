@@ -50,7 +50,7 @@ class Bench:
         poison: Poison,
         on_issue: Callable[[int, str], None] | None = None,
     ) -> Executor:
-        """An executor at the start of setup."""
+        """Return an executor at the start of setup."""
         setting = MemorySetting(
             device=self.device,
             making=self.observer.executor if self.observer else _unwatched,

@@ -36,7 +36,7 @@ class ProducedPart(NamedTuple):
 
 @dataclass(slots=True)
 class Remains:
-    """What a freed buffer had."""
+    """Facts of a freed buffer."""
 
     flat: torch.Tensor | None
     parts: list[ProducedPart]
@@ -44,7 +44,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySetting:
-    """Where memory is taken, who is told, and whether unused memory is poisoned.
+    """Settings of memory: its device, its observer, and whether unused memory is poisoned.
 
     `making` marks what is allocated inside it as the executor's own; `on_home` makes a stream
     current for an allocation.
@@ -99,17 +99,17 @@ class RankMemory:
         return made
 
     def bind(self, name: str, parts: list[ProducedPart]) -> None:
-        """The promised buffer `name` has these parts, beside those it had."""
+        """Give the promised buffer `name` these parts, beside those it has."""
         self._need_promise(name)
         self._parts.setdefault(name, []).extend(parts)
 
     def bind_batch(self, name: str, batch: object) -> None:
-        """The promised buffer `name` is a micro-batch: any object."""
+        """Bind a micro-batch, which is any object, to the promised buffer `name`."""
         self._need_promise(name)
         self._batches[name] = batch
 
     def batch(self, name: str) -> object:
-        """The micro-batch bound to `name`.
+        """Return the micro-batch bound to `name`.
 
         Raises:
             MemoryFaultError: there is none.
@@ -139,7 +139,7 @@ class RankMemory:
         return Remains(self._flat.pop(name), [])
 
     def drop(self, name: str, remains: Remains, *, travelled: bool) -> None:
-        """The memory is gone. `travelled`: a collective has held its storage.
+        """Drop the memory. `travelled`: a collective has held its storage.
 
         Memory that autograd made is never poisoned: two gradients may share a storage.
         """
@@ -158,7 +158,7 @@ class RankMemory:
             _settle(storage)
 
     def part(self, name: str) -> torch.Tensor:
-        """The only part of a produced buffer in its own shape, or a whole allocated buffer flat.
+        """Return the only part of a produced buffer in its shape, or an allocated buffer flat.
 
         Raises:
             MemoryFaultError: it has no memory, was not produced yet, or has several parts.
@@ -175,7 +175,7 @@ class RankMemory:
         return self.flat(view) if view.buffer in self._flat else self.part(view.buffer)
 
     def flat(self, view: View) -> torch.Tensor:
-        """The elements of `view`, one-dimensional. It aliases an allocated buffer.
+        """Return the elements of `view`, one-dimensional. It aliases an allocated buffer.
 
         Raises:
             MemoryFaultError: the buffer has no memory, or nothing was produced there yet.
@@ -226,7 +226,7 @@ class RankMemory:
         return self.flat(view)
 
     def _is_alone(self, name: str, parts: list[ProducedPart]) -> bool:
-        """Whether the buffer is one contiguous part that no other produced buffer shares."""
+        """Return whether the buffer is one contiguous part that no produced buffer shares."""
         if len(parts) != 1 or not parts[0].tensor.is_contiguous():
             return False
         pointer = parts[0].tensor.untyped_storage().data_ptr()
@@ -244,7 +244,7 @@ class RankMemory:
         return self.schedule.extent(view, self.coordinates)
 
     def holds(self, pointer: int) -> bool:
-        """Whether a buffer's storage starts at the address `pointer`."""
+        """Return whether a buffer's storage starts at the address `pointer`."""
         produced = (part.tensor for parts in self._parts.values() for part in parts)
         return any(
             tensor.untyped_storage().data_ptr() == pointer

@@ -62,7 +62,7 @@ def _adam(rule: Adam, operands: Updated, rate: float, step: float) -> None:
 
 
 def sum_of_squares(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-    """The one element of `target` is the sum of squares of all elements, added in its format."""
+    """Write the sum of squares of all elements, added in its format, to `target`."""
     target.zero_()
     for gradient in gradients:
         if gradient.numel():
@@ -71,7 +71,7 @@ def sum_of_squares(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> N
 
 
 def is_finite(gradients: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-    """The one element of `target` is 1 where an element is infinite or not a number, else 0."""
+    """Write 1 to `target` where an element is infinite or not a number, else 0."""
     target.zero_()
     for gradient in gradients:
         if gradient.numel():

@@ -20,10 +20,10 @@ PS_PER_NS = 1000
 
 
 class PendingWork(Protocol):
-    """What was handed over and goes on."""
+    """A collective that was handed over and is under way."""
 
     def wait(self) -> object:
-        """It has finished: for the host, or on a GPU for the stream that is current."""
+        """Wait until it has finished: on the host, or on a GPU in the current stream."""
         ...
 
 
@@ -36,7 +36,7 @@ class BufferAccess(NamedTuple):
     writes: bool
 
     def conflicts(self, other: "BufferAccess") -> bool:
-        """Whether both touch one element and at least one writes."""
+        """Return whether both touch one element and at least one writes."""
         return (
             self.buffer == other.buffer
             and (self.writes or other.writes)
@@ -65,12 +65,12 @@ class Completion(Protocol):
     """Something that will have finished; asked by deferred frees."""
 
     def __call__(self) -> bool:
-        """Whether it has."""
+        """Return whether it has."""
         ...
 
 
 class Streams(Protocol):
-    """What an executor needs of streams."""
+    """The interface of streams that an executor needs."""
 
     step: int
 
@@ -83,15 +83,18 @@ class Streams(Protocol):
         ...
 
     def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
-        """The stream `home` waits for `uses`, then the buffer's memory may be dropped."""
+        """Make the stream `home` wait for `uses`; then the buffer's memory may be dropped."""
         ...
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
-        """The host stops until the operations have finished."""
+        """Block the host until the operations have finished."""
         ...
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Whether `uses`, and what `home` does with the buffer, have finished: asked later."""
+        """Return whether `uses`, and what `home` does with the buffer, have finished.
+
+        Asked later.
+        """
         ...
 
     def on(self, stream: str) -> AbstractContextManager[None]:
@@ -103,15 +106,15 @@ class Streams(Protocol):
         ...
 
     def end_step(self) -> None:
-        """The step is issued: what ran in it is from now on a previous instance."""
+        """End the step: what ran in it is from now on a previous instance."""
         ...
 
     def events(self, origin: int) -> list[Event]:
-        """What ran and when, in picoseconds since `origin` of `now`; after a drain."""
+        """Return what ran and when, in picoseconds since `origin` of `now`; after a drain."""
         ...
 
     def now(self) -> int:
-        """The clock, in a unit that `events` understands."""
+        """Return the clock, in a unit that `events` understands."""
         ...
 
 
@@ -182,7 +185,7 @@ class CpuStreams:
         self._latest[entry.operation] = flight
 
     def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
-        """The host waits: it is the stream, and the memory really goes."""
+        """Wait on the host: it is the stream, and the memory really goes."""
         self._land(self._users(home, buffer, uses))
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
@@ -190,7 +193,7 @@ class CpuStreams:
         self._land(self._named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Whether the host has learnt that all of them ended."""
+        """Return whether the host has learnt that all of them ended."""
         users = list(self._users(home, buffer, uses))
         return lambda: all(flight.end_ns is not None for flight in users)
 
@@ -250,7 +253,7 @@ class CpuStreams:
         return found
 
     def _closure(self, flights: Iterable[_Flight]) -> list[_Flight]:
-        """The flights and all that are ordered before them, in the order of issue."""
+        """Return the flights and all that are ordered before them, in the order of issue."""
         found: dict[int, _Flight] = {}
         stack = list(flights)
         while stack:

@@ -31,7 +31,7 @@ def collect(machine: RankMachine) -> dict[str, torch.Tensor]:
 
 
 def _holders(machine: RankMachine) -> list[Buffer]:
-    """Persistent buffers that hold parameters, those that hold masters last."""
+    """Return persistent buffers that hold parameters, those that hold masters last."""
     buffers = [machine.program.by_name[name] for name in machine.program.persistent]
     return [
         buffer
@@ -44,7 +44,7 @@ def _holders(machine: RankMachine) -> list[Buffer]:
 def _parts(
     machine: RankMachine, buffer: Buffer, layout: Layout
 ) -> list[tuple[Sequence[Fragment], torch.Tensor]]:
-    """What each rank knows of `buffer`, and which parts of parameters that is."""
+    """Return each rank's part of `buffer`, and which parts of parameters that is."""
     schedule, mine = machine.schedule, machine.memory.part(buffer.name)
     axis = buffer.shard or layout.axis
     if axis is None or (layout.cuts is not None and buffer.shard is None):

@@ -148,7 +148,7 @@ def is_emptied(parameter: nn.Parameter) -> bool:
 
 @contextmanager
 def emptied(module: nn.Module, *, keep: bool) -> Generator[dict[str, torch.Tensor]]:
-    """`module` has no parameters inside; they are in what is given.
+    """Empty `module` of its parameters inside the context; they are in what is given.
 
     After an error in there, and with `keep`, it has them again; until then host memory holds them.
     """

@@ -37,7 +37,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, anchor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """The one tensor of `tensors`, as an output of this node."""
+        """Return the one tensor of `tensors`, as an output of this node."""
         return tensors[0].detach()
 
     @staticmethod
@@ -73,7 +73,7 @@ class _Kept(NamedTuple):
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often the memory of `tensor` was changed in place."""
+    """Return how often the memory of `tensor` was changed in place."""
     return tensor._version  # pyright: ignore[reportPrivateUsage]  # torch has no public name
 
 
@@ -97,7 +97,7 @@ class _Saving:
                 self._storages[pointer] = weakref.ref(storage)
 
     def pack(self, tensor: torch.Tensor) -> _Handle | _Kept:
-        """A handle for a part of a parameter, anything else as it is."""
+        """Return a handle for a part of a parameter, anything else as it is."""
         if torch.is_autocast_enabled(tensor.device.type):
             raise UnitRunError(
                 f"unit {self.unit}: autocast inside the unit keeps cast copies of its parameters; "
@@ -112,7 +112,7 @@ class _Saving:
         return _Kept(tensor.detach(), version(tensor))
 
     def unpack(self, packed: _Handle | _Kept) -> torch.Tensor:
-        """The part of the parameter where it is now, or the tensor that was kept."""
+        """Return the part of the parameter where it is now, or the tensor that was kept."""
         if isinstance(packed, _Kept):
             if version(packed.tensor) != packed.version:
                 raise UnitRunError(
@@ -137,7 +137,7 @@ class _Saving:
 
 
 class _Output(NamedTuple):
-    """Where a gradient of an output enters, and what it has to look like."""
+    """An output: where its gradient enters, and what that has to look like."""
 
     edge: GradientEdge | None
     shape: torch.Size
@@ -146,7 +146,7 @@ class _Output(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What a forward leaves for its backward: edges of the graph, no tensor of our own."""
+    """The record that a forward leaves for its backward: edges of the graph, no tensor of ours."""
 
     unit: TorchUnit
     outputs: list[_Output] = field(default_factory=list[_Output])
@@ -166,7 +166,7 @@ def _outputs(unit: TorchUnit, result: object) -> tuple[torch.Tensor, ...]:
 def call(
     unit: TorchUnit, parameters: Sequence[torch.Tensor], inputs: Sequence[object]
 ) -> tuple[torch.Tensor, ...]:
-    """What the module of `unit` returns with `parameters` in place of its own.
+    """Call the module of `unit` with `parameters` in place of its own.
 
     Raises:
         UnitRunError: it returns something that is no tensor.
@@ -228,7 +228,7 @@ def _backward_of(record: "Record", views: Sequence[torch.Tensor]) -> Generator[N
 def evaluate(
     unit: TorchUnit, views: Sequence[torch.Tensor], inputs: Sequence[object]
 ) -> list[torch.Tensor]:
-    """Outputs of `unit`, without a graph."""
+    """Run `unit` without a graph and return its outputs."""
     with torch.enable_grad():
         entered = [_enter(view) for view in views]  # so that one that is kept is known again
     with torch.no_grad(), _forward_of(unit):
@@ -241,7 +241,7 @@ def forward(
     inputs: Sequence[object],
     differentiated: Sequence[int],
 ) -> tuple[list[torch.Tensor], Record]:
-    """Outputs of `unit`, without history, and what its backward needs.
+    """Run `unit` and return outputs without history, and what its backward needs.
 
     `views` are its parameters in its order; `differentiated` are the positions of the inputs whose
     gradients the backward will give.

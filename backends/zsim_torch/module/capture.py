@@ -40,7 +40,7 @@ class CapturedStorage:
 
 @dataclass(slots=True)
 class UnitWindow:
-    """What ran while one unit was called. Storages are by number, in the order of first use."""
+    """Everything that ran while one unit was called. Storages are numbered by first use."""
 
     name: str
     parameters: dict[str, None] = field(default_factory=dict[str, None])
@@ -80,7 +80,7 @@ class WindowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def backward(self) -> Generator[None]:
-        """What runs inside is a backward: it belongs to the window whose forward it undoes."""
+        """Attribute what runs inside to the window whose forward it undoes."""
         self.is_backward = True
         self._end = _next_node()
         try:
@@ -89,7 +89,10 @@ class WindowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.is_backward = False
 
     def window(self) -> UnitWindow:
-        """What runs now belongs to it; in backward by the node of autograd, else to the last."""
+        """Return the window of what runs now.
+
+        In backward by the node of autograd, else the last.
+        """
         number = _number_of_node() if self.is_backward else None
         if number is not None and number < self._end:  # what runs again belongs where it was begun
             self._latest = max(bisect_right(self._begins, number) - 1, 0)
@@ -141,7 +144,7 @@ class Capture(WindowMode):  # type: ignore[no-untyped-call]
         self._alive = [*parameters.values(), *constants]
 
     def batch(self, tensors: Sequence[Tensor]) -> None:
-        """These were there before; they are the batch."""
+        """Note these tensors as the batch: they were there before."""
         for tensor in tensors:
             self._note(tensor, window=-1, differentiable=False)
 
@@ -206,13 +209,13 @@ class Capture(WindowMode):  # type: ignore[no-untyped-call]
 
 
 def _next_node() -> int:
-    """The number of the next node that autograd makes."""
+    """Return the number of the next node that autograd makes."""
     counter: Any = vars(torch.autograd)["_get_sequence_nr"]  # torch has no public name
     return int(counter())
 
 
 def _number_of_node() -> int | None:
-    """The number of the node that autograd runs now, None where it runs none."""
+    """Return the number of the node that autograd runs now, None where it runs none."""
     node: Any = torch._C._current_autograd_node()  # pyright: ignore[reportPrivateUsage]
     return None if node is None else int(node._sequence_nr())
 
@@ -220,7 +223,7 @@ def _number_of_node() -> int | None:
 def watched(
     capture: WindowMode, module: nn.Module, units: Mapping[str, nn.Module], run: "MetaCall"
 ) -> Tensor:
-    """The loss of `run`, forward and backward, with `capture` watching the calls of `units`."""
+    """Run forward and backward with `capture` watching the calls of `units`; return the loss."""
     handles = []
     for name, unit in units.items():
         handles += [
@@ -250,7 +253,7 @@ class MetaCall:
     inputs: tuple[object, ...]
 
     def forward(self, module: nn.Module) -> Tensor:
-        """The loss: what the module returns if it is one number, else the mean of its first tensor.
+        """Return the loss: the module's output if it is one number, else its first tensor's mean.
 
         Raises:
             ValueError: it returns no floating-point tensor that depends on a parameter.

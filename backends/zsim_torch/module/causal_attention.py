@@ -22,7 +22,7 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, count: int) -> Tensor:  # noqa: ANN401  (torch's own)
-        """The first `count` heads are turned, the others copied."""
+        """Turn the first `count` heads, and copy the others."""
         ctx.count = count
         return _turn(heads, count, 1.0)
 
@@ -99,7 +99,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _bias(query: Tensor, shared: int, *, alibi: bool) -> Tensor:
-    """What is added to scores: -inf for the future, and with ALiBi less the further back.
+    """Return what is added to scores: -inf for the future, and with ALiBi less the further back.
 
     The slopes of ALiBi are a geometric sequence (Press et al. 2021, section 3).
     """

@@ -23,7 +23,7 @@ BACKWARD_FLOPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """What one micro-batch of a rank holds, for reports alone."""
+    """The size of one micro-batch of a rank, for reports alone."""
 
     sequences: int = 1
     tokens: int = 1
@@ -140,7 +140,7 @@ def _measure(
 
 
 def _entering(name: str, value: object) -> object:
-    """What a unit is called with: differentiable, but for the batch and whole numbers."""
+    """Return what a unit is called with: differentiable, but for the batch and whole numbers."""
     if name == BATCH or not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     return value.detach().requires_grad_()
@@ -188,7 +188,7 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
 
 
 def batch_value(batch: object) -> Value:
-    """The tensors of the batch as one value, in bytes where their formats differ."""
+    """Return the tensors of the batch as one value, in bytes where their formats differ."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     formats = {DTYPE_OF_TORCH.get(tensor.dtype) for tensor in tensors}
     only = formats.pop() if len(formats) == 1 else None

@@ -35,7 +35,7 @@ def model_from(
     precision: Precision = Precision.FP32,
     size: BatchSize | None = None,
 ) -> Model:
-    """What `module(*example_inputs)` holds, makes, keeps for backward and costs, unit by unit.
+    """Return the `Model` of `module(*example_inputs)`: what each unit holds, keeps and costs.
 
     It is called twice, forward and backward, on "meta": nothing is computed and the module is not
     changed. The loss is what it returns if that is one number, else the mean of the first tensor.
@@ -94,7 +94,7 @@ def _watched(
     capture: Capture,
     held: LiveBytes,
 ) -> Tensor:
-    """The loss; twice, since what is to be known later would otherwise live for longer."""
+    """Run twice and return the loss: what is to be known later would otherwise live longer."""
     try:
         loss = watched(capture, module, units, run)
         watched(held, module, units, run)
@@ -182,7 +182,7 @@ def _absorb(window: UnitWindow, other: UnitWindow) -> None:
 
 
 def _adopt(windows: Sequence[UnitWindow], parameters: Mapping[str, Tensor]) -> None:
-    """A parameter that nothing reads belongs to the unit that it lies in, or to the first."""
+    """Give a parameter that nothing reads to the unit that it lies in, or to the first."""
     used = {name for window in windows for name in window.parameters}
     for name in parameters:
         if name not in used:

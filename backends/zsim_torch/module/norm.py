@@ -57,7 +57,7 @@ def by_root_mean_square(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def norm(shape: Transformer, dtype: torch.dtype) -> nn.Module:
-    """The norm of `shape` over the hidden state."""
+    """Return the norm of `shape` over the hidden state."""
     if shape.norm is Norm.RMS:
         return RootMeanSquareNorm(shape.hidden_size, dtype)
     return nn.LayerNorm(shape.hidden_size, eps=EPSILON, bias=shape.bias, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What an ATen operator costs, from the shapes that it is given."""
+"""Costs of ATen operators, from the shapes that they are given."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def kernel_of(
     *,
     backward: bool,
 ) -> Kernel | None:
-    """The kernel that `operator` runs, or None where it only looks at memory in another way."""
+    """Return the kernel that `operator` runs, or None where it is only a view."""
     given = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     if not made or (_only_views(given, made) and not operator._schema.is_mutable):
@@ -72,7 +72,7 @@ def kernel_of(
 
 
 def _is_causal(operator: Any, arguments: Arguments, keywords: Mapping[str, Any]) -> bool:  # noqa: ANN401
-    """Whether attention masks the future: no, where nobody said so."""
+    """Return whether attention masks the future: no, where nobody said so."""
     if "is_causal" in keywords:
         return bool(keywords["is_causal"])
     names = [argument.name for argument in operator._schema.arguments]
@@ -97,7 +97,7 @@ def _extents(name: str, arguments: Arguments) -> tuple[int, ...]:
 
 
 def _heads(operands: Sequence[Tensor]) -> tuple[int, int, int, int, int, int]:
-    """The shape of attention over queries, keys and values [sequences, heads, tokens, size]."""
+    """Return attention's shape over queries, keys, values [sequences, heads, tokens, size]."""
     query, key = operands[0].shape, operands[1].shape
     return (query[0], query[1], key[1], query[2], key[2], query[3])
 
@@ -108,7 +108,7 @@ def _only_views(given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """A number that tensors on one piece of memory share, also on "meta", while it lives.
+    """Return a number that tensors on one storage share, also on "meta", while it lives.
 
     A storage keeps its Python object for as long as it lives.
     """
@@ -121,7 +121,7 @@ def _touched(tensor: Tensor) -> int:
 
 
 def _format(made: Sequence[Tensor], given: Sequence[Tensor]) -> DType:
-    """The format that the kernel computes in: that of the first float that it makes, or reads."""
+    """Return the format that the kernel computes in: that of its first float output or input."""
     for tensor in (*made, *given):
         if tensor.is_floating_point() and tensor.dtype in DTYPE_OF_TORCH:
             return DTYPE_OF_TORCH[tensor.dtype]

@@ -23,12 +23,12 @@ DEVIATION = 0.02
 
 
 def _embedding(rows: int, columns: int, dtype: torch.dtype) -> nn.Embedding:
-    """An embedding without values: drawing them on "meta" would import torch's compiler (2.7 s)."""
+    """Return an embedding without values: drawing them on "meta" imports torch's compiler."""
     return nn.Embedding(rows, columns, _weight=torch.empty(rows, columns, dtype=dtype))
 
 
 class Embedding(nn.Module):
-    """What is learned for each token, plus what is learned for each position if something is."""
+    """Learned embeddings of tokens, and of positions where they are learned."""
 
     def __init__(self, shape: Transformer, dtype: torch.dtype) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TransformerBlock(nn.Module):
         self.down = nn.Linear(shape.wide, hidden, bias=shape.bias, dtype=dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The next hidden state."""
+        """Return the next hidden state."""
         middle = hidden + self._attend(self.ln1(hidden))
         return middle + self._think(self.ln2(hidden if self.shape.parallel_residual else middle))
 
@@ -87,7 +87,7 @@ class TransformerBlock(nn.Module):
         return made
 
     def _heads(self, name: str, normed: Tensor) -> Tensor:
-        """What the linear layer `name` makes: [sequences, tokens, heads, head size]."""
+        """Return what the linear layer `name` makes: [sequences, tokens, heads, head size]."""
         made: Tensor = self.get_submodule(name)(normed)
         return made.view(*normed.shape[:-1], -1, self.shape.head_width)
 
@@ -113,7 +113,7 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype)) if tied is None else tied
 
     def forward(self, hidden: Tensor, batch: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """Return the loss, a scalar."""
         logits = functional.linear(self.ln(hidden), self.weight).flatten(0, 1)
         if logits.dtype is not torch.float64:
             logits = logits.float()
@@ -140,7 +140,7 @@ class Decoder(nn.Module):
         self.units = ("embedding", *blocks, "head")
 
     def forward(self, batch: Tensor) -> Tensor:
-        """The loss of one micro-batch."""
+        """Return the loss of one micro-batch."""
         hidden: Tensor = self.embedding(batch)
         for name in self.units[1:-1]:
             hidden = self.get_submodule(name)(hidden)
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
 def transformer(
     shape: Transformer, *, dtype: torch.dtype = torch.float32, seed: int | None = 0
 ) -> Decoder:
-    """The model of `shape`, with the initial values of `seed`.
+    """Return the model of `shape`, with the initial values of `seed`.
 
     Without a seed it has shapes and no values: its parameters are on the device "meta".
     """
@@ -171,7 +171,7 @@ def transformer(
 
 
 def initial_value(shape: Transformer, name: str, size: tuple[int, ...], *, seed: int) -> Tensor:
-    """What the parameter `name` starts from, in fp32: a function of the seed and the name alone.
+    """Return the initial value of the parameter `name` in fp32, from seed and name alone.
 
     Weights are normal, those that write into the residual stream smaller by the square root of
     their number (Radford et al. 2019, section 2.3); biases are 0 and the scales of norms 1.

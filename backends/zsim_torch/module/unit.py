@@ -30,7 +30,7 @@ class TorchUnit:
 
 
 def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, ...]:
-    """The units of `module`, in order.
+    """Return the units of `module`, in order.
 
     Raises:
         UnitError: two units have one name, a path leads to no submodule, a unit has a parameter

@@ -1,4 +1,4 @@
-"""What the `Compute` operations of a program say about its units, before any of them runs."""
+"""Visits of units, as the `Compute` operations of a program tell them before any runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaterUses:
-    """What the program does later with each visit.
+    """Later uses of each visit by the program.
 
     `parameters` is the format that units have their parameters in, None without any.
     """
@@ -61,12 +61,12 @@ class LaterUses:
 
 
 def visit_of(compute: Compute) -> Visit:
-    """The visit that `compute` belongs to."""
+    """Return the visit that `compute` belongs to."""
     return Visit(compute.unit, compute.segment, compute.micro_batch)
 
 
 def views_of(compute: Compute, *roles: Role) -> Iterator[View]:
-    """Views of the operands in one of these roles, in order."""
+    """Return views of the operands in one of these roles, in order."""
     for operand in compute.operands:
         if operand.role in roles:
             yield operand.view
@@ -75,7 +75,7 @@ def views_of(compute: Compute, *roles: Role) -> Iterator[View]:
 def parameter_order(
     schedule: Schedule, program: Program, compute: Compute, unit: TorchUnit
 ) -> tuple[int, ...]:
-    """The place in the unit's module of each parameter operand: by the layout's name, or by order.
+    """Return the place of each parameter operand in the unit's module: by name, or by order.
 
     Raises:
         UnitRunError: operands and parameters differ in number, name or size.
@@ -116,7 +116,7 @@ def _parameter_name(schedule: Schedule, program: Program, view: View) -> str | N
 
 
 def _in_blocks(schedule: Schedule, buffer: Buffer, view: View) -> str:
-    """The parameter that lies in `view`, whole and in order, although blocks are cut over ranks.
+    """Return the parameter in `view`, whole and in order, although blocks are cut over ranks.
 
     Raises:
         UnitRunError: there is none.

@@ -1,1 +1,1 @@
-"""What a rank really does, seen below the executor: storages, operators, collectives."""
+"""Observers of a rank, below the executor: storages, operators, collectives."""

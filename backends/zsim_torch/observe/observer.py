@@ -1,4 +1,4 @@
-"""What a rank really does, seen from below: live storages, and tensors handed to collectives.
+"""An observer of a rank from below: live storages, and tensors handed to collectives.
 
 It does not know the schedule. It stands under torch's dispatcher, where every operator passes, also
 those of torch.distributed: a storage is noticed when an operator first returns a tensor on it, and
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Maker(StrEnum):
-    """Who made a storage."""
+    """The maker of a storage."""
 
     EXECUTOR = "executor"
     GRADIENT = "gradient"
@@ -72,7 +72,7 @@ class Meter:
         return self.live[name]
 
     def claim(self, tensor: torch.Tensor, maker: Maker) -> None:
-        """The storage of `tensor` turns out to be made by `maker`, if nobody's so far."""
+        """Attribute the storage of `tensor` to `maker`, unless it is attributed already."""
         self.see(tensor, maker)
         number = self._numbers.get(id(tensor.untyped_storage()))
         if number is None or self._makers[number][0] is not Maker.OTHER:
@@ -228,7 +228,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def figures(self) -> tuple[tuple[str, float], ...]:
-        """What was seen, by name: peaks in bytes, bytes and counts of collectives."""
+        """Return what was seen, by name: peaks in bytes, bytes and counts of collectives."""
         found: list[tuple[str, float]] = [
             (f"live_bytes_peak/{name}", self.meter.peak[name]) for name in (*Maker, STATE, ALL)
         ]

@@ -19,7 +19,7 @@ _NAMED_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is known of one rank from outside.
+    """State of one rank as seen from outside.
 
     Attributes:
         gone: it has died, or raised.
@@ -35,12 +35,12 @@ class Seen:
 
     @property
     def where(self) -> str:
-        """What it was last seen at."""
+        """Return the last line that the rank wrote."""
         return self.note.text or "its start"
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process `pid`."""
+    """Return whether a signal has stopped the process `pid`."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
     except OSError:
@@ -62,12 +62,15 @@ def missing(one: Seen, seen: Sequence[Seen]) -> tuple[int, ...]:
 
 
 def _handed(one: Seen, group: int) -> int:
-    """How many collectives `one` has handed to a communicator; no limit if that is not counted."""
+    """Return how many collectives `one` has handed to a communicator; inf if not counted."""
     return one.note.handed[group] if group < len(one.note.handed) else sys.maxsize
 
 
 def blamed(seen: Sequence[Seen]) -> Seen:
-    """The rank that the others wait for: stopped, missing, not in a collective, furthest behind."""
+    """Return the rank that the others wait for.
+
+    Stopped, missing, not in a collective, furthest behind.
+    """
     misses = Counter(rank for one in seen for rank in missing(one, seen))
 
     def order(one: Seen) -> tuple[bool, bool, int, int, int]:
@@ -78,7 +81,7 @@ def blamed(seen: Sequence[Seen]) -> Seen:
 
 
 def account(one: Seen, seen: Sequence[Seen]) -> str:
-    """What holds `one`, in a few words."""
+    """Say in a few words what holds `one`."""
     if one.stopped:
         return "stopped by a signal, "
     diverged = _other_at_the_same_place(one, seen)
@@ -93,7 +96,7 @@ def account(one: Seen, seen: Sequence[Seen]) -> str:
 
 
 def _other_at_the_same_place(one: Seen, seen: Sequence[Seen]) -> Seen | None:
-    """A rank that waits for another operation as the same collective of the same communicator."""
+    """Return a rank that waits for another operation as the same collective of a communicator."""
     wait = one.note.wait
     if wait is None:
         return None
@@ -110,7 +113,7 @@ def _other_at_the_same_place(one: Seen, seen: Sequence[Seen]) -> Seen | None:
 
 
 def waiting(seen: Sequence[Seen], *, without: int | None = None) -> str:
-    """Who waits for which operation, and who is missing there; empty if nobody says."""
+    """Say who waits for which operation, and who is missing there; empty if nobody says."""
     found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for one in seen:
         if one.note.wait is not None and one.rank != without:
@@ -126,7 +129,7 @@ def waiting(seen: Sequence[Seen], *, without: int | None = None) -> str:
 
 
 def story(one: Seen, seen: Sequence[Seen]) -> str:
-    """Where `one` was last seen, and what it waits for, in a line."""
+    """Say in a line where `one` was last seen, and what it waits for."""
     line = f"rank {one.rank} was last seen: {one.where}"
     if one.note.wait is not None:
         line += f", waits for {one.note.wait.operation}"
@@ -150,5 +153,5 @@ _WAITS_IN: Final = (streams.__file__, distributed_c10d.__file__)
 
 
 def says_that_it_waits(log: str) -> bool:
-    """Whether a stack in `log` ends in a wait for a collective; a stopped rank leaves no stack."""
+    """Return whether a stack in `log` ends in a wait for a collective."""
     return any(place in _WAITS_IN for place in _TOP_FRAME.findall(log))

@@ -1,4 +1,4 @@
-"""Who tidies up when the program that started ranks dies: a process that waits for its end.
+"""A process that ends orphaned ranks when the program that started them dies.
 
 A rank that is stopped cannot end itself, and nobody else knows the folder of the run. The warden is
 told the process of every rank. When its pipe closes without a farewell, the program was killed: the
@@ -20,13 +20,13 @@ _FAREWELL: Final = b""
 
 
 def end_group(pid: int) -> None:
-    """What the rank in process `pid` has started is gone, and so is the rank once it leads it."""
+    """End the process group of the rank in process `pid`."""
     with suppress(OSError):  # there is no such group: it has ended, or not yet begun
         os.killpg(pid, signal.SIGKILL)
 
 
 def keep_watch(folder: Path, sockets: Path, connection: Connection) -> None:
-    """The body of the warden: returns after the farewell, or when it has tidied up.
+    """Run the reaper until it is dismissed, or until it has ended what was left.
 
     `sockets` is the program's own folder of multiprocessing, which removes it when it ends well.
     """
@@ -73,12 +73,12 @@ class OrphanReaper:
             self._process.start()
 
     def mind(self, pid: int) -> None:
-        """The rank in process `pid` ends when this program does."""
+        """End the rank in process `pid` when this program ends."""
         with suppress(OSError):
             self._connection.send_bytes(str(pid).encode())
 
     def dismiss(self) -> None:
-        """The run has ended, and nothing of it is left: the warden ends too."""
+        """End the reaper: the run has ended, and nothing of it is left."""
         with suppress(OSError):
             self._connection.send_bytes(_FAREWELL)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Which process group a rank joins, and how: local ranks by a file, `torchrun` by its environment.
+"""The process group that a rank joins: local ranks by a file, `torchrun` by its environment.
 
 With CUDA and a device for each local rank it is NCCL, one device per rank. Otherwise it is Gloo on
 CPU, also when there are more ranks than devices (NCCL refuses two ranks on one device before 2.30,
@@ -28,7 +28,7 @@ class DeviceError(ValueError):
 
 
 class DeviceChoice(StrEnum):
-    """Where ranks compute. AUTO: CUDA where every local rank has a device of its own, else CPU."""
+    """The devices of ranks. AUTO: CUDA where every local rank has a device of its own, else CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -46,7 +46,7 @@ class Placement:
 
 
 def under_torchrun(environment: Mapping[str, str] | None = None) -> Placement | None:
-    """This process's placement if `torchrun` started it, or None.
+    """Return this process's placement if `torchrun` started it, or None.
 
     Raises:
         DeviceError: the variables are there but are no whole numbers.
@@ -68,7 +68,7 @@ def under_torchrun(environment: Mapping[str, str] | None = None) -> Placement | 
 
 
 def device_of(choice: DeviceChoice, placement: Placement) -> torch.device:
-    """The device of the rank at `placement`.
+    """Return the device of the rank at `placement`.
 
     Raises:
         DeviceError: CUDA is asked for, and this machine has fewer devices than local ranks.
@@ -140,7 +140,7 @@ def rank_device(
 def join(
     placement: Placement, choice: DeviceChoice, *, timeout_s: float, store: Path | None = None
 ) -> torch.device:
-    """This process is a member of the default process group; returns its device.
+    """Join the default process group and return this process's device.
 
     Without `store` the group meets as torchrun says. A collective that waits for longer than
     `timeout_s` fails. Each rank computes in one thread, since ranks share the cores.

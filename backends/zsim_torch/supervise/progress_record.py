@@ -1,4 +1,4 @@
-"""What a rank is doing, readable from outside even when the rank hangs, is stopped or has died.
+"""The progress record of a rank, readable from outside even when the rank hangs or has died.
 
 A rank writes one line into a small file that it maps into memory: about a microsecond, no system
 call. Whoever watches sees a counter that grows with every line (progress), the last line, which
@@ -42,7 +42,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastProgress:
-    """How many lines a rank has written, the last one, and what it waits for.
+    """The number of lines that a rank has written, the last one, and what the rank waits for.
 
     `handed` is how many collectives it has handed to each communicator. `pid` is its process; 0 if
     it has not begun.
@@ -55,12 +55,12 @@ class LastProgress:
     handed: tuple[int, ...] = ()
 
     def to_json(self) -> str:
-        """The note as text."""
+        """Return the note as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The note that `to_json` wrote."""
+        """Return the note that `to_json` wrote."""
         found: dict[str, Any] = json.loads(text)
         return cls(
             count=found["count"],
@@ -86,12 +86,12 @@ class ProgressRecord:
         self._pid = self._length = self._waits = 0
 
     def claim(self) -> None:
-        """This process is the rank."""
+        """Note that this process is the rank."""
         self._pid = os.getpid()
         self._publish()
 
     def write(self, text: str) -> None:
-        """The last line is `text`, and the counter has grown."""
+        """Write `text` as the last line, and increase the counter."""
         line = text.encode("utf-8", "replace")[:_TEXT_BYTES_MAX]
         self._count += 1
         self._length = len(line)
@@ -102,7 +102,7 @@ class ProgressRecord:
         _HEADER.pack_into(self._map, 0, self._count, self._pid, self._length, self._waits)
 
     def wait_for(self, wait: Wait | None) -> None:
-        """What the rank waits for from now on, or that it goes on; the counter has grown."""
+        """Note what the rank waits for from now on, or that it goes on; increase the counter."""
         text = b""
         if wait is not None:
             text = json.dumps(asdict(wait)).encode()
@@ -119,7 +119,7 @@ class ProgressRecord:
             _HANDED.pack_into(self._map, _HANDED_START + group * _HANDED.size, number)
 
     def read(self) -> LastProgress:
-        """What was written last. A line that is being written may be seen torn."""
+        """Return what was written last. A line that is being written may be seen torn."""
         count, pid, length, waits = _HEADER.unpack_from(self._map, 0)
         line = self._map[_HEADER.size : _HEADER.size + min(length, _TEXT_BYTES_MAX)]
         return LastProgress(
@@ -133,7 +133,7 @@ class ProgressRecord:
         )
 
     def close(self) -> None:
-        """The mapping is gone; the file stays."""
+        """Close the mapping; the file stays."""
         self._map.close()
 
 

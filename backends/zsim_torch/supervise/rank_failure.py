@@ -1,4 +1,4 @@
-"""What went wrong on which rank, and which of several failures came first.
+"""Failures of ranks, and which of several came first.
 
 When one rank fails, the others fail soon after, since their peer is gone. The report puts the
 rank's own error first: an error or a death that no peer explains.
@@ -69,7 +69,7 @@ def one_line(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Whether `error` is the rank's own, or says that a peer is gone."""
+    """Tell an error of the rank itself from one that says that a peer is gone."""
     if isinstance(error, distributed.DistError):
         return Cause.LOST_ITS_PEER
     if isinstance(error, RuntimeError) and _PEER.search(str(error)):
@@ -78,7 +78,7 @@ def cause_of(error: BaseException) -> Cause:
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
-    """The failure of `rank` that `error` ended."""
+    """Return the failure of `rank` that `error` ended."""
     return Failure(
         rank=rank,
         cause=cause_of(error),
@@ -88,7 +88,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 def death(rank: int, status: int | None, where: str) -> Failure:
-    """The failure of a rank whose process ended with `status` (negative: a signal) unasked.
+    """Return the failure of a rank whose process ended with `status` (negative: a signal).
 
     `where` is what it was last seen at.
     """
@@ -105,5 +105,5 @@ def death(rank: int, status: int | None, where: str) -> Failure:
 
 
 def origin(failures: Sequence[Failure]) -> Failure:
-    """The failure that explains the others; among equals the one that was seen first."""
+    """Return the failure that explains the others; among equals the one that was seen first."""
     return min(failures, key=lambda failure: failure.cause)

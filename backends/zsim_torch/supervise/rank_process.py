@@ -32,7 +32,7 @@ STACKS_SIGNAL = signal.SIGUSR1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """What a rank is told when it starts. Files of the run are in `folder`."""
+    """Orders that a rank is given when it starts. Files of the run are in `folder`."""
 
     rank: int
     ranks: int
@@ -42,18 +42,18 @@ class RankOrder:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """Return the file that takes the rank's output."""
         return self.folder / f"rank{self.rank}.log"
 
     @property
     def whereabouts(self) -> Path:
-        """Where it says what it is doing."""
+        """Return the file of the rank's progress record."""
         return self.folder / f"rank{self.rank}.note"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What is in the file of a job: a pickled function with its arguments.
+    """Contents of a job's file: a pickled function with its arguments.
 
     `main` is the script that the function refers to as `__main__`, if it does.
     """
@@ -73,7 +73,7 @@ _in_rank: Final[list[int]] = []
 
 
 def in_rank() -> bool:
-    """Whether this process is a rank that `serve` runs."""
+    """Return whether this process is a rank that `serve` runs."""
     return bool(_in_rank)
 
 
@@ -138,7 +138,7 @@ def _unpickled(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _import_main(path: str) -> None:
-    """The parent's script is `__main__` here too, without what stands under its main guard."""
+    """Import the parent's script as `__main__`, without what stands under its main guard."""
     if getattr(sys.modules["__main__"], "__file__", None) == path:
         return
     module = ModuleType("__mp_main__")
@@ -154,7 +154,7 @@ def _end_with_parent() -> None:
 
 
 def _end_group() -> None:
-    """This process ends, and so does what it has started."""
+    """End this process and everything that it has started."""
     os.killpg(0, signal.SIGKILL)
 
 

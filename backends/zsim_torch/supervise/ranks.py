@@ -206,7 +206,7 @@ class _Running:
     def run(
         self, number: int, function: Callable[..., Result], arguments: tuple[object, ...]
     ) -> list[Result]:
-        """The results of one job, by rank."""
+        """Run one job and return its results by rank."""
         payload = pickle.dumps((function, arguments))
         path = self.folder / f"job{number}"
         main = getattr(sys.modules["__main__"], "__file__", None)
@@ -260,7 +260,7 @@ class _Running:
         return done, failures
 
     def _answer(self, rank: int) -> RankResult | Failure:
-        """What `rank` sent, or how it died."""
+        """Return what `rank` sent, or how it died."""
         try:
             answer: RankResult | Failure = pickle.loads(self.connections[rank].recv_bytes())
         except (EOFError, OSError):
@@ -271,7 +271,7 @@ class _Running:
         return answer
 
     def _hang(self, waiting_ranks: list[int]) -> Failure:
-        """Which rank the others wait for: not in a collective, and furthest behind."""
+        """Find the rank that the others wait for: not in a collective, and furthest behind."""
         for rank in waiting_ranks:
             pid = self.processes[rank].pid
             assert pid is not None
@@ -297,7 +297,7 @@ class _Running:
         return RankFailedError(line, report)
 
     def _seen(self, failures: Sequence[Failure] = ()) -> list[Seen]:
-        """What is known of every rank now."""
+        """Return what is known of every rank now."""
         gone = {each.rank for each in failures if each.cause in (Cause.DIED, Cause.RAISED)}
         pids = [process.pid for process in self.processes]
         return [
@@ -343,7 +343,7 @@ class _Running:
 
 @contextmanager
 def _prepared() -> Generator[None]:
-    """Processes start from a server that has torch, without this process's main script.
+    """Return a context whose server has torch loaded, without this process's main script.
 
     multiprocessing would run it in each; a rank runs it when, and only when, a job refers to it.
     """

@@ -92,7 +92,7 @@ class Watchdog:
         self._ended.set()
 
     def where(self) -> str:
-        """What this rank is doing, and what it waits for."""
+        """Say what this rank is doing, and what it waits for."""
         one = Seen(rank=self._rank, note=self._whereabouts.read())
         wait = one.note.wait
         return f"last seen: {one.where}" + (f", waits for {wait.operation}" if wait else "")
@@ -116,7 +116,7 @@ class Watchdog:
                 self._store = None
 
     def _heard(self) -> dict[int, tuple[str, LastProgress]]:
-        """What every other rank told last: how often it spoke, and its note."""
+        """Return what every other rank told last: how often it spoke, and its note."""
         found: dict[int, tuple[str, LastProgress]] = {}
         for rank in range(self._ranks):
             try:

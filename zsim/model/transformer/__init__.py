@@ -30,7 +30,7 @@ def transformer(
     keeps_whole: bool = False,
     in_place_loss: bool = False,
 ) -> Model:
-    """The model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
+    """Return the model of `shape` for `micro_batch_size` sequences on `tensor` ranks.
 
     The vocabulary is padded to a multiple of `tensor`, as Megatron-LM does. What `sequence`,
     `keeps_whole` and `in_place_loss` say stands at `Size`; without a tensor axis nothing is cut.
@@ -115,7 +115,7 @@ def _need_matching(shape: Architecture, model: Model) -> None:
 
 
 def _units(size: Size, batch: Value) -> list[Unit]:
-    """The embedding, the blocks and the head, each of which reads what the one before makes."""
+    """Return the embedding, the blocks and the head, each of which reads the one before."""
     units = [embedding(size, batch)]
     units += _blocks(size, units[-1].segments[-1].outputs[-1])
     return [*units, head(size, units[-1].segments[-1].outputs[-1])]

@@ -45,7 +45,7 @@ def attention(size: Size, source: Value, target: Value, name: str) -> Stretch:
 def _projections(
     size: Size, source: Value, name: str
 ) -> tuple[tuple[Operator, ...], tuple[tuple[Tensor, bool], ...]]:
-    """The linear layers before attention, and what they make: with rotary positions, is it turned?
+    """Return the linear layers before attention, and their outputs, turned if rotary.
 
     One that makes all three is turned as a whole: what is no query or key moves along.
     """
@@ -64,7 +64,7 @@ def _projections(
 
 
 def _rotary(size: Size, source: Tensor) -> Operator:
-    """Turns pairs of elements by an angle that follows from place: backward turns them back.
+    """Turn pairs of elements by an angle that follows from position.
 
     Several kernels, unless it is compiled.
     """
@@ -80,7 +80,7 @@ def _rotary(size: Size, source: Tensor) -> Operator:
 
 
 def _flash(size: Size, sources: tuple[Tensor, ...], target: Tensor, name: str) -> Operator:
-    """Keeps what it reads and makes, and one number for each row of scores."""
+    """Return flash attention: it keeps inputs, outputs, and one number a row of scores."""
     shape = (
         size.sequences,
         size.heads,

@@ -24,7 +24,7 @@ in one kernel for each direction, six of the steps between are written for backw
 
 
 def block(size: Size, name: str, source: Value) -> Unit:
-    """The block called `name`, which reads `source`.
+    """Return the block called `name`, which reads `source`.
 
     With one rank on the tensor axis it is one segment. With more it is cut where Megatron-LM's
     all-reduces stand (Shoeybi et al. 2019, section 3): attention and MLP take a replicated input,
@@ -61,7 +61,7 @@ def block(size: Size, name: str, source: Value) -> Unit:
 
 
 def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) -> Unit:
-    """The block called `name`, which reads `source`: `block_unit` with other names.
+    """Return the block called `name`, which reads `source`: `block_unit` with other names.
 
     A deep model is one block many times, with the same kernels. One that `calls` an earlier block
     again has its parameters.
@@ -98,7 +98,7 @@ def like(block_unit: Unit, name: str, source: Value, calls: Unit | None = None) 
 
 
 def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
-    """The MLP of the block `name`; the bias of its output stands in the residual sum."""
+    """Return the MLP of the block `name`; its output's bias stands in the residual sum."""
     wide = size.inner_width
     normed, kept = size.whole(source), size.kept(source)
     gated = size.shape.activation is Activation.SWIGLU
@@ -128,7 +128,7 @@ def perceptron(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 
 def _curve(size: Size, source: Tensor, target: Tensor) -> Operator:
-    """The activation function."""
+    """Apply the activation function."""
     streams = (2, 3) if size.shape.fused else SCRIPTED
     return Operator(
         reads=(source,),
@@ -155,7 +155,7 @@ def _times(size: Size, left: Tensor, right: Tensor, target: Tensor) -> Operator:
 
 
 def _gate(size: Size, gate: Tensor, up: Tensor, target: Tensor) -> Operator:
-    """The activation function of one times the other, in one kernel each way."""
+    """Apply the activation function of one times the other, in one kernel each way."""
     return Operator(
         reads=(gate, up),
         makes=target,
@@ -168,7 +168,7 @@ def _gate(size: Size, gate: Tensor, up: Tensor, target: Tensor) -> Operator:
 def _over(
     size: Size, tensor: Tensor, kind: KernelKind, streams: int, *, backward: bool = False
 ) -> Kernel:
-    """A kernel over `tensor` and others of its extents."""
+    """Return a kernel over `tensor` and others of its extents."""
     shape = (size.tokens, tensor.elements // size.tokens)
     return streaming(kind, shape, size.dtype, streams=streams, backward=backward)
 
@@ -182,7 +182,7 @@ def _norm(size: Size, source: Value, target: Value, name: str) -> Stretch:
 
 
 def _sum(size: Size, sources: tuple[Value, ...], target: Value, names: tuple[str, ...]) -> Stretch:
-    """The residual sum, with biases that were held back until the summands were summed."""
+    """Add to the residual, with biases that were held back until the summands were summed."""
     biases = tuple(size.copied(f"{name}.bias", size.hidden) for name in names)
     shape, dtype = (size.own_tokens, size.hidden), size.dtype
     # Compiled, the norm behind it reads the sum on the way.

@@ -69,7 +69,7 @@ def embedding(size: Size, batch: Value) -> Unit:
 
 
 def head(size: Size, source: Value) -> Unit:
-    """Final norm, logits over the own part of the vocabulary, cross entropy of each next token.
+    """Return the head: final norm, logits over the own part of the vocabulary, cross entropy.
 
     The logits are in the format of the loss, and so is their logarithm of the softmax, which is
     kept beside the targets. With a tensor axis the maximum, the sum of exponentials and the
@@ -121,7 +121,7 @@ def head(size: Size, source: Value) -> Unit:
 
 
 def _end(size: Size, statistics: Value, loss: Value) -> Stretch:
-    """The loss from the statistics of all ranks."""
+    """Return the loss from the statistics of all ranks."""
     sums = (statistics.elements,)
     entropy = Operator(
         reads=(tensor_of(statistics),),
@@ -134,7 +134,7 @@ def _end(size: Size, statistics: Value, loss: Value) -> Stretch:
 
 
 def _vocabulary_parallel(size: Size, source: Value) -> Unit:
-    """The head as modules of their own: norm, logits, logits in the format of the loss, loss.
+    """Return the head as modules of their own: norm, logits, their cast, loss.
 
     Each makes a tensor that its caller holds while the next one runs, so memory is taken for each;
     with one rank they are the same, and nothing is summed.

@@ -20,7 +20,7 @@ def layer(
     biased: bool = False,
     kept: Tensor | None = None,
 ) -> tuple[Operator, ...]:
-    """The linear layer `name` of a block, and its adapter where it has one (Hu et al. 2021).
+    """Return the linear layer `name` of a block, and its adapter where it has one (Hu et al. 2021).
 
     The adapter is as in peft (`lora.Linear.forward`): A and B are linear layers, what they make is
     scaled and added.
@@ -105,20 +105,20 @@ def linear(
 
 
 def _cast(rows: int, columns: int, *, backward: bool = False) -> Kernel:
-    """An operand of two bytes read for its largest element, and again to write one byte of each."""
+    """Return the cast of a two-byte operand: read for its maximum, and again to write bytes."""
     return streaming(
         KernelKind.ELEMENTWISE, (rows, columns), DType.FP8, streams=5, backward=backward
     )
 
 
 def column_sum(size: Size, columns: int, *, tokens: int | None = None) -> Kernel:
-    """The gradient of a bias: a sum over tokens, over all of them if nothing is said."""
+    """Return the gradient of a bias: a sum over tokens, over all of them by default."""
     shape = (size.tokens if tokens is None else tokens, columns)
     return streaming(KernelKind.ELEMENTWISE, shape, size.dtype, streams=1, backward=True)
 
 
 def normalize(size: Size, source: Tensor, target: Tensor, name: str) -> Operator:
-    """A norm called `name`: it keeps its source and for each token mean and deviation, or RMS.
+    """Return the norm `name`: it keeps its source, and mean and deviation of tokens, or RMS.
 
     Forward reads and writes; backward reads source and gradient, writes the source's gradient, and
     reads both again for those of the parameters, if one is trained.

@@ -1,4 +1,4 @@
-"""What runs inside a segment, one operator after the other: kernels, and what backward needs.
+"""Operators inside a segment, one after the other: their kernels, and what backward needs.
 
 An operator saves tensors, as autograd does: what two of them save is kept once, and what lives
 anyway - inputs of the segment, parameters - is not counted. A view is the tensor that it views.
@@ -92,7 +92,7 @@ class Stretch:
 
 
 def tensor_of(value: Value) -> Tensor:
-    """The memory of `value`."""
+    """Return the memory of `value`."""
     return Tensor(name=value.name, elements=value.elements, dtype=value.dtype)
 
 

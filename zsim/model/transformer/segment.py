@@ -14,13 +14,13 @@ from zsim.strategy.execution import PLAIN, Execution
 def segments(
     stretches: Collection[Stretch], given: Iterable[Value], execution: Execution = PLAIN
 ) -> tuple[Segment, ...]:
-    """The segments that run the stretches of a unit, which is `given` these values."""
+    """Return the segments that run the stretches of a unit, which is `given` these values."""
     needed = with_gradients(stretches, given)
     return tuple(_segment(each, needed, execution) for each in stretches)
 
 
 def _segment(stretch: Stretch, needed: Container[str], execution: Execution) -> Segment:
-    """The segment that runs `stretch` as `execution` says; `needed` has a gradient."""
+    """Return the segment that runs `stretch` as `execution` says; `needed` has a gradient."""
     differentiated = [each for each in stretch.operators if each.makes.name in needed]
     saved = {tensor.name: tensor for each in differentiated for tensor in each.saves}
     kept = {name: tensor for name, tensor in saved.items() if name not in stretch.inputs}
@@ -87,7 +87,7 @@ def _chosen(operators: Iterable[Operator]) -> list[Operator]:
 
 
 def _results(operator: Operator) -> tuple[Tensor, ...]:
-    """What it makes, and what it saves that it did not read."""
+    """Return what the segment makes, and what it saves that it did not read."""
     own = (tensor for tensor in operator.saves if tensor not in operator.reads)
     return (operator.makes, *(tensor for tensor in own if tensor != operator.makes))
 

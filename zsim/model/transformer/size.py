@@ -48,7 +48,7 @@ class Size:
 
     @property
     def float8(self) -> Float8 | None:
-        """How products of linear layers inside blocks are narrower than the rest; None: not."""
+        """Return how linear layers inside blocks are narrower than the rest; None if not."""
         return self.shape.execution.float8
 
     @property
@@ -88,11 +88,11 @@ class Size:
 
     @property
     def cut(self) -> bool:
-        """Whether there is a tensor axis."""
+        """Return whether there is a tensor axis."""
         return self.tensor > 1
 
     def value(self, name: str) -> Value:
-        """A hidden state called `name`."""
+        """Return a hidden state called `name`."""
         return Value(
             name=name,
             elements=self.own_tokens * self.hidden,
@@ -118,24 +118,24 @@ class Size:
         return Tensor(name=value.name, elements=self.tokens * self.hidden, dtype=self.dtype)
 
     def kept(self, value: Value) -> Tensor:
-        """What a linear layer that reads all tokens of a hidden state keeps of it for backward."""
+        """Return what a linear layer that reads all tokens keeps of a hidden state for backward."""
         whole = self.whole(value)
         if not (self.sequence and self.keeps_whole):
             return whole
         return Tensor(name=f"{value.name}/whole", elements=whole.elements, dtype=whole.dtype)
 
     def rows(self, name: str, width: int) -> Tensor:
-        """A tensor of `width` elements for each token."""
+        """Return a tensor of `width` elements for each token."""
         return Tensor(name=name, elements=self.tokens * width, dtype=self.dtype)
 
     def part(self, name: str, *shape: int) -> Parameter:
-        """A parameter of which each rank of the tensor axis has a part, of this shape."""
+        """Return a parameter of which each rank of the tensor axis has a part, of this shape."""
         return Parameter(
             name=name, shape=shape, tensor_sharded=self.cut, frozen=self.is_frozen(name)
         )
 
     def copied(self, name: str, *shape: int) -> Parameter:
-        """A parameter of which each rank of the tensor axis has a copy."""
+        """Return a parameter of which each rank of the tensor axis has a copy."""
         return Parameter(name=name, shape=shape, frozen=self.is_frozen(name))
 
     def is_frozen(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""When tensors of a stretch come and go, in forward and in backward: as autograd holds them.
+"""Lifetimes of a stretch's tensors, in forward and in backward: as autograd holds them.
 
 Forward holds a tensor until it was read for the last time, and what is saved until backward has
 used it. Backward holds a gradient until the operator before it has made its own of it; those of
@@ -53,7 +53,7 @@ def _last_reads(operators: Sequence[Operator]) -> dict[str, int]:
 
 
 def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[Turn, ...]:
-    """Turns of forward, which leaves outputs, that are there already, and what is `kept`."""
+    """Return the allocations of forward, which leaves its outputs and what is `kept`."""
     turns, numbers = _Turns(), {name: number for number, name in enumerate(kept)}
     last_read = _last_reads(stretch.operators)
     known = {*stretch.inputs, *(value.name for value in stretch.outputs)}
@@ -89,7 +89,7 @@ def backward_course(
     again: Sequence[Operator] = (),
     chosen: Collection[Operator] = (),
 ) -> tuple[Turn, ...]:
-    """Turns of backward, which begins by running `again` what was not `chosen` to be kept.
+    """Return the allocations of backward, which first runs `again` what was not `chosen`.
 
     It makes the gradients that are `needed`.
     """
