@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """The collector of cycles waits, and goes on afterwards if it was on before.
+    """Pause the collector of cycles, and let it go on afterwards if it was on before.
 
     It is one for the process: other threads wait for it too, and of two at a time the first that
     ends lets it go on.

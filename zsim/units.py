@@ -88,7 +88,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_ratio(value: object) -> Fraction:
-    """A ratio of more than 0: 2, 1.5 or "3/2"; from a thousand-millionth to a thousand million.
+    """Return a ratio above 0, as 2, 1.5 or "3/2"; from a thousand-millionth to a thousand million.
 
     Raises:
         UnitError: `value` is none.

@@ -1,4 +1,4 @@
-"""Who may be able to go on, first come first served; and what is to be done at a later time."""
+"""The ready queue: who may go on, first come first served, and what is done at a later time."""
 
 from collections import deque
 from collections.abc import Callable

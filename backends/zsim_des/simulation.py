@@ -118,7 +118,7 @@ class SimBackend:
     def step_ends_ps(
         self, job: Job, *, seed: int = 0, faults: Sequence[Fault] = ()
     ) -> tuple[int, ...]:
-        """When each step ends, and nothing else: for many what-if questions in a row.
+        """Return when each step ends, and nothing else: for many what-if questions in a row.
 
         The same numbers as in the trace of `run`, without the time that recording takes. What does
         not depend on bandwidths is kept for the next calls with the same schedule. `faults`
@@ -136,7 +136,7 @@ class SimBackend:
         neighbours: Sequence[Neighbour] = (),
         decision: Decision | None = None,
     ) -> "SimBackend":
-        """The same with these faults, neighbours and decision; what depends on none is kept."""
+        """Return the same with these faults, neighbours and decision; keep what depends on none."""
         found = SimBackend(
             unfold=self.unfold,
             overflow_steps=self.overflow_steps,
@@ -150,7 +150,7 @@ class SimBackend:
         return found
 
     def last_step(self, job: Job, *, seed: int) -> LastStep:
-        """The times of the last step, as the trace of `run` has them, without recording the rest.
+        """Return the times of the last step, as in the trace of `run`, without recording the rest.
 
         Raises:
             RefusedError, RunFailedError: as `run`.
@@ -261,14 +261,14 @@ class _LoweredSchedule:
     slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
 
     def slots(self, course: HostIssue) -> SlotKinds:
-        """What the slots of `course` do, which the programs keep."""
+        """Return what the slots of `course` do, which the programs keep."""
         found = self.slots_by_course.get(id(course))
         if found is None:
             found = self.slots_by_course[id(course)] = slots_of(course)
         return found
 
     def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
-        """The classes of the schedule; kept for clusters that differ in bandwidths alone."""
+        """Return the classes of the schedule; kept for clusters that differ in bandwidths alone."""
         if unfold:
             return fold(self.schedule, trouble, unfold=True, used=self.used)
         key = trouble.shape()
@@ -283,7 +283,7 @@ class _LoweredSchedule:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What is left when everything has drained. The first step began at `begin_ps`."""
+    """State when everything has drained. The first step began at `begin_ps`."""
 
     ranks: Sequence[Rank]
     links: LinkTable
@@ -291,7 +291,7 @@ class _Done:
     begin_ps: int
 
     def step_ends_ps(self, steps: int) -> tuple[int, ...]:
-        """When all streams of all ranks had drained of each step, since the first began."""
+        """Return when all streams of all ranks had drained of each step, since the first began."""
         ends = [0] * steps
         for rank in self.ranks:
             for instance in rank.instances:
@@ -350,7 +350,7 @@ def _link_use(network: Network, links: LinkTable, step: int) -> tuple[LinkUse, .
 
 
 def _out_of_memory(traces: Sequence[RankTrace]) -> OutOfMemory | None:
-    """The first rank and pool that would have to reserve more memory than there is."""
+    """Return the first rank and pool that would have to reserve more memory than there is."""
     for trace in traces:
         for found in trace.reservations:
             if found.shortage is not None and found.capacity_bytes is not None:

@@ -1,4 +1,4 @@
-"""How far a simulation can be trusted, in a sentence: what its times rest on, who judged them."""
+"""Trust in a simulation, as a sentence: what its times rest on, and which runs judged them."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ def trust(job: Job, aside: Sequence[str] = ()) -> str:
 
 
 def error(job: Job, aside: Sequence[str] = ()) -> float | None:
-    """The relative error that nine of ten held-out runs like `job` stayed below; None if unknown.
+    """Return the relative error of nine of ten held-out runs like `job`; None if unknown.
 
     Unknown where no run of this kind of GPU was judged, or the job is outside what was fitted.
     """

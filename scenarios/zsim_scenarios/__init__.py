@@ -17,7 +17,7 @@ def names() -> tuple[str, ...]:
 
 
 def text(name: str) -> str:
-    """The TOML of scenario `name`.
+    """Return the TOML of scenario `name`.
 
     Raises:
         LookupError: there is none.
@@ -31,7 +31,7 @@ def study_names() -> tuple[str, ...]:
 
 
 def study_text(name: str) -> str:
-    """The TOML of study `name`.
+    """Return the TOML of study `name`.
 
     Raises:
         LookupError: there is none.
@@ -45,7 +45,7 @@ def published_names() -> tuple[str, ...]:
 
 
 def published_text(name: str) -> str:
-    """The TOML of the figures of paper `name`.
+    """Return the TOML of the figures of paper `name`.
 
     Raises:
         LookupError: there is none.

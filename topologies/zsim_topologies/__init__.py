@@ -23,7 +23,7 @@ def names(part: Part = Part.SYSTEM) -> tuple[str, ...]:
 
 
 def text(name: str, part: Part = Part.SYSTEM) -> str:
-    """The TOML of a system, node, fabric or GPU, as it stands.
+    """Return the TOML of a system, node, fabric or GPU, as it stands.
 
     Raises:
         UnknownTopologyError: there is none of that name; the message lists those that exist.
@@ -34,7 +34,7 @@ def text(name: str, part: Part = Part.SYSTEM) -> str:
 
 
 def table(part: Part, name: str) -> dict[str, Any]:
-    """The same, read.
+    """Return the same, read.
 
     Raises:
         UnknownTopologyError: there is none of that name; the message lists those that exist.
@@ -47,7 +47,7 @@ def table(part: Part, name: str) -> dict[str, Any]:
 
 
 def load(name: str, nodes: int = 1) -> Cluster:
-    """The cluster of `nodes` nodes of the system.
+    """Return the cluster of `nodes` nodes of the system.
 
     Raises:
         UnknownTopologyError: there is none of that name; the message lists those that exist.

@@ -1,1 +1,1 @@
-"""What operations cost in time on a GPU, each formula with its source."""
+"""Time of operations on a GPU, each formula with its source."""

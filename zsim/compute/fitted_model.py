@@ -33,7 +33,7 @@ ROWS, PAD = 128, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """What a GPU does at most in a second: operations of a format, bytes to and from memory."""
+    """Peaks of a GPU in a second: operations of a format, bytes to and from memory."""
 
     flops: float
     bytes: float

@@ -46,7 +46,7 @@ def kernel_ps(kernel: Kernel, gpu: Gpu) -> int:
 
 
 def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
-    """What `gpu` does at most for `kernel`.
+    """Return what `gpu` does at most for `kernel`.
 
     Raises:
         ClusterError: the GPU has no rate for the kernel's format.
@@ -56,7 +56,7 @@ def peaks_of(kernel: Kernel, gpu: Gpu) -> Peaks:
 
 
 def _peak(kernel: Kernel, gpu: Gpu) -> float:
-    """What fitted constants are shares of.
+    """Return the peak that fitted constants are shares of.
 
     They were fitted to 16-bit formats. 8-bit floats reach less of their peak: as much less as the
     two largest achieved rates say.

@@ -1,1 +1,1 @@
-"""What happened in a run, and its form in files of PyTorch's profiler."""
+"""Traces of runs, and their form in files of PyTorch's profiler."""

@@ -45,7 +45,7 @@ KEYS = ("schemaVersion", "distributedInfo", "displayTimeUnit", "traceName", "tra
 
 
 def kineto(schedule: Schedule, trace: Trace, rank: RankTrace) -> Json:
-    """What `rank` did, as the object that PyTorch's profiler writes into a file."""
+    """Return what `rank` did, as the object that PyTorch's profiler writes into a file."""
     program = schedule.program_of(rank.rank)
     return {
         "schemaVersion": 1,
@@ -65,7 +65,7 @@ def kineto(schedule: Schedule, trace: Trace, rank: RankTrace) -> Json:
 
 
 def _names(schedule: Schedule, rank: RankTrace) -> Iterator[Json]:
-    """What Perfetto calls the rank and its streams."""
+    """Return what Perfetto calls the rank and its streams."""
     like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
     names = {HOST: "host"} | {number: name for name, number in _numbers(schedule).items()}
     yield _name("process_name", rank.rank, HOST, f"rank {rank.rank}{like}")
@@ -175,7 +175,7 @@ def _place(schedule: Schedule, program: Program, buffer: str) -> Place:
 
 
 def _carried(schedule: Schedule, operation: Operation) -> Json:
-    """What a collective carries: PyTorch's names in a profile of NCCL."""
+    """Return what a collective carries: PyTorch's names in a profile of NCCL."""
     if not isinstance(operation, Communication | Together):
         return {}
     members = _members(operation)

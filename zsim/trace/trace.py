@@ -1,4 +1,4 @@
-"""What happened in a run: the same type from every backend.
+"""Traces of runs: the same type from every backend.
 
 Times are integer picoseconds since the start of the first step. A trace of a folded simulation
 holds one rank of each class of ranks that no one can tell apart, and says how many it stands for.
@@ -68,7 +68,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What the book of a rank makes one pool take from its device, and keep.
+    """Memory that one pool takes from its device and keeps, by the ledger of a rank.
 
     Attributes:
         pool: the pool.
@@ -91,7 +91,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """What one rank did; `stands_for` ranks did the same at the same times.
+    """The trace of one rank; `stands_for` ranks did the same at the same times.
 
     `reservations` are there where a backend simulates memory. `host_bound_ps` has, for each step,
     how long the stream of its Computes had nothing to do but what its host was still issuing; it is
@@ -157,7 +157,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """When one rank computed in the last step, and when it communicated on each group.
+    """Spans in which one rank computed in the last step, and communicated on each group.
 
     `host_bound_ps` is how long it waited for its host: as in `RankTrace`.
     """
@@ -169,7 +169,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStep:
-    """What a trace says of the times of its last step, and nothing else.
+    """Times of the last step of a trace, and nothing else.
 
     `ranks` has one of each class that was simulated; what lies outside the step is cut off.
     `trust` and `error` are those of the trace.

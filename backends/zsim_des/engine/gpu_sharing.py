@@ -32,15 +32,15 @@ class Beside:
         self._version = 0
 
     def now_ps(self) -> int:
-        """The time that it is."""
+        """Return the time."""
         return int(self._agenda.env.now)
 
     def come(self) -> None:
-        """A collective has come."""
+        """Note that a collective has come."""
         self._change(1)
 
     def leave(self, at_ps: int) -> None:
-        """A collective goes at `at_ps`, now or later."""
+        """Note that a collective goes at `at_ps`, now or later."""
         self._agenda.at(at_ps, lambda: self._change(-1))
 
     def _change(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""How long a stream waited for a host that was busy issuing: what a faster host saves at most."""
+"""Time that a stream waited for a host busy issuing: what a faster host saves at most."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -32,6 +32,6 @@ def host_bound_ps(program: Program, instances: Sequence[ProgramRun], steps: int)
 
 
 def _computes_on(program: Program) -> str | None:
-    """The stream of the first Compute of a step."""
+    """Return the stream of the first Compute of a step."""
     found = (each.stream for each in walk(program.step) if isinstance(each, Compute))
     return next(found, None)

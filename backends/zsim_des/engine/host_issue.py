@@ -1,4 +1,4 @@
-"""What a host issues in one run of a part, branches taken: stretches between its waits.
+"""Issues of a host in one run of a part, branches taken: stretches between its waits.
 
 Worked out once for all ranks of a role and all runs that take the same branches. Streams are first
 in, first out, so of what an entry waits for only the latest of each other stream is left, and that
@@ -34,7 +34,7 @@ class Item:
 
 @dataclass(slots=True)
 class IssueStretch:
-    """What the host issues without a wait, and the wait at its end.
+    """Operations that the host issues without a wait, and the wait at their end.
 
     `acts` is all of it in order, `items` the entries of each stream. `offsets_ps` has the host's
     time since the stretch began by an item's order, `length_ps` at the end. With the wait passed,
@@ -76,7 +76,7 @@ class Courses:
         self._made: dict[tuple[bool, bool], HostIssue] = {}
 
     def of(self, step: int, *, overflows: bool) -> HostIssue:
-        """The course of setup or of a step."""
+        """Return the course of setup or of a step."""
         key = (step == SETUP, overflows and step != SETUP)
         made = self._made.get(key)
         if made is None:
@@ -115,7 +115,7 @@ class _Making:
         return HostIssue(self._stretches, self._issued, self._closes, taken)
 
     def issue(self, part: tuple[Instruction, ...], *, overflows: bool) -> None:
-        """The host issues `part`, with the branches that it takes."""
+        """Issue `part`, with the branches that the host takes."""
         for instruction in part:
             if isinstance(instruction, Enqueue):
                 self._put(instruction)
@@ -179,7 +179,7 @@ class _Making:
         self._lengths[stream] += 1
 
     def _still(self, stream: int, waits: list[int]) -> tuple[int, ...]:
-        """What of `waits` the stream has not waited for yet; of a branch not taken nothing."""
+        """Return those of `waits` that are still to be waited for; none of a branch not taken."""
         reached = self._reached[stream]
         latest: dict[int, int] = {}
         for slot in waits:

@@ -41,7 +41,7 @@ class LoweringError(ValueError):
 
 @dataclass(slots=True)
 class After:
-    """What must have finished: slots of this instance of the part, and of the latest earlier."""
+    """Dependencies: slots of this run of the part, and of the latest earlier one."""
 
     here: tuple[int, ...]
     earlier: tuple[int, ...]
@@ -116,7 +116,7 @@ class Lowered:
 
 
 def lower(schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False) -> Lowered:
-    """The instructions of `program` on `gpu`; of a run that is `watched`, with every note.
+    """Return the instructions of `program` on `gpu`; of a run that is `watched`, with every note.
 
     Raises:
         LoweringError: an edge names an operation that is issued later.
@@ -128,7 +128,7 @@ def lower(schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = Fal
 
 
 def _nothing(operation: Operation) -> int:
-    """What a host that issues in no time spends on `operation`."""
+    """Return zero: what a host that issues in no time spends on `operation`."""
     return 0
 
 
@@ -271,7 +271,7 @@ class _Lowering:
 
 
 def _takes_a_slot(operation: Operation) -> bool:
-    """Whether something may wait for it: it is on a stream, or a waited free that waits."""
+    """Return whether something may wait for it: it is on a stream, or a free that waits."""
     if isinstance(operation, Free):
         return bool(operation.uses) and operation.mode is FreeMode.WAITED
     return not isinstance(operation, HOST_ACTIONS)

@@ -70,13 +70,13 @@ class Rank:
         ]
 
     def begin(self, steps: Sequence[int], begin_ps: int, overflow_steps: frozenset[int]) -> None:
-        """The host stands before `steps` (setup, or all others) at `begin_ps`."""
+        """Place the host before `steps` (setup, or all others) at `begin_ps`."""
         self._host_ps = self._begin_ps = begin_ps
         self._going = self._host(steps, overflow_steps)
         self._agenda.wake(self)
 
     def advance(self) -> None:
-        """The host goes on until it has to wait."""
+        """Advance the host until it has to wait."""
         for instance, slot in self._going:
             instance.watch(slot, self)
             return
@@ -178,7 +178,7 @@ class Rank:
         self._watcher.end(self.rank_class.rank, instance.step, slot, span_ps)
 
     def _end_ps(self, instance: ProgramRun, item: Item, start_ps: int) -> int:
-        """When a kernel ends that has the GPU to itself."""
+        """Return when a kernel ends that has the GPU to itself."""
         what, step = item.what, instance.step
         if self._durations is not None:
             return start_ps + self._durations.kernel_ps(self.rank_class.rank, step, what.name)
@@ -196,6 +196,6 @@ class Rank:
         return found + [f"{role}: {reason}" for reason in reasons if reason is not None]
 
     def drained_ps(self) -> int:
-        """When everything issued so far has finished, the host included."""
+        """Return when everything issued so far has finished, the host included."""
         ends = [max(instance.ends, default=0) for instance in self.instances]
         return max([self._host_ps, *ends])

@@ -1,4 +1,4 @@
-"""What simulated ranks leave behind, as traces: events, transfers, the allocator's book."""
+"""Records of simulated ranks as traces: events, transfers, the allocator's ledger."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class Records:
         self._reservations: dict[int, tuple[Reservation, ...]] = {}
 
     def rank_trace(self, rank: Rank) -> RankTrace:
-        """What one rank did."""
+        """Return the trace of one rank."""
         of = rank.rank_class
         role = of.program.role
         if role not in self._transfers:
@@ -73,7 +73,7 @@ class Records:
         return found
 
     def _reserved(self, rank: Rank, entries: tuple[BookEntry, ...]) -> tuple[Reservation, ...]:
-        """What the book makes pools reserve: the same for ranks that share it."""
+        """Return what the ledger makes pools reserve: the same for ranks that share it."""
         found = self._reservations.get(id(entries))
         if found is None:
             job, program = self._job, rank.rank_class.program
@@ -113,11 +113,11 @@ class _TimedBook:
         self._now_ps = 0
 
     def issue(self, step: int, operation: Operation) -> None:
-        """The host issues `operation`."""
+        """Note that the host issues `operation`."""
         if isinstance(operation, Allocate):
             self._now_ps = self._instances[step].noted[operation.id]
 
     def over(self, step: int, free: Free) -> bool:
-        """Whether every use had ended when the host issued the latest allocation."""
+        """Return whether every use had ended when the host issued the latest allocation."""
         ends = self._instances[step].ends
         return all(ends[self._slots[use]] <= self._now_ps for use in free.uses)

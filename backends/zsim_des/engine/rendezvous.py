@@ -1,4 +1,4 @@
-"""Where operations of a communicator meet: who waits for whom, and when they can start."""
+"""The rendezvous of a communicator's operations: who waits for whom, and when they can start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class MetRanks:
-    """Who has come to a key; all there when `needed` have."""
+    """Members that have come to a key; complete when `needed` have."""
 
     needed: int
     come: list[tuple[Arrival, Communication]] = field(
@@ -81,7 +81,7 @@ class Rendezvous:
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
     ) -> tuple[Key, ...]:
-        """Where members of an operation that the host of `rank_class` issues now will meet."""
+        """Return the keys at which members of an operation that is issued now will meet."""
         if len(members) == 1:
             member, _ = members[0]
             if not isinstance(member, Send | Receive):
@@ -135,7 +135,7 @@ class Rendezvous:
             self._part(met)
 
     def _gather(self, entry: Arrival, key: Key) -> None:
-        """The same for one collective, which no other one is issued together with here."""
+        """Do the same for one collective, which is issued alone here."""
         member, _ = entry.members[0]
         meeting = self._meetings.get(key)
         if meeting is None:
@@ -181,7 +181,7 @@ class Rendezvous:
         return sorted(found.values(), key=lambda one: one.rank_class.index)
 
     def missing(self, entry: Arrival) -> str:
-        """Who has not come to where `entry` waits, in words."""
+        """Say who has not come to where `entry` waits."""
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
             if meeting is None or len(meeting.come) >= meeting.needed:

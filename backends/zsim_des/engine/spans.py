@@ -1,4 +1,4 @@
-"""When a simulated rank computed and communicated in one step: what exposed time is judged by."""
+"""Spans in which a simulated rank computed and communicated in a step, for exposed time."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class SlotKinds:
 
 
 def slots_of(course: HostIssue) -> SlotKinds:
-    """What the slots of `course` do; the same in every run of it."""
+    """Return what the slots of `course` do; the same in every run of it."""
     computing: list[int] = []
     by_group: dict[str, list[int]] = {}
     for what in course.issued:
@@ -31,7 +31,7 @@ def slots_of(course: HostIssue) -> SlotKinds:
 
 
 def rank_step(rank: Rank, slots: SlotKinds, since_ps: int, begin_ps: int) -> RankStep:
-    """The times of the last step, counted from `since_ps`; what was before `begin_ps` is cut off.
+    """Return the times of the last step from `since_ps`; what was before `begin_ps` is cut off.
 
     The step ends with the last of it, so nothing is cut off there.
     """

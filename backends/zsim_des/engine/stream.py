@@ -39,7 +39,7 @@ class ProgramRun:
     watched: dict[int, list[Walker]] = field(default_factory=dict[int, "list[Walker]"])
 
     def finish(self, agenda: Agenda, slot: int, end_ps: int) -> None:
-        """The end of `slot` is known; wake who waits for it."""
+        """Note the end of `slot`, and wake who waits for it."""
         self.ends[slot] = end_ps
         if self.told is not None:
             self.told(self, slot)
@@ -100,7 +100,7 @@ class Stream:
         self._free_ps = 0
 
     def put(self, batch: EntryBatch) -> None:
-        """The host puts entries on the stream."""
+        """Put entries of the host on the stream."""
         if self._batch is None:
             self._batch = batch
             self._agenda.wake(self)
@@ -176,7 +176,7 @@ class Stream:
         self._over(end_ps)
 
     def _over(self, end_ps: int) -> None:
-        """What the stream stands at ends at `end_ps`."""
+        """End what the stream stands at, at `end_ps`."""
         batch = self._batch
         assert batch is not None
         self._free_ps = end_ps
@@ -186,7 +186,7 @@ class Stream:
         self._agenda.wake(self)
 
     def stuck(self) -> str | None:
-        """The entry at which the stream stands, and what it waits for; None if at none."""
+        """Return the entry at which the stream stands, and what it waits for; None if at none."""
         batch = self._batch
         if batch is None:
             return None

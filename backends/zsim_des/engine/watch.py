@@ -1,4 +1,4 @@
-"""Who goes along with a run: is told what happens in it, and may say how long things take."""
+"""Hooks into a simulated run: a watcher observes it, `Durations` overrides how long things take."""
 
 from typing import Protocol
 
@@ -15,20 +15,20 @@ class RunWatcher(Protocol):
     """
 
     def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
-        """The host takes an action that is no entry: after it waited, if it had to."""
+        """Note an action of the host that is no entry: after it waited, if it had to."""
         ...
 
     def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
-        """The host puts `entry` on its stream."""
+        """Note that the host puts `entry` on its stream."""
         ...
 
     def end(self, rank: int, step: int, slot: int, span_ps: tuple[int, int]) -> None:
-        """It is known when the entry of `slot` starts and ends: `span_ps`."""
+        """Note when the entry of `slot` starts and ends: `span_ps`."""
         ...
 
 
 class Durations(Protocol):
-    """How long everything takes, instead of what the cluster says. Any times from 0 up."""
+    """Durations of everything, in place of what the cluster says. Any times from 0 up."""
 
     def issue_ps(self, rank: int, step: int, operation: str) -> int:
         """Time that the host of `rank` takes to put an operation on its stream."""

@@ -1,4 +1,4 @@
-"""Where the communicators of each group lie: on which ranks, in which domains, in what order."""
+"""Placement of communicators: on which ranks, in which domains, in what order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What programs use: by group the offsets of its Sends and Receives; collectives; Copies.
+    """Communication that programs use: offsets of Sends and Receives by group; collectives; Copies.
 
     `rings` are the groups that have collectives. `copies` are those between device memory and the
     host's, by direction: outward or not.
@@ -79,7 +79,7 @@ class _Runs:
 
 @dataclass(slots=True)
 class Spread:
-    """Where the communicators of a group lie. Arrays by rank have -1 where it is in none.
+    """Placement of a group's communicators. Arrays by rank have -1 where it is in none.
 
     `members[i]` are the ranks of communicator i in order of position. `on_domain` is the number of
     members in the rank's NVSwitch domain, `domains` how many the communicator has. In a ring the
@@ -131,7 +131,7 @@ def spreads(
 
 
 def used_of(schedule: Schedule) -> Used:
-    """What some program of the schedule uses."""
+    """Return what some program of the schedule uses."""
     groups: dict[str, list[int]] = {}
     rings: set[str] = set()
     copies: set[bool] = set()
@@ -211,7 +211,7 @@ def _outer(runs: _Runs, crosses: Ints) -> tuple[Flows, Ints]:
 
 
 def _members(mesh: Mesh, group: Group, places: dict[str, Ints]) -> Ints:
-    """The ranks of each communicator of a group, a row each, in order of position."""
+    """Return the ranks of each communicator of a group, a row each, in order of position."""
     limits = mesh.limits(group.where)
     held = np.ones(mesh.size, bool)
     label, position = np.zeros(mesh.size, np.int64), np.zeros(mesh.size, np.int64)

@@ -84,7 +84,7 @@ class Routes:
         return found, latest[target]
 
     def _cut(self, reached: Collection[str]) -> str:
-        """What is cut off, if some have a way to each other: the smaller part of the nodes."""
+        """Return what is cut off, if some have a way to each other: the smaller part."""
         inside = self._nodes.intersection(reached)
         few = min(inside, self._nodes - inside, key=lambda side: (len(side), "node0" in side))
         names = sorted(few, key=lambda name: int(name.removeprefix("node")))

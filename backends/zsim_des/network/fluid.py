@@ -52,14 +52,14 @@ class Network:
         self._version = 0
 
     def number(self, shapes: tuple[Shape, ...]) -> int:
-        """A number for what has these shapes, one for each state, to join with."""
+        """Return a number for what has these shapes, one for each state, to join with."""
         found = self._numbers.setdefault(shapes, len(self._shapes))
         if found == len(self._shapes):
             self._shapes.append(shapes)
         return found
 
     def shapes(self, number: int) -> tuple[Shape, ...]:
-        """The shapes that have `number`, by state."""
+        """Return the shapes that have `number`, by state."""
         return self._shapes[number]
 
     def join(self, shape: int, size_bytes: int, step: int, finish: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What rings, Sends and neighbours put on links.
+"""Loads of rings, Sends and neighbours on links.
 
 A collective takes some bytes of each GPU's own link (near) and some of what is between domains
 (far) for each byte that neighbours of a plain ring exchange, so each entry belongs to one of them.
@@ -16,7 +16,7 @@ from zsim_des.network.routes import Hops, Routes
 
 @dataclass(slots=True)
 class LoadTable:
-    """Who puts what on which link: entry i is 1 / `divisor[i]` of the bytes of `owner[i]`.
+    """Loads on links: entry i is 1 / `divisor[i]` of the bytes of `owner[i]`.
 
     Owners are communicators in a ring, and ranks in a Send. A negative divisor takes off.
     """
@@ -28,7 +28,7 @@ class LoadTable:
 
 @dataclass(frozen=True, slots=True)
 class RingTable:
-    """What the rings of a group put on links: of near bytes, and of far bytes."""
+    """Loads of the rings of a group on links: of near bytes, and of far bytes."""
 
     near: LoadTable
     far: LoadTable
@@ -63,7 +63,7 @@ def _nothing() -> LoadTable:
 
 
 def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
-    """What the rings of a group put on links.
+    """Return what the rings of a group put on links.
 
     Raises:
         CutError: no way is left between two of its ranks.
@@ -97,7 +97,7 @@ def ring_table(spread: Spread, wiring: Wiring, ways: Routes) -> RingTable:
 
 
 def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
-    """What Sends to the member `offset` away put on links, by rank.
+    """Return what Sends to the member `offset` away put on links, by rank.
 
     Raises:
         CutError: no way is left between two of the ranks.
@@ -114,7 +114,7 @@ def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
 
 
 def copy_table(ranks: Ints, wiring: Wiring, *, outward: bool) -> LoadTable:
-    """What copies between the memory of GPUs and that of their hosts put on links, by rank."""
+    """Return loads of copies between the memory of GPUs and of their hosts, by rank."""
     cluster = wiring.cluster
     gpu, host = (
         (wiring.to_pcie, wiring.to_host) if outward else (wiring.from_pcie, wiring.from_host)
@@ -126,7 +126,7 @@ def copy_table(ranks: Ints, wiring: Wiring, *, outward: bool) -> LoadTable:
 
 
 def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> LoadTable:
-    """What a ring over the nodes from `first` to `last`, through all NICs, puts on links."""
+    """Return what a ring over the nodes from `first` to `last`, through all NICs, puts on links."""
     rails = wiring.rails
     nodes = np.repeat(np.arange(first, last + 1), rails)
     before = np.where(nodes == first, last, nodes - 1)

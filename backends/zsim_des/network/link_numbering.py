@@ -20,7 +20,7 @@ from zsim_des.network.link_kinds import (
 
 
 class Wiring:
-    """Where the numbers of each kind of link begin.
+    """Numbers of links: where those of each kind begin.
 
     A GPU's links have its rank's number on top, those between boards twice the node's and 1 for
     the way back, NICs their node's times the rails and their rail.
@@ -52,11 +52,11 @@ class Wiring:
         self._edges = nics + 2 + 2 * tiers
 
     def has_rails(self, tier: int) -> bool:
-        """Whether a group of `tier` is one switch for each rail."""
+        """Return whether a group of `tier` is one switch for each rail."""
         return has_rails(self.cluster, tier)
 
     def routes(self, dead: Collection[tuple[str, str]]) -> Routes | None:
-        """The ways through an explicit fabric without its dead edges; None for any other."""
+        """Return routes through an explicit fabric without its dead edges; None for any other."""
         if self.cluster.fabric.kind is not FabricKind.EXPLICIT:
             return None
         return Routes(edges_in_use(self.cluster), self.firsts[self._edges], dead)

@@ -1,4 +1,4 @@
-"""How activities share links: max-min fair rates of progress, in exact arithmetic."""
+"""Max-min fair rates of activities that share links, in exact arithmetic."""
 
 from collections.abc import Sequence
 from fractions import Fraction

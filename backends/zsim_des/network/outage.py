@@ -1,4 +1,4 @@
-"""What does not work at one time, and when that changes."""
+"""Outages: what does not work at one time, and when that changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,13 +84,13 @@ class Outages:
         )
 
     def rails(self, tier: int, rail: int | None) -> range:
-        """The switches of a group of `tier` that a fault of `rail` is about."""
+        """Return the switches of a group of `tier` that a fault of `rail` is about."""
         if not has_rails(self._cluster, tier):
             return range(1)
         return range(self._rails) if rail is None else range(rail, rail + 1)
 
     def bundle(self, nic: int) -> int:
-        """The bundle that a NIC is in: its load is spread evenly, so its slowest NIC limits it."""
+        """Return the bundle of a NIC: its load is spread evenly, so its slowest NIC limits it."""
         return nic * self._rails // self._cluster.nics_per_node
 
     def _bundles(self, nics: set[tuple[int, int]], window: Window) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Which links bytes take from GPU to GPU, past what is dead.
+"""Routes of bytes from GPU to GPU, past what is dead.
 
 Within a domain: over the switch, and the link between boards where it is crossed. To another one:
 to a NIC, up the fabric as far as needed and down to a NIC. NICs that serve the same GPUs are one
@@ -117,12 +117,12 @@ class Routes:
         return total
 
     def cross(self, hops: Hops, source: Ints, target: Ints) -> None:
-        """The link between boards, for flows within a domain that change them."""
+        """Return the link between boards, for flows within a domain that change them."""
         boards = self._board(source), self._board(target)
         self._cross(hops, np.arange(len(source)), source, boards)
 
     def crossings(self, source: Ints, target: Ints) -> Flags:
-        """Which flows within a domain change boards."""
+        """Return the flows within a domain that change boards."""
         return np.not_equal(self._board(source), self._board(target))
 
     def _board(self, rank: Ints) -> Ints:
@@ -132,7 +132,7 @@ class Routes:
         return place * 2 // self._cluster.gpus_per_node
 
     def _cross(self, hops: Hops, flow: Ints, rank: Ints, boards: tuple[Ints, Ints]) -> None:
-        """The link between the boards of the node of `rank`, for flows that change boards."""
+        """Return the link between boards of the node of `rank`, for flows that change boards."""
         if self._cluster.board_link is None:
             return
         board, other = boards
@@ -141,14 +141,14 @@ class Routes:
         hops.add(self._wiring.board + 2 * node + board[which], flow[which])
 
     def _pcie(self, rank: Ints) -> Ints:
-        """The PCIe switch of its node that a rank is on."""
+        """Return the PCIe switch of its node that a rank is on."""
         return rank % self._cluster.gpus_per_node // self._cluster.gpus_per_pcie_switch
 
     def _pcie_of_rail(self, rail: Ints) -> Ints:
         return rail * self._cluster.pcie_switches // self._rails
 
     def _beside(self, node: Ints, switch: Ints) -> Iterator[tuple[Ints, Flags]]:
-        """The GPUs on a PCIe switch of each node, one after the other, and where there is one."""
+        """Return the GPUs on each PCIe switch of the nodes, and where there is one."""
         per_node, per_switch = self._cluster.gpus_per_node, self._cluster.gpus_per_pcie_switch
         for each in range(per_switch):
             place = switch * per_switch + each
@@ -190,7 +190,7 @@ class Routes:
                 hops.add(wiring.board + 2 * node + first, *(each[crossed] for each in parts))
 
     def _chosen(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-        """The rails on which flows leave and enter: the nearest, or the next that works."""
+        """Return the rails on which flows leave and enter: the nearest, or the next that works."""
         leaves, enters = self._nearest(source), self._nearest(target)
         if self._is_whole:
             return (enters, enters) if self._on_rails else (leaves, enters)
@@ -276,7 +276,7 @@ class Routes:
             raise CutError(f"{name} {int(groups[dead[0]])}: no uplink is left")
 
     def _around(self, hops: Hops, flow: int, source: int, target: int) -> None:
-        """A flow within a domain of which an end has no link to the switch."""
+        """Route a flow within a domain of which an end has no link to the switch."""
         if self._cluster.pcie_link is None:
             self._cut(source, target)
         ends = np.array([source]), np.array([target])
@@ -317,7 +317,7 @@ class Routes:
         return links
 
     def _outside(self, hops: Hops, flow: int, source: int, target: int) -> None:
-        """A flow within a domain that has to leave it: through the NICs of both ends."""
+        """Route a flow that has to leave its domain: through the NICs of both ends."""
         ends = np.array([source]), np.array([target])
         rails = [int(self._nearest(end)[0]) for end in ends]
         alive = [self._usable(end)[0, rail] for end, rail in zip(ends, rails, strict=True)]
@@ -360,7 +360,7 @@ class Routes:
 
 
 def _alive(shape: tuple[int, ...], dead: Collection[tuple[int, ...]]) -> Flags:
-    """True but where something is dead."""
+    """Return True but where something is dead."""
     found = np.ones(shape, bool)
     for where in dead:
         found[where] = False

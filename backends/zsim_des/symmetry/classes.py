@@ -1,4 +1,4 @@
-"""What a fold consists of: classes of ranks, of communicators and of links."""
+"""Classes of a fold: of ranks, of communicators and of links."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -54,7 +54,7 @@ class RankClass:
 
 @dataclass(slots=True)
 class Taken:
-    """What one link carries: per byte of each communicator class, of near bytes and far ones.
+    """Load of one link: per byte of each communicator class, of near bytes and far ones.
 
     `sends` is per byte that each rank of a class sends, `neighbours` per byte that a NIC of each
     neighbour sends.

@@ -34,7 +34,7 @@ NORMAL = NormalDist()
 
 
 class Pace:
-    """How long kernels of one rank take."""
+    """Durations of the kernels of one rank."""
 
     def __init__(self, slow: Sequence[SlowGpu], jitter: Sequence[Jitter], key: int) -> None:
         self._jitter = jitter
@@ -48,7 +48,7 @@ class Pace:
         ]
 
     def end_ps(self, start_ps: int, time_ps: int, which: int) -> int:
-        """When a kernel of `time_ps` that starts at `start_ps` ends; `which` tells draws apart."""
+        """Return when a kernel of `time_ps` from `start_ps` ends; `which` tells draws apart."""
         left: int | Fraction = time_ps
         for number, jitter in enumerate(self._jitter):
             if jitter.window.holds(start_ps):
@@ -124,7 +124,7 @@ class Trouble:
         return marks
 
     def pace(self, rank: int) -> Pace | None:
-        """How long kernels of `rank` take; None if as long as they should."""
+        """Return how long kernels of `rank` take; None if as long as they should."""
         slow = tuple(f for f in self._faults if isinstance(f, SlowGpu) and f.rank == rank)
         jitter = tuple(fault for fault in self._faults if isinstance(fault, Jitter))
         if not slow and not jitter:

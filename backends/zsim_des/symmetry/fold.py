@@ -40,7 +40,7 @@ Key = TypeVar("Key")
 def fold(
     schedule: Schedule, trouble: Trouble, *, unfold: bool = False, used: Used | None = None
 ) -> Fold:
-    """The classes of `schedule` on the cluster of `trouble`, a rank in trouble apart from others.
+    """Return the classes of `schedule` on a cluster; a rank with a fault is apart from others.
 
     With `unfold` every rank and link is its own. `used` is what of the schedule is in use, if that
     is known.
@@ -54,7 +54,7 @@ def fold(
 
 @dataclass(slots=True)
 class _State:
-    """What is put on links, and how long laps take, while one outage lasts."""
+    """Loads on links, and durations of laps, while one outage lasts."""
 
     ways: Routes
     rings: list[RingTable]
@@ -69,7 +69,7 @@ class _State:
 
 
 class _Folding:
-    """What is known by rank, by communicator and by link, on the way to classes."""
+    """Facts by rank, by communicator and by link, on the way to classes."""
 
     def __init__(self, schedule: Schedule, trouble: Trouble, used: Used, *, unfold: bool) -> None:
         cluster = trouble.cluster
@@ -112,7 +112,7 @@ class _Folding:
         self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
 
     def _state(self, index: int, outage: Outage) -> _State:
-        """The tables of a state; if it cuts ranks off, those without an outage."""
+        """Return the tables of a state; if it cuts ranks off, those without an outage."""
         ways = Routes(self._wiring, outage)
         cluster, spreads = self._trouble.cluster, self._spreads
         board_ps = 0 if cluster.board_link is None else cluster.board_link.latency_ps
@@ -166,7 +166,7 @@ class _Folding:
         return np.flatnonzero(is_used)
 
     def _traits(self, places: dict[str, Ints]) -> list[Ints]:
-        """What tells ranks apart before anyone is met."""
+        """Return what tells ranks apart before anyone is met."""
         mesh, roles = self._schedule.mesh, self._schedule.roles
         role = np.zeros(mesh.size, np.int64)
         if len(roles) > 1:
@@ -186,7 +186,7 @@ class _Folding:
         return found
 
     def _marks(self) -> Mixes:
-        """What tells links apart before anyone is met."""
+        """Return what tells links apart before anyone is met."""
         kind = np.searchsorted(self._wiring.firsts, self._used, side="right")
         total = mixed(kind, 0)
         for salt, state in enumerate(self._states):
@@ -200,7 +200,7 @@ class _Folding:
         return total + mixed(slow, 1)
 
     def fold(self) -> Fold:
-        """The classes."""
+        """Return the classes."""
         communicators: list[CommunicatorClass] = []
         of_rank_class: list[dict[str, CommunicatorClass]] = [{} for _ in self._firsts]
         numbers: list[list[int]] = []
@@ -288,7 +288,7 @@ class _Folding:
     def _taken(
         self, state: _State, numbers: Sequence[list[int]], index: Ints, count: int
     ) -> list[Taken]:
-        """What each chosen link carries in a state; `index` has these by number, else -1."""
+        """Return what each chosen link carries in a state; `index` has them by number, else -1."""
         found = [Taken({}, {}, {}, {}) for _ in range(count)]
         for ring, class_of in zip(state.rings, numbers, strict=True):
             for owner, link, share in _entries(ring.near, index):

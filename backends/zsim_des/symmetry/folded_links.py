@@ -78,7 +78,7 @@ class LinkTable:
     def demand(
         self, communicator: CommunicatorClass, operation: Ringed, ring_bytes: int, state: int
     ) -> Demand | None:
-        """What a collective asks for that is not the plain ring of so many bytes; else None."""
+        """Return the demand of a collective that is no plain ring of so many bytes; else None."""
         shape = CommunicatorShape(ranks=communicator.ranks, nodes=communicator.domains)
         found = self._demands.of(operation, ring_bytes, shape)
         if found is None or shape.nodes == 1:
@@ -86,7 +86,7 @@ class LinkTable:
         return replace(found, latency_ps=found.latency_ps + communicator.climb_ps[state])
 
     def ring(self, communicator: CommunicatorClass, demand: Demand | None = None) -> States:
-        """Loads of a ring in every communicator of the class, or of what asks for `demand`."""
+        """Return loads of a ring in every communicator of the class, or of `demand`."""
         near, far = (demand.near, demand.far) if demand else (Fraction(1), Fraction(1))
         found: list[Loads] = []
         for parts in self._rings.get(communicator.index, [{}] * self._count):
@@ -95,11 +95,11 @@ class LinkTable:
         return tuple(found)
 
     def send(self, source: RankClass, group: str, offset: int) -> States:
-        """Loads when every rank of `source` sends one byte per byte of progress to its peer."""
+        """Return loads when every rank of `source` sends a byte per byte of progress."""
         return self._sends.get((source.index, group, offset), ({},) * self._count)
 
     def copy(self, rank_class: RankClass, *, outward: bool) -> States | None:
-        """Loads when every rank of the class copies a byte out of its memory, or into it.
+        """Return loads when every rank of the class copies a byte out of its memory, or into it.
 
         None where no links between them are described.
         """
@@ -118,7 +118,7 @@ class LinkTable:
 
 
 def shapes(loads: States) -> tuple[Shape, ...]:
-    """Loads as the network takes them, by state."""
+    """Return loads as the network takes them, by state."""
     return tuple(tuple(each.items()) for each in loads)
 
 

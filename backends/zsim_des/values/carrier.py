@@ -85,7 +85,7 @@ class Carrier(Generic[A]):
         self._behind: list[tuple[int, A]] = []
 
     def act(self, rank: int, step: int, operation: Operation, host_ps: int) -> None:
-        """The host allocates, frees, sets a scalar or takes a branch."""
+        """Let the host allocate, free, set a scalar or take a branch."""
         self._give(rank, step)
         match operation:
             case Allocate(buffer=name):
@@ -105,7 +105,7 @@ class Carrier(Generic[A]):
                 raise AssertionError(operation)
 
     def put(self, rank: int, step: int, entry: Enqueue, host_ps: int) -> None:
-        """The host puts an operation on its stream: names are bound to the memory they have now."""
+        """Put an operation on its stream: names are bound to the memory they have now."""
         self._give(rank, step)
         seat, operation = self.seats[rank], entry.operation
         stream = self._schedule.streams[entry.stream]
@@ -129,7 +129,7 @@ class Carrier(Generic[A]):
         self._tails[rank, stream] = running
 
     def end(self, rank: int, step: int, slot: int, span_ps: tuple[int, int]) -> None:
-        """It is known when an entry runs: what it does to memory has a time.
+        """Note when an entry runs: what it does to memory has a time.
 
         Members of a meeting end together, one after the other: what frees spoil comes after all.
         """
@@ -179,7 +179,7 @@ class Carrier(Generic[A]):
                     self.scalars[rank][scalar.name] = self._given(scalar.name, step)
 
     def _read_scalars(self, rank: int, operation: Compute | Fill | Copy) -> dict[str, float]:
-        """The host's scalars, if the operation reads some: those of now; what it draws with."""
+        """Return the host's scalars that the operation reads now, and what it draws with."""
         if isinstance(operation, Compute) and operation.draw is not None:
             return {STATE: self._state(rank, operation.id, operation.draw)}
         reads = isinstance(operation, Compute) and bool(operation.scalars or operation.rule)
@@ -187,7 +187,7 @@ class Carrier(Generic[A]):
         return dict(self.scalars[rank]) if reads else {}
 
     def _state(self, rank: int, name: str, draw: Draw) -> int:
-        """The number of the state that an operation draws with: counted on, or restored."""
+        """Return the number of the state that an operation draws with: counted on, or restored."""
         counts, states = self._counts[rank], self._states[rank]
         if draw.restores is None:
             counts[draw.generator] += 1
@@ -255,7 +255,7 @@ class Carrier(Generic[A]):
             tail.frees.append((host_ps, block.memory))
 
     def _branch(self, rank: int, step: int, name: str, window: BlockAccess[A]) -> Iterable[Fault]:
-        """A host goes the way that a number says; this one was told which way to go."""
+        """Check that the number takes the branch that this host was told to take."""
         if self._values.is_spoiled(window.now):
             yield Fault(rank, step, name, window.buffer, "reads what nobody wrote")
         elif self._values.is_zero(window.now) is (step in self._overflow_steps):

@@ -37,7 +37,7 @@ class Masks:
         self._drawn: dict[str, object] = {}
 
     def draw(self, compute: Compute, coordinates: Coordinates, step: int, number: float) -> str:
-        """The mask that state `number` of a rank's generator draws; nothing without one."""
+        """Return the mask that state `number` of a rank's generator draws; none without one."""
         if compute.draw is None:
             return ""
         generators = {each.name: each for each in self._schedule.generators}

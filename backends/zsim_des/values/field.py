@@ -36,7 +36,7 @@ def number(value: float) -> int:
 
 
 def inverse(value: int) -> int:
-    """The number whose product with `value` is 1; of 0 it is 0."""
+    """Return the number whose product with `value` is 1; of 0 it is 0."""
     return pow(value, PRIME - 2, PRIME)
 
 
@@ -65,7 +65,7 @@ def dot(one: Numbers, other: Numbers) -> float:
 
 
 def modulo(value: float) -> float:
-    """A single number modulo the prime."""
+    """Return a single number modulo the prime."""
     return value % PRIME if isfinite(value) else value
 
 

@@ -61,7 +61,7 @@ class MarkValues(NotedMemory):
         return [place for place, bit in zip(self._places, bits, strict=False) if bit]
 
     def memory(self, elements: int, dtype: DType) -> Marks:
-        """New memory, without marks."""
+        """Return new memory, without marks."""
         del dtype
         return np.zeros((elements, self._bytes), np.uint8)
 

@@ -30,7 +30,7 @@ class Meeting(Generic[A]):
         self._ended = 0
 
     def take_seat(self, place: int, seated: Seated[A]) -> None:
-        """A member was issued."""
+        """Note that a member was issued."""
         self._seated[place] = seated
 
     def ends(self) -> bool:
@@ -86,7 +86,7 @@ class Meetings(Generic[A]):
         return found
 
     def _spot(self, seat: Seat, member: Communication) -> tuple[Spot, int, int]:
-        """Where `member` meets others, its place there, and how many meet."""
+        """Return where `member` meets others, its place there, and how many meet."""
         ranks = self._ranks(seat, member.group)
         own = ranks.index(seat.rank)
         if not isinstance(member, Send | Receive):

@@ -47,5 +47,5 @@ class BlockMemory(Generic[A]):
         self._free.setdefault((buffer.pool, buffer.home, buffer.dtype), []).append(block)
 
     def block(self, buffer: Buffer) -> MemoryBlock[A] | None:
-        """The block that `buffer` has now."""
+        """Return the block that `buffer` has now."""
         return self.blocks.get(buffer.name)

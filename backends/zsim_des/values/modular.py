@@ -60,7 +60,7 @@ class Modular:
         self._fragments: dict[tuple[str, int], tuple[Fragment, ...]] = {}
 
     def memory(self, elements: int, dtype: DType) -> Numbers:
-        """New memory, spoiled; one number for an element of any format."""
+        """Return new memory, spoiled; one number for an element of any format."""
         del dtype
         return np.full(elements, np.nan)
 
@@ -73,15 +73,15 @@ class Modular:
         window.fill(np.nan)
 
     def is_spoiled(self, window: Numbers) -> bool:
-        """Whether nothing in `window` is a number."""
+        """Return whether nothing in `window` is a number."""
         return bool(np.isnan(window).all())
 
     def taken(self, window: Numbers) -> Numbers:
-        """A copy."""
+        """Return a copy."""
         return window.copy()
 
     def same(self, one: Numbers, other: Numbers) -> bool:
-        """Whether both hold the same bits."""
+        """Return whether both hold the same bits."""
         return one.tobytes() == other.tobytes()
 
     def store(self, window: Numbers, value: Numbers) -> None:
@@ -89,11 +89,11 @@ class Modular:
         window[:] = value
 
     def is_zero(self, window: Numbers) -> bool:
-        """Whether the only element is zero."""
+        """Return whether the only element is zero."""
         return bool(window[0] == 0)
 
     def fragments(self, buffer: Buffer, seat: Seat) -> tuple[Fragment, ...]:
-        """What parts of which parameters lie where in `buffer` on a rank."""
+        """Return what parts of which parameters lie where in `buffer` on a rank."""
         key = (buffer.name, seat.rank)
         found = self._fragments.get(key)
         if found is None:
@@ -160,7 +160,7 @@ class Modular:
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[Numbers]:
-        """New values of what `compute` writes, in the order of its operands."""
+        """Return new values of what `compute` writes, in the order of its operands."""
 
         def of(role: Role) -> list[Numbers]:
             pairs = zip(compute.operands, views, strict=True)
@@ -235,7 +235,7 @@ class Modular:
         return made
 
     def _squares(self, compute: Compute, gradients: Sequence[Numbers], seat: Seat) -> Numbers:
-        """The sum of squares, each logical element counted once."""
+        """Return the sum of squares, each logical element counted once."""
         total = 0.0
         views = (each.view for each in compute.operands if each.role is Role.GRADIENT)
         for view, gradient in zip(views, gradients, strict=True):
@@ -268,7 +268,7 @@ class Modular:
         return whole[start : start + size]
 
     def whole_initial(self, buffer: Buffer, seat: Seat) -> Numbers:
-        """Initial values of everything in `buffer`, zero in the padding."""
+        """Return initial values of everything in `buffer`, zero in the padding."""
         whole = np.zeros(buffer.elements)
         if buffer.layout is None:
             return whole
@@ -286,7 +286,7 @@ class Modular:
     def meet(
         self, members: Sequence[Communication], sources: Sequence[Numbers]
     ) -> Sequence[Numbers]:
-        """What each member gets: see `Values.meet`."""
+        """Return what each member gets: see `Values.meet`."""
         return [received(member, place, sources) for place, member in enumerate(members)]
 
 

@@ -45,7 +45,7 @@ class PlainState:
 def train(
     model: Model, strategy: Strategy, steps: int, overflow_steps: frozenset[int] = NO_OVERFLOW
 ) -> PlainState:
-    """The state after `steps` steps; those in `overflow_steps` change nothing."""
+    """Return the state after `steps` steps; those in `overflow_steps` change nothing."""
     state = _begin(model, strategy)
     for step in range(steps):
         gradients = _mean_gradients(model, strategy, state, step)
@@ -80,7 +80,7 @@ def count(strategy: Strategy, known: dict[str, float], *, overflows: bool) -> No
 
 
 def part_of(model: Model, parameter: Parameter, place: int) -> Part:
-    """Which part of `parameter` rank number `place` of the tensor axis has."""
+    """Return which part of `parameter` rank number `place` of the tensor axis has."""
     shared = model.tensor == 1 or not parameter.tensor_sharded
     return () if shared else ((TENSOR, place),)
 
@@ -197,7 +197,7 @@ class _Run:
         return self._model.values[name].tensor_sharded
 
     def _inputs(self, place: int, segment: Segment) -> list[Numbers]:
-        """What a segment reads: of what is cut by tokens its own, or all if it sums gradients."""
+        """Return what a segment reads: its own tokens, or all of them if it sums gradients."""
         whole = segment.reduces_input_gradient
         return [
             self._together(self._values, name)
@@ -217,7 +217,7 @@ class _Run:
         ]
 
     def _own(self, made: list[list[Numbers]], names: Sequence[str]) -> list[list[Numbers]]:
-        """Sums over all places, of which each keeps its own tokens where they are cut."""
+        """Sum over all places; each keeps its own tokens where they are cut."""
         sums = _summed(made)
         for place, own in enumerate(sums):
             for index, name in enumerate(names):

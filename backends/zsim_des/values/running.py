@@ -21,7 +21,7 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class BlockAccess(Generic[A]):
-    """What an operation touches of a block, and how.
+    """An operation's access to a block.
 
     `before` is what was there when it began, `expected` what a window that is only read still has
     to hold when it is done.
@@ -38,7 +38,7 @@ class BlockAccess(Generic[A]):
     expected: A | None = None
 
     def meets(self, other: "BlockAccess[A]") -> bool:
-        """Whether both have elements in common."""
+        """Return whether both have elements in common."""
         return (
             self.block is other.block
             and self.start < other.start + other.size
@@ -91,11 +91,11 @@ class Running(Generic[A]):
 
     @property
     def views(self) -> Sequence[A]:
-        """What each window held at the beginning; of one that is only written, the window."""
+        """Return what each window held at first; of one that is only written, the window."""
         return [window.now if window.before is None else window.before for window in self.windows]
 
     def intruders(self, values: Values[A], windows: Iterable[BlockAccess[A]]) -> Iterator[Fault]:
-        """What others did to windows of this operation since the beginning."""
+        """Return what others did to windows of this operation since the beginning."""
         for window in windows:
             if window.writes:
                 if not values.is_spoiled(window.now):

@@ -1,4 +1,4 @@
-"""What stands in for a model and its optimizer: functions of whole numbers modulo a prime.
+"""Stand-ins of a model and its optimizer: functions of whole numbers modulo a prime.
 
 They depend on what the real ones depend on, and are linear where those are: gradients in the output
 gradient (so a loss scale comes out again), nothing else. Everything read enters with a factor of
@@ -37,7 +37,7 @@ def _digest(name: str, parts: Sequence[Numbers]) -> float:
 
 
 def _alike(numbers: Numbers) -> float:
-    """The number that all of `numbers` are; NaN if they differ."""
+    """Return the number that all of `numbers` are; NaN if they differ."""
     if not numbers.size:
         return 0.0
     first = float(numbers[0])
@@ -46,7 +46,7 @@ def _alike(numbers: Numbers) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a segment makes: outputs, and the number that fills all that it saves."""
+    """Results of a segment: outputs, and the number that fills all that it saves."""
 
     outputs: list[Numbers]
     saved: float
@@ -125,7 +125,7 @@ def adam(
     rate: float,
     step: float,
 ) -> list[Numbers]:
-    """New values of what is trained and of both moments.
+    """Return new values of what is trained and of both moments.
 
     As Adam the step grows with the first moment and depends on the second and on the number of the
     step; where all is zero, as in padding, it stays zero.
@@ -144,7 +144,7 @@ def adam(
 def sgd(
     rule: SGD, gradient: Numbers, trained: Numbers, buffers: Sequence[Numbers], *, rate: float
 ) -> list[Numbers]:
-    """New values of what is trained, and of the momentum buffer if there is one."""
+    """Return new values of what is trained, and of the momentum buffer if there is one."""
     change = reduced(gradient + product(trained, number(rule.weight_decay)))
     made: list[Numbers] = []
     for before in buffers:
@@ -156,7 +156,7 @@ def sgd(
 
 
 def clipped(rule: ClipNorm, squares: float, gradient: Numbers, scale: float) -> Numbers:
-    """The gradient times a factor that depends on `squares`, taken of gradients times `scale`."""
+    """Return the clipped gradient; `squares` are of gradients times `scale`."""
     below = inverse(number(scale))
     constant = number(rule.maximum) + times(5.0, number(rule.epsilon))
     return product(gradient, modulo(times(squares, below, below) + constant))

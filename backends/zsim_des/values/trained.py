@@ -18,7 +18,7 @@ from zsim_des.values.running import Fault
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     `failure` is the first line of why it did not end, or empty; `faults` are operations that were
     disturbed; `differences` what of the state of training is not as it should be.
@@ -30,7 +30,7 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Whether the run did what it should."""
+        """Return whether the run did what it should."""
         return not (self.failure or self.faults or self.differences)
 
 

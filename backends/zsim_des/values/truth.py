@@ -1,4 +1,4 @@
-"""Where training begins and what it sees: initial parameters, and the data of each replica."""
+"""Initial parameters, and the data of each replica."""
 
 from collections.abc import Iterable
 
@@ -13,12 +13,12 @@ Part = tuple[tuple[str, int], ...]
 
 
 def initial(parameter: str, elements: int, part: Part) -> Numbers:
-    """What all elements of a part of a parameter are before the first step."""
+    """Return the initial value of all elements of a part of a parameter."""
     return constants(f"initial {parameter} {part}", elements)
 
 
 def data(replica: int, step: int, micro_batch: int, elements: int) -> Numbers:
-    """A micro-batch of one replica."""
+    """Return a micro-batch of one replica."""
     return constants(f"data {replica} {step} {micro_batch}", elements)
 
 
@@ -36,7 +36,7 @@ def mask(which: tuple[int, int, int], segment: str, place: int | None) -> str:
 
 
 def part_of(schedule: Schedule, piece: Piece, coordinates: Coordinates) -> Part:
-    """Which part of the parameter in `piece` the rank at `coordinates` has."""
+    """Return which part of the parameter in `piece` the rank at `coordinates` has."""
     return tuple(
         (axis.name, coordinates[axis.name])
         for axis in schedule.mesh.axes
@@ -48,7 +48,7 @@ def part_of(schedule: Schedule, piece: Piece, coordinates: Coordinates) -> Part:
 
 
 def replica_of(schedule: Schedule, coordinates: Coordinates) -> int:
-    """The number of the replica that the rank at `coordinates` belongs to."""
+    """Return the number of the replica that the rank at `coordinates` belongs to."""
     number = 0
     for axis in schedule.mesh.axes:
         if axis.name in schedule.contract.data_axes:
@@ -57,7 +57,7 @@ def replica_of(schedule: Schedule, coordinates: Coordinates) -> int:
 
 
 def is_counted(piece: Piece, coordinates: Coordinates) -> bool:
-    """Whether a norm counts `piece` on this rank: of ranks with copies, on the first alone."""
+    """Return whether a norm counts `piece` on this rank: of copies, the first alone counts."""
     return _all_zero(coordinates[axis] for axis in piece.copies)
 
 
