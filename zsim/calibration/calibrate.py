@@ -48,8 +48,8 @@ def calibrated(
         errors |= _medians("held_out", _held_out(gpu, of_gpu, start))
         found.append(replace(profiles, errors=errors))
         near = found[0].shared
-        others = {name: getattr(START, name) for name in (*FABRIC, "launch_s")}
-        start = replace(near, nvls=near.nvls or START.nvls, **others)
+        others = {name: START[name] for name in (*FABRIC, "launch_s")}
+        start = near.changed(nvls=near["nvls"] or START["nvls"], **others)
     crossed = {(row.gpu, row.system) for row in measured if row.shape.nodes > 1}
     usual = _usual_fabric(found, crossed)
     found = [_with_fabric(each, crossed, usual, seen=stated) for each in found]
@@ -73,7 +73,7 @@ def _usual_fabric(
     ]
     if not known:
         return {}
-    return {name: geometric_mean(getattr(each, name) for each in known) for name in FABRIC}
+    return {name: geometric_mean(each[name] for each in known) for name in FABRIC}
 
 
 def _with_fabric(
@@ -93,9 +93,9 @@ def _with_fabric(
     systems = dict(profiles.systems)
     for name, system in systems.items():
         if (profiles.gpu, name) not in crossed:
-            kept = {"nic": system.nic} if name in seen else {}
-            systems[name] = replace(system, **{**usual, **kept})
-    return replace(profiles, shared=replace(profiles.shared, **usual), systems=systems)
+            kept = {"nic": system["nic"]} if name in seen else {}
+            systems[name] = system.changed(**{**usual, **kept})
+    return replace(profiles, shared=profiles.shared.changed(**usual), systems=systems)
 
 
 def _held_out(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> list[Judged]:
@@ -111,9 +111,9 @@ def _held_out(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> l
 
 def _fitted(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> Profiles:
     hardware = GPUS[gpu]
-    begin = start if hardware.reduces else replace(start, nvls=0.0)
+    begin = start if hardware.reduces else start.changed(nvls=0.0)
     if hardware.is_rack:
-        begin = replace(begin, nic=RACK_NIC)
+        begin = begin.changed(nic=RACK_NIC)
     found = fitted(rows, begin)
     return Profiles(
         gpu=gpu,

@@ -8,40 +8,46 @@ switch that reduces is used).
 
 from math import log
 
-from zsim.cluster.profile.network import NAMES, NetworkProfile
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.registry import constants
 
 START = NetworkProfile(
-    launch_s=35e-6,
-    pair_s=4e-6,
-    base_s=6e-6,
-    ll_hop_s=1e-6,
-    ll128_hop_s=1.5e-6,
-    simple_hop_s=3e-6,
-    nvls_hop_s=8e-6,
-    far_base_s=20e-6,
-    far_hop_s=6e-6,
-    link=0.85,
-    ll=0.25,
-    ll128=0.8,
-    tree=0.85,
-    direct=0.8,
-    channel=0.045,
-    spread=0.03,
-    nvls=0.68,
-    nvls_choice=0.64,
-    nic=0.9,
-    copy=2.0,
-    add=2.0,
-    fill_s=350e-6,
-    fill_bytes=2e9,
-    nvls_fill_s=8e-6,
-    nvls_fill_bytes=20e6,
-    direct_fill_s=40e-6,
-    direct_fill_bytes=16e6,
-    far_fill_s=50e-6,
-    far_fill_bytes=64e6,
+    {
+        "launch_s": 35e-6,
+        "pair_s": 4e-6,
+        "base_s": 6e-6,
+        "ll_hop_s": 1e-6,
+        "ll128_hop_s": 1.5e-6,
+        "simple_hop_s": 3e-6,
+        "nvls_hop_s": 8e-6,
+        "far_base_s": 20e-6,
+        "far_hop_s": 6e-6,
+        "link": 0.85,
+        "ll": 0.25,
+        "ll128": 0.8,
+        "tree": 0.85,
+        "direct": 0.8,
+        "channel": 0.045,
+        "spread": 0.03,
+        "nvls": 0.68,
+        "nvls_choice": 0.64,
+        "nic": 0.9,
+        "copy": 2.0,
+        "add": 2.0,
+        "fill_s": 350e-6,
+        "fill_bytes": 2e9,
+        "nvls_fill_s": 8e-6,
+        "nvls_fill_bytes": 20e6,
+        "direct_fill_s": 40e-6,
+        "direct_fill_bytes": 16e6,
+        "far_fill_s": 50e-6,
+        "far_fill_bytes": 64e6,
+        **{each.name: each.default for each in constants() if each.default is not None},
+    }
 )
-"""Where a search begins, of the order of what NCCL's tuner assumes; data move what they name."""
+"""Where a search begins, of the order of what NCCL's tuner assumes; data move what they name.
+
+An algorithm of another package begins at the defaults of its constants."""
 
 CHOICES = (0.64, 0.6125, 0.69)
 """Values of nvls_choice: from 5, from 6 or from 4 ranks on."""
@@ -77,12 +83,12 @@ _BOUNDS = (
 
 def searched(start: NetworkProfile) -> list[str]:
     """Constants that are searched from `start` on; what hardware cannot do stays 0."""
-    return [name for name in NAMES if name != "nvls_choice" and getattr(start, name)]
+    return [name for name, value in start.numbers.items() if name != "nvls_choice" and value]
 
 
 def bounds(name: str, start: NetworkProfile) -> tuple[float, float]:
     """Logarithms of the least and most that a constant may be, by the end of its name."""
     low, high = next(limits for end, limits in _BOUNDS if name.endswith(end))
-    if name == "nic" and start.nic < low:  # a rack, see RACK_NIC
+    if name == "nic" and start["nic"] < low:  # a rack, see RACK_NIC
         low = RACK_NIC / 4
     return log(low), log(high)

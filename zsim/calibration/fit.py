@@ -7,7 +7,7 @@ takes for itself. Each configuration that was measured several times counts once
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -62,9 +62,9 @@ def _choices(
     There is one alone if the rows cannot tell.
     """
     told = any(p.shape.ranks_per_node in {4, 5} for found in all_points.values() for p in found)
-    if not start.nvls or not told:
+    if not start["nvls"] or not told:
         return [start]
-    return [replace(start, nvls_choice=choice) for choice in CHOICES]
+    return [start.changed(nvls_choice=choice) for choice in CHOICES]
 
 
 class _Problem:
@@ -86,7 +86,7 @@ class _Problem:
     ) -> None:
         self.start, self.all_points = start, all_points
         self.names = searched(start)
-        self.home = np.log([getattr(start, name) for name in self.names])
+        self.home = np.log([start[name] for name in self.names])
         self.limits = np.array([bounds(name, start) for name in self.names])
         excepted = [place for place, name in enumerate(self.names) if name in exceptions]
         shared, own, count = len(self.names), len(excepted), len(all_points)
@@ -140,7 +140,7 @@ class _Problem:
     def profile(self, constants: Array) -> NetworkProfile:
         """Return the profile with these constants, given as logarithms."""
         values = dict(zip(self.names, np.exp(constants).tolist(), strict=True))
-        return replace(self.start, **values)
+        return self.start.changed(**values)
 
     def errors(self, constants: Array, system: int) -> Array:
         """Return log(predicted / measured) of each point of a system."""

@@ -8,7 +8,7 @@ reduces, as shares of the links and in seconds as they are there.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.calibration.hardware import GPUS
 from zsim.calibration.table import (
@@ -96,8 +96,7 @@ def scaled(gpu: str, links: Sequence[TimedLinks], nearest: Profiles) -> Profiles
         return None
     best = max(fitting, key=lambda each: each.chunk_bytes)
     nic_bytes_per_s = hardware.nic_bytes_per_s / best.nics_per_node
-    shared = replace(
-        nearest.shared,
+    shared = nearest.shared.changed(
         nvls=0.0,
         link=min(1.0, best.chunk_bytes / best.near_s / hardware.gpu_bytes_per_s),
         nic=min(1.0, best.chunk_bytes / best.far_s / nic_bytes_per_s),

@@ -26,8 +26,9 @@ from zsim.calibration.table import (
     parsed,
     read_rows,
 )
-from zsim.network.algorithm.activity import Collective, Shape
-from zsim.network.tuner import Bandwidths, candidates
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths
+from zsim.network.algorithm.registry import algorithms
 from zsim.units import UnitError, parse_size
 
 STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
@@ -53,7 +54,7 @@ class Measurement:
     gpu: str
     system: str
     collective: Collective
-    shape: Shape
+    shape: GroupShape
     size_bytes: int
     seconds: float
     links: Bandwidths
@@ -178,7 +179,7 @@ def stated_fabric(row: Measurement) -> Measurement | None:
     """What the row says of one NIC, as a large ring of two ranks on two nodes; None if nothing."""
     if row.nic_bytes_per_s is None:
         return None
-    shape = Shape(ranks=2, nodes=2)
+    shape = GroupShape(ranks=2, nodes=2)
     return replace(
         row,
         collective=Collective.ALL_GATHER,
@@ -253,16 +254,16 @@ READERS: dict[str, Callable[[int, Cells], Measurement]] = {
 }
 
 
-def _shape(gpu: str, ranks: int, nodes: int) -> Shape:
+def _shape(gpu: str, ranks: int, nodes: int) -> GroupShape:
     """The communicator over NVSwitch domains: several nodes may be one."""
     hardware = GPUS[gpu]
     domains = -(-ranks // hardware.domain) if hardware.is_rack else nodes
     if not 1 <= domains <= ranks:
         raise NotModelledError(f"{ranks} ranks on {nodes} nodes")
-    return Shape(ranks=ranks, nodes=domains)
+    return GroupShape(ranks=ranks, nodes=domains)
 
 
-def _links(gpu: str, nic_bytes_per_s: int, shape: Shape) -> Bandwidths:
+def _links(gpu: str, nic_bytes_per_s: int, shape: GroupShape) -> Bandwidths:
     """Links in use: a GPU sends through the NICs nearest to it, so half a node has half of them.
 
     A rack has more NICs than a collective has channels: there the channels count.
@@ -276,7 +277,8 @@ def _links(gpu: str, nic_bytes_per_s: int, shape: Shape) -> Bandwidths:
 
 def _within_physics(row: Measurement) -> None:
     """Refuse a row in which even the leanest algorithm moves more than the GPU's link can."""
-    least = min((done.gpu_bytes for _, _, done in candidates(row.collective, row.shape)), default=0)
+    ways = (each.link_bytes(row.collective, row.shape) for each in algorithms().values())
+    least = min((done.gpu_bytes for done in ways if done is not None), default=0)
     if row.seconds * row.links.gpu < row.size_bytes * least:
         limit = row.links.gpu / 1e9
         reach = float(row.size_bytes * least) / row.seconds / 1e9

@@ -6,13 +6,19 @@ from dataclasses import dataclass, fields
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from zsim.calibration.least_squares import Array
 from zsim.calibration.measured import Measurement
-from zsim.cluster.profile.network import NetworkProfile, Terms, timing
+from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm import direct
-from zsim.network.algorithm.activity import Algorithm, Collective, Protocol, Shape
-from zsim.network.tuner import Bandwidths, candidates, ranks_on_a_node, terms
+from zsim.network.algorithm.activity import Collective, GroupShape, Protocol
+from zsim.network.algorithm.algorithm import Algorithm, Bandwidths, Request, Terms
+from zsim.network.algorithm.registry import algorithms
+from zsim.network.constant import LAUNCH_S
+from zsim.network.tuner import ranks_on_a_node
+
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +26,7 @@ class Point:
     """One configuration, measured once or often; `seconds` is the median."""
 
     collective: Collective
-    shape: Shape
+    shape: GroupShape
     size_bytes: int
     links: Bandwidths
     seconds: float
@@ -28,7 +34,7 @@ class Point:
 
 def points(rows: Collection[Measurement]) -> list[Point]:
     """Configurations in `rows`, in order of appearance. Systems are told apart."""
-    found: defaultdict[tuple[str, str, Collective, Shape, int, Bandwidths], list[float]]
+    found: defaultdict[tuple[str, str, Collective, GroupShape, int, Bandwidths], list[float]]
     found = defaultdict(list)
     for row in rows:
         key = (row.file, row.system, row.collective, row.shape, row.size_bytes, row.links)
@@ -49,13 +55,18 @@ class Predictor:
         rows: defaultdict[tuple[Algorithm, Protocol], list[tuple[int, Terms[float]]]]
         rows = defaultdict(list)
         for number, point in enumerate(all_points):
-            for algorithm, protocol, done in candidates(point.collective, point.shape):
-                if algorithm is Algorithm.HIERARCHICAL:
-                    continue
-                found = terms(
-                    point.collective, point.size_bytes, point.shape, done=done, links=point.links
-                )
-                rows[algorithm, protocol].append((number, found))
+            request = Request(
+                collective=point.collective,
+                size_bytes=point.size_bytes,
+                shape=point.shape,
+                links=point.links,
+            )
+            for algorithm in algorithms().values():
+                done = algorithm.link_bytes(point.collective, point.shape)
+                if done is not None:
+                    found = number, algorithm.terms(request, done)
+                    for protocol in algorithm.protocols:
+                        rows[algorithm, protocol].append(found)
         self._ways = [
             (*way, np.array([number for number, _ in found]), _stacked([t for _, t in found]))
             for way, found in rows.items()
@@ -67,27 +78,37 @@ class Predictor:
         )
 
     def seconds(self, profile: NetworkProfile) -> Array:
-        """Seconds of each point, with the constants of `profile`."""
-        reduces = np.zeros(self._count, dtype=np.bool_)
-        for ranks, there in self._ranks.items():
-            if profile.chooses(Algorithm.NVLS, ranks):
-                reduces |= there
+        """Return the seconds of each point, with the constants of `profile`."""
+        considered = {each: self._considered(profile, each) for each in algorithms().values()}
         best = np.full(self._count, np.inf)
         for algorithm, protocol, numbers, found in self._ways:
-            if algorithm is Algorithm.NVLS and not profile.nvls:
+            here = considered[algorithm][numbers]
+            if not here.any():
                 continue
-            took = timing(profile, algorithm, protocol, found)
+            took = algorithm.timing(profile, protocol, found)
             total = took.latency_s + np.maximum(took.gpu_s, took.node_s)
-            if algorithm is Algorithm.NVLS:
-                total = np.where(reduces[numbers], total, np.inf)
-            best[numbers] = np.minimum(best[numbers], total)
-        seconds: Array = np.maximum(best, profile.launch_s + self._peers * profile.pair_s)
+            best[numbers] = np.minimum(best[numbers], np.where(here, total, np.inf))
+        host_s = LAUNCH_S.of(profile) + self._peers * direct.PAIR_S.of(profile)
+        seconds: Array = np.maximum(best, host_s)
         return seconds
+
+    def _considered(self, profile: NetworkProfile, algorithm: Algorithm) -> Flags:
+        """Return for which points the tuner considers an algorithm."""
+        found = np.zeros(self._count, dtype=np.bool_)
+        for ranks, there in self._ranks.items():
+            if algorithm.is_considered(profile, ranks):
+                found |= there
+        return found
 
 
 def _stacked(found: Sequence[Terms[float]]) -> Terms[Array]:
     columns = {
         field.name: np.array([getattr(each, field.name) for each in found], dtype=np.float64)
         for field in fields(Terms)
+        if field.name != "own"
     }
-    return Terms(**columns)
+    own = {
+        name: np.array([each.own[name] for each in found], dtype=np.float64)
+        for name in found[0].own
+    }
+    return Terms(**columns, own=own)

@@ -20,6 +20,7 @@ from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.network.algorithm.registry import check
 from zsim.suggestion import one_of
 
 
@@ -106,7 +107,7 @@ def network_profiles() -> dict[str, Profiles]:
     """Fitted constants of networks, by kind of GPU."""
     packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
     texts = {name: text for each in packages for name, text in each.profiles().items()}
-    return {name: parse(name, tomllib.loads(text)) for name, text in texts.items()}
+    return {name: parse(name, tomllib.loads(text), check) for name, text in texts.items()}
 
 
 def network_profile(name: str) -> NetworkProfile:

@@ -1,20 +1,21 @@
-"""What a collective of a schedule asks of a cluster's links, beside what a plain ring would ask.
+"""The load of a collective on the links of a cluster, relative to that of a plain ring.
 
 A backend knows how a ring loads every link for each byte that neighbours exchange. Another
 algorithm, or a network whose constants are fitted, takes that many times more or less from a GPU's
 link and from what is between nodes, after another latency.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import assert_never
 
 from zsim.cluster.cluster import Cluster
-from zsim.network.algorithm import hierarchical
-from zsim.network.algorithm.activity import Activity, Algorithm, Collective, Protocol, Shape
-from zsim.network.tuner import Bandwidths, choose, work
+from zsim.network.algorithm.activity import Activity, Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths, Request
+from zsim.network.algorithm.registry import algorithms, check
+from zsim.network.tuner import choose
 from zsim.schedule.operation import AllGather, AllReduce, Broadcast, ReduceScatter
-from zsim.units import PICOSECONDS_PER_SECOND
+from zsim.suggestion import one_of
 
 TENSOR = "tensor"
 """The group of the tensor axis."""
@@ -24,15 +25,19 @@ Ringed = AllGather | AllReduce | Broadcast | ReduceScatter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is asked for: an algorithm, or None for the tuner's choice, and how many chunks.
+    """The algorithm that is asked for by name, or None for the tuner's choice; how many chunks.
 
     `tensor_wait_ps` is what a collective of the tensor axis waits for each of its ranks, where they
     are on several nodes; an all-reduce does so twice.
     """
 
-    algorithm: Algorithm | None = None
+    algorithm: str | None = None
     chunks: int = 4
     tensor_wait_ps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and self.algorithm not in algorithms():
+            raise ValueError(f"algorithm: {one_of(self.algorithm, algorithms())}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class LinkLoad:
     """Latency before bytes flow, and bytes per byte that neighbours in a ring exchange.
 
     `near` is for the link of each GPU, `far` for the links between nodes; what an algorithm cannot
@@ -57,7 +62,7 @@ class Demand:
 
 
 def tensor_bytes(operation: Ringed) -> int:
-    """Bytes of the whole tensor: S of zsim.network.algorithm.activity."""
+    """Return the bytes of the whole tensor: S of zsim.network.algorithm.activity."""
     match operation:
         case AllGather(target=whole) | ReduceScatter(source=whole):
             return whole.size * operation.wire.size_bytes
@@ -68,15 +73,23 @@ def tensor_bytes(operation: Ringed) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demands:
-    """What decides: the cluster with its constants, what is asked for, and latencies of ways."""
+class LinkLoads:
+    """Link loads of collectives on a cluster with its constants, under a decision.
+
+    Raises:
+        ProfileError: a constant of the cluster's network cannot be.
+    """
 
     cluster: Cluster
     decision: Decision
     ways: Ways
 
-    def of(self, operation: Ringed, ring_bytes: int, shape: Shape) -> Demand | None:
-        """What `operation` asks for over `shape`, whose ring would pass `ring_bytes`.
+    def __post_init__(self) -> None:
+        if self.cluster.network is not None:
+            check(self.cluster.network)
+
+    def of(self, operation: Ringed, ring_bytes: int, shape: GroupShape) -> LinkLoad | None:
+        """Return what `operation` asks for over `shape`, whose ring would pass `ring_bytes`.
 
         None if it is a plain ring: nothing is forced and no constants are fitted, or what is
         forced cannot do it, as a tree cannot gather.
@@ -88,66 +101,42 @@ class Demands:
         if activity is None:
             return None
         per_ring_byte = Fraction(size_bytes, ring_bytes)
-        return Demand(
+        return LinkLoad(
             latency_ps=activity.latency_ps + self._wait_ps(operation, shape),
             near=activity.gpu_bytes / activity.gpu_efficiency * per_ring_byte,
             far=activity.node_bytes / activity.nic_efficiency * per_ring_byte,
         )
 
-    def _wait_ps(self, operation: Ringed, shape: Shape) -> int:
+    def _wait_ps(self, operation: Ringed, shape: GroupShape) -> int:
         if operation.group != TENSOR or shape.nodes == 1:
             return 0
         rounds = 2 if isinstance(operation, AllReduce) else 1
         return rounds * shape.ranks * self.decision.tensor_wait_ps
 
-    def _activity(self, collective: Collective, size_bytes: int, shape: Shape) -> Activity | None:
-        forced, network = self.decision.algorithm, self.cluster.network
-        done = work(forced, collective, shape) if forced is not None else None
-        if network is not None and done is not None and not network.can(forced or Algorithm.RING):
-            done = None
-        links = self._bandwidths(shape)
-        if forced is Algorithm.HIERARCHICAL and done is not None:
-            return self._hierarchical(collective, size_bytes, shape, links)
-        if network is not None:
-            asked = forced if done is not None else None
-            return choose(network, collective, size_bytes, shape, links=links, forced=asked)
-        if forced is None or forced is Algorithm.RING or done is None:
-            return None
-        hops_ps = done.near_hops * self.ways.near_ps + done.far_hops * self.ways.far_ps
-        return Activity(
-            algorithm=forced,
-            protocol=Protocol.SIMPLE,
-            latency_ps=hops_ps,
-            gpu_bytes=done.gpu_bytes,
-            node_bytes=done.node_bytes,
-        )
-
-    def _hierarchical(
-        self, collective: Collective, size_bytes: int, shape: Shape, links: Bandwidths
+    def _activity(
+        self, collective: Collective, size_bytes: int, shape: GroupShape
     ) -> Activity | None:
-        """In chunks, over links at the share that the constants say, or at their nominal speed."""
-        network = self.cluster.network
-        near = far = Fraction(1)
-        near_ps, far_ps = self.ways.near_ps, self.ways.far_ps
-        if network is not None:
-            near, far = (
-                Fraction(each).limit_denominator(10**6) for each in (network.link, network.nic)
+        forced, network = self.decision.algorithm, self.cluster.network
+        links = self._bandwidths(shape)
+        if forced is not None:
+            request = Request(
+                collective=collective,
+                size_bytes=size_bytes,
+                shape=shape,
+                links=links,
+                near_ps=self.ways.near_ps,
+                far_ps=self.ways.far_ps,
+                chunks=self.decision.chunks,
             )
-            near_ps = round(network.simple_hop_s * PICOSECONDS_PER_SECOND)
-            far_ps = near_ps + round(network.far_hop_s * PICOSECONDS_PER_SECOND)
-        speeds = hierarchical.Speeds(
-            near_bytes_per_s=int(links.gpu * near),
-            near_latency_ps=near_ps,
-            far_bytes_per_s=int(links.node * far),
-            far_latency_ps=far_ps,
-        )
-        found = hierarchical.activity(
-            collective, size_bytes, shape, speeds=speeds, chunks=self.decision.chunks
-        )
-        return found and replace(found, gpu_efficiency=near, nic_efficiency=far)
+            found = algorithms()[forced].activity(request, network)
+            if found is not None:
+                return found
+        if network is None:
+            return None
+        return choose(network, collective, size_bytes, shape, links=links)
 
-    def _bandwidths(self, shape: Shape) -> Bandwidths:
-        """Of a GPU's link, and of the NICs of a domain that its ranks of the group use."""
+    def _bandwidths(self, shape: GroupShape) -> Bandwidths:
+        """Return those of a GPU's link, and of the NICs of a domain that the group uses."""
         cluster = self.cluster
         gpus = cluster.gpus_per_node * cluster.nodes_per_domain
         nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s

@@ -12,7 +12,6 @@ from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.model.equal_units import EQUAL_UNITS
 from zsim.model.model import Model
-from zsim.network.algorithm.activity import Algorithm
 from zsim.network.link_load import Decision
 from zsim.scenario.fault_injection import faults, neighbours
 from zsim.scenario.missing_keys import need_cluster_keys, need_keys
@@ -164,7 +163,7 @@ def _decision(table: NetworkTable) -> Decision | None:
     if table.algorithm is None and table.tensor_wait is None:
         return None
     return Decision(
-        algorithm=None if table.algorithm is None else Algorithm(table.algorithm),
+        algorithm=table.algorithm,
         chunks=table.chunks,
         tensor_wait_ps=table.tensor_wait or 0,
     )

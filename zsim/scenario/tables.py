@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +22,7 @@ from pydantic import (
 
 from zsim.config_error import line, unknown, whole
 from zsim.model.architecture import Activation, Attention, Norm, Positions
+from zsim.network.algorithm.registry import choices
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.execution import Float8
 from zsim.strategy.learning_rate import Decay
@@ -43,6 +45,13 @@ from zsim.units import (
 
 class ScenarioError(ValueError):
     """A scenario that cannot be used, in one line: field, value, what is allowed."""
+
+
+def _algorithm(value: str | None) -> str | None:
+    if value is not None and value not in choices():
+        *names, last = map(repr, choices())
+        raise ValueError(f"must be {', '.join(names)} or {last}")
+    return value
 
 
 def _stage(value: object) -> object:
@@ -281,7 +290,7 @@ class ComputeTable(Table):
 class NetworkTable(Table):
     """`[network]`: how collectives run, and the fitted constants that say what they cost."""
 
-    algorithm: Literal["ring", "tree", "nvls", "hierarchical"] | None = None
+    algorithm: Annotated[str | None, AfterValidator(_algorithm)] = None
     chunks: Repeat = 4
     profile: str | None = None
     tensor_wait: Time | None = None

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zsim.cluster.fault import Window
-from zsim.network.algorithm.activity import Shape as CommunicatorShape
+from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.ring import RingShape
 from zsim.network.link_graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
-from zsim.network.link_load import Decision, Demand, Demands, Ringed, Ways
+from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ringed, Ways
 from zsim_des.network.communicator_placement import COPY
 from zsim_des.network.link_kinds import link_kinds
 from zsim_des.network.max_min_fair import Shape
@@ -46,7 +46,7 @@ class LinkTable:
             near_ps=latency_ps(self._graph, WITHIN_NODE),
             far_ps=latency_ps(self._graph, BETWEEN_NODES),
         )
-        self._demands = Demands(cluster=cluster, decision=decision or Decision(), ways=ways)
+        self._demands = LinkLoads(cluster=cluster, decision=decision or Decision(), ways=ways)
         self._count = len(trouble.outages.states)
         self._rings: dict[int, list[dict[int, tuple[Fraction, Fraction]]]] = {}
         self._sends: dict[SendKey, States] = {}
@@ -77,15 +77,15 @@ class LinkTable:
 
     def demand(
         self, communicator: CommunicatorClass, operation: Ringed, ring_bytes: int, state: int
-    ) -> Demand | None:
+    ) -> LinkLoad | None:
         """Return the demand of a collective that is no plain ring of so many bytes; else None."""
-        shape = CommunicatorShape(ranks=communicator.ranks, nodes=communicator.domains)
+        shape = GroupShape(ranks=communicator.ranks, nodes=communicator.domains)
         found = self._demands.of(operation, ring_bytes, shape)
         if found is None or shape.nodes == 1:
             return found
         return replace(found, latency_ps=found.latency_ps + communicator.climb_ps[state])
 
-    def ring(self, communicator: CommunicatorClass, demand: Demand | None = None) -> States:
+    def ring(self, communicator: CommunicatorClass, demand: LinkLoad | None = None) -> States:
         """Return loads of a ring in every communicator of the class, or of `demand`."""
         near, far = (demand.near, demand.far) if demand else (Fraction(1), Fraction(1))
         found: list[Loads] = []

@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,12 +16,14 @@ from zsim.calibration.predictor import Point, Predictor
 from zsim.calibration.table import MeasuredError
 from zsim.calibration.validate import judged, verdict
 from zsim.cluster.profile.files import Profiles, parse, text
-from zsim.cluster.profile.network import NAMES, NetworkProfile, ProfileError
-from zsim.network.algorithm.activity import Collective, Shape
-from zsim.network.tuner import Bandwidths, alone_s
+from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths
+from zsim.network.algorithm.registry import check
+from zsim.network.tuner import alone_s
 
-TRUTH = replace(
-    START, launch_s=2e-5, base_s=9e-6, simple_hop_s=2e-6, link=0.8, direct=0.75, nvls=0.66, add=1.5
+TRUTH = START.changed(
+    launch_s=2e-5, base_s=9e-6, simple_hop_s=2e-6, link=0.8, direct=0.75, nvls=0.66, add=1.5
 )
 H100 = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
 WORDS = {Collective.ALL_TO_ALL: "alltoall", Collective.SEND_RECEIVE: "sendrecv"}
@@ -32,7 +33,7 @@ def sweep(
     collective: Collective, ranks: int, size: int, truth: NetworkProfile = TRUTH, **changes: str
 ) -> dict[str, str]:
     """A row as nccl-tests would print it on hardware with the constants `truth`."""
-    shape = Shape(ranks=ranks, nodes=-(-ranks // 8))
+    shape = GroupShape(ranks=ranks, nodes=-(-ranks // 8))
     seconds = alone_s(truth, collective, size, shape, links=H100)
     row = {
         "dataset": "drawn",
@@ -64,7 +65,7 @@ def test_the_fit_finds_constants_that_predict_groups_that_it_has_not_seen() -> N
     rows, left = read("nccl_tests_sweeps", sweeps(2, 8))
     assert not left
     found = fitted(rows, START).shared
-    for shape in (Shape(ranks=4), Shape(ranks=6)):
+    for shape in (GroupShape(ranks=4), GroupShape(ranks=6)):
         for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER):
             for size in (2**18, 2**22, 2**26, 2**30):
                 predicted, true = (
@@ -77,7 +78,7 @@ def test_many_at_once_are_predicted_as_one_by_one() -> None:
     all_points = [
         Point(
             collective=collective,
-            shape=Shape(ranks=ranks, nodes=-(-ranks // 8)),
+            shape=GroupShape(ranks=ranks, nodes=-(-ranks // 8)),
             size_bytes=size,
             links=H100,
             seconds=1.0,
@@ -86,7 +87,7 @@ def test_many_at_once_are_predicted_as_one_by_one() -> None:
         for ranks in (2, 4, 5, 8, 16, 24)
         for size in (2**10, 2**20, 2**30)
     ]
-    for profile in (TRUTH, replace(TRUTH, nvls=0.0)):
+    for profile in (TRUTH, TRUTH.changed(nvls=0.0)):
         one_by_one = [
             alone_s(profile, each.collective, each.size_bytes, each.shape, links=H100)
             for each in all_points
@@ -95,19 +96,19 @@ def test_many_at_once_are_predicted_as_one_by_one() -> None:
 
 
 def test_what_two_systems_share_is_found_from_both_and_an_exception_is_named() -> None:
-    slow = replace(TRUTH, launch_s=9e-5, add=0.9)
+    slow = TRUTH.changed(launch_s=9e-5, add=0.9)
     rows = [row | {"dataset": "quick"} for row in sweeps(2, 8)]
     for kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
         rows += [sweep(kind, 2, 2**power, slow, dataset="slow") for power in range(16, 33, 2)]
     measured, _ = read("nccl_tests_sweeps", rows)
     found = fitted(measured, START)
     quick, other = found.systems["quick"], found.systems["slow"]
-    differs = {name for name in NAMES if getattr(quick, name) != getattr(other, name)}
+    differs = {name for name in START.numbers if quick[name] != other[name]}
     assert differs <= EXCEPTIONS
     assert "launch_s" in differs
-    assert other.launch_s == pytest.approx(9e-5, rel=0.1)
+    assert other["launch_s"] == pytest.approx(9e-5, rel=0.1)
     # 8 ranks were never measured on the slow system.
-    shape = Shape(ranks=8)
+    shape = GroupShape(ranks=8)
     for size in (2**24, 2**30):
         predicted, true = (
             alone_s(each, Collective.REDUCE_SCATTER, size, shape, links=H100)
@@ -142,12 +143,12 @@ def test_a_gpu_of_which_only_links_were_timed_is_scaled_from_another() -> None:
     assert found is not None
     assert (found.scaled_from, found.publications) == ("a100", ("a paper", "b"))
     # 1 MiB in 8 us of a link of 150 GB/s, in 100 us of a NIC of 12.5 GB/s.
-    assert found.shared.link == pytest.approx(2**20 / 8e-6 / 150e9)
-    assert found.shared.nic == pytest.approx(2**20 / 100e-6 / 12.5e9)
-    assert found.shared.far_hop_s == pytest.approx(2e-6)
-    changed = {name for name in NAMES if getattr(found.shared, name) != getattr(TRUTH, name)}
+    assert found.shared["link"] == pytest.approx(2**20 / 8e-6 / 150e9)
+    assert found.shared["nic"] == pytest.approx(2**20 / 100e-6 / 12.5e9)
+    assert found.shared["far_hop_s"] == pytest.approx(2e-6)
+    changed = {name for name in START.numbers if found.shared[name] != TRUTH[name]}
     assert changed == {"link", "nic", "far_hop_s", "nvls"}
-    assert parse("v100", tomllib.loads(text(found))).scaled_from == "a100"
+    assert parse("v100", tomllib.loads(text(found)), check).scaled_from == "a100"
     assert scaled("v100", links[2:], nearest) is None
 
 
@@ -187,7 +188,7 @@ def test_what_one_nic_carries_is_taken_from_a_note() -> None:
     found, _ = read("nccl_tests_sweeps", [sweep(Collective.ALL_GATHER, 8, 2**28, nic=note)])
     large = stated_fabric(found[0])
     assert large is not None
-    assert (large.shape, large.links.node) == (Shape(ranks=2, nodes=2), 50 * 10**9)
+    assert (large.shape, large.links.node) == (GroupShape(ranks=2, nodes=2), 50 * 10**9)
     assert large.seconds == pytest.approx(large.size_bytes / 2 / 49e9)
     plain, _ = read("nccl_tests_sweeps", [sweep(Collective.ALL_GATHER, 8, 2**28)])
     assert stated_fabric(plain[0]) is None
@@ -217,7 +218,7 @@ def test_a_profile_survives_its_file() -> None:
         publications=('a "b" \\ c',),
         errors={"fitted_large": 0.0123},
     )
-    assert parse("h100", tomllib.loads(text(profiles))) == profiles
+    assert parse("h100", tomllib.loads(text(profiles)), check) == profiles
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_a_profile_survives_its_file() -> None:
         ({"colour": 1}, "x: colour is not a key of a profile"),
         ({"constants": {}}, "x: constants: launch_s is missing"),
         ({"systems": {"one": {"mass": 1.0}}}, "x: one: mass is not a constant"),
-        ({"systems": {"one": {"link": 2.0}}}, "x: link: 2.0 must be at most 1, it is a share"),
+        ({"systems": {"one": {"link": 2.0}}}, "x: one: link: 2.0 must be at most 1, it is a share"),
         ({"systems": {"one": {"link": "2"}}}, "x: one: link must be a number"),
         ({"systems": 1}, "x: systems must be a table"),
         ({"errors": 1}, "x: errors must be a table of numbers"),
@@ -239,7 +240,7 @@ def test_a_profile_that_is_none_is_refused_in_one_line(
 ) -> None:
     table = tomllib.loads(text(Profiles(gpu="h100", shared=START, systems={}, errors={})))
     with pytest.raises(ProfileError) as caught:
-        parse("x", table | change)
+        parse("x", table | change, check)
     assert str(caught.value) == message
 
 
@@ -285,7 +286,7 @@ def test_a_verdict_counts_every_row_and_says_which_share_is_inside_the_band() ->
         "collective 'scan' is not modelled",
         "no profile of v100",
     ]
-    shape = Shape(ranks=32, nodes=4)
+    shape = GroupShape(ranks=32, nodes=4)
     seconds = alone_s(TRUTH, Collective.ALL_GATHER, 2**28, shape, links=H100)
     busbw = 2**28 * 31 / 32 / seconds / 1e9
     row = {

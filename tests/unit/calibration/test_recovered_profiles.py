@@ -21,12 +21,11 @@ from zsim.calibration.training_fit import Observed
 from zsim.cluster.profile import in_training
 from zsim.cluster.profile import kernels as kernel_profile
 from zsim.cluster.profile.in_training import InTraining
-from zsim.cluster.profile.network import NAMES
 from zsim.dtype import DType
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.model.kernel import Kernel, KernelKind, flash_attention, matmul, streaming
-from zsim.network.algorithm.activity import Collective, Shape
-from zsim.network.tuner import Bandwidths
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths
 
 LINKS = Bandwidths(gpu=int(collective_formula.LINK), node=int(collective_formula.NICS))
 RANKS = (2, 3, 4, 5, 8, 16, 32)
@@ -47,7 +46,7 @@ def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.Mo
     # The price keeps constants at their start of which rows say little: of these they say it all.
     monkeypatch.setattr("zsim.calibration.fit.PRICE", 1e-4)
     shipped = network_profiles()[gpu].shared
-    by = {name: getattr(shipped, name) for name in NAMES}
+    by = {name: shipped[name] for name in START.numbers}
     asked = [(kind, ranks, size) for kind in Collective for ranks in RANKS for size in SIZES]
 
     def seconds(constants: dict[str, float]) -> list[float]:
@@ -60,7 +59,7 @@ def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.Mo
             gpu=gpu,
             system="one",
             collective=kind,
-            shape=Shape(ranks=ranks, nodes=-(-ranks // collective_formula.NODE)),
+            shape=GroupShape(ranks=ranks, nodes=-(-ranks // collective_formula.NODE)),
             size_bytes=size,
             seconds=taken,
             links=LINKS,
@@ -68,12 +67,12 @@ def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.Mo
         )
         for line, ((kind, ranks, size), taken) in enumerate(zip(asked, seconds(by), strict=True))
     ]
-    found = fitted(rows, START if GPUS[gpu].reduces else replace(START, nvls=0.0)).shared
-    told = [name for name in NAMES if speaks_of(name, by, lambda each: sum(seconds(each)))]
+    found = fitted(rows, START if GPUS[gpu].reduces else START.changed(nvls=0.0)).shared
+    told = [name for name in START.numbers if speaks_of(name, by, lambda each: sum(seconds(each)))]
     assert len(told) >= 24, told
     for name in told:
-        assert getattr(found, name) == pytest.approx(by[name], rel=0.01), name
-    again = {name: getattr(found, name) for name in NAMES}
+        assert found[name] == pytest.approx(by[name], rel=0.01), name
+    again = {name: found[name] for name in START.numbers}
     assert seconds(again) == pytest.approx(seconds(by), rel=0.01)
 
 

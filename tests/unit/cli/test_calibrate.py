@@ -15,8 +15,10 @@ from zsim.calibration.validate import SIZE_CLASSES
 from zsim.cli.option import Code
 from zsim.cluster.profile.files import parse
 from zsim.files.installed import network_profiles
-from zsim.network.algorithm.activity import Collective, Shape
-from zsim.network.tuner import Bandwidths, alone_s
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths
+from zsim.network.algorithm.registry import check
+from zsim.network.tuner import alone_s
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def tables(tmp_path: Path) -> Path:
     links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
     rows: list[dict[str, object]] = []
     for power in range(16, 32, 3):
-        seconds = alone_s(START, Collective.ALL_GATHER, 2**power, Shape(ranks=8), links=links)
+        seconds = alone_s(START, Collective.ALL_GATHER, 2**power, GroupShape(ranks=8), links=links)
         rows.append(
             {
                 "gpu": "NVIDIA H100",
@@ -49,8 +51,8 @@ def test_a_folder_of_rows_becomes_a_profile_for_each_gpu(ask: Ask, tables: Path)
     assert "h100: 6 rows" in err
     assert "median error 0.0% fitted, nothing to hold out" in out
     (written,) = (tables / "profiles").iterdir()
-    profiles = parse("h100", tomllib.loads(written.read_text("utf-8")))
-    assert profiles.shared.link == START.link
+    profiles = parse("h100", tomllib.loads(written.read_text("utf-8")), check)
+    assert profiles.shared["link"] == START["link"]
     assert profiles.publications == ("drawn",)
 
 

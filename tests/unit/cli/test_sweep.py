@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Generator
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,7 @@ def test_a_changed_profile_reruns_what_takes_it(
 
     def changed(name: str) -> NetworkProfile:
         found = network_profile(name)
-        return replace(found, launch_s=1.0) if name == "h100" else found
+        return found.changed(launch_s=1.0) if name == "h100" else found
 
     monkeypatch.setattr("zsim.workers.source.network_profile", changed)
     swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))

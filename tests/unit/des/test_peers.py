@@ -13,7 +13,6 @@ from drawn_clusters import NO_MODEL
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
-from zsim.network.algorithm.activity import Algorithm
 from zsim.network.link_load import Decision
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.schedule import Schedule
@@ -23,7 +22,7 @@ LAYERS, LAYER_BYTES, GPUS_PER_NODE = 96, 3_623_878_656, 16
 COMMUNICATION_BOUND_MS = (15, 30, 5)  # forward and backward of a layer, update
 COMPUTE_HEAVY_MS = (150, 450, 50)
 COMPUTE_S = 57.65  # of the compute-heavy step: 96 x 0.6 + 0.05
-LIKE_THE_PEER = Decision(algorithm=Algorithm.HIERARCHICAL, chunks=4)
+LIKE_THE_PEER = Decision(algorithm="hierarchical", chunks=4)
 
 STEP_S = {64: 4.7981, 400: 6.0068, 512: 6.0922}
 """ASTRA-sim 2, analytical: seconds of the communication-bound step, by GPUs."""

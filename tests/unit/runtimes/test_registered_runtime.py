@@ -1,21 +1,19 @@
 """A package of somebody else adds a runtime: one folder and one entry point."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from other_package import install, zsim
 
 PACKAGE = '''
 """FSDP2 under another name, with an option of its own."""
 
 from dataclasses import dataclass
 
-from zsim.runtimes.fsdp2.volume import VOLUME
+from zsim.closed_form.fsdp2 import VOLUME
 from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.registry import Runtime
 from zsim.runtimes.fsdp2.schedule import schedule
+from zsim.runtimes.registry import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,34 +25,14 @@ class Mine(FSDP2):
 
 RUNTIME = Runtime(options=Mine, schedule=schedule, volume=lambda _: VOLUME)
 '''
-METADATA = "Metadata-Version: 2.1\nName: somebody-else\nVersion: 1.0\n"
 ENTRY = "[zsim.runtimes]\nmine = somebody_else:RUNTIME\n"
-COMMAND = "from zsim.cli.main import main; main()"
 SETTINGS = ("zero.stage=3", "zero.emulate=mine", "zero.bucket_elements=500_000_000")
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as an installer leaves it."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "somebody_else.py").write_text(PACKAGE, "utf-8")
-    info = site / "somebody_else-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(METADATA, "utf-8")
-    (info / "entry_points.txt").write_text(ENTRY, "utf-8")
-    return site
-
-
-def zsim(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(site), *sys.path])
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, *words],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return install(tmp_path_factory.mktemp("site"), "somebody_else", PACKAGE, ENTRY)
 
 
 def settings(*more: str) -> list[str]:

@@ -4,10 +4,10 @@ What belongs to the GPU and its links is the same for all systems with it; a sys
 hosts, its network and its software make different. Such a file is written by `zsim calibrate`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from zsim.cluster.profile.network import NAMES, NetworkProfile, ProfileError
+from zsim.cluster.profile.network import NetworkProfile, ProfileError
 
 KEYS = frozenset({"gpu", "scaled_from", "publications", "errors", "constants", "systems"})
 
@@ -33,12 +33,12 @@ class Profiles:
     errors: Mapping[str, float]
 
     def of(self, system: str | None) -> NetworkProfile:
-        """The constants of `system`, or the shared ones if it is not known."""
+        """Return the constants of `system`, or the shared ones if it is not known."""
         return self.systems.get(system or "", self.shared)
 
 
 def text(profiles: Profiles) -> str:
-    """The file, in TOML."""
+    """Return the file, in TOML."""
     lines = [
         "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
         f'gpu = "{profiles.gpu}"',
@@ -51,20 +51,20 @@ def text(profiles: Profiles) -> str:
         *(f"{name} = {value:.4f}" for name, value in profiles.errors.items()),
         "",
         "[constants]",
-        *_constants(profiles.shared, NAMES),
+        *_constants(profiles.shared, profiles.shared.numbers),
     ]
     for name, system in sorted(profiles.systems.items()):
-        differs = [each for each in NAMES if _differs(system, profiles.shared, each)]
+        differs = [each for each in system.numbers if _differs(system, profiles.shared, each)]
         lines += ["", f"[systems.{_quoted(name)}]", *_constants(system, differs)]
     return "\n".join(lines) + "\n"
 
 
-def _constants(profile: NetworkProfile, names: tuple[str, ...] | list[str]) -> list[str]:
-    return [f"{name} = {getattr(profile, name):.4g}" for name in names]
+def _constants(profile: NetworkProfile, names: Iterable[str]) -> list[str]:
+    return [f"{name} = {profile[name]:.4g}" for name in names]
 
 
 def _differs(one: NetworkProfile, other: NetworkProfile, name: str) -> bool:
-    return f"{getattr(one, name):.4g}" != f"{getattr(other, name):.4g}"
+    return f"{one[name]:.4g}" != f"{other[name]:.4g}"
 
 
 def _quoted(value: str) -> str:
@@ -72,11 +72,15 @@ def _quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def parse(name: str, table: Mapping[str, object]) -> Profiles:
-    """The profiles in a file that was read as `table`; `name` is for messages.
+def parse(
+    name: str, table: Mapping[str, object], check: Callable[[NetworkProfile], None]
+) -> Profiles:
+    """Return the profiles in a file that was read as `table`; `name` is for messages.
+
+    `check` raises a ProfileError where constants cannot be (`zsim.network` knows them).
 
     Raises:
-        ProfileError: a key is missing, unknown or of the wrong kind.
+        ProfileError: a key or constant is missing, unknown or cannot be.
     """
     unknown = sorted(set(table) - KEYS)
     if unknown:
@@ -87,19 +91,14 @@ def parse(name: str, table: Mapping[str, object]) -> Profiles:
     nearest = table.get("scaled_from")
     if nearest is not None and not isinstance(nearest, str):
         raise ProfileError(f"{name}: scaled_from must be the name of a GPU")
-    constants = _numbers(name, table, "constants")
-    missing = [each for each in NAMES if each not in constants]
-    if missing:
-        raise ProfileError(f"{name}: constants: {missing[0]} is missing")
+    shared = _profile(name, "constants", _numbers(name, table, "constants"), check)
     systems = table.get("systems", {})
     if not isinstance(systems, dict):
         raise ProfileError(f"{name}: systems must be a table")
-    changed = {str(each): _numbers(name, systems, each) for each in systems}
-    try:
-        shared = NetworkProfile(**constants)
-        known = {each: replace(shared, **numbers) for each, numbers in changed.items()}
-    except ProfileError as error:
-        raise ProfileError(f"{name}: {error}") from None
+    known = {
+        str(each): _profile(name, each, {**shared.numbers, **_numbers(name, systems, each)}, check)
+        for each in systems
+    }
     return Profiles(
         gpu=gpu,
         shared=shared,
@@ -110,6 +109,17 @@ def parse(name: str, table: Mapping[str, object]) -> Profiles:
     )
 
 
+def _profile(
+    name: str, label: str, numbers: dict[str, float], check: Callable[[NetworkProfile], None]
+) -> NetworkProfile:
+    found = NetworkProfile(numbers)
+    try:
+        check(found)
+    except ProfileError as error:
+        raise ProfileError(f"{name}: {label}: {error}") from None
+    return found
+
+
 def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, float]:
     found = table.get(key)
     if not isinstance(found, dict):
@@ -118,7 +128,5 @@ def _numbers(name: str, table: Mapping[str, object], key: str) -> dict[str, floa
     for each, value in found.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ProfileError(f"{name}: {key}: {each} must be a number")
-        if key != "errors" and each not in NAMES:
-            raise ProfileError(f"{name}: {key}: {each} is not a constant")
         numbers[str(each)] = float(value)
     return numbers

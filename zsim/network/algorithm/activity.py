@@ -1,4 +1,4 @@
-"""What an algorithm answers for one collective: loads of links, and when bytes begin to flow.
+"""The answer of an algorithm for one collective: loads of links, and when bytes begin to flow.
 
 An algorithm is asked with a collective, the number of bytes S of its whole tensor (the gathered
 one of an all-gather, the unreduced one of a reduce-scatter, what one rank sends to all others
@@ -14,7 +14,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 
 class Collective(StrEnum):
-    """What ranks do together. The words of NCCL's tests."""
+    """A collective, by its name in NCCL's tests."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -25,18 +25,8 @@ class Collective(StrEnum):
     SEND_RECEIVE = "send_receive"
 
 
-class Algorithm(StrEnum):
-    """How the ranks pass the bytes on."""
-
-    RING = "ring"
-    TREE = "tree"
-    NVLS = "nvls"
-    HIERARCHICAL = "hierarchical"
-    DIRECT = "direct"
-
-
 class Protocol(StrEnum):
-    """How bytes cross a link: flags in every 8 bytes (LL), every 128 (LL128), or per chunk."""
+    """A protocol of links: flags in every 8 bytes (LL), every 128 (LL128), or per chunk."""
 
     LL = "ll"
     LL128 = "ll128"
@@ -44,7 +34,7 @@ class Protocol(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class GroupShape:
     """A communicator as algorithms see it: `ranks` over `nodes` (NVSwitch domains), evenly.
 
     Where nodes hold unequal numbers, the mean counts.
@@ -64,8 +54,10 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What an algorithm does for a collective, at any speed of links. Bytes are per byte of S.
+class LinkBytes:
+    """Bytes and hops of an algorithm for a collective, at any speed of links.
+
+    Bytes are per byte of S.
 
     Attributes:
         gpu_bytes: bytes that each GPU sends to its switch, and receives from it.
@@ -88,6 +80,7 @@ class Activity:
     """One collective on the links.
 
     Attributes:
+        algorithm: its name.
         latency_ps: from the start until bytes flow at the full rate; nothing else slows it.
         gpu_bytes: bytes that each GPU sends to its switch, and receives from it, per byte of S.
         node_bytes: bytes that the ranks of a node together send through its NICs, and receive, per
@@ -96,7 +89,7 @@ class Activity:
         nic_efficiency: the same of the NICs.
     """
 
-    algorithm: Algorithm
+    algorithm: str
     protocol: Protocol
     latency_ps: int
     gpu_bytes: Fraction

@@ -1,8 +1,31 @@
-"""Direct exchange: every rank sends to each peer by itself, as in all-to-all and send/receive."""
+"""Direct exchange: every rank sends to each peer by itself, as in all-to-all and send/receive.
 
+A send to few peers is slow with few channels, each a block of threads.
+"""
+
+from collections.abc import Mapping
 from fractions import Fraction
+from math import log2
 
-from zsim.network.algorithm.activity import Collective, Shape, Work
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes
+from zsim.network.algorithm.algorithm import Algorithm, Number, Request, Terms, saturating
+from zsim.network.constant import LAUNCH_S, Constant
+
+PAIR_S = Constant(name="pair_s")
+"""The host's time that each pair of a send and a receive adds to that of a collective."""
+DIRECT = Constant(name="direct", is_share=True)
+"""Share of a GPU's link that direct exchange reaches."""
+CHANNEL = Constant(name="channel", is_share=True)
+"""Share of the link that one channel reaches."""
+SPREAD = Constant(name="spread")
+"""Part that each doubling of the group takes from `direct`."""
+FILL_S = Constant(name="direct_fill_s")
+"""Time to fill the pipeline of large messages."""
+FILL_BYTES = Constant(name="direct_fill_bytes")
+"""Bytes per link from which on messages are large."""
+
+SMOOTH = 8.0  # of two limits near each other both slow: the sum of their 8th powers
 
 CHANNELS = 32
 """Channels of one GPU for sends and receives: NCCL rounds the links of a GPU up to a power of 2."""
@@ -15,8 +38,8 @@ peer while each carries more than 32 chunks of 512 KiB over NVLink, or one of 12
 """
 
 
-def peers(collective: Collective, shape: Shape) -> int:
-    """Peers that a rank exchanges with directly; 0 if it is no direct exchange."""
+def peers(collective: Collective, shape: GroupShape) -> int:
+    """Return the peers that a rank exchanges with directly; 0 if it is no direct exchange."""
     match collective:
         case Collective.ALL_TO_ALL:
             return shape.ranks - 1
@@ -26,8 +49,8 @@ def peers(collective: Collective, shape: Shape) -> int:
             return 0
 
 
-def channels(collective: Collective, size_bytes: int, shape: Shape) -> int:
-    """Channels that carry S = `size_bytes` for one GPU; 0 if it is no direct exchange.
+def channels(collective: Collective, size_bytes: int, shape: GroupShape) -> int:
+    """Return the channels that carry S = `size_bytes` for one GPU; 0 if it is no direct exchange.
 
     Channels are first shared out evenly among all ranks of the group, whether they take part.
     """
@@ -44,31 +67,73 @@ def channels(collective: Collective, size_bytes: int, shape: Shape) -> int:
     return min(CHANNELS, each * count)
 
 
-def work(collective: Collective, shape: Shape) -> Work | None:
-    """What is exchanged, or None: only an all-to-all and a send/receive are direct.
+class Direct(Algorithm):
+    """Direct exchange between all pairs of ranks that exchange something."""
 
-    Each rank of a send/receive sends S to the next one, so a node sends S and receives S.
-    """
-    if shape.ranks == 1:
-        return Work(gpu_bytes=Fraction(0))
-    crossing = int(shape.nodes > 1)
-    near = 1 - crossing
-    match collective:
-        case Collective.ALL_TO_ALL:
-            peers = shape.ranks - 1
-            outside = (shape.ranks - shape.ranks_per_node) / shape.ranks
-            return Work(
-                gpu_bytes=Fraction(peers, shape.ranks),
-                node_bytes=shape.ranks_per_node * outside,
-                near_hops=near,
-                far_hops=crossing,
-            )
-        case Collective.SEND_RECEIVE:
-            return Work(
-                gpu_bytes=Fraction(1),
-                node_bytes=Fraction(crossing),
-                near_hops=near,
-                far_hops=crossing,
-            )
-        case _:
-            return None
+    name = "direct"
+    constants = (PAIR_S, DIRECT, CHANNEL, SPREAD, FILL_S, FILL_BYTES)
+
+    def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
+        """Return what is exchanged, or None: only an all-to-all and a send/receive are direct.
+
+        Each rank of a send/receive sends S to the next one, so a node sends S and receives S.
+        """
+        if shape.ranks == 1:
+            return LinkBytes(gpu_bytes=Fraction(0))
+        crossing = int(shape.nodes > 1)
+        near = 1 - crossing
+        match collective:
+            case Collective.ALL_TO_ALL:
+                peers = shape.ranks - 1
+                outside = (shape.ranks - shape.ranks_per_node) / shape.ranks
+                return LinkBytes(
+                    gpu_bytes=Fraction(peers, shape.ranks),
+                    node_bytes=shape.ranks_per_node * outside,
+                    near_hops=near,
+                    far_hops=crossing,
+                )
+            case Collective.SEND_RECEIVE:
+                return LinkBytes(
+                    gpu_bytes=Fraction(1),
+                    node_bytes=Fraction(crossing),
+                    near_hops=near,
+                    far_hops=crossing,
+                )
+            case _:
+                return None
+
+    def host_s(self, profile: NetworkProfile, request: Request) -> float:
+        """Return the seconds that the host needs, which grow with the peers."""
+        count = peers(request.collective, request.shape)
+        return LAUNCH_S.of(profile) + count * PAIR_S.of(profile)
+
+    def share(self, profile: NetworkProfile) -> float:
+        """Return the share of a GPU's link that a pair of ranks reaches."""
+        return DIRECT.of(profile)
+
+    def own_terms(self, request: Request, gpu_s: float) -> Mapping[str, float]:
+        """Return time per channel, and doublings of a pair to those that exchange."""
+        collective, shape = request.collective, request.shape
+        count = channels(collective, request.size_bytes, shape)
+        return {
+            "channel_s": gpu_s / count if count else 0.0,
+            "doublings": log2((peers(collective, shape) + 1) / 2) if count else 0.0,
+        }
+
+    def link_s(self, profile: NetworkProfile, relative: float, terms: Terms[Number]) -> Number:
+        """Return the seconds that bytes need under the limits of the link and of its channels."""
+        spread = 1 + SPREAD.of(profile) * terms.own["doublings"]
+        link_s: Number = terms.gpu_s / (self.share(profile) * relative) * spread
+        return _both(link_s, terms.own["channel_s"] / CHANNEL.of(profile))
+
+    def fill_s(self, profile: NetworkProfile, terms: Terms[Number]) -> Number:
+        """Return the seconds in which the pipeline of a large message fills."""
+        return saturating(terms.link_bytes, FILL_BYTES.of(profile)) * FILL_S.of(profile)
+
+
+def _both(one: Number, other: Number) -> Number:
+    """Return the time under two limits: the longer, and more where they are near each other."""
+    first: Number = pow(one, SMOOTH)
+    second: Number = pow(other, SMOOTH)
+    root: Number = pow(first + second, 1 / SMOOTH)
+    return root

@@ -4,42 +4,23 @@ An all-gather first gathers between nodes, among ranks of equal number, then ins
 reduce-scatter is the reverse; an all-reduce is one after the other. Each stage is a pipeline of its
 own, so with c chunks the slower stage is busy all the time and the faster one adds what its last
 (or first) chunk takes. Source: the 2-dimensional ring of Jia et al. 2018, "Highly scalable deep
-learning training system", with the pipelining of Cho et al. 2019, "BlueConnect".
+learning training system", with the pipelining of Cho et al. 2019, "BlueConnect". It is none of
+NCCL's: it is taken where it is forced.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from zsim.network.algorithm.activity import Activity, Algorithm, Collective, Protocol, Shape, Work
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes, Protocol
+from zsim.network.algorithm.algorithm import Algorithm, Request
+from zsim.network.constant import FAR_HOP_S, LINK, NIC, SIMPLE_HOP_S
 from zsim.units import PICOSECONDS_PER_SECOND
-
-
-def work(collective: Collective, shape: Shape) -> Work | None:
-    """What both stages do together, or None where there are not two stages."""
-    inner, outer = shape.ranks_per_node, shape.nodes
-    if inner.denominator != 1 or inner == 1 or outer == 1:
-        return None
-    match collective:
-        case Collective.ALL_REDUCE:
-            laps = 2
-        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
-            laps = 1
-        case _:
-            return None
-    far = Fraction(outer - 1, outer)
-    near = 1 - 1 / inner
-    return Work(
-        gpu_bytes=laps * (near + far / inner),
-        node_bytes=laps * far,
-        local_bytes=1 / (inner * outer),
-        near_hops=laps * (int(inner) - 1),
-        far_hops=laps * (outer - 1),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What the stages run on: bytes per second and latency of a way from GPU to GPU.
+    """Bytes per second and latency of a way from GPU to GPU, in each of both stages.
 
     `far_bytes_per_s` is that of all NICs of a node that the group uses.
     """
@@ -51,14 +32,14 @@ class Speeds:
 
 
 def activity(
-    collective: Collective, size_bytes: int, shape: Shape, *, speeds: Speeds, chunks: int
+    collective: Collective, size_bytes: int, shape: GroupShape, *, speeds: Speeds, chunks: int
 ) -> Activity | None:
-    """S = `size_bytes` in `chunks` chunks, or None where there are not two stages.
+    """Return the activity of S in `chunks` chunks, or None where there are not two stages.
 
     Each chunk pays the hops of both stages. What remains of the faster stage when the slower one
     is busy all the time is latency here.
     """
-    done = work(collective, shape)
+    done = Hierarchical().link_bytes(collective, shape)
     if done is None:
         return None
     near_bytes = done.gpu_bytes - done.node_bytes / shape.ranks_per_node
@@ -73,9 +54,67 @@ def activity(
         far_moving * chunks,
     )
     return Activity(
-        algorithm=Algorithm.HIERARCHICAL,
+        algorithm=Hierarchical.name,
         protocol=Protocol.SIMPLE,
         latency_ps=max(0, round(total - flowing)),
         gpu_bytes=done.gpu_bytes,
         node_bytes=done.node_bytes,
     )
+
+
+class Hierarchical(Algorithm):
+    """Rings inside nodes and between them, in chunks."""
+
+    name = "hierarchical"
+
+    def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
+        """Return what both stages do together, or None where there are not two stages."""
+        inner, outer = shape.ranks_per_node, shape.nodes
+        if inner.denominator != 1 or inner == 1 or outer == 1:
+            return None
+        match collective:
+            case Collective.ALL_REDUCE:
+                laps = 2
+            case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
+                laps = 1
+            case _:
+                return None
+        far = Fraction(outer - 1, outer)
+        near = 1 - 1 / inner
+        return LinkBytes(
+            gpu_bytes=laps * (near + far / inner),
+            node_bytes=laps * far,
+            local_bytes=1 / (inner * outer),
+            near_hops=laps * (int(inner) - 1),
+            far_hops=laps * (outer - 1),
+        )
+
+    def is_considered(self, profile: NetworkProfile, ranks: int) -> bool:
+        """Return False: it is taken where it is forced."""
+        del profile, ranks
+        return False
+
+    def activity(self, request: Request, profile: NetworkProfile | None) -> Activity | None:
+        """Return it in chunks, over links at the share of the constants, or at nominal speed."""
+        near = far = Fraction(1)
+        near_ps, far_ps = request.near_ps, request.far_ps
+        if profile is not None:
+            near, far = (
+                Fraction(each.of(profile)).limit_denominator(10**6) for each in (LINK, NIC)
+            )
+            near_ps = round(SIMPLE_HOP_S.of(profile) * PICOSECONDS_PER_SECOND)
+            far_ps = near_ps + round(FAR_HOP_S.of(profile) * PICOSECONDS_PER_SECOND)
+        speeds = Speeds(
+            near_bytes_per_s=int(request.links.gpu * near),
+            near_latency_ps=near_ps,
+            far_bytes_per_s=int(request.links.node * far),
+            far_latency_ps=far_ps,
+        )
+        found = activity(
+            request.collective,
+            request.size_bytes,
+            request.shape,
+            speeds=speeds,
+            chunks=request.chunks,
+        )
+        return found and replace(found, gpu_efficiency=near, nic_efficiency=far)

@@ -4,23 +4,69 @@ Each of n ranks owns 1/n of the tensor. It reads its part through the switch, wh
 every GPU and adds (each GPU sends S, receives S/n), and writes the sum through the switch, which
 delivers it to every GPU (each sends S/n, receives S): 1 + 1/n per direction, against 2 (n - 1)/n
 of a ring. Between nodes the owners of equal parts all-reduce over the two trees, each through the
-NIC beside it. Sources: Klenk et
-al. 2020, "An in-network architecture for accelerating shared-memory multiprocessor collectives"
-(ISCA); NVLink SHARP in NCCL since release 2.17.
+NIC beside it. One chunk of every owner passes before the first is done. Sources: Klenk et al. 2020,
+"An in-network architecture for accelerating shared-memory multiprocessor collectives" (ISCA);
+NVLink SHARP in NCCL since release 2.17.
+
+NCCL rates in-switch reduction by a bandwidth that does not depend on the group: it is taken from
+some group size on (`nvls_choice`), and then in preference to rings and trees only where it is
+faster.
 """
 
-from zsim.network.algorithm.activity import Collective, Shape, Work
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes, Protocol
+from zsim.network.algorithm.algorithm import Algorithm, Number, Terms, saturating
 from zsim.network.algorithm.tree import between_nodes, depth
+from zsim.network.constant import Constant
+
+NVLS = Constant(name="nvls", is_share=True, may_be_zero=True)
+"""Share of a GPU's link that in-switch reduction reaches; 0 where the switch cannot."""
+HOP_S = Constant(name="nvls_hop_s")
+"""Through the switch, which all GPUs wait for."""
+CHOICE = Constant(name="nvls_choice")
+"""NVLS is taken in groups of n on a node where n / (2 (n - 1)) is below this."""
+FILL_S = Constant(name="nvls_fill_s")
+"""Time to fill the pipeline of large messages, for each rank of a node."""
+FILL_BYTES = Constant(name="nvls_fill_bytes")
+"""Bytes per link from which on messages are large."""
 
 
-def work(collective: Collective, shape: Shape) -> Work | None:
-    """What the switch and its owners do, or None: NCCL takes it for all-reduce, from 3 ranks on."""
-    if collective is not Collective.ALL_REDUCE or shape.ranks_per_node <= 2:
-        return None
-    far = between_nodes(shape.nodes)
-    return Work(
-        gpu_bytes=1 + 1 / shape.ranks_per_node,
-        node_bytes=far,
-        near_hops=2,
-        far_hops=2 * depth(shape.nodes),
-    )
+class Nvls(Algorithm):
+    """Reduction in the NVSwitch."""
+
+    name = "nvls"
+    constants = (NVLS, HOP_S, CHOICE, FILL_S, FILL_BYTES)
+
+    def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
+        """Return what the switch does, or None: NCCL all-reduces so, from 3 ranks on a node on."""
+        if collective is not Collective.ALL_REDUCE or shape.ranks_per_node <= 2:
+            return None
+        far = between_nodes(shape.nodes)
+        return LinkBytes(
+            gpu_bytes=1 + 1 / shape.ranks_per_node,
+            node_bytes=far,
+            near_hops=2,
+            far_hops=2 * depth(shape.nodes),
+        )
+
+    def is_possible(self, profile: NetworkProfile) -> bool:
+        """Return whether the switch reduces."""
+        return NVLS.of(profile) > 0
+
+    def is_considered(self, profile: NetworkProfile, ranks: int) -> bool:
+        """Return whether NCCL considers it for a group with `ranks` on a node."""
+        return self.is_possible(profile) and 1 < ranks < CHOICE.of(profile) * 2 * (ranks - 1)
+
+    def share(self, profile: NetworkProfile) -> float:
+        """Return the share of a GPU's link that the switch reaches."""
+        return NVLS.of(profile)
+
+    def near_hop_s(self, profile: NetworkProfile, protocol: Protocol) -> float:
+        """Return the seconds of a way through the switch."""
+        del protocol
+        return HOP_S.of(profile)
+
+    def fill_s(self, profile: NetworkProfile, terms: Terms[Number]) -> Number:
+        """Return the seconds in which one chunk of every owner passes."""
+        share = saturating(terms.link_bytes, FILL_BYTES.of(profile))
+        return share * FILL_S.of(profile) * terms.ranks

@@ -1,4 +1,4 @@
-"""The ring algorithm: what it does for a collective, and how long a lap takes.
+"""The ring algorithm: its bytes for a collective, and how long a lap takes.
 
 Ranks of a node stand next to each other in the ring, so every node is entered and left once. A ring
 with m ranks on a node is m rings in one, each with 1/m of the bytes: ring j leaves the node at the
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import assert_never
 
-from zsim.network.algorithm.activity import Collective, Shape, Work
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes
+from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm, Request
 from zsim.network.link_graph import BETWEEN_NODES, WITHIN_NODE, Graph, latency_ps
 from zsim.schedule.operation import (
     AllGather,
@@ -29,13 +31,13 @@ from zsim.schedule.operation import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingShape:
-    """What a ring's latency depends on: its ranks, and the nodes that they are on."""
+    """The ranks of a ring and the nodes that they are on, which its latency depends on."""
 
     ranks: int
     nodes: int
 
     def lap_ps(self, graph: "Graph[str]") -> int:
-        """Picoseconds in which a chunk passes every edge of the ring but the fastest."""
+        """Return the picoseconds in which a chunk passes every edge of the ring but the fastest."""
         near, far = latency_ps(graph, WITHIN_NODE), latency_ps(graph, BETWEEN_NODES)
         if self.ranks == 1:
             return 0
@@ -48,7 +50,7 @@ class RingShape:
 
 
 def laps(operation: Communication) -> int:
-    """Times that data goes around the ring: 2 in an all-reduce, 0 where there is no ring.
+    """Return how many times data goes around the ring: 2 in an all-reduce, 0 without a ring.
 
     A broadcast is a chain through all ranks: one lap.
     """
@@ -63,34 +65,44 @@ def laps(operation: Communication) -> int:
             assert_never(operation)
 
 
-def work(collective: Collective, shape: Shape) -> Work | None:
-    """What a ring does, or None: an all-to-all and a send/receive go around no ring.
+class Ring(Algorithm):
+    """The ring through all ranks."""
 
-    A broadcast and a reduction are a chain: every rank but the last passes on all S bytes. What
-    nobody sends is a rank's own shard: it is copied in an all-gather, and added at the end of a
-    reduce-scatter and between the laps of an all-reduce.
-    """
-    ranks = shape.ranks
-    if ranks == 1:
-        return Work(gpu_bytes=Fraction(0))
-    own = Fraction(1, ranks)
-    match collective:
-        case Collective.ALL_REDUCE:
-            laps, passed = 2, 2 * (1 - own)
-        case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
-            laps, passed = 1, 1 - own
-        case Collective.BROADCAST | Collective.REDUCE:
-            laps, passed, own = 1, Fraction(1), Fraction(0)
-        case Collective.ALL_TO_ALL | Collective.SEND_RECEIVE:
-            return None
-        case _:
-            assert_never(collective)
-    far_hops = shape.nodes if shape.nodes > 1 else 0
-    far_hops = min(far_hops, ranks - 1)
-    return Work(
-        gpu_bytes=passed,
-        node_bytes=passed if far_hops else Fraction(0),
-        local_bytes=own,
-        near_hops=laps * (ranks - 1 - far_hops),
-        far_hops=laps * far_hops,
-    )
+    name = "ring"
+    protocols = ALL_PROTOCOLS
+
+    def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
+        """Return what a ring does, or None: an all-to-all and a send/receive go around no ring.
+
+        A broadcast and a reduction are a chain: every rank but the last passes on all S bytes. What
+        nobody sends is a rank's own shard: it is copied in an all-gather, and added at the end of a
+        reduce-scatter and between the laps of an all-reduce.
+        """
+        ranks = shape.ranks
+        if ranks == 1:
+            return LinkBytes(gpu_bytes=Fraction(0))
+        own = Fraction(1, ranks)
+        match collective:
+            case Collective.ALL_REDUCE:
+                laps, passed = 2, 2 * (1 - own)
+            case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
+                laps, passed = 1, 1 - own
+            case Collective.BROADCAST | Collective.REDUCE:
+                laps, passed, own = 1, Fraction(1), Fraction(0)
+            case Collective.ALL_TO_ALL | Collective.SEND_RECEIVE:
+                return None
+            case _:
+                assert_never(collective)
+        far_hops = shape.nodes if shape.nodes > 1 else 0
+        far_hops = min(far_hops, ranks - 1)
+        return LinkBytes(
+            gpu_bytes=passed,
+            node_bytes=passed if far_hops else Fraction(0),
+            local_bytes=own,
+            near_hops=laps * (ranks - 1 - far_hops),
+            far_hops=laps * far_hops,
+        )
+
+    def activity(self, request: Request, profile: NetworkProfile | None) -> Activity | None:
+        """Return None without a profile: then it is the plain ring of a backend."""
+        return None if profile is None else super().activity(request, profile)

@@ -9,29 +9,46 @@ broadcast, reduction and scan"; NCCL uses it for all-reduce since release 2.4.
 
 from fractions import Fraction
 
-from zsim.network.algorithm.activity import Collective, Shape, Work
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm.activity import Collective, GroupShape, LinkBytes
+from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm
+from zsim.network.constant import LINK, Constant
+
+TREE = Constant(name="tree", is_share=True)
+"""Share of what a ring reaches of a GPU's link."""
 
 
 def depth(nodes: int) -> int:
-    """Hops from a leaf to the root of a binary tree over `nodes`."""
+    """Return the hops from a leaf to the root of a binary tree over `nodes`."""
     return (nodes - 1).bit_length()
 
 
 def between_nodes(nodes: int) -> Fraction:
-    """Bytes that a node sends, and receives, per byte of an all-reduce over the two trees."""
+    """Return the bytes that a node sends per byte of an all-reduce; it receives as many."""
     return Fraction(0) if nodes == 1 else Fraction(1) if nodes == 2 else Fraction(2)
 
 
-def work(collective: Collective, shape: Shape) -> Work | None:
-    """What the trees do, or None: they only all-reduce."""
-    if collective is not Collective.ALL_REDUCE:
-        return None
-    chain = -(-shape.ranks // shape.nodes) - 1
-    inner = Fraction(0) if not chain else Fraction(1) if chain == 1 else Fraction(2)
-    far = between_nodes(shape.nodes)
-    return Work(
-        gpu_bytes=max(inner, far / shape.ranks_per_node),
-        node_bytes=far,
-        near_hops=2 * chain,
-        far_hops=2 * depth(shape.nodes),
-    )
+class Tree(Algorithm):
+    """The double binary tree."""
+
+    name = "tree"
+    protocols = ALL_PROTOCOLS
+    constants = (TREE,)
+
+    def link_bytes(self, collective: Collective, shape: GroupShape) -> LinkBytes | None:
+        """Return what the trees do, or None: they only all-reduce."""
+        if collective is not Collective.ALL_REDUCE:
+            return None
+        chain = -(-shape.ranks // shape.nodes) - 1
+        inner = Fraction(0) if not chain else Fraction(1) if chain == 1 else Fraction(2)
+        far = between_nodes(shape.nodes)
+        return LinkBytes(
+            gpu_bytes=max(inner, far / shape.ranks_per_node),
+            node_bytes=far,
+            near_hops=2 * chain,
+            far_hops=2 * depth(shape.nodes),
+        )
+
+    def share(self, profile: NetworkProfile) -> float:
+        """Return the share of a GPU's link that the trees reach."""
+        return LINK.of(profile) * TREE.of(profile)

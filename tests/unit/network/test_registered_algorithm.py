@@ -1,0 +1,106 @@
+"""A package of somebody else adds an algorithm of collectives with constants of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from other_package import install, python, zsim
+
+PACKAGE = '''
+"""Parallel aggregated trees: an all-gather in as many steps as the logarithm of the ranks."""
+
+from fractions import Fraction
+
+from zsim.network.algorithm.activity import Collective, LinkBytes
+from zsim.network.algorithm.algorithm import Algorithm
+from zsim.network.constant import Constant
+
+HOP_S = Constant(name="pat_hop_s", default=4e-6)
+SHARE = Constant(name="pat", default=0.5, is_share=True)
+
+
+class Pat(Algorithm):
+    name = "pat"
+    constants = (HOP_S, SHARE)
+
+    def link_bytes(self, collective, shape):
+        if collective not in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}:
+            return None
+        passed = 1 - Fraction(1, shape.ranks)
+        steps = (shape.ranks - 1).bit_length()
+        far = (shape.nodes - 1).bit_length()
+        return LinkBytes(
+            gpu_bytes=passed,
+            node_bytes=passed if far else Fraction(0),
+            near_hops=steps - far,
+            far_hops=far,
+        )
+
+    def share(self, profile):
+        return SHARE.of(profile)
+
+    def near_hop_s(self, profile, protocol):
+        return HOP_S.of(profile)
+
+
+PAT = Pat()
+'''
+ENTRY = "[zsim.algorithms]\npat = somebody_else:PAT\n"
+PROFILED = ("--set", "network.profile=h100", "--json")
+TIMES = """
+import sys
+from zsim.files.installed import network_profile
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths
+from zsim.network.algorithm.registry import check
+from zsim.network.tuner import choose
+
+links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
+profile = network_profile("h100").changed(**eval(sys.argv[1]))
+check(profile)
+found = choose(profile, Collective.ALL_GATHER, 2**14, GroupShape(ranks=512, nodes=64), links=links)
+print(found.algorithm, found.latency_ps)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("site"), "somebody_else", PACKAGE, ENTRY)
+
+
+def step_s(site: Path, *settings: str) -> float:
+    words = [word for each in settings for word in ("--set", each)]
+    ran = zsim(site, "run", "llama2_7b", *PROFILED, *words)
+    assert ran.returncode == 0, ran.stderr
+    found: float = json.loads(ran.stdout)["step_time_s"]
+    return found
+
+
+def test_it_is_forced_and_chosen_where_it_is_faster(installed: Path) -> None:
+    # On 64 nodes nine steps are fewer than the 511 of a ring.
+    far = "cluster.nodes=64"
+    ring, forced = (step_s(installed, far, f"network.algorithm={n}") for n in ("ring", "pat"))
+    chosen = step_s(installed, far)
+    assert chosen <= min(ring, forced)
+    assert forced != ring
+
+
+def test_its_constants_have_defaults_and_may_be_in_a_profile(installed: Path) -> None:
+    default, slower = (
+        python(installed, "-c", TIMES, text).stdout.split()
+        for text in ("{}", "{'pat_hop_s': 4e-5}")
+    )
+    assert default[0] == "pat"
+    assert slower[0] != "pat" or int(slower[1]) > int(default[1])
+    refused = python(installed, "-c", TIMES, "{'pat': 1.5}")
+    assert "pat: 1.5 must be at most 1, it is a share" in refused.stderr
+
+
+def test_without_it_the_algorithms_that_there_are_are_named(
+    installed: Path, tmp_path: Path
+) -> None:
+    refused = zsim(tmp_path, "run", "tiny", "--set", "network.algorithm=pat")
+    assert refused.returncode == 2
+    assert "'pat' must be 'ring', 'tree', 'nvls' or 'hierarchical'" in refused.stderr
+    refused = python(tmp_path, "-c", TIMES, "{'pat': 0.5}")
+    assert "pat is not a constant" in refused.stderr

@@ -1,0 +1,30 @@
+"""Plug points: objects that installed packages register under a group of entry points."""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+_Kind = TypeVar("_Kind")
+
+
+class EntryPointError(ValueError):
+    """A registered object that cannot be used; the message names the group and the entry."""
+
+
+def registered(
+    group: str, kind: type[_Kind], shipped: Mapping[str, _Kind] | None = None
+) -> dict[str, _Kind]:
+    """Return the objects by name: those of zsim itself, then those registered under `group`.
+
+    Raises:
+        EntryPointError: a name is taken twice, or what is registered is no `kind`.
+    """
+    found = dict(shipped or {})
+    for entry in sorted(entry_points(group=group)):
+        if entry.name in found:
+            raise EntryPointError(f"{group}: {entry.name!r} is registered more than once")
+        loaded = entry.load()
+        if not isinstance(loaded, kind):
+            raise EntryPointError(f"{group}: {entry.name!r}: {loaded!r} must be a {kind.__name__}")
+        found[entry.name] = loaded
+    return found
