@@ -20,7 +20,8 @@ from fractions import Fraction
 
 from benchmarks.step_96_layers import ASTRA_SIM, cluster, model
 from zsim.backend.backend import Job
-from zsim.cluster.cluster import Cluster, Fabric, FabricKind, Tier
+from zsim.cluster.cluster import Cluster, Fabric, Tier
+from zsim.cluster.fabric_kind import FAT_TREE, RAIL_ONLY, RAIL_OPTIMIZED
 from zsim.cluster.fault import DeadNic, Fault, SlowGpu, SlowNic
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
@@ -55,7 +56,7 @@ def cpu_s(work: Callable[[], object], repetitions: int = REPETITIONS) -> float:
 
 def fabrics() -> list[Fabric]:
     """A single switch, and leaves that are wide or narrow, with rails and without."""
-    kinds = (FabricKind.FAT_TREE, FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY)
+    kinds = (FAT_TREE, RAIL_OPTIMIZED, RAIL_ONLY)
     trees = [
         Fabric(
             kind=kind,

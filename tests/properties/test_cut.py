@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.bisection import bisection, carried, cuts, narrowest
-from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Gpu, Link, Tier
+from zsim.cluster.fabric_kind import EXPLICIT, RAIL_ONLY, RAIL_OPTIMIZED, SHIPPED, SINGLE_SWITCH
 
 Graph = nx.Graph
 RATIOS = st.fractions(min_value=Fraction(1, 2), max_value=4, max_denominator=3)
@@ -19,10 +20,10 @@ RATIOS = st.fractions(min_value=Fraction(1, 2), max_value=4, max_denominator=3)
 @st.composite
 def fabrics(draw: st.DrawFn, nodes: int, domain: int) -> Fabric:
     """A fabric of any kind for so many nodes, whose tiers nest with domains."""
-    kind = draw(st.sampled_from(FabricKind))
-    if kind is FabricKind.SINGLE_SWITCH:
+    kind = draw(st.sampled_from(SHIPPED))
+    if kind == SINGLE_SWITCH:
         return Fabric()
-    if kind is FabricKind.EXPLICIT:
+    if kind == EXPLICIT:
         switches = draw(st.integers(1, 3))
         tree = [(f"s{each}", f"s{draw(st.integers(0, each - 1))}") for each in range(1, switches)]
         joined = [(f"node{node}", f"s{node % switches}") for node in range(nodes)]
@@ -37,7 +38,7 @@ def fabrics(draw: st.DrawFn, nodes: int, domain: int) -> Fabric:
     sizes = draw(
         st.sampled_from([[below], [2 * domain], [below, 2 * domain], [domain, 3 * domain]])
     )
-    if kind is FabricKind.RAIL_ONLY and draw(st.booleans()):
+    if kind == RAIL_ONLY and draw(st.booleans()):
         sizes = []
     return Fabric(
         kind=kind,
@@ -109,24 +110,18 @@ def whole(cluster: Cluster) -> "Graph[Any]":
 
 def plug(fabric: Fabric, node: int, nic: int) -> object:
     """What a NIC is plugged into."""
-    match fabric.kind:
-        case FabricKind.EXPLICIT:
-            return f"node{node}"
-        case _ if not fabric.tiers:
-            return rail_switch(fabric, 0, 0, nic)
-        case _:
-            return rail_switch(fabric, 0, node // fabric.tiers[0].nodes_below, nic)
+    if fabric.kind == EXPLICIT:
+        return f"node{node}"
+    if not fabric.tiers:
+        return rail_switch(fabric, 0, 0, nic)
+    return rail_switch(fabric, 0, node // fabric.tiers[0].nodes_below, nic)
 
 
 def rail_switch(fabric: Fabric, tier: int, group: int, rail: int) -> object:
     """The switch of a tier over a group of nodes that a rail passes; the top is one group."""
-    match fabric.kind:
-        case FabricKind.RAIL_ONLY:
-            return tier, group, rail
-        case FabricKind.RAIL_OPTIMIZED if tier == 0:
-            return tier, group, rail
-        case _:
-            return tier, group, "all rails"
+    if fabric.kind == RAIL_ONLY or (fabric.kind == RAIL_OPTIMIZED and tier == 0):
+        return tier, group, rail
+    return tier, group, "all rails"
 
 
 def add_tiers(cluster: Cluster, add: Callable[[object, object, Fraction], None]) -> None:

@@ -10,12 +10,12 @@ from zsim.cluster.cluster import (
     Cluster,
     Fabric,
     FabricEdge,
-    FabricKind,
     Gpu,
     Link,
     Rate,
     Tier,
 )
+from zsim.cluster.fabric_kind import EXPLICIT, SHIPPED, SINGLE_SWITCH
 from zsim.cluster.fault import (
     DeadEdge,
     DeadNic,
@@ -127,14 +127,14 @@ def explicit_fabrics(draw: st.DrawFn, nodes: int, *, fast: bool = False) -> Fabr
         for one, other in kept.values()
         if one != other
     ]
-    return Fabric(kind=FabricKind.EXPLICIT, edges=tuple(edges))
+    return Fabric(kind=EXPLICIT, edges=tuple(edges))
 
 
 @st.composite
 def fabrics(draw: st.DrawFn, *, latencies: bool = True) -> Fabric:
     """Any fabric of up to three levels, without latencies if they are not wanted."""
-    kind = draw(st.sampled_from([kind for kind in FabricKind if kind is not FabricKind.EXPLICIT]))
-    if kind is FabricKind.SINGLE_SWITCH:
+    kind = draw(st.sampled_from([kind for kind in SHIPPED if kind != EXPLICIT]))
+    if kind == SINGLE_SWITCH:
         return Fabric()
     tiers: list[Tier] = []
     below = 1

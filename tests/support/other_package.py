@@ -1,16 +1,18 @@
 """Packages of somebody else, as an installer leaves them, and zsim run beside them."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "packages"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
 
 
-def install(site: Path, name: str, source: str, entry_points: str) -> Path:
-    """Write a package of one module into the folder `site`, and return the folder."""
-    (site / f"{name}.py").write_text(source, "utf-8")
+def install(site: Path, name: str, entry_points: str) -> Path:
+    """Install the package of one module `examples/packages/NAME.py` in the folder `site`."""
+    shutil.copy(EXAMPLES / f"{name}.py", site)
     info = site / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(name=name), "utf-8")

@@ -14,7 +14,8 @@ from typing import Any
 
 import networkx as nx
 
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.fabric_kind import RAIL_ONLY, RAIL_OPTIMIZED
 from zsim.cluster.links import edges_in_use
 
 Device = tuple[Any, ...]
@@ -105,7 +106,7 @@ class WiredGraph:
     def has_rails(self, tier: int) -> bool:
         """Whether each rail has its own switch."""
         kind = self.cluster.fabric.kind
-        return kind is FabricKind.RAIL_ONLY or (kind is FabricKind.RAIL_OPTIMIZED and tier == 0)
+        return kind == RAIL_ONLY or (kind == RAIL_OPTIMIZED and tier == 0)
 
     def above(self, node: int, nic: int) -> list[Device]:
         """The switches above a NIC."""
@@ -163,7 +164,7 @@ class WiredGraph:
         rails = self.near_rail(source), self.near_rail(target)
         nodes = [rank // self.cluster.gpus_per_node for rank in (source, target)]
         usable = [self.reaches(r, rail) for r, rail in zip((source, target), rails, strict=True)]
-        meet = self.cluster.fabric.kind is not FabricKind.RAIL_ONLY
+        meet = self.cluster.fabric.kind != RAIL_ONLY
         if not all(usable) or not meet or (rails[0] == rails[1] and nodes[0] == nodes[1]):
             raise NoWayLeftError
         yield from self.over_fabric(source, target, rails)
@@ -171,7 +172,7 @@ class WiredGraph:
     def between(self, source: int, target: int) -> Iterator[Share]:
         """Out through a NIC, over the fabric, in through a NIC."""
         near, far = self.near_rail(source), self.near_rail(target)
-        if self.cluster.fabric.kind in {FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY}:
+        if self.cluster.fabric.kind in {RAIL_OPTIMIZED, RAIL_ONLY}:
             near = far = self.first_rail(
                 far,
                 lambda r: (
@@ -229,7 +230,7 @@ class WiredGraph:
             for node, rail in zip((near, far), rails, strict=True)
         ]
         pairs = list(product(*cards))
-        if self.cluster.fabric.kind in {FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY}:
+        if self.cluster.fabric.kind in {RAIL_OPTIMIZED, RAIL_ONLY}:
             pairs = list(zip(*cards, strict=True))
         for out, into in pairs:
             for start, one in self.to_nic(source, out):

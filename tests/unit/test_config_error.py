@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from zsim.cluster.files.fabric import EdgeTable
+from zsim.cluster.files.explicit_fabric import EdgeTable
 from zsim.config_error import WORDING, line
 from zsim.scenario.tables import NeighbourTable, Scenario
 from zsim.study.file import GoalTable, StudyFile

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from zsim.cli.answer import print_json, print_lines
 from zsim.cluster.bisection import Cut, cuts, narrowest
-from zsim.cluster.cluster import Cluster, ClusterError, FabricKind
+from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
 from zsim.cluster.links import LinkClass, link_classes
 from zsim.config_error import line
@@ -163,17 +163,12 @@ def _who_is_served(cluster: Cluster) -> str:
 
 def _fabric(cluster: Cluster) -> str:
     fabric = cluster.fabric
-    match fabric.kind:
-        case FabricKind.SINGLE_SWITCH:
-            return "one switch that limits nothing"
-        case FabricKind.EXPLICIT:
-            return f"{len(fabric.edges)} links as listed"
-        case _:
-            parts = [
-                f"{tier.nodes_below} nodes below a {tier.name}, {tier.oversubscription} : 1"
-                for tier in fabric.tiers
-            ]
-            return "; ".join([fabric.kind, *parts])
+    summary = fabric.kind.summary.format(edges=len(fabric.edges)) or fabric.kind.name
+    tiers = (
+        f"{tier.nodes_below} nodes below a {tier.name}, {tier.oversubscription} : 1"
+        for tier in fabric.tiers
+    )
+    return "; ".join([summary, *tiers])
 
 
 def topology_object(cluster: Cluster, found: tuple[Cut, ...]) -> dict[str, object]:
@@ -189,7 +184,7 @@ def topology_object(cluster: Cluster, found: tuple[Cut, ...]) -> dict[str, objec
         "gpu_memory_bytes": cluster.gpu.memory_bytes,
         "host": None if cluster.host is None else asdict(cluster.host),
         "drives": None if cluster.drives is None else asdict(cluster.drives),
-        "fabric": cluster.fabric.kind,
+        "fabric": cluster.fabric.kind.name,
         "tiers": [
             {
                 "name": tier.name,

@@ -14,7 +14,7 @@ from typing import Any
 
 import networkx as nx
 
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import edges_in_use
 
 Vertex = tuple[Any, ...]
@@ -111,8 +111,7 @@ class _Parted:
         self._explicit = bool(cluster.fabric.edges)
         sizes = {tier.nodes_below for tier in cluster.fabric.tiers}
         self._sizes = sorted(sizes | {1, cluster.nodes_per_domain})
-        per_rail = cluster.fabric.kind in {FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY}
-        self._rails = cluster.nics_per_node if per_rail else 1
+        self._rails = cluster.nics_per_node if cluster.fabric.kind.on_rails else 1
         alike: dict[Vertex, tuple[int, int]] = {}
         for node in range(cluster.nodes):
             key = self._key(node, 1)
@@ -172,8 +171,7 @@ class _Parted:
     def _switch(self, tier: int, node: int, rail: int) -> Vertex:
         """The switch of a tier above `node`, on a rail; past the last tier the top."""
         fabric = self._cluster.fabric
-        own_rails = fabric.kind is FabricKind.RAIL_ONLY or tier == 0
-        rail = rail if own_rails else 0
+        rail = rail if fabric.kind.has_rails(tier) else 0
         if tier == len(fabric.tiers):
             return (*TOP, rail)
         return (tier, self._key(node, fabric.tiers[tier].nodes_below), rail)

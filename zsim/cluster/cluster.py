@@ -1,10 +1,10 @@
 """What a schedule runs on: GPUs, the links between them, how many of each. A value, not a graph."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
 
+from zsim.cluster.fabric_kind import SINGLE_SWITCH, FabricKind
 from zsim.cluster.profile.host_launch import FREE, LaunchCosts
 from zsim.cluster.profile.kernels import KernelProfile
 from zsim.cluster.profile.network import NetworkProfile
@@ -169,21 +169,6 @@ class Drives:
                 raise ClusterError(f"drives: {name} must be more than 0")
 
 
-class FabricKind(StrEnum):
-    """How the NICs of different nodes (or domains) meet."""
-
-    SINGLE_SWITCH = "single_switch"
-    """All on one switch that limits nothing."""
-    FAT_TREE = "fat_tree"
-    """All NICs of a node on one leaf; leaves meet on spines, these on cores."""
-    RAIL_OPTIMIZED = "rail_optimized"
-    """NIC j of every node on leaf j of its group of nodes; leaves meet on spines."""
-    RAIL_ONLY = "rail_only"
-    """One network for each NIC number; what changes rails does it inside a node."""
-    EXPLICIT = "explicit"
-    """The switches and links that `Fabric.edges` lists."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
     """Switches that have others above them, seen as one for each group of nodes.
@@ -213,7 +198,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricEdge:
-    """Both directions of one link of an explicit fabric, by the names of its ends.
+    """Both directions of one link of a fabric that is given link by link, by the names of its ends.
 
     `node3` is node 3 with all its NICs; every other name is a switch.
     """
@@ -229,20 +214,22 @@ class Fabric:
 
     Attributes:
         tiers: below the top, from the nodes up; a single switch has none.
-        edges: of an explicit fabric, and only there.
+        edges: all links, of a kind that is given link by link.
     """
 
-    kind: FabricKind = FabricKind.SINGLE_SWITCH
+    kind: FabricKind = SINGLE_SWITCH
     tiers: tuple[Tier, ...] = ()
     edges: tuple[FabricEdge, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.tiers and self.kind in {FabricKind.SINGLE_SWITCH, FabricKind.EXPLICIT}:
-            raise ClusterError(f"fabric {self.kind}: has no tiers, {len(self.tiers)} given")
-        if not self.tiers and self.kind in {FabricKind.FAT_TREE, FabricKind.RAIL_OPTIMIZED}:
-            raise ClusterError(f"fabric {self.kind}: needs at least one tier")
-        if bool(self.edges) != (self.kind is FabricKind.EXPLICIT):
-            raise ClusterError(f"fabric {self.kind}: edges are for an explicit fabric, all of it")
+        kind = self.kind
+        if self.tiers and not kind.has_tiers:
+            raise ClusterError(f"fabric {kind}: has no tiers, {len(self.tiers)} given")
+        if kind.needs_tiers and not self.tiers:
+            raise ClusterError(f"fabric {kind}: needs at least one tier")
+        if bool(self.edges) != kind.has_edges:
+            allowed = "at least 1" if kind.has_edges else "0"
+            raise ClusterError(f"fabric {kind}: edges: {len(self.edges)} must be {allowed}")
         for below, above in pairwise(self.tiers):
             if above.nodes_below % below.nodes_below or above.nodes_below == below.nodes_below:
                 raise ClusterError(

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from zsim.cluster.cluster import Cluster, FabricEdge, FabricKind, Link
+from zsim.cluster.cluster import Cluster, FabricEdge, Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,7 @@ def above_nics(cluster: Cluster) -> str:
     fabric = cluster.fabric
     if fabric.tiers:
         return fabric.tiers[0].name
-    return {
-        FabricKind.EXPLICIT: "fabric",
-        FabricKind.RAIL_ONLY: "switch of its rail",
-    }.get(fabric.kind, "switch")
+    return fabric.kind.above_nics
 
 
 def top_name(cluster: Cluster) -> str:
@@ -70,8 +67,7 @@ def rails(cluster: Cluster, tier: int) -> int:
 
 def has_rails(cluster: Cluster, tier: int) -> bool:
     """Whether a group of `tier` is one switch for each rail."""
-    kind = cluster.fabric.kind
-    return kind is FabricKind.RAIL_ONLY or (kind is FabricKind.RAIL_OPTIMIZED and not tier)
+    return cluster.fabric.kind.has_rails(tier)
 
 
 def rail_count(cluster: Cluster) -> int:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from math import ceil, floor, prod
 
 from zsim.backend.backend import Job
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.in_training import DEGREES, Judged, Span
 from zsim.strategy.strategy import Strategy
 
@@ -56,7 +56,7 @@ def circumstance(job: Job) -> Circumstance:
         nics_per_node=cluster.nics_per_node,
         oversubscription=_oversubscription(cluster),
         several_nodes=cluster.nodes > 1,
-        listed_links=cluster.fabric.kind is FabricKind.EXPLICIT,
+        listed_links=bool(cluster.fabric.edges),
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import edges_in_use, has_rails, rail_count
 from zsim.network.link_graph import NETWORK
 
@@ -11,7 +11,6 @@ TO_SWITCH, FROM_SWITCH = "gpu->switch", "switch->gpu"
 TO_PCIE, FROM_PCIE = "gpu->pcie", "pcie->gpu"
 TO_HOST, FROM_HOST = "pcie->host", "host->pcie"
 BOARD = "board->board"
-RAILS = (FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import edges_in_use, has_rails, rail_count
 from zsim_des.network.edge_routes import Routes
 from zsim_des.network.link_kinds import (
@@ -10,7 +10,6 @@ from zsim_des.network.link_kinds import (
     FROM_HOST,
     FROM_PCIE,
     FROM_SWITCH,
-    RAILS,
     TO_HOST,
     TO_PCIE,
     TO_SWITCH,
@@ -30,7 +29,7 @@ class Wiring:
         self.cluster = cluster
         self.kinds: list[LinkKind] = link_kinds(cluster)
         self.rails = rail_count(cluster)
-        self.on_rails = cluster.fabric.kind in RAILS
+        self.on_rails = cluster.fabric.kind.on_rails
         self.firsts: list[int] = []
         self.link_count = 0
         for kind in self.kinds:
@@ -57,7 +56,7 @@ class Wiring:
 
     def routes(self, dead: Collection[tuple[str, str]]) -> Routes | None:
         """Return routes through an explicit fabric without its dead edges; None for any other."""
-        if self.cluster.fabric.kind is not FabricKind.EXPLICIT:
+        if not self.cluster.fabric.edges:
             return None
         return Routes(edges_in_use(self.cluster), self.firsts[self._edges], dead)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zsim.cluster.cluster import FabricKind
 from zsim_des.network.communicator_placement import Ints
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.link_numbering import Wiring
@@ -321,7 +320,7 @@ class Routes:
         ends = np.array([source]), np.array([target])
         rails = [int(self._nearest(end)[0]) for end in ends]
         alive = [self._usable(end)[0, rail] for end, rail in zip(ends, rails, strict=True)]
-        rails_meet = self._cluster.fabric.kind is not FabricKind.RAIL_ONLY
+        rails_meet = self._cluster.fabric.kind.rails_meet
         nodes = [end // self._cluster.gpus_per_node for end in ends]
         if not all(alive) or not rails_meet or (rails[0] == rails[1] and nodes[0] == nodes[1]):
             self._cut(source, target)

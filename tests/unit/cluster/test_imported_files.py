@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.fabric_kind import EXPLICIT
 from zsim.cluster.files import Part, TopologyError, cluster_of
 from zsim.cluster.files.edges_csv import fabric_from_edges
 from zsim.cluster.files.fabric import fabric_of
@@ -123,7 +124,7 @@ def joined(tmp_path: Path, text: str, nodes: int) -> Cluster:
 
 def test_a_list_of_links_is_a_fabric(tmp_path: Path) -> None:
     cluster = joined(tmp_path, LINKS, nodes=3)
-    assert cluster.fabric.kind is FabricKind.EXPLICIT
+    assert cluster.fabric.kind == EXPLICIT
     edges = [(edge.source, edge.target, edge.link.bytes_per_s) for edge in cluster.fabric.edges]
     assert edges[-1] == ("left", "right", 50 * 10**9)
     assert len(edges) == 4

@@ -8,7 +8,15 @@ import pytest
 from drawn_clusters import NO_MODEL
 
 from zsim.backend.backend import Job, NoWayError, RefusedError
-from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Gpu, Link, Tier
+from zsim.cluster.fabric_kind import (
+    EXPLICIT,
+    FAT_TREE,
+    RAIL_ONLY,
+    RAIL_OPTIMIZED,
+    SINGLE_SWITCH,
+    FabricKind,
+)
 from zsim.cluster.fault import (
     DeadEdge,
     DeadNic,
@@ -99,11 +107,9 @@ def test_a_slow_switch_link_counts_once_it_is_the_narrowest() -> None:
     assert step_ps([SlowSwitchLink(rank=0, factor=Fraction(20))]) == 4_000 + 60_000
 
 
-@pytest.mark.parametrize(
-    "kind", [FabricKind.SINGLE_SWITCH, FabricKind.FAT_TREE, FabricKind.RAIL_ONLY]
-)
+@pytest.mark.parametrize("kind", [SINGLE_SWITCH, FAT_TREE, RAIL_ONLY])
 def test_the_other_nic_takes_over_for_a_dead_one(kind: FabricKind) -> None:
-    tiers = LEAVES if kind is not FabricKind.SINGLE_SWITCH else ()
+    tiers = LEAVES if kind != SINGLE_SWITCH else ()
     cluster = replace(CLUSTER, fabric=Fabric(kind=kind, tiers=tiers))
     assert step_ps([DeadNic(node=1, nic=0)], cluster=cluster) == 4_000 + 60_000
 
@@ -115,7 +121,7 @@ def test_a_node_without_a_nic_is_cut_off() -> None:
 
 
 def test_rails_that_have_no_rail_in_common_are_cut() -> None:
-    rails = replace(CLUSTER, fabric=Fabric(kind=FabricKind.RAIL_ONLY))
+    rails = replace(CLUSTER, fabric=Fabric(kind=RAIL_ONLY))
     crossed = [DeadNic(node=1, nic=0), DeadNic(node=2, nic=1)]
     with pytest.raises(NoWayError, match="no NIC is left"):
         step_ps(crossed, cluster=rails)
@@ -124,7 +130,7 @@ def test_rails_that_have_no_rail_in_common_are_cut() -> None:
 
 
 def test_slow_uplinks_slow_what_leaves_their_group() -> None:
-    tree = replace(CLUSTER, fabric=Fabric(kind=FabricKind.FAT_TREE, tiers=LEAVES))
+    tree = replace(CLUSTER, fabric=Fabric(kind=FAT_TREE, tiers=LEAVES))
     # Two rings leave the group through what four NICs could fill.
     slow = SlowUplinks(tier=0, group=1, factor=Fraction(4))
     assert step_ps([slow], cluster=tree) == 4_000 + 60_000
@@ -185,8 +191,8 @@ def pair_ps(faults: Sequence[Fault] = (), *, cluster: Cluster) -> int:
 
 
 def test_without_uplinks_rails_change_and_trees_are_cut() -> None:
-    rails = replace(CLUSTER, fabric=Fabric(kind=FabricKind.RAIL_OPTIMIZED, tiers=LEAVES))
-    tree = replace(CLUSTER, fabric=Fabric(kind=FabricKind.FAT_TREE, tiers=LEAVES))
+    rails = replace(CLUSTER, fabric=Fabric(kind=RAIL_OPTIMIZED, tiers=LEAVES))
+    tree = replace(CLUSTER, fabric=Fabric(kind=FAT_TREE, tiers=LEAVES))
     # Both rings leave the group on rail 1.
     assert step_ps([DeadUplinks(tier=0, group=1, rail=0)], cluster=rails) == 4_000 + 60_000
     assert step_ps([SlowUplinks(tier=0, group=1, rail=0, factor=Fraction(4))], cluster=rails) == (
@@ -203,7 +209,7 @@ def test_equal_ways_through_listed_links_share_and_take_over() -> None:
     edges = [(f"node{n}", f"leaf{n}", 2) for n in range(4)]
     edges += [(f"leaf{n}", spine, 1) for n in range(4) for spine in ("a", "b")]
     fabric = Fabric(
-        kind=FabricKind.EXPLICIT,
+        kind=EXPLICIT,
         edges=tuple(
             FabricEdge(source=one, target=other, link=Link(bytes_per_s=width * 10**10))
             for one, other, width in edges

@@ -7,7 +7,8 @@ import pytest
 from drawn_clusters import NO_MODEL
 
 from zsim.backend.backend import Job
-from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, FabricKind, Gpu, Link, Tier
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Gpu, Link, Tier
+from zsim.cluster.fabric_kind import EXPLICIT, FAT_TREE, RAIL_ONLY, RAIL_OPTIMIZED, FabricKind
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import Place, Pool
 from zsim_des import SimBackend
@@ -33,7 +34,7 @@ FABRICS = [
     Fabric(),
     *(
         tree(kind, oversubscription)
-        for kind in (FabricKind.FAT_TREE, FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY)
+        for kind in (FAT_TREE, RAIL_OPTIMIZED, RAIL_ONLY)
         for oversubscription in (1, 4)
     ),
 ]
@@ -69,7 +70,7 @@ def test_half_the_nics_halve_a_group_that_needs_them_all() -> None:
 def test_twice_the_spine_helps_only_when_it_was_narrow() -> None:
     # 8 data groups leave every leaf at once, one NIC each of the 24 below it: 3 to 1 is enough.
     times = {
-        narrow: gather_ps(replace(NODE, fabric=tree(FabricKind.FAT_TREE, narrow)), 9, 8, "data")
+        narrow: gather_ps(replace(NODE, fabric=tree(FAT_TREE, narrow)), 9, 8, "data")
         for narrow in (1, 3, 6, 12)
     }
     assert times[1] == times[3]
@@ -88,7 +89,7 @@ def test_a_rack_of_nvlink_beats_nodes_of_eight_for_72_ranks_that_split_tensors()
 def test_rails_equal_a_fat_tree_when_traffic_stays_on_rails(narrow: int) -> None:
     rails, only, fat = (
         gather_ps(replace(NODE, fabric=tree(kind, narrow)), 9, 8, "data")
-        for kind in (FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY, FabricKind.FAT_TREE)
+        for kind in (RAIL_OPTIMIZED, RAIL_ONLY, FAT_TREE)
     )
     assert rails == only == fat
 
@@ -119,7 +120,7 @@ def test_changing_rails_costs_the_links_of_the_gpus_that_relay() -> None:
     node = replace(NODE, nic_link=fast, pcie_link=fast, gpus_per_node=2, nics_per_node=2)
     rails, fat = (
         gather_ps(replace(node, fabric=tree(kind, 1)), 18, 1, "data")
-        for kind in (FabricKind.RAIL_OPTIMIZED, FabricKind.FAT_TREE)
+        for kind in (RAIL_OPTIMIZED, FAT_TREE)
     )
     # Of two halves one stays in the node; the other passes its links too, if it is relayed.
     assert rails / fat == pytest.approx(2, abs=0.05)
@@ -163,7 +164,7 @@ def test_an_explicit_fabric_is_as_fast_as_its_narrowest_link_on_the_ring() -> No
         )
         for node in range(9)
     )
-    star = replace(NODE, fabric=Fabric(kind=FabricKind.EXPLICIT, edges=edges))
+    star = replace(NODE, fabric=Fabric(kind=EXPLICIT, edges=edges))
     ratio = gather_ps(star, 9, 8, "data") / gather_ps(NODE, 9, 8, "data")
     assert ratio == pytest.approx(4, abs=0.04)
     even = replace(star.fabric, edges=(*edges[1:], replace(edges[0], link=edges[1].link)))

@@ -6,46 +6,7 @@ from pathlib import Path
 import pytest
 from other_package import install, python, zsim
 
-PACKAGE = '''
-"""Parallel aggregated trees: an all-gather in as many steps as the logarithm of the ranks."""
-
-from fractions import Fraction
-
-from zsim.network.algorithm.activity import Collective, LinkBytes
-from zsim.network.algorithm.algorithm import Algorithm
-from zsim.network.constant import Constant
-
-HOP_S = Constant(name="pat_hop_s", default=4e-6)
-SHARE = Constant(name="pat", default=0.5, is_share=True)
-
-
-class Pat(Algorithm):
-    name = "pat"
-    constants = (HOP_S, SHARE)
-
-    def link_bytes(self, collective, shape):
-        if collective not in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}:
-            return None
-        passed = 1 - Fraction(1, shape.ranks)
-        steps = (shape.ranks - 1).bit_length()
-        far = (shape.nodes - 1).bit_length()
-        return LinkBytes(
-            gpu_bytes=passed,
-            node_bytes=passed if far else Fraction(0),
-            near_hops=steps - far,
-            far_hops=far,
-        )
-
-    def share(self, profile):
-        return SHARE.of(profile)
-
-    def near_hop_s(self, profile, protocol):
-        return HOP_S.of(profile)
-
-
-PAT = Pat()
-'''
-ENTRY = "[zsim.algorithms]\npat = somebody_else:PAT\n"
+ENTRY = "[zsim.algorithms]\npat = aggregated_trees:PAT\n"
 PROFILED = ("--set", "network.profile=h100", "--json")
 TIMES = """
 import sys
@@ -65,7 +26,7 @@ print(found.algorithm, found.latency_ps)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(tmp_path_factory.mktemp("site"), "somebody_else", PACKAGE, ENTRY)
+    return install(tmp_path_factory.mktemp("site"), "aggregated_trees", ENTRY)
 
 
 def step_s(site: Path, *settings: str) -> float:

@@ -5,34 +5,14 @@ from pathlib import Path
 import pytest
 from other_package import install, zsim
 
-PACKAGE = '''
-"""FSDP2 under another name, with an option of its own."""
-
-from dataclasses import dataclass
-
-from zsim.closed_form.fsdp2 import VOLUME
-from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.fsdp2.schedule import schedule
-from zsim.runtimes.registry import Runtime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mine(FSDP2):
-    """Options of this runtime."""
-
-    colour: int = 1
-
-
-RUNTIME = Runtime(options=Mine, schedule=schedule, volume=lambda _: VOLUME)
-'''
-ENTRY = "[zsim.runtimes]\nmine = somebody_else:RUNTIME\n"
+ENTRY = "[zsim.runtimes]\nmine = renamed_fsdp2:RUNTIME\n"
 SETTINGS = ("zero.stage=3", "zero.emulate=mine", "zero.bucket_elements=500_000_000")
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as an installer leaves it."""
-    return install(tmp_path_factory.mktemp("site"), "somebody_else", PACKAGE, ENTRY)
+    return install(tmp_path_factory.mktemp("site"), "renamed_fsdp2", ENTRY)
 
 
 def settings(*more: str) -> list[str]:

@@ -6,7 +6,8 @@ from fractions import Fraction
 import pytest
 
 from zsim.calibration.constants import START
-from zsim.cluster.cluster import Cluster, Fabric, FabricKind, Gpu, Link, Rate, Tier
+from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Rate, Tier
+from zsim.cluster.fabric_kind import FAT_TREE
 from zsim.cluster.files import Part, UnknownTopologyError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.dtype import DType
@@ -56,7 +57,7 @@ BOX = Cluster(
 )
 
 
-TREE = Fabric(kind=FabricKind.FAT_TREE, tiers=(Tier(name="leaf", nodes_below=4),))
+TREE = Fabric(kind=FAT_TREE, tiers=(Tier(name="leaf", nodes_below=4),))
 
 
 def boxes(name: str, fabric: str | None, nodes: int) -> Cluster:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zsim.cluster.files.fabric import EdgeTable
+from zsim.cluster.files.explicit_fabric import EdgeTable
 from zsim.cluster.files.table import TopologyError
 from zsim.config_error import line
 

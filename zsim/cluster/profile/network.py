@@ -20,7 +20,8 @@ class NetworkProfile:
     numbers: Mapping[str, float] = field(hash=False)
 
     def __post_init__(self) -> None:
-        for name, value in self.numbers.items():
+        given: Mapping[str, object] = self.numbers
+        for name, value in given.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise ProfileError(f"{name}: {value!r} must be a number")
             if not isfinite(value):

@@ -7,7 +7,7 @@ each level stand its links: how many, and how fast one is in each direction.
 from dataclasses import dataclass, field
 
 from zsim.cluster.bisection import Cut
-from zsim.cluster.cluster import Cluster, FabricKind
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import link_classes, rails, top_name
 from zsim.report.svg.canvas import ALARM, FAINT, Box, Sheet
 from zsim.report.svg.irregular_fabric import draw_irregular, layout
@@ -35,7 +35,7 @@ SHOWN = {0: 6, 1: 4, 2: 2}
 def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
     """The SVG of `cluster`, with its narrowest `cut` in red, or links coloured by `loads`."""
     levels = len(cluster.fabric.tiers) + 2
-    irregular = layout(cluster) if cluster.fabric.kind is FabricKind.EXPLICIT else None
+    irregular = layout(cluster) if cluster.fabric.edges else None
     below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
     sheet = Sheet(WIDTH, below + 390)
     sheet.words(LEFT, 42, cluster.name, size=22, bold=True)
@@ -178,7 +178,7 @@ class _Levels:
             small = f"{count} switches, one for each rail" if count > 1 else ""
             label = f"{tiers[group.level - 1].name} {group.number:,}"
             self.sheet.box(box, label, SWITCH, small=small, stacked=count > 1)
-        elif self.cluster.fabric.kind is FabricKind.RAIL_ONLY:
+        elif not self.cluster.fabric.kind.rails_meet:
             small = f"{self.cluster.nics_per_node} rails that do not meet"
             self.sheet.box(box, "a switch for each rail", SWITCH, small=small, stacked=True)
         else:

@@ -1,0 +1,82 @@
+"""A package of somebody else adds a kind of fabric."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from other_package import install, zsim
+
+ENTRY = "[zsim.fabrics]\ntorus = torus:READER\n"
+FILE = """
+title = "A torus of 4 by 4 nodes"
+kind = "torus"
+source = "made up"
+columns = 4
+rows = 4
+bandwidth_per_direction = "100 GB/s"
+latency = "1 us"
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = install(tmp_path_factory.mktemp("site"), "torus", ENTRY)
+    (site / "torus.toml").write_text(FILE, "utf-8")
+    return site
+
+
+def topology(site: Path, *words: str) -> Mapping[str, object]:
+    fabric = ("--fabric", str(site / "torus.toml"), "--nodes", "16")
+    ran = zsim(site, "topology", "dgx_h100", *fabric, "--json", *words)
+    assert ran.returncode == 0, ran.stderr
+    found: Mapping[str, object] = json.loads(ran.stdout)
+    return found
+
+
+def test_its_links_are_listed_counted_in_cuts_and_drawn(installed: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "torus.svg"
+    found = topology(installed, "--draw", str(picture))
+    assert found["fabric"] == "torus"
+    links = [each for each in found["links"] if each["bytes_per_s"] == 100 * 10**9]  # type: ignore[attr-defined]
+    assert sum(each["count"] for each in links) == 32
+    # Between two halves of four columns and two rows each: two ways up and down in each column.
+    assert found["bisection_bytes_per_s"] == 8 * 100 * 10**9
+    assert len(set(re.findall(r">node\d+<", picture.read_text("utf-8")))) == 16
+
+
+def test_a_run_takes_its_links_and_a_fault_names_one_of_them(installed: Path) -> None:
+    file = installed / "torus.toml"
+
+    def step_s(*settings: str) -> float:
+        cluster = ("topology=none", "node=dgx_h100", "nodes=16", f"fabric={file}")
+        every = (*(f"cluster.{each}" for each in cluster), *settings)
+        words = [word for each in every for word in ("--set", each)]
+        where = ["--set", "cluster.node=dgx_h100", "--set", "cluster.topology=none"]
+        fabric = [
+            "--set",
+            f"cluster.fabric={installed / 'torus.toml'}",
+            "--set",
+            "cluster.nodes=16",
+        ]
+        ran = zsim(installed, "run", "llama2_7b", *where, *fabric, *words, "--json")
+        assert ran.returncode == 0, ran.stderr
+        found: float = json.loads(ran.stdout)["step_time_s"]
+        return found
+
+    fault = 'fault=[{kind="link", source="node0", target="node1", factor=4}]'
+    assert step_s(fault) > step_s()
+
+
+def test_a_file_with_a_wrong_key_or_of_an_unknown_kind_is_refused(
+    installed: Path, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(FILE.replace("rows", "planes"), "utf-8")
+    words = ("topology", "dgx_h100", "--nodes", "16", "--fabric")
+    refused = zsim(installed, *words, str(wrong))
+    assert "planes: unknown key" in refused.stderr
+    refused = zsim(tmp_path, *words, str(installed / "torus.toml"))
+    assert refused.returncode == 2
+    assert "kind: 'torus' must be one of single_switch, fat_tree, " in refused.stderr

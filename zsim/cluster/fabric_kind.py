@@ -1,0 +1,66 @@
+"""Kinds of fabrics: how the NICs of different nodes (or domains) meet.
+
+A kind is what all fabrics of it have in common; `zsim.cluster.files.fabric` reads files of each.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricKind:
+    """One kind of fabric.
+
+    Attributes:
+        name: as files of fabrics say it.
+        has_tiers: it may have tiers of switches; needs_tiers: it has at least one.
+        has_edges: it is given link by link, with no tiers.
+        leaf_rails: each leaf is one switch for every rail (number of a NIC in its node).
+        rails_meet: NICs of different rails reach each other over the fabric.
+        above_nics: what NICs are plugged into where there are no tiers.
+        summary: the fabric in words, in which {edges} is the number of links listed; or the name.
+    """
+
+    name: str
+    has_tiers: bool = False
+    needs_tiers: bool = False
+    has_edges: bool = False
+    leaf_rails: bool = False
+    rails_meet: bool = True
+    above_nics: str = "switch"
+    summary: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def on_rails(self) -> bool:
+        """True if bytes leave a node on the rail on which they enter the other."""
+        return self.leaf_rails or not self.rails_meet
+
+    def has_rails(self, tier: int) -> bool:
+        """Return whether a group of tier number `tier` is one switch for each rail."""
+        return not self.rails_meet or (self.leaf_rails and not tier)
+
+
+SINGLE_SWITCH = FabricKind(name="single_switch", summary="one switch that limits nothing")
+"""All NICs on one switch."""
+
+FAT_TREE = FabricKind(name="fat_tree", has_tiers=True, needs_tiers=True)
+"""All NICs of a node on one leaf; leaves meet on spines, these on cores."""
+
+RAIL_OPTIMIZED = FabricKind(
+    name="rail_optimized", has_tiers=True, needs_tiers=True, leaf_rails=True
+)
+"""NIC j of every node on leaf j of its group of nodes; leaves meet on spines."""
+
+RAIL_ONLY = FabricKind(
+    name="rail_only", has_tiers=True, rails_meet=False, above_nics="switch of its rail"
+)
+"""One network for each NIC number; what changes rails does it inside a node."""
+
+EXPLICIT = FabricKind(
+    name="explicit", has_edges=True, above_nics="fabric", summary="{edges} links as listed"
+)
+"""The switches and links that a file lists."""
+
+SHIPPED = (SINGLE_SWITCH, FAT_TREE, RAIL_OPTIMIZED, RAIL_ONLY, EXPLICIT)
