@@ -13,6 +13,7 @@ from zsim.backend.backend import Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Neighbour, Window
 from zsim.network.link_load import Decision
+from zsim.prediction.trust import error, trust
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
@@ -31,7 +32,6 @@ from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.faults import Trouble
 from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import LinkTable, shapes
-from zsim_des.trust import error, trust
 
 FOLDS_KEPT = 1000
 

@@ -93,7 +93,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """FLOPs of all ranks in a step: of the model, of the products that were executed.
 
     `causal_` is without the half of attention that masks hide; `dtype` computes most.
@@ -128,7 +128,7 @@ def summary(job: Job, trace: Trace) -> Summary:
     return summed_up(job, work(job, trace), room(job, trace), step_of(job, trace))
 
 
-def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
+def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
     """The figures of a run of `job` that did this work, took this memory and had these times."""
     seconds = (step.end_ps - step.begin_ps) / PICOSECONDS_PER_SECOND
     scale = _Scale(
@@ -159,7 +159,7 @@ def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
     )
 
 
-def work(job: Job, trace: Trace) -> Work:
+def work(job: Job, trace: Trace) -> StepWork:
     """What all ranks compute in the last step of `trace`."""
     stages = (
         1 if job.schedule.contract.strategy is None else job.schedule.contract.strategy.pipeline
@@ -168,7 +168,7 @@ def work(job: Job, trace: Trace) -> Work:
     batches = replicas * micro_batches(job)
     model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
     flops, masked = _executed(job, trace)
-    return Work(
+    return StepWork(
         model_flops=model_flops,
         hardware_flops=sum(flops.values()),
         causal_model_flops=model_flops - batches * job.model.attention_flops // 2,

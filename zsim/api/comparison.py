@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from zsim.analysis.compare import Comparison, Difference, counts
 from zsim.analysis.compare import compare as compared
-from zsim.api.html import table_html
+from zsim.api.data_frame import data_frame
+from zsim.api.notebook import table_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
-from zsim.api.table import data_frame
 from zsim.backend.backend import BackendError, NoWayError
 from zsim.backend.document import DocumentError, decode_trace
 from zsim.mistake import MistakeError, file_fault, mistakes

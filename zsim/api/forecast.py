@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zsim.backend.backend import BackendError, NoWayError, RunFailedError
-from zsim.calibration.verdict import Forecast, Quantity
+from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.mistake import MistakeError
 
 FEW = 3
@@ -26,7 +26,7 @@ Ways = Sequence[Mapping[str, object]]
 
 def forecasts(
     runs: Sequence[Ways], quantity: Quantity = Quantity.STEP_TIME
-) -> list[Forecast | str | None]:
+) -> list[RunForecast | str | None]:
     """Forecasts of runs, on all processors; equal ones are made once.
 
     A line instead of a forecast says why there is none; None stands for a run without scenarios.
@@ -45,9 +45,9 @@ def forecasts(
     return [found.get(text) for text in texts]
 
 
-def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> Forecast | str:
+def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> RunForecast | str:
     """The forecast of the first of `ways` that fits; of the last, where none does."""
-    found: Forecast | str = "no scenario"
+    found: RunForecast | str = "no scenario"
     for tables in ways:
         found = forecast(tables, quantity)
         if isinstance(found, str) or found.fits:
@@ -57,7 +57,7 @@ def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> Fore
 
 def forecast(
     tables: Mapping[str, object], quantity: Quantity = Quantity.STEP_TIME
-) -> Forecast | str:
+) -> RunForecast | str:
     """What is predicted for the scenario in `tables`, or in a line why nothing is.
 
     Of many micro-batches few are simulated: each after the first takes as long as the one before;
@@ -89,7 +89,7 @@ def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
     return changed
 
 
-def _simulated(tables: Mapping[str, object]) -> Forecast | str:
+def _simulated(tables: Mapping[str, object]) -> RunForecast | str:
     from zsim.analysis.summary import summary
     from zsim.files.source import resolved
     from zsim.scenario.tables import from_tables
@@ -100,7 +100,7 @@ def _simulated(tables: Mapping[str, object]) -> Forecast | str:
         found = summary(job, source.simulation().run(job, seed=0))
     except (MistakeError, BackendError, RunFailedError, NoWayError, ValueError) as error:
         return str(error)
-    return Forecast(
+    return RunForecast(
         step_time_s=found.step_time_s,
         peak_allocated_bytes=found.peak_allocated_bytes,
         peak_reserved_bytes=found.peak_reserved_bytes,

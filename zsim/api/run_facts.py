@@ -6,7 +6,7 @@ from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
-from zsim.api.remedies import remedy_lines, remedy_objects
+from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.backend.backend import Job
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
-from zsim.api.html import facts_html
+from zsim.api.data_frame import data_frame
+from zsim.api.notebook import facts_html
 from zsim.api.picture import Picture
 from zsim.api.run_facts import Outcome, run_facts, run_object
-from zsim.api.table import data_frame
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
-from zsim.files.trace import need_trace, write_trace
+from zsim.files.trace_file import need_trace, write_trace
 from zsim.files.written import unwritten, write
 from zsim.mistake import MistakeError
 from zsim.report.timeline import TimelineError, timeline
@@ -216,8 +216,8 @@ class RunResult:
             MistakeError: it cannot be a page, or the extra `report` is not installed.
             UnwrittenError: it cannot be written.
         """
-        from zsim.files.page import need_html, render
-        from zsim.report.run import run_page
+        from zsim.files.html_page import need_html, render
+        from zsim.report.run_page import run_page
 
         need_html("report", Path(path))
         page = run_page(self.job, self.recorded, self.summary, title=self.title, facts=self.facts())

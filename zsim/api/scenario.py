@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast
 
-from zsim.api.html import facts_html
+from zsim.api.notebook import facts_html
 from zsim.files.source import (
     Changes,
     Source,

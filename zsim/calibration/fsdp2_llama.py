@@ -18,8 +18,8 @@ known; runs of December 2024 are taken to have it.
 from collections.abc import Mapping
 from typing import Literal
 
-from zsim.calibration.runs import RunRow, Table
-from zsim.calibration.table import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.run_rows import RunRow, RunTable
 
 LARGE_H100 = ("grand_teton_h100", "h100_hbm2e")
 SYSTEMS = {
@@ -53,7 +53,7 @@ RESHARD = {"always": True, "default": True, "": True, "never": False}
 """By the first word. The last block is not resharded by default, which is not told apart."""
 
 
-class _Row(RunRow):
+class _Fsdp2LlamaRow(RunRow):
     peak_reserved_memory_GiB: MaybePositive  # noqa: N815  (the column is called so)
     pp: Whole
     technique: str
@@ -148,4 +148,4 @@ class _Row(RunRow):
         return model
 
 
-TABLE = Table("fsdp2_llama_training_runs", _Row)
+TABLE = RunTable("fsdp2_llama_training_runs", _Fsdp2LlamaRow)

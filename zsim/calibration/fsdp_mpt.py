@@ -9,8 +9,8 @@ those of H100 are not published, and taken to be InfiniBand's 400 Gb/s.
 
 from collections.abc import Mapping
 
-from zsim.calibration.runs import RunRow, Table
-from zsim.calibration.table import NotModelledError, Whole, word
+from zsim.calibration.csv_rows import NotModelledError, Whole, word
+from zsim.calibration.run_rows import RunRow, RunTable
 
 SYSTEMS = {
     "a100_80gb": ("dgx_a100_infiniband", "a100"),
@@ -28,7 +28,7 @@ twelfth less than those of bf16, without they take the same. PyTorch stops early
 scripts named 1.13 and 2.0 when rows of bf16 were published."""
 
 
-class _Row(RunRow):
+class _FsdpMptRow(RunRow):
     n_layers: Whole
     d_model: Whole
     n_heads: Whole
@@ -92,4 +92,4 @@ class _Row(RunRow):
         }
 
 
-TABLE = Table("fsdp_mpt_training_runs", _Row)
+TABLE = RunTable("fsdp_mpt_training_runs", _FsdpMptRow)

@@ -16,9 +16,9 @@ from zlib import crc32
 
 import numpy as np
 
-from zsim.calibration.calibrate import publication
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
 from zsim.calibration.least_squares import SCALES, Array, minimized
+from zsim.calibration.network_profiles import publication
 from zsim.cluster.profile import flash_attention_2 as flash2
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.cluster.profile.kernels import ASSUMED, NAMES, FittedKernels, KernelProfile

@@ -12,13 +12,13 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from zsim.calibration.table import (
+from zsim.calibration.csv_rows import (
     Cells,
+    CsvRow,
     MaybeWhole,
     MeasuredError,
     NotModelledError,
     Positive,
-    Row,
     Unmodelled,
     Whole,
     must,
@@ -87,7 +87,7 @@ def _extents(text: str) -> tuple[int, int, int]:
     return m, n, k
 
 
-class _Product(Row):
+class _Product(CsvRow):
     gpu: Annotated[str, AfterValidator(_gpu)]
     batch: Whole
     m: Whole
@@ -103,7 +103,7 @@ class _Product(Row):
     time_us_derived: Positive
 
 
-class _Peak(Row):
+class _PeakRow(CsvRow):
     dtype: Annotated[str, must(lambda text: text == "bf16", "dtype {!r} is not modelled")]
     accelerator: Annotated[
         str,
@@ -116,7 +116,7 @@ class _Peak(Row):
     mamf_tflops: Positive
 
 
-class _Operator(Row):
+class _Operator(CsvRow):
     """An operator on `b` sequences of `length` tokens; `dim` wide, over `h` heads and `mp` ranks.
 
     Which of the last three there are depends on the operator.
@@ -177,7 +177,7 @@ def _product(number: int, cells: Cells) -> Iterable[KernelRow]:
 
 
 def _peak(number: int, cells: Cells) -> Iterable[KernelRow]:
-    row = parsed(PEAKS, _Peak, cells)
+    row = parsed(PEAKS, _PeakRow, cells)
     m, n, k = row.best_shape_MxNxK
     yield KernelRow(
         file=PEAKS,

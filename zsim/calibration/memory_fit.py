@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from zsim.calibration.published import Published
-from zsim.calibration.verdict import Forecast
+from zsim.calibration.training_verdict import RunForecast
 
 NEAR = 0.05
 """A run without a result may be predicted this far below the limit."""
@@ -20,7 +20,7 @@ ABOVE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MemoryFit:
     """How well it is predicted which runs of a file fit.
 
     The limit is what a rank may reserve: memory of its GPU less the context and buffers of NCCL.
@@ -42,13 +42,13 @@ class Fit:
 
 
 def fit(
-    file: str, runs: Sequence[Published], forecasts: Sequence[Forecast | str | None]
-) -> Fit | None:
+    file: str, runs: Sequence[Published], forecasts: Sequence[RunForecast | str | None]
+) -> MemoryFit | None:
     """The fit of `runs` of `file`; None where every run has a result."""
     made = [
         (run, forecast)
         for run, forecast in zip(runs, forecasts, strict=True)
-        if isinstance(forecast, Forecast)
+        if isinstance(forecast, RunForecast)
     ]
     results = [(run, forecast) for run, forecast in made if not run.failed]
     hardest = [(run.model, *_hardness(run)) for run, _ in results]
@@ -59,7 +59,7 @@ def fit(
     ]
     if len(results) == len(made):
         return None
-    return Fit(
+    return MemoryFit(
         file=file,
         without=len(without),
         refused=sum(each.needed_bytes >= each.usable_bytes * (1 - NEAR) for each in without),

@@ -8,8 +8,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from zsim.calibration.collective_rows import Measurement
 from zsim.calibration.least_squares import Array
-from zsim.calibration.measured import Measurement
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm import direct
 from zsim.network.algorithm.activity import Collective, GroupShape, Protocol

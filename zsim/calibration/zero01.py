@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from zsim.calibration.runs import RunRow, Table
-from zsim.calibration.table import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.run_rows import RunRow, RunTable
 
 HARDWARE = {"H100 80GB": ("p5", "fat_tree_2", "h100", "h100/aws_p5")}
 """Node, fabric, and profiles of kernels and network, by the GPU's name in the table."""
@@ -56,7 +56,7 @@ SMALLEST = "1B"
 """The model whose rows are all-reduces."""
 
 
-class _Row(RunRow):
+class _Zero01Row(RunRow):
     model: Annotated[str, Field(alias="model_size")]
     status: str
     peak_gpu_memory_GB: MaybePositive  # noqa: N815  (the column is called so)
@@ -154,4 +154,4 @@ class _Row(RunRow):
         }
 
 
-TABLE = Table("zero01_tp_pp_training_runs", _Row)
+TABLE = RunTable("zero01_tp_pp_training_runs", _Zero01Row)

@@ -13,7 +13,7 @@ from zsim.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from zsim.api.proof import ProofResult
+    from zsim.api.proof_result import ProofResult
     from zsim.proof.finding import Finding
 
 

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from zsim.calibration import kernel_fit
-from zsim.calibration.calibrate import calibrated
-from zsim.calibration.validate import SIZE_CLASSES
+from zsim.calibration.network_profiles import calibrated
+from zsim.calibration.network_verdict import SIZE_CLASSES
 from zsim.cli.calibrate_training import FITTED, with_training
-from zsim.cli.measured import all_tables, runs_of, timed_links
 from zsim.cluster.profile import kernels as kernel_profile
 from zsim.cluster.profile.files import Profiles, text
+from zsim.files.measurements import all_tables, runs_of, timed_links
 from zsim.files.written import UnwrittenError, write
 from zsim.mistake import file_fault, mistakes
 

@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar, cast
 from zsim.api.forecast import FEW, accumulating
 from zsim.backend.backend import Job, load
 from zsim.calibration import fsdp2_llama, fsdp_mpt
+from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
-from zsim.calibration.validate import errors_of
 from zsim.cluster.profile.in_training import Evidence, InTraining, Span
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of

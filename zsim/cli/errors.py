@@ -1,6 +1,6 @@
 """Errors of predictions, as every `zsim validate` prints them."""
 
-from zsim.calibration.validate import Errors
+from zsim.calibration.network_verdict import Errors
 
 
 def errors_object(errors: Errors | None) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """`zsim largest`: its answer."""
 
-from zsim.api.largest_model import largest
+from zsim.api.largest_result import largest
 from zsim.api.scenario import find_scenario
 from zsim.cli.answer import print_json, print_lines, print_title
 from zsim.cli.spinner import spinner

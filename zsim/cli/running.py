@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.api.proof import findings_object
+from zsim.api.launch import RefutedError, run
+from zsim.api.proof_result import findings_object
 from zsim.api.run_result import RunResult
-from zsim.api.running import RefutedError, run
 from zsim.api.scenario import find_scenario
 from zsim.backend.backend import NoWayError
 from zsim.cli.answer import print_findings, print_json, print_lines, print_title
 from zsim.cli.spinner import spinner
-from zsim.files.page import need_html
+from zsim.files.html_page import need_html
 from zsim.files.picture import need_format
 from zsim.files.source import Changes
-from zsim.files.trace import need_trace
+from zsim.files.trace_file import need_trace
 from zsim.files.written import Output, answer_before
 from zsim.mistake import MistakeError
 

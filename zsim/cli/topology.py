@@ -17,7 +17,7 @@ from zsim.files.picture import need_format, write_picture
 from zsim.files.title import title_of
 from zsim.files.written import answer_before
 from zsim.mistake import MistakeError, mistakes
-from zsim.report.svg.cluster import draw
+from zsim.report.svg.cluster_drawing import draw
 from zsim.report.svg.note import rate, speed
 from zsim.scenario.resolve import with_overrides
 from zsim.scenario.tables import (

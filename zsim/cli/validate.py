@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zsim.calibration.validate import SIZE_CLASSES, Verdict, verdict
+from zsim.calibration.network_verdict import SIZE_CLASSES, NetworkVerdict, verdict
 from zsim.cli.answer import print_json
 from zsim.cli.errors import errors_cells, errors_object
-from zsim.cli.measured import measurements
 from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import network_profiles
+from zsim.files.measurements import measurements
 
 
 def validate_network(folder: Path, *, as_json: bool) -> None:
@@ -30,7 +30,7 @@ def validate_network(folder: Path, *, as_json: bool) -> None:
         _print_held_out(profiles)
 
 
-def _object(found: Verdict) -> dict[str, object]:
+def _object(found: NetworkVerdict) -> dict[str, object]:
     errors = found.errors
     result: dict[str, object] = {
         "rows": found.rows,
@@ -51,7 +51,7 @@ def _object(found: Verdict) -> dict[str, object]:
     return result
 
 
-def _print(verdicts: Sequence[Verdict]) -> None:
+def _print(verdicts: Sequence[NetworkVerdict]) -> None:
     from rich.console import Console
     from rich.table import Table
 

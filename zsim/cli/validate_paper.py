@@ -7,14 +7,14 @@ from itertools import chain
 from pathlib import Path
 
 from zsim.analysis.summary import summary
-from zsim.api.largest_model import largest_of
+from zsim.api.largest_result import largest_of
 from zsim.backend.backend import BackendError, NoWayError
-from zsim.calibration.paper import (
+from zsim.calibration.paper_figures import (
+    FigureQuantity,
+    FigureVerdict,
     Paper,
+    PaperRun,
     Predicted,
-    Quantity,
-    Run,
-    Verdict,
     parse,
     shown,
     verdict,
@@ -26,7 +26,7 @@ from zsim.files.picture import need_format, write_picture
 from zsim.files.source import resolved
 from zsim.files.written import answer_before
 from zsim.mistake import MistakeError
-from zsim.report.svg.paper import picture
+from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import ScenarioError, from_tables
 
 Answer = tuple[float, int] | str
@@ -57,7 +57,7 @@ def validate_paper(*, as_json: bool, drawing: Path | None) -> None:
                 _print(found)
 
 
-def verdicts_of(paper: Paper) -> list[Verdict]:
+def verdicts_of(paper: Paper) -> list[FigureVerdict]:
     """Every figure of `paper`, predicted on all processors."""
     asked = [(figure.quantity, run) for figure in paper.figures for run in figure.runs]
     with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
@@ -65,10 +65,10 @@ def verdicts_of(paper: Paper) -> list[Verdict]:
     return [verdict(figure, [next(answers) for _ in figure.runs]) for figure in paper.figures]
 
 
-def _answer(quantity: Quantity, run: Run) -> Answer:
+def _answer(quantity: FigureQuantity, run: PaperRun) -> Answer:
     """What is predicted for `run`; of several ways the first that fits, else the last."""
     try:
-        if quantity is not Quantity.THROUGHPUT:
+        if quantity is not FigureQuantity.THROUGHPUT:
             return _largest(quantity, run.ways[0])
         for way, tables in enumerate(run.ways):
             rate, fits = _rate(tables)
@@ -79,9 +79,9 @@ def _answer(quantity: Quantity, run: Run) -> Answer:
     raise AssertionError("a run has a scenario")
 
 
-def _largest(quantity: Quantity, tables: Mapping[str, object]) -> Answer:
+def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Answer:
     answer = largest_of("scenario", from_tables(tables))
-    found = answer.states if quantity is Quantity.STATES else answer.found
+    found = answer.states if quantity is FigureQuantity.STATES else answer.found
     if found is None or found.fits is None:
         return "no size fits"
     return float(found.fits.parameters), 0
@@ -95,7 +95,7 @@ def _rate(tables: Mapping[str, object]) -> tuple[float, bool]:
     return found.model_tflops_per_gpu, found.fits
 
 
-def verdict_object(found: Verdict) -> dict[str, object]:
+def verdict_object(found: FigureVerdict) -> dict[str, object]:
     """A figure of `zsim validate paper --json`."""
     return {
         "quantity": found.figure.quantity,
@@ -128,7 +128,7 @@ def _row_object(each: Predicted) -> dict[str, object]:
     }
 
 
-def _print(verdicts: list[Verdict]) -> None:
+def _print(verdicts: list[FigureVerdict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -157,7 +157,7 @@ def _print(verdicts: list[Verdict]) -> None:
             print(f"  from the smallest: {' < '.join(found.order)}, {said}")
 
 
-def _line(found: Verdict, each: Predicted) -> str:
+def _line(found: FigureVerdict, each: Predicted) -> str:
     quantity, notes = found.figure.quantity, ""
     if each.way:
         notes += ", with what needs less memory"

@@ -5,14 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zsim.api.forecast import forecasts
-from zsim.calibration.memory_fit import ABOVE, NEAR, Fit
+from zsim.calibration.memory_fit import ABOVE, NEAR, MemoryFit
 from zsim.calibration.memory_fit import fit as fit_of
+from zsim.calibration.network_verdict import Errors
 from zsim.calibration.published import Published
-from zsim.calibration.validate import Errors
-from zsim.calibration.verdict import Comparison, Quantity, Verdict, published, verdict
+from zsim.calibration.training_verdict import (
+    PredictedRun,
+    Quantity,
+    TrainingVerdict,
+    published,
+    verdict,
+)
 from zsim.cli.answer import print_json
 from zsim.cli.errors import errors_cells, errors_object
-from zsim.cli.measured import not_read, published_runs
+from zsim.files.measurements import not_read, published_runs
 from zsim.files.picture import need_format, write_picture
 from zsim.files.written import answer_before, unwritten
 from zsim.mistake import MistakeError
@@ -31,8 +37,8 @@ def validate_training(
     """
     if picture is not None:
         need_format("--picture", picture)
-    verdicts: list[Verdict] = []
-    fits: dict[str, Fit] = {}
+    verdicts: list[TrainingVerdict] = []
+    fits: dict[str, MemoryFit] = {}
     for name, runs in published_runs(folder).items():
         verdict, fit = judged(name, quantity, runs)
         if verdict is not None:
@@ -65,7 +71,7 @@ def validate_training(
 
 def judged(
     file: str, quantity: Quantity, runs: Sequence[Published]
-) -> tuple[Verdict | None, Fit | None]:
+) -> tuple[TrainingVerdict | None, MemoryFit | None]:
     """The verdict on `runs` of `file`, None if no row has the quantity; with memory, what fits."""
     if not any(published(run, quantity) is not None for run in runs):
         return None, None
@@ -79,7 +85,7 @@ def judged(
     return verdict(file, quantity, asked, found), fit_of(file, asked, found) if memory else None
 
 
-def fit_object(found: Fit) -> dict[str, object]:
+def fit_object(found: MemoryFit) -> dict[str, object]:
     """What `--json` says of runs that fit, and of those that ended without a result."""
     return {
         "not_begun": found.not_begun,
@@ -91,7 +97,7 @@ def fit_object(found: Fit) -> dict[str, object]:
     }
 
 
-def print_fit(found: Fit) -> None:
+def print_fit(found: MemoryFit) -> None:
     """The same in a line."""
     refused = found.refused / found.without if found.without else 1.0
     wrong = len(found.wrong) / found.results if found.results else 0.0
@@ -105,7 +111,7 @@ def print_fit(found: Fit) -> None:
     )
 
 
-def verdict_object(found: Verdict) -> dict[str, object]:
+def verdict_object(found: TrainingVerdict) -> dict[str, object]:
     """A file of `zsim validate --json`."""
     return {
         "rows": found.rows,
@@ -134,7 +140,7 @@ def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
     return rows | errors_object(errors)
 
 
-def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+def print_verdicts(verdicts: Sequence[TrainingVerdict]) -> None:
     """A table of errors, then for each file its worst rows and those that are not modelled."""
     from rich.console import Console
     from rich.table import Table
@@ -162,7 +168,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
             print(f"    {_line(found.quantity, each)}")
 
 
-def _line(quantity: Quantity, each: Comparison) -> str:
+def _line(quantity: Quantity, each: PredictedRun) -> str:
     run = each.run
     if quantity is Quantity.STEP_TIME:
         given, said = format_seconds(each.published), format_seconds(each.predicted)

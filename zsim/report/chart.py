@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from zsim.report.extremes import lines_of
-from zsim.report.svg.canvas import FAINT, LETTER, Box, Sheet
+from zsim.report.chart_lines import lines_of
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
 from zsim.study.result import StudyResult
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 from zsim.units import format_seconds
 
 WIDTH, HEIGHT = 1000.0, 470.0
@@ -24,7 +24,7 @@ COLOURS = (
 
 def chart(result: StudyResult) -> str:
     """The SVG of `result`; hollow dots are runs that do not meet the goal."""
-    sheet = Sheet(WIDTH, HEIGHT)
+    sheet = Canvas(WIDTH, HEIGHT)
     sheet.words(16, 32, result.question, size=17, bold=True)
     answer = f"{result.answer[:1].upper()}{result.answer[1:]}"
     for line, words in enumerate(_folded(answer, 140)[:3]):
@@ -52,7 +52,7 @@ def _folded(text: str, width: int) -> list[str]:
 class _Frame:
     """Where a label and a time are on the sheet: logarithmic where times are far apart."""
 
-    def __init__(self, sheet: Sheet, labels: list[str], times_s: Sequence[float]) -> None:
+    def __init__(self, sheet: Canvas, labels: list[str], times_s: Sequence[float]) -> None:
         self.sheet = sheet
         self.labels = labels
         least, most = min(times_s), max(times_s)
@@ -76,7 +76,7 @@ class _Frame:
             place, low, high = log10(place), log10(low), log10(high)
         return BOTTOM - (BOTTOM - TOP) * (place - low) / (high - low)
 
-    def draw(self, result: StudyResult, rows: Sequence[Row], axis: int) -> None:
+    def draw(self, result: StudyResult, rows: Sequence[StudyRow], axis: int) -> None:
         """Axes, and a line for each combination of the others."""
         self._axes(result.axes[axis])
         accepted = {row.name for row in result.ranking.accepted}

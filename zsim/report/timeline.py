@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zsim.analysis.summary import last_step
 from zsim.model.model import Model
 from zsim.report.lane import Bar, Sort, lanes
-from zsim.report.svg.canvas import FAINT, LETTER, Box, Sheet
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -39,7 +39,7 @@ def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
     rank = trace.ranks[0]
     found = lanes(schedule, model, trace, rank)
     shown = found.bars
-    picture = _Picture(Sheet(WIDTH, TOP + LANE * len(shown) + 52), begin_ps, end_ps)
+    picture = _Picture(Canvas(WIDTH, TOP + LANE * len(shown) + 52), begin_ps, end_ps)
     took = format_seconds((end_ps - begin_ps) / 1e12)
     like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
     picture.draw(f"{schedule.name}: one step of {took} on rank {rank.rank}{like}", shown)
@@ -51,7 +51,7 @@ def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
 class _Picture:
     """A sheet, and the time from its left to its right."""
 
-    sheet: Sheet
+    sheet: Canvas
     begin_ps: int
     end_ps: int
 

@@ -21,7 +21,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class StudyAxis:
     """What changes from run to run; `fields` are all that some choice changes."""
 
     name: str
@@ -40,20 +40,20 @@ class Combination:
     labels: tuple[str, ...]
     changes: Changes
 
-    def named(self, axes: Sequence[Axis]) -> str:
+    def named(self, axes: Sequence[StudyAxis]) -> str:
         """Its name: `stage=3, NICs=8`."""
         pairs = zip(axes, self.labels, strict=True)
         return ", ".join(f"{axis.name}={label}" for axis, label in pairs)
 
 
-def axes_of(tables: Iterable[AxisTable]) -> tuple[Axis, ...]:
+def axes_of(tables: Iterable[AxisTable]) -> tuple[StudyAxis, ...]:
     """The axes that `[[axis]]` tables describe.
 
     Raises:
         StudyError: one has no form or two, lists of different lengths, a field that is unknown or
             on two axes, or two choices of one name.
     """
-    found: list[Axis] = []
+    found: list[StudyAxis] = []
     where: dict[str, str] = {}
     for index, table in enumerate(tables):
         try:
@@ -70,7 +70,7 @@ def axes_of(tables: Iterable[AxisTable]) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
+def combinations(axes: Sequence[StudyAxis]) -> Iterator[Combination]:
     """Every choice with every other, those of the last axis fastest."""
     for choices in product(*(axis.choices for axis in axes)):
         changes = {field: value for each in choices for field, value in each.changes.items()}
@@ -109,7 +109,7 @@ def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, object]:
     return found
 
 
-def _axis(table: AxisTable) -> Axis:
+def _axis(table: AxisTable) -> StudyAxis:
     given = [name for name in ("values", "zip", "variants") if getattr(table, name) is not None]
     if len(given) != 1:
         both = " and ".join(given) or "none"
@@ -128,7 +128,7 @@ def _axis(table: AxisTable) -> Axis:
         choices = _zipped(lists, table.labels)
     if not choices:
         raise StudyError(f"{given[0]}: empty; an axis has at least one choice")
-    axis = Axis(name=name, choices=choices)
+    axis = StudyAxis(name=name, choices=choices)
     if not axis.fields:
         named = ", ".join(each.label for each in choices)
         raise StudyError(f"{given[0]}: {named} of axis {name!r} change nothing; give one a field")

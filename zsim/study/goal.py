@@ -7,7 +7,7 @@ from zsim.analysis.summary import Summary
 from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.outcome import Status
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"
@@ -34,7 +34,7 @@ class Goal:
         """The field that is minimized, if it is one."""
         return None if self.minimize in {STEP_TIME, COST, GPUS} else self.minimize
 
-    def group(self, row: Row) -> str:
+    def group(self, row: StudyRow) -> str:
         """The runs among which there is a best one, by their choice on the axis; "" is all."""
         return "" if self.axis is None else row.labels[self.axis]
 
@@ -55,10 +55,10 @@ class Ranking:
         fastest: by group, the fastest of all that fit.
     """
 
-    accepted: tuple[Row, ...]
-    refused: tuple[tuple[Row, str], ...]
-    best: Mapping[str, Row]
-    fastest: Mapping[str, Row]
+    accepted: tuple[StudyRow, ...]
+    refused: tuple[tuple[StudyRow, str], ...]
+    best: Mapping[str, StudyRow]
+    fastest: Mapping[str, StudyRow]
 
 
 def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
@@ -92,18 +92,18 @@ def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
     return Goal(minimize=table.minimize, prices=tuple(prices.items()), table=table, axis=axis)
 
 
-def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
+def ranked(goal: Goal, rows: Sequence[StudyRow]) -> Ranking:
     """`rows` judged: those that meet the limits, best first, and the others in order.
 
     Of equally good ones the faster is better, then the first.
     """
-    fastest: dict[str, Row] = {}
+    fastest: dict[str, StudyRow] = {}
     for row in rows:
         if row.outcome.status is Status.DONE:
             known = fastest.setdefault(goal.group(row), row)
             fastest[goal.group(row)] = min(known, row, key=lambda each: each.step_time_s)
-    accepted: list[Row] = []
-    refused: list[tuple[Row, str]] = []
+    accepted: list[StudyRow] = []
+    refused: list[tuple[StudyRow, str]] = []
     for row in rows:
         why = _refusal(goal, row, fastest.get(goal.group(row)))
         if why is None:
@@ -111,13 +111,13 @@ def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
         else:
             refused.append((row, why))
     accepted.sort(key=lambda row: (value_of(goal, row), row.step_time_s))
-    best: dict[str, Row] = {}
+    best: dict[str, StudyRow] = {}
     for row in accepted:
         best.setdefault(goal.group(row), row)
     return Ranking(accepted=tuple(accepted), refused=tuple(refused), best=best, fastest=fastest)
 
 
-def value_of(goal: Goal, row: Row) -> float:
+def value_of(goal: Goal, row: StudyRow) -> float:
     """What is minimized, of a run with figures.
 
     Raises:
@@ -138,7 +138,7 @@ def value_of(goal: Goal, row: Row) -> float:
             return float(value)
 
 
-def _refusal(goal: Goal, row: Row, fastest: Row | None) -> str | None:
+def _refusal(goal: Goal, row: StudyRow, fastest: StudyRow | None) -> str | None:
     """Why a run does not meet the goal, in one line; None if it does."""
     outcome = row.outcome
     if outcome.summary is None or (outcome.status is Status.FULL and goal.table.fits):
@@ -147,7 +147,7 @@ def _refusal(goal: Goal, row: Row, fastest: Row | None) -> str | None:
     return next(_breaches(goal, row, outcome.summary, fastest_s), None)
 
 
-def _breaches(goal: Goal, row: Row, found: Summary, fastest_s: float) -> Iterator[str]:
+def _breaches(goal: Goal, row: StudyRow, found: Summary, fastest_s: float) -> Iterator[str]:
     """Each limit that a run with figures does not keep."""
     table = goal.table
     if table.max_gpus is not None and row.gpus > table.max_gpus:

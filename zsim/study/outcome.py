@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StudyOutcome:
     """How a run ended; `reason` says why, in one line, unless it is done.
 
     `error` is the relative error of step times that nine of ten runs like this one stayed below
@@ -42,12 +42,12 @@ class Outcome:
     error: float | None = None
 
 
-def encoded(outcome: Outcome) -> str:
+def encoded(outcome: StudyOutcome) -> str:
     """`outcome` as one line of JSON."""
-    return json.dumps(encode_value(outcome, Outcome), separators=(",", ":"), allow_nan=False)
+    return json.dumps(encode_value(outcome, StudyOutcome), separators=(",", ":"), allow_nan=False)
 
 
-def decoded(text: str) -> Outcome:
+def decoded(text: str) -> StudyOutcome:
     """The outcome that `encoded` made `text` from.
 
     Raises:
@@ -57,6 +57,6 @@ def decoded(text: str) -> Outcome:
         found = json.loads(text)
     except ValueError as error:
         raise FieldError(str(error)) from None
-    outcome = decode_value(found, Outcome)
-    assert isinstance(outcome, Outcome)
+    outcome = decode_value(found, StudyOutcome)
+    assert isinstance(outcome, StudyOutcome)
     return outcome

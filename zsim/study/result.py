@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from zsim.analysis.compare import counts
 from zsim.study.goal import COST, GPUS, STEP_TIME, Goal, Ranking, ranked, value_of
-from zsim.study.outcome import Outcome, Status
-from zsim.study.plan import Run, StudyPlan
-from zsim.study.row import Row
-from zsim.study.trust import said_once
+from zsim.study.outcome import Status, StudyOutcome
+from zsim.study.row import StudyRow
+from zsim.study.study_plan import StudyPlan, StudyRun
+from zsim.study.trust_lines import said_once
 from zsim.units import format_seconds
 
 SECONDS_PER_HOUR = 3600
@@ -35,7 +35,7 @@ class StudyResult:
     goal: Goal
     held: str
     dropped: int
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     ranking: Ranking
 
     @property
@@ -49,7 +49,7 @@ class StudyResult:
         return _answer(self)
 
 
-def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
+def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyResult:
     """The result of the runs of `plan`, with outcomes by name of the run.
 
     Raises:
@@ -68,7 +68,7 @@ def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
     )
 
 
-def difference(one: Row, other: Row) -> tuple[float, bool | None]:
+def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
     """How much longer a step of `other` takes than of `one`, as a fraction, and whether it counts.
 
     It does where it is more than the larger error of the two; None where nobody judged these.
@@ -77,7 +77,7 @@ def difference(one: Row, other: Row) -> tuple[float, bool | None]:
     return found, _counts(found, one, other)
 
 
-def compared(goal: Goal, one: Row, other: Row) -> tuple[float, bool | None] | None:
+def compared(goal: Goal, one: StudyRow, other: StudyRow) -> tuple[float, bool | None] | None:
     """The same of what is compared under `goal`: the cost of a token if that is sought, or time.
 
     None where one has no cost.
@@ -91,28 +91,28 @@ def compared(goal: Goal, one: Row, other: Row) -> tuple[float, bool | None] | No
     return dearer, _counts(dearer, one, other)
 
 
-def _counts(relative: float, one: Row, other: Row) -> bool | None:
+def _counts(relative: float, one: StudyRow, other: StudyRow) -> bool | None:
     return counts(relative, [row.outcome.error for row in (one, other)])
 
 
-def _row(run: Run, goal: Goal, outcomes: Mapping[str, Outcome]) -> Row:
+def _row(run: StudyRun, goal: Goal, outcomes: Mapping[str, StudyOutcome]) -> StudyRow:
     outline = run.outline
     if outline is None:
-        return Row(
+        return StudyRow(
             name=run.name,
             labels=run.labels,
             values=run.values,
             gpus=0,
             micro_batch_size=0,
             accumulation_steps=0,
-            outcome=Outcome(status=Status.IMPOSSIBLE, reason=run.impossible),
+            outcome=StudyOutcome(status=Status.IMPOSSIBLE, reason=run.impossible),
         )
     outcome, gpus = outcomes[run.name], outline.strategy.ranks
     cost, price = None, goal.price(outline.cluster.gpu.name)
     if outcome.summary is not None and price is not None and outcome.summary.tokens_per_s:
         per_s = gpus * price / SECONDS_PER_HOUR
         cost = per_s / outcome.summary.tokens_per_s * 1e6
-    return Row(
+    return StudyRow(
         name=run.name,
         labels=run.labels,
         values=run.values,
@@ -154,7 +154,7 @@ def _leads(result: StudyResult) -> str:
     goal, ranking = result.goal, result.ranking
     if goal.minimize not in {STEP_TIME, COST}:
         return ""
-    of_group: dict[str, list[Row]] = {goal.group(row): [] for row in result.rows}
+    of_group: dict[str, list[StudyRow]] = {goal.group(row): [] for row in result.rows}
     for row in ranking.accepted:
         of_group[goal.group(row)].append(row)
     found: dict[str, bool | None] = {}
@@ -180,7 +180,7 @@ def _superlative(goal: Goal) -> str:
     return known.get(goal.minimize, f"least {goal.minimize}")
 
 
-def _facts(goal: Goal, row: Row) -> list[str]:
+def _facts(goal: Goal, row: StudyRow) -> list[str]:
     facts = [f"{format_seconds(row.step_time_s)} a step"]
     match goal.minimize:
         case "step_time":

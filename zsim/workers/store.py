@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.mistake import MistakeError
 from zsim.schedule.json import FieldError
-from zsim.study.outcome import Outcome, decoded, encoded
+from zsim.study.outcome import StudyOutcome, decoded, encoded
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS zsim_runs "
@@ -26,9 +26,9 @@ class Store:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def get(self, keys: Sequence[str]) -> dict[str, Outcome]:
+    def get(self, keys: Sequence[str]) -> dict[str, StudyOutcome]:
         """The outcomes that are known, by key; one that cannot be read is not."""
-        found: dict[str, Outcome] = {}
+        found: dict[str, StudyOutcome] = {}
         for first in range(0, len(keys), AT_ONCE):
             some = keys[first : first + AT_ONCE]
             marks = ",".join("?" * len(some))
@@ -40,7 +40,7 @@ class Store:
                     continue
         return found
 
-    def put(self, rows: Iterable[tuple[str, str, Outcome, float]]) -> None:
+    def put(self, rows: Iterable[tuple[str, str, StudyOutcome, float]]) -> None:
         """Keep runs: key, name, outcome, seconds."""
         lines = [(key, name, encoded(outcome), seconds) for key, name, outcome, seconds in rows]
         with self._connection:

@@ -12,7 +12,7 @@ from asked import Json
 from notebook import shown_as
 
 import zsim
-from zsim.api.running import RefutedError
+from zsim.api.launch import RefutedError
 from zsim.backend.backend import Job, NoWayError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer

@@ -9,7 +9,7 @@ import pytest
 import zsim_scenarios
 from zsim.cli.main import answer
 from zsim.study.file import AxisTable, GoalTable, StudyFile, WhereTable, parse
-from zsim.workers.source import read
+from zsim.workers.study_source import read
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "studies.md").read_text("utf-8")

@@ -29,7 +29,7 @@ def check(
     json: Json = False,
 ) -> Code:
     """Prove a schedule: deadlocks, races, memory, values, volume."""
-    from zsim.api.proof import check as checked
+    from zsim.api.proof_result import check as checked
     from zsim.api.scenario import find_scenario
     from zsim.cli.answer import explain_finding, print_json, print_proof
     from zsim.files.source import Changes

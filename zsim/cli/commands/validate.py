@@ -42,7 +42,7 @@ def validate(
             raise MistakeError(f"--picture: {picture}: is for {TRAINING} and {MEMORY}")
         validate_network(data, as_json=json)
     else:
-        from zsim.calibration.verdict import Quantity
+        from zsim.calibration.training_verdict import Quantity
         from zsim.cli.validate_training import validate_training
 
         quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY

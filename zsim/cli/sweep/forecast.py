@@ -6,8 +6,8 @@ from time import perf_counter  # noqa: TID251  (how long a run takes is what is 
 
 from zsim.cli.answer import print_json, print_lines
 from zsim.scenario.outline import Outline
-from zsim.study.outcome import Outcome
-from zsim.study.plan import StudyPlan
+from zsim.study.outcome import StudyOutcome
+from zsim.study.study_plan import StudyPlan
 from zsim.units import format_seconds
 from zsim.workers.worker import simulated
 
@@ -47,7 +47,7 @@ def _timed(outline: Outline) -> tuple[float, float]:
     """Seconds of a first run, its schedule made and checked, and of another with the same."""
     begin = perf_counter()
     made = simulated(outline.recipe)
-    if isinstance(made, Outcome):
+    if isinstance(made, StudyOutcome):
         return perf_counter() - begin, 0.0
     made.tried(outline)
     between = perf_counter()

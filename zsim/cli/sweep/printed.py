@@ -8,7 +8,7 @@ from typing import Any
 from zsim.cli.answer import LINE_WIDTH, print_lines
 from zsim.study.outcome import Status
 from zsim.study.result import StudyResult, difference
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 20
@@ -23,7 +23,7 @@ TRUST_MAX = 5
 BELOW, UNJUDGED = "({})", "{} ?"
 """Differences below the error of the prediction, and those whose error nobody knows."""
 
-Cell = Callable[[Row], str]
+Cell = Callable[[StudyRow], str]
 
 
 def print_result(result: StudyResult, store: Path) -> None:
@@ -68,7 +68,7 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
 
 def _reasons(result: StudyResult) -> list[tuple[str, str]]:
     """Of each way in which runs end without an answer the first run's reason."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[StudyRow]] = {}
     for row in result.rows:
         if row.outcome.reason:
             found.setdefault(row.outcome.status.value, []).append(row)
@@ -82,7 +82,7 @@ def _reasons(result: StudyResult) -> list[tuple[str, str]]:
     ]
 
 
-def _print_table(result: StudyResult, rows: Sequence[Row]) -> None:
+def _print_table(result: StudyResult, rows: Sequence[StudyRow]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -142,7 +142,7 @@ def _of(text: Callable[[Any], str]) -> Cell:
     return lambda row: "" if row.outcome.summary is None else text(row.outcome.summary)
 
 
-def _to_best(result: StudyResult, row: Row) -> str:
+def _to_best(result: StudyResult, row: StudyRow) -> str:
     """How much longer a step takes than that of the best run of the group.
 
     In brackets if that is less than the error of the prediction, with ? if nobody knows that.

@@ -5,20 +5,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.api.study import SweepResult, sweep
+from zsim.api.sweep_result import SweepResult, sweep
 from zsim.cli.answer import print_json
 from zsim.cli.sweep.forecast import forecast, print_forecast
 from zsim.cli.sweep.printed import print_result
 from zsim.cli.sweep.progress import progress
-from zsim.files.page import need_html
+from zsim.files.html_page import need_html
 from zsim.files.picture import need_format
 from zsim.files.written import Output, answer_before, need_folder
 from zsim.mistake import MistakeError, one_line
-from zsim.study.outcome import Outcome
+from zsim.study.outcome import StudyOutcome
 from zsim.workers.code_version import code_version
-from zsim.workers.executor import cores, crew
-from zsim.workers.source import Study, read
+from zsim.workers.crew import cores, crew
 from zsim.workers.store import opened
+from zsim.workers.study_source import Study, read
 from zsim.workers.work import keys_of, left_of
 
 
@@ -89,7 +89,7 @@ def _outputs(request: Request, result: SweepResult) -> Iterator[Output]:
 
 
 def _forecast(request: Request, study: Study, path: Path) -> bool:
-    keys, known = keys_of(study.plan.runs, code_version()), dict[str, Outcome]()
+    keys, known = keys_of(study.plan.runs, code_version()), dict[str, StudyOutcome]()
     if path.exists():
         with opened(path) as store:
             known = store.get(tuple(keys.values()))

@@ -1,4 +1,4 @@
-"""A sheet to draw on: boxes, lines and words, as SVG text."""
+"""A canvas to draw on: boxes, lines and words, as SVG text."""
 
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
@@ -30,7 +30,7 @@ class Box:
 
 
 @dataclass(slots=True)
-class Sheet:
+class Canvas:
     """What has been drawn so far; later things lie on top."""
 
     width: float

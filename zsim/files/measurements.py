@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from zsim.calibration import kernel_rows, measured
+from zsim.calibration import collective_rows, kernel_rows
+from zsim.calibration.collective_rows import Measurement
+from zsim.calibration.csv_rows import Cells, MeasuredError, Unmodelled
 from zsim.calibration.kernel_rows import KernelRow
-from zsim.calibration.links import LINK_TABLES, TimedLinks, read_links
-from zsim.calibration.measured import Measurement
+from zsim.calibration.link_rows import LINK_TABLES, TimedLinks, read_links
 from zsim.calibration.published import Published
-from zsim.calibration.table import Cells, MeasuredError, Unmodelled
-from zsim.calibration.tables import TABLES
+from zsim.calibration.training_tables import TABLES
 from zsim.mistake import MistakeError, file_fault, mistakes
 
 Found = TypeVar("Found")
@@ -24,8 +24,8 @@ def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmode
     Raises:
         MistakeError: no table is there, or one cannot be read.
     """
-    paths = _found(folder, measured.READERS)
-    return {path.stem: _read(path, measured.read) for path in paths}
+    paths = _found(folder, collective_rows.READERS)
+    return {path.stem: _read(path, collective_rows.read) for path in paths}
 
 
 def all_tables(
@@ -39,11 +39,11 @@ def all_tables(
     Raises:
         MistakeError: no table of either kind is there, or one cannot be read.
     """
-    paths = _found(folder, (*measured.READERS, *kernel_rows.READERS))
-    networks = [path for path in paths if path.stem in measured.READERS]
+    paths = _found(folder, (*collective_rows.READERS, *kernel_rows.READERS))
+    networks = [path for path in paths if path.stem in collective_rows.READERS]
     kernels = [path for path in paths if path.stem in kernel_rows.READERS]
     return (
-        {path.stem: _read(path, measured.read) for path in networks},
+        {path.stem: _read(path, collective_rows.read) for path in networks},
         {path.stem: _read(path, kernel_rows.read) for path in kernels},
     )
 
@@ -75,7 +75,7 @@ def runs_of(folder: Path) -> dict[str, list[Published]]:
 
 def not_read(folder: Path) -> list[str]:
     """Tables in `folder` whose form is not known, to any command."""
-    known = {*TABLES, *measured.READERS, *kernel_rows.READERS, *LINK_TABLES}
+    known = {*TABLES, *collective_rows.READERS, *kernel_rows.READERS, *LINK_TABLES}
     return sorted(path.name for path in folder.glob("*.csv") if path.stem not in known)
 
 

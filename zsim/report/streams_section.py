@@ -6,7 +6,7 @@ from itertools import groupby
 from zsim.analysis.summary import last_step
 from zsim.backend.backend import Job
 from zsim.report.lane import Bar, Sort, lanes
-from zsim.report.page import Figure, Json, Section
+from zsim.report.page import Json, PageFigure, Section
 from zsim.trace.trace import Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
@@ -38,7 +38,7 @@ def streams(job: Job, trace: Trace) -> Section:
             f"The last step on rank {rank.rank}{like}, a lane for every stream. Drag to zoom, "
             f"double-click to see all; a bar says what it is when the pointer is on it.{joined}",
         ),
-        figure=Figure(
+        figure=PageFigure(
             traces=tuple(_traces(bars, begin_ps)),
             layout={
                 "barmode": "overlay",

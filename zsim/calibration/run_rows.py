@@ -6,13 +6,13 @@ A table is a class of rows, which pydantic reads, and which says what a row mean
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from zsim.calibration.csv_rows import Cells, CsvRow, MaybePositive, NotModelledError, Whole, parsed
 from zsim.calibration.published import Published
-from zsim.calibration.table import Cells, MaybePositive, NotModelledError, Row, Whole, parsed
 
 GIB = 2**30
 
 
-class RunRow(Row):
+class RunRow(CsvRow):
     """A row of a table of runs. What a run is asked may raise NotModelledError."""
 
     gpu: str
@@ -48,7 +48,7 @@ class RunRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RunTable:
     """A file, by its name without the ending, and its rows."""
 
     file: str

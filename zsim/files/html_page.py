@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from zsim.files.written import need_folder
 from zsim.mistake import MistakeError
-from zsim.report.page import Figure, Page
+from zsim.report.page import Page, PageFigure
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -73,7 +73,7 @@ def render(page: Page) -> str:
     )
 
 
-def _layout(figure: Figure) -> dict[str, object]:
+def _layout(figure: PageFigure) -> dict[str, object]:
     return {**LAYOUT, "height": figure.height, **figure.layout}
 
 

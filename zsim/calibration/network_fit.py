@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from zsim.calibration.collective_rows import Measurement
 from zsim.calibration.constants import CHOICES, EXCEPTIONS, bounds, searched
 from zsim.calibration.least_squares import SCALES, Array, differences, minimized
-from zsim.calibration.measured import Measurement
 from zsim.calibration.predictor import Point, Predictor, points
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm import direct
@@ -27,7 +27,7 @@ ROUND = SCALES[-1]  # exceptions below it are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class NetworkFit:
     """Constants shared by all systems, and of each system; `loss` says how well they do."""
 
     shared: NetworkProfile
@@ -40,7 +40,7 @@ def fitted(
     start: NetworkProfile,
     *,
     exceptions: Collection[str] = EXCEPTIONS,
-) -> Fit:
+) -> NetworkFit:
     """Return constants that fit `rows` best, from `start` on; a system may differ in `exceptions`.
 
     A system that is the only one has none.
@@ -106,7 +106,7 @@ class _Problem:
             ]
         )
 
-    def solved(self) -> Fit:
+    def solved(self) -> NetworkFit:
         """Return the fit. Exceptions that hardly differ are dropped."""
         low, high = self.limits[self.of_place].T
         found = minimized(
@@ -118,7 +118,7 @@ class _Problem:
         )
         shared = found[self.of_place]
         found = np.where(np.abs(found - shared) < ROUND, shared, found)
-        return Fit(
+        return NetworkFit(
             shared=self.profile(found[: len(self.names)]),
             systems={
                 name: self.profile(found[columns])

@@ -48,7 +48,7 @@ class Unmodelled:
     reason: str
 
 
-class Row(BaseModel):
+class CsvRow(BaseModel):
     """A row of a table; columns without a field are not read."""
 
     model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
@@ -67,7 +67,7 @@ def must(be: Callable[[str], bool], fault: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyRow = TypeVar("AnyRow", bound=CsvRow)
 Found = TypeVar("Found")
 
 

@@ -6,24 +6,24 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.api.html import table_html
+from zsim.api.data_frame import data_frame
+from zsim.api.notebook import table_html
 from zsim.api.picture import Picture
-from zsim.api.table import data_frame
 from zsim.backend.backend import RunFailedError
 from zsim.files.picture import need_format, write_picture
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.outline import Outline
 from zsim.study.file import StudyError
-from zsim.study.outcome import Outcome
+from zsim.study.outcome import StudyOutcome
 from zsim.study.result import StudyResult, result_of
 from zsim.workers.code_version import code_version
-from zsim.workers.executor import crew
-from zsim.workers.source import Study, read
+from zsim.workers.crew import crew
 from zsim.workers.store import Store, opened
-from zsim.workers.table import columns, csv_text
+from zsim.workers.study_columns import columns, csv_text
+from zsim.workers.study_source import Study, read
 from zsim.workers.work import keys_of, left_of, work_off
-from zsim.workers.worker import Batch, Done, simulated
+from zsim.workers.worker import FinishedRun, RunBatch, simulated
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -106,8 +106,8 @@ class SweepResult:
             MistakeError: it cannot be a page, or the extra `report` is not installed.
             UnwrittenError: it cannot be written.
         """
-        from zsim.files.page import need_html, render
-        from zsim.report.study import study_page
+        from zsim.files.html_page import need_html, render
+        from zsim.report.study_page import study_page
 
         need_html("report", Path(path))
         write(Path(path), render(study_page(self.study)))
@@ -162,7 +162,7 @@ def sweep(
     path = IN_MEMORY if store is None else Path(store)
     with opened(path) as opened_store:
         runs = asked.plan.runs
-        sweeping = _Sweep(
+        sweeping = _Sweeping(
             keys=keys_of(runs, code_version()),
             store=opened_store,
             path=path,
@@ -178,7 +178,7 @@ def sweep(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sweep:
+class _Sweeping:
     """Options of a sweep: how its runs are worked off, and where they are kept."""
 
     keys: Mapping[str, str]
@@ -188,7 +188,7 @@ class _Sweep:
     scheduler: str | None
     progress: Progress
 
-    def work(self, left: Mapping[str, Outline], known: dict[str, Outcome]) -> None:
+    def work(self, left: Mapping[str, Outline], known: dict[str, StudyOutcome]) -> None:
         """Run what is left; outcomes go into the store and into `known`."""
         if not left:
             return
@@ -199,22 +199,22 @@ class _Sweep:
         except RunFailedError as error:
             raise RunFailedError(f"{error}; {self._kept(known)}") from error
 
-    def _work(self, left: Mapping[str, Outline], known: dict[str, Outcome]) -> None:
+    def _work(self, left: Mapping[str, Outline], known: dict[str, StudyOutcome]) -> None:
         names = {key: name for name, key in self.keys.items()}
         self.progress(len(names) - len(left), len(names))
         with crew(min(self.workers, len(left)), self.scheduler) as found:
 
-            def keep(done: Sequence[tuple[str, Done]]) -> None:
+            def keep(done: Sequence[tuple[str, FinishedRun]]) -> None:
                 self.store.put(
                     (key, names[key], each.outcome, each.seconds) for key, each in done if each.keep
                 )
                 known.update({key: each.outcome for key, each in done})
                 self.progress(len(names.keys() & known.keys()), len(names))
 
-            how = Batch((), simulated, code_version() if found.remote else None)
+            how = RunBatch((), simulated, code_version() if found.remote else None)
             work_off(left, found, how, keep)
 
-    def _kept(self, known: Mapping[str, Outcome]) -> str:
+    def _kept(self, known: Mapping[str, StudyOutcome]) -> str:
         """Return how much is kept, and what to do to have the rest."""
         keys = set(self.keys.values())
         done = f"{len(keys & known.keys()):,} of {len(keys):,} runs"

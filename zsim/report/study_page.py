@@ -3,22 +3,22 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.report.extremes import lines_of
+from zsim.report.chart_lines import lines_of
 from zsim.report.page import (
     LEGEND,
-    Cell,
-    Figure,
     Json,
     Page,
+    PageFigure,
+    PageTable,
     Pairs,
     Section,
-    Table,
+    TableCell,
     number,
     words,
 )
 from zsim.study.goal import COST
 from zsim.study.result import StudyResult, compared
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 1_000
@@ -54,7 +54,7 @@ def _counts(result: StudyResult) -> str:
     return f"{text}; {result.dropped:,} combinations were dropped" if result.dropped else text
 
 
-def _varies(rows: Sequence[Row], axis: int) -> bool:
+def _varies(rows: Sequence[StudyRow], axis: int) -> bool:
     return len({row.labels[axis] for row in rows}) > 1
 
 
@@ -70,7 +70,7 @@ def _runs(result: StudyResult) -> Section:
     return Section(
         title="Runs",
         sentences=(f"Best first; click on a heading to sort.{more}",),
-        table=Table(
+        table=PageTable(
             columns=(*result.axes, "GPUs", *columns, *(["why not"] if why else [])),
             numeric=(*(False for _ in result.axes), True, *(True for _ in columns), False),
             rows=tuple(
@@ -86,7 +86,7 @@ def _runs(result: StudyResult) -> Section:
     )
 
 
-def _figures(row: Row, *, priced: bool) -> Iterator[Cell]:
+def _figures(row: StudyRow, *, priced: bool) -> Iterator[TableCell]:
     found = row.outcome.summary
     if found is None:
         yield from (number("", 0) for _ in range(6 if priced else 5))
@@ -105,7 +105,7 @@ def _figures(row: Row, *, priced: bool) -> Iterator[Cell]:
         yield number("" if cost is None else f"{cost:.4g}", cost or 0)
 
 
-def _axis(result: StudyResult, rows: Sequence[Row], axis: int, *, first: bool) -> Section:
+def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bool) -> Section:
     """Step time along one axis, a line for each combination of the others.
 
     What marks mean is said with the `first` of such charts.
@@ -120,7 +120,7 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int, *, first: bool) -
     return Section(
         title=f"Along {result.axes[axis]}",
         sentences=(f"It changes {changes}.{fewer}{marks}",),
-        figure=Figure(
+        figure=PageFigure(
             traces=tuple(
                 _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)])
                 for at, (name, each) in enumerate(lines.items())
@@ -142,7 +142,7 @@ def _axis(result: StudyResult, rows: Sequence[Row], axis: int, *, first: bool) -
     )
 
 
-def _band(rows: Sequence[Row]) -> str:
+def _band(rows: Sequence[StudyRow]) -> str:
     """What the bars of a chart are, or why there are none."""
     if any(row.outcome.error is not None for row in rows):
         return "Bars are the error of the prediction, where measurements judged it."
@@ -153,7 +153,7 @@ FAR = 20
 """From so many times on times are far apart: their axis is logarithmic."""
 
 
-def _scale(rows: Sequence[Row]) -> Json:
+def _scale(rows: Sequence[StudyRow]) -> Json:
     times = [row.step_time_s for row in rows]
     return {"type": "log"} if max(times) > FAR * min(times) > 0 else {"rangemode": "tozero"}
 
@@ -163,7 +163,9 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, colour: str) -> Json:
+def _line(
+    name: str, rows: Sequence[StudyRow], axis: int, result: StudyResult, *, colour: str
+) -> Json:
     accepted = {row.name for row in result.ranking.accepted}
     bands = [(row.outcome.error or 0.0) * row.step_time_s for row in rows]
     return {
@@ -185,7 +187,7 @@ def _line(name: str, rows: Sequence[Row], axis: int, result: StudyResult, *, col
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OneChange:
     """One choice on one axis in place of the best run's: relative change of what is compared.
 
     `group` is the choice on the goal's own axis, for each of which there is a best run; "" is all.
@@ -194,7 +196,7 @@ class Change:
     group: str
     axis: str
     label: str
-    row: Row
+    row: StudyRow
     relative: float
     counts: bool | None
 
@@ -209,9 +211,9 @@ class Change:
         return f"{self.axis}={self.label}"
 
 
-def changes(result: StudyResult) -> tuple[Change, ...]:
+def changes(result: StudyResult) -> tuple[OneChange, ...]:
     """What each single change does to the best run, of each group of the goal; largest first."""
-    goal, found = result.goal, list[Change]()
+    goal, found = result.goal, list[OneChange]()
     for row in result.rows:
         group = goal.group(row)
         best = result.ranking.best.get(group)
@@ -221,7 +223,7 @@ def changes(result: StudyResult) -> tuple[Change, ...]:
         change = compared(goal, best, row) if len(apart) == 1 else None
         if change is not None:
             axis, label = result.axes[apart[0]], row.labels[apart[0]]
-            found.append(Change(group, axis, label, row, *change))
+            found.append(OneChange(group, axis, label, row, *change))
     return tuple(sorted(found, key=lambda each: -abs(each.relative)))
 
 
@@ -240,7 +242,7 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
     yield Section(
         title="What one change does",
         sentences=(_about(result, found, what),),
-        figure=Figure(
+        figure=PageFigure(
             traces=(
                 {
                     "type": "bar",
@@ -266,7 +268,7 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
     )
 
 
-def _about(result: StudyResult, found: Sequence[Change], what: str) -> str:
+def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
     """What the bars are, which change helps most, and which matters most."""
     accepted = {row.name for row in result.ranking.accepted}
     meets = [each for each in found if each.row.name in accepted]
@@ -298,12 +300,12 @@ PALE = 0.4
 """Opacity of the bar of a run that does not meet the goal."""
 
 
-def _none_judged(found: Sequence[Change]) -> bool:
+def _none_judged(found: Sequence[OneChange]) -> bool:
     """Whether that can be said once, not of each change."""
     return all(each.counts is None for each in found)
 
 
-def _says(each: Change, found: Sequence[Change]) -> str:
+def _says(each: OneChange, found: Sequence[OneChange]) -> str:
     """A change, one of `found`, and how sure it is unless that is said of all."""
     how = {
         False: ", below the error",
@@ -313,13 +315,13 @@ def _says(each: Change, found: Sequence[Change]) -> str:
     return f"{each.relative:+.1%}{how if each.relative else ''}"
 
 
-def _colour(each: Change) -> str:
+def _colour(each: OneChange) -> str:
     if each.counts is False:
         return "#b8c0c9"
     return "#6d9f71" if each.relative < 0 else "#e07a5f"
 
 
-def _pairs(result: StudyResult, rows: Sequence[Row]) -> Section:
+def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
     """Any two runs beside each other: the page computes the difference."""
     done = {row.name for row in rows}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
@@ -336,7 +338,7 @@ def _pairs(result: StudyResult, rows: Sequence[Row]) -> Section:
     )
 
 
-def _numbers(row: Row) -> tuple[float | None, ...]:
+def _numbers(row: StudyRow) -> tuple[float | None, ...]:
     found = row.outcome.summary
     assert found is not None
     return (

@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zsim.calibration.hardware import GPUS
-from zsim.calibration.table import (
+from zsim.calibration.csv_rows import (
     Cells,
+    CsvRow,
     Finite,
     MeasuredError,
     NotModelledError,
-    Row,
     Whole,
     parsed,
 )
+from zsim.calibration.hardware import GPUS
 from zsim.cluster.profile.files import Profiles
 from zsim.units import UnitError, parse_size
 
@@ -40,7 +40,7 @@ class TimedLinks:
     source: str
 
 
-class _Link(Row):
+class _Link(CsvRow):
     """Times in microseconds: `alpha` before a chunk, `beta` of its bytes."""
 
     topology: str

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from zsim.backend.backend import Job
 from zsim.memory import Peak, peak, reservations
-from zsim.report.page import LEGEND, Figure, Json, Section, Table, number, words
+from zsim.report.page import LEGEND, Json, PageFigure, PageTable, Section, number, words
 from zsim.schedule.schedule import Kind, Place
 from zsim.trace.trace import BookEntry, RankTrace, Reservation, Trace
 from zsim.units import format_bytes
@@ -89,7 +89,7 @@ def _shown(lines: list[_Line]) -> list[_Line]:
     return [max(run, key=lambda line: sum(line.alive)) for run in runs]
 
 
-def _figure(lines: list[_Line], capacity: int | None) -> Figure:
+def _figure(lines: list[_Line], capacity: int | None) -> PageFigure:
     where = list(range(len(lines)))
     names = [line.operation for line in lines]
     top = max((max(line.reserved or 0, sum(line.alive)) for line in lines), default=0)
@@ -119,7 +119,7 @@ def _figure(lines: list[_Line], capacity: int | None) -> Figure:
         ends = [where[0], where[-1]]
         limit = _level("limit", unit, ends, [capacity / size] * 2) | {"line": SOLID}
         traces.append(limit | ({"visible": "legendonly"} if capacity > FAR * top else {}))
-    return Figure(
+    return PageFigure(
         traces=tuple(traces),
         layout={
             "xaxis": {
@@ -193,10 +193,10 @@ def _reserved(found: Reservation) -> str:
     return f"Until memory ran out, {size} were reserved"
 
 
-def _table(found: Peak) -> Table:
+def _table(found: Peak) -> PageTable:
     rows = [(words(name), number(format_bytes(size), size)) for name, size in found.alive[:LARGEST]]
     rest = found.alive[LARGEST:]
     if rest:
         size = sum(each for _, each in rest)
         rows.append((words(f"{len(rest):,} others"), number(format_bytes(size), size)))
-    return Table(columns=("alive at the peak", "size"), numeric=(False, True), rows=tuple(rows))
+    return PageTable(columns=("alive at the peak", "size"), numeric=(False, True), rows=tuple(rows))

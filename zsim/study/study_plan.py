@@ -11,11 +11,11 @@ from typing import Any, cast
 from zsim.scenario.fault_injection import TroubleError
 from zsim.scenario.outline import Outline, Recipe
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
-from zsim.study.axis import Axis, Combination, axes_of, changed, combinations
+from zsim.study.axis import Combination, StudyAxis, axes_of, changed, combinations
+from zsim.study.condition import Condition, condition
 from zsim.study.file import StudyError, StudyFile
 from zsim.study.fixed import BATCH, Fixed, held
 from zsim.study.goal import COST, Goal, goal_of
-from zsim.study.where import Condition, condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ COMBINATIONS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class StudyRun:
     """One combination of a study.
 
     Attributes:
@@ -64,10 +64,10 @@ class StudyPlan:
     """
 
     question: str
-    axes: tuple[Axis, ...]
+    axes: tuple[StudyAxis, ...]
     goal: Goal
     held: str
-    runs: tuple[Run, ...]
+    runs: tuple[StudyRun, ...]
     dropped: int
 
 
@@ -86,7 +86,7 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     planner = _Planner(axes=axes, goal=goal, base=base, reader=reader)
     keep, drop = _conditions(study, axes)
     batch = planner.fixed() if study.hold == "global_batch" else None
-    runs: list[Run] = []
+    runs: list[StudyRun] = []
     count = 0
     for combination in combinations(axes):
         count += 1
@@ -107,7 +107,7 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     )
 
 
-def need_values(goal: Goal, runs: Sequence[Run]) -> None:
+def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
     """Return if every run that can be has a number for what is sought.
 
     Raises:
@@ -148,7 +148,7 @@ def _inner(table: object, name: str) -> object:
 class _Planner:
     """Makes runs of combinations. Equal recipes of schedules are one value in all of them."""
 
-    axes: Sequence[Axis]
+    axes: Sequence[StudyAxis]
     goal: Goal
     base: Mapping[str, Any]
     reader: Reader
@@ -204,7 +204,7 @@ class _Planner:
             yield self.reader.configured(from_tables(self.base))
         yield from map(self.scenario, combinations(self.axes))
 
-    def run(self, combination: Combination, scenario: Scenario, batch: Fixed | None) -> Run:
+    def run(self, combination: Combination, scenario: Scenario, batch: Fixed | None) -> StudyRun:
         """The run of a combination, with the batch that is held, if one is."""
         values = dict(combination.changes)
         if self.goal.field is not None:
@@ -219,15 +219,19 @@ class _Planner:
         except TroubleError as error:
             raise StudyError(f"{name}: {error}") from None
         except ScenarioError as error:
-            return Run(name=name, labels=labels, values=values, outline=None, impossible=str(error))
+            return StudyRun(
+                name=name, labels=labels, values=values, outline=None, impossible=str(error)
+            )
         recipe = self.recipes.setdefault(outline.recipe, outline.recipe)
         alike = replace(
             outline, model=recipe.model, strategy=recipe.strategy, batches=recipe.batches
         )
-        return Run(name=name, labels=labels, values=values, outline=alike)
+        return StudyRun(name=name, labels=labels, values=values, outline=alike)
 
 
-def _conditions(study: StudyFile, axes: Sequence[Axis]) -> tuple[list[Condition], list[Condition]]:
+def _conditions(
+    study: StudyFile, axes: Sequence[StudyAxis]
+) -> tuple[list[Condition], list[Condition]]:
     """Conditions that must hold, and that must not."""
     names = [axis.name for axis in axes]
     found: list[list[Condition]] = []
@@ -239,7 +243,7 @@ def _conditions(study: StudyFile, axes: Sequence[Axis]) -> tuple[list[Condition]
     return found[0], found[1]
 
 
-def _refuse_impossible(axes: Sequence[Axis], runs: Sequence[Run]) -> None:
+def _refuse_impossible(axes: Sequence[StudyAxis], runs: Sequence[StudyRun]) -> None:
     """Raise if a choice is possible with no other."""
     for index, axis in enumerate(axes):
         for choice in axis.choices:
@@ -248,7 +252,7 @@ def _refuse_impossible(axes: Sequence[Axis], runs: Sequence[Run]) -> None:
                 raise StudyError(f"{axis.name}={choice.label}: {found[0].impossible}")
 
 
-def _held(axes: Sequence[Axis], batch: Fixed | None) -> str:
+def _held(axes: Sequence[StudyAxis], batch: Fixed | None) -> str:
     """What is the same in all runs, in one line."""
     fields = {name for axis in axes for name in axis.fields}
     micro, steps, total = (f"train.{name}" in fields for name in BATCH)

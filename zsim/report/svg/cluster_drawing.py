@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from zsim.cluster.bisection import Cut
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.links import link_classes, rails, top_name
-from zsim.report.svg.canvas import ALARM, FAINT, Box, Sheet
+from zsim.report.svg.canvas import ALARM, FAINT, Box, Canvas
 from zsim.report.svg.irregular_fabric import draw_irregular, layout
-from zsim.report.svg.node import draw_node
+from zsim.report.svg.node_drawing import draw_node
 from zsim.report.svg.note import (
     LEFT,
     LEVEL,
@@ -37,24 +37,24 @@ def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
     levels = len(cluster.fabric.tiers) + 2
     irregular = layout(cluster) if cluster.fabric.edges else None
     below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
-    sheet = Sheet(WIDTH, below + 390)
-    sheet.words(LEFT, 42, cluster.name, size=22, bold=True)
-    sheet.words(LEFT, 68, _counts(cluster), size=14, colour=FAINT)
+    canvas = Canvas(WIDTH, below + 390)
+    canvas.words(LEFT, 42, cluster.name, size=22, bold=True)
+    canvas.words(LEFT, 68, _counts(cluster), size=14, colour=FAINT)
     if cut is not None:
         text = f"narrowest cut: {cut.where}, {rate(cut.bytes_per_s)} each way"
         text += f", {rate(int(cut.bytes_per_s_per_gpu))} for each GPU"
-        sheet.words(LEFT, 92, text, size=14, colour=ALARM, bold=True)
+        canvas.words(LEFT, 92, text, size=14, colour=ALARM, bold=True)
     if irregular is None:
-        first = _fabric(sheet, cluster, cut, loads)
+        first = _fabric(canvas, cluster, cut, loads)
     else:
-        first = draw_irregular(sheet, cluster, irregular, loads)
+        first = draw_irregular(canvas, cluster, irregular, loads)
     frame = Box(LEFT - 10, below, RIGHT - LEFT + 20, 340)
     for x, end in ((first.x, frame.x), (first.x + first.width, frame.x + frame.width)):
-        sheet.line((x, first.bottom), (end, frame.y), dashed=True, width=0.8)
-    draw_node(sheet, cluster, frame, cut=cut, loads=loads)
+        canvas.line((x, first.bottom), (end, frame.y), dashed=True, width=0.8)
+    draw_node(canvas, cluster, frame, cut=cut, loads=loads)
     if loads:
-        _key(sheet)
-    return sheet.svg()
+        _key(canvas)
+    return canvas.svg()
 
 
 def _counts(cluster: Cluster) -> str:
@@ -67,22 +67,22 @@ def _counts(cluster: Cluster) -> str:
 
 
 @dataclass(slots=True)
-class _Group:
+class _NodeGroup:
     """Nodes below one switch: the first of them, and the groups below; `hidden` stands for more."""
 
     level: int
     first: int
     number: int
     hidden: int = 0
-    below: "list[_Group]" = field(default_factory=list["_Group"])
+    below: "list[_NodeGroup]" = field(default_factory=list["_NodeGroup"])
     x: float = 0
     width: float = 0
 
 
-def _group(cluster: Cluster, level: int, first: int, end: int) -> _Group:
+def _group(cluster: Cluster, level: int, first: int, end: int) -> _NodeGroup:
     """The groups from `level` down that hold nodes `first` to `end`; level 0 is a node."""
     sizes = [1, *(tier.nodes_below for tier in cluster.fabric.tiers)]
-    found = _Group(level, first, first // sizes[level] if level < len(sizes) else 0)
+    found = _NodeGroup(level, first, first // sizes[level] if level < len(sizes) else 0)
     if level == 0:
         return found
     size = sizes[level - 1]
@@ -91,12 +91,12 @@ def _group(cluster: Cluster, level: int, first: int, end: int) -> _Group:
     keep = [*starts] if len(starts) <= shown + 1 else [*starts[: shown - 1], starts[-1]]
     for start in keep:
         if start == keep[-1] and len(keep) < len(starts):
-            found.below.append(_Group(level - 1, -1, 0, hidden=len(starts) - len(keep)))
+            found.below.append(_NodeGroup(level - 1, -1, 0, hidden=len(starts) - len(keep)))
         found.below.append(_group(cluster, level - 1, start, min(start + size, end)))
     return found
 
 
-def _place(group: _Group, x: float) -> float:
+def _place(group: _NodeGroup, x: float) -> float:
     """Widths in units, from the bottom up; the end of `group`."""
     group.x = x
     if not group.below:
@@ -108,24 +108,24 @@ def _place(group: _Group, x: float) -> float:
     return x
 
 
-def _fabric(sheet: Sheet, cluster: Cluster, cut: Cut | None, loads: Loads) -> Box:
+def _fabric(canvas: Canvas, cluster: Cluster, cut: Cut | None, loads: Loads) -> Box:
     """The switches and nodes; the box of the first node."""
     tiers = cluster.fabric.tiers
     top = _group(cluster, len(tiers) + 1, 0, cluster.nodes)
     _place(top, 0)
     scale = min((RIGHT - LEFT) / top.width, 130)
-    levels = _Levels(sheet, cluster, scale, loads)
+    levels = _Levels(canvas, cluster, scale, loads)
     levels.draw(top)
     boxes = levels.boxes
-    _notes(sheet, cluster)
-    _domains(sheet, cluster, boxes)
+    _notes(canvas, cluster)
+    _domains(canvas, cluster, boxes)
     level_of = {"node": 0, "domain": 0} | {tier.name: at + 1 for at, tier in enumerate(tiers)}
     if cut is not None and cut.level in level_of:
         y = TOP + (len(tiers) + 1 - level_of[cut.level]) * LEVEL - (LEVEL - TALL) / 2
-        sheet.line((LEFT - 15, y), (NOTES - 12, y), colour=ALARM, width=2, dashed=True)
+        canvas.line((LEFT - 15, y), (NOTES - 12, y), colour=ALARM, width=2, dashed=True)
     if cut is not None and cut.level == "half" and cluster.nodes > 1:
         x = LEFT + top.width * scale / 2
-        sheet.line((x, TOP - 12), (x, TOP + LEVEL), colour=ALARM, width=2, dashed=True)
+        canvas.line((x, TOP - 12), (x, TOP + LEVEL), colour=ALARM, width=2, dashed=True)
     first = next(box for group, box in boxes if group.level == 0)
     bar = 30 if cluster.nodes_per_domain > 1 else 0
     return Box(first.x, first.y, first.width, first.height + bar)
@@ -135,13 +135,13 @@ def _fabric(sheet: Sheet, cluster: Cluster, cut: Cut | None, loads: Loads) -> Bo
 class _Levels:
     """Draws groups, each below its own, and keeps where they are."""
 
-    sheet: Sheet
+    canvas: Canvas
     cluster: Cluster
     scale: float
     loads: Loads
-    boxes: list[tuple[_Group, Box]] = field(default_factory=list[tuple[_Group, Box]])
+    boxes: list[tuple[_NodeGroup, Box]] = field(default_factory=list[tuple[_NodeGroup, Box]])
 
-    def draw(self, group: _Group) -> Box:
+    def draw(self, group: _NodeGroup) -> Box:
         """A group and what is below it; its box."""
         y = TOP + (len(self.cluster.fabric.tiers) + 1 - group.level) * LEVEL
         box = Box(LEFT + group.x * self.scale, y, group.width * self.scale, TALL)
@@ -151,7 +151,7 @@ class _Levels:
         for each in group.below:
             inner = self.draw(each)
             if not each.hidden:
-                _cable(self.sheet, inner, box, thick=each.level > 0, colour=self._hue(each.level))
+                _cable(self.canvas, inner, box, thick=each.level > 0, colour=self._hue(each.level))
         self.boxes.append((group, box))
         self._box(group, box)
         return box
@@ -165,43 +165,43 @@ class _Levels:
         return hue(between(self.loads, lower, upper), FAINT)
 
     def _hidden(self, box: Box, count: int) -> None:
-        words = self.sheet.words
+        words = self.canvas.words
         words(box.middle, box.y + 20, "· · ·", size=18, anchor="middle", colour=FAINT)
         words(box.middle, box.y + 36, f"{count:,} more", size=10.5, anchor="middle", colour=FAINT)
 
-    def _box(self, group: _Group, box: Box) -> None:
+    def _box(self, group: _NodeGroup, box: Box) -> None:
         tiers = self.cluster.fabric.tiers
         if group.level == 0:
-            self.sheet.box(box, f"node {group.first:,}", NODE)
+            self.canvas.box(box, f"node {group.first:,}", NODE)
         elif group.level <= len(tiers):
             count = rails(self.cluster, group.level - 1)
             small = f"{count} switches, one for each rail" if count > 1 else ""
             label = f"{tiers[group.level - 1].name} {group.number:,}"
-            self.sheet.box(box, label, SWITCH, small=small, stacked=count > 1)
+            self.canvas.box(box, label, SWITCH, small=small, stacked=count > 1)
         elif not self.cluster.fabric.kind.rails_meet:
             small = f"{self.cluster.nics_per_node} rails that do not meet"
-            self.sheet.box(box, "a switch for each rail", SWITCH, small=small, stacked=True)
+            self.canvas.box(box, "a switch for each rail", SWITCH, small=small, stacked=True)
         else:
             label = f"{top_name(self.cluster)}s" if tiers else "one switch"
-            self.sheet.box(box, label, SWITCH, small="never the limit", stacked=bool(tiers))
+            self.canvas.box(box, label, SWITCH, small="never the limit", stacked=bool(tiers))
 
 
-def _key(sheet: Sheet) -> None:
+def _key(canvas: Canvas) -> None:
     """What the colours of links mean."""
     x = NOTES
     for row, (text, colour) in enumerate(key()):
-        sheet.line((x, 44 + 16 * row), (x + 28, 44 + 16 * row), colour=colour, width=4)
-        sheet.words(x + 38, 48 + 16 * row, text, size=12)
+        canvas.line((x, 44 + 16 * row), (x + 28, 44 + 16 * row), colour=colour, width=4)
+        canvas.words(x + 38, 48 + 16 * row, text, size=12)
 
 
-def _cable(sheet: Sheet, lower: Box, upper: Box, *, thick: bool, colour: str) -> None:
+def _cable(canvas: Canvas, lower: Box, upper: Box, *, thick: bool, colour: str) -> None:
     for shift in (-5, 5):
         start = (lower.middle + shift, lower.y)
         reach = min(max(start[0], upper.x + 8), upper.x + upper.width - 8)
-        sheet.line(start, (reach, upper.bottom), width=2.2 if thick else 1.2, colour=colour)
+        canvas.line(start, (reach, upper.bottom), width=2.2 if thick else 1.2, colour=colour)
 
 
-def _notes(sheet: Sheet, cluster: Cluster) -> None:
+def _notes(canvas: Canvas, cluster: Cluster) -> None:
     """Beside each gap between two levels, the links in it."""
     tiers = cluster.fabric.tiers
     level_of = {"NIC": 0} | {tier.name: at + 1 for at, tier in enumerate(tiers)}
@@ -209,14 +209,14 @@ def _notes(sheet: Sheet, cluster: Cluster) -> None:
         if each.source in level_of:
             level = level_of[each.source]
             y = TOP + (len(tiers) + 1 - level) * LEVEL - (LEVEL - TALL) / 2 - 8
-            note(sheet, y, each)
+            note(canvas, y, each)
             if level:
                 over = tiers[level - 1].oversubscription
                 text = "not oversubscribed" if over == 1 else f"oversubscribed {over} : 1"
-                sheet.words(NOTES, y + 32, text, size=11.5, colour=FAINT)
+                canvas.words(NOTES, y + 32, text, size=11.5, colour=FAINT)
 
 
-def _domains(sheet: Sheet, cluster: Cluster, boxes: list[tuple[_Group, Box]]) -> None:
+def _domains(canvas: Canvas, cluster: Cluster, boxes: list[tuple[_NodeGroup, Box]]) -> None:
     """A bar below the nodes whose GPUs one NVSwitch joins."""
     if cluster.nodes_per_domain == 1:
         return
@@ -228,4 +228,4 @@ def _domains(sheet: Sheet, cluster: Cluster, boxes: list[tuple[_Group, Box]]) ->
         left = min(box.x for box in members)
         right = max(box.x + box.width for box in members)
         bar = Box(left, members[0].bottom + 8, right - left, 22)
-        sheet.box(bar, f"NVSwitch domain {number:,}", SWITCH)
+        canvas.box(bar, f"NVSwitch domain {number:,}", SWITCH)

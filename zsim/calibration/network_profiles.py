@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, median
 
+from zsim.calibration.collective_rows import SCALING, Measurement, stated_fabric
 from zsim.calibration.constants import FABRIC, RACK_NIC, START
-from zsim.calibration.fit import fitted
 from zsim.calibration.hardware import GPUS, UNNAMED, speaks_verbs
-from zsim.calibration.links import TimedLinks, scaled
-from zsim.calibration.measured import SCALING, Measurement, stated_fabric
-from zsim.calibration.validate import SIZE_CLASSES, Judged, judged, size_class
+from zsim.calibration.link_rows import TimedLinks, scaled
+from zsim.calibration.network_fit import fitted
+from zsim.calibration.network_verdict import SIZE_CLASSES, JudgedMeasurement, judged, size_class
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.network import NetworkProfile
 
@@ -98,11 +98,13 @@ def _with_fabric(
     return replace(profiles, shared=profiles.shared.changed(**usual), systems=systems)
 
 
-def _held_out(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> list[Judged]:
+def _held_out(
+    gpu: str, rows: Sequence[Measurement], start: NetworkProfile
+) -> list[JudgedMeasurement]:
     groups = sorted({row.group for row in rows})
     if len(groups) < 2:
         return []
-    found: list[Judged] = []
+    found: list[JudgedMeasurement] = []
     for group in groups:
         profiles = _fitted(gpu, [row for row in rows if row.group != group], start)
         found += judged(profiles, [row for row in rows if row.group == group])
@@ -134,7 +136,7 @@ def publication(source: str) -> str:
     return f"github:{parts[0]}/{parts[1]}@{words[0]}"
 
 
-def _medians(kind: str, all_judged: Sequence[Judged]) -> dict[str, float]:
+def _medians(kind: str, all_judged: Sequence[JudgedMeasurement]) -> dict[str, float]:
     found: dict[str, float] = {}
     for size, name in SIZE_CLASSES.items():
         errors = [

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from zsim.analysis.remedies import Remedy, Subject, remedies
+from zsim.analysis.remedies import Remedy, TightScenario, remedies
 from zsim.analysis.simulated_footprint import footprint_of
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Backend, BackendError, Job, NoWayError
@@ -28,7 +28,7 @@ def remedies_of(
     before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
     strategy = before.schedule.contract.strategy
     assert strategy is not None  # the schedule of a scenario promises what its strategy says
-    subject = Subject(
+    subject = TightScenario(
         scenario=scenario,
         strategy=strategy,
         model=before.model,

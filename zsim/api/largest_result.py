@@ -9,7 +9,7 @@ from zsim.analysis.largest_model import largest as search_for
 from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.simulated_footprint import footprint_of
-from zsim.api.html import facts_html
+from zsim.api.notebook import facts_html
 from zsim.api.scenario import LoadedScenario, find_scenario
 from zsim.backend.backend import Job
 from zsim.files.source import resolved

@@ -5,18 +5,20 @@ from dataclasses import replace
 from zsim.cluster.bisection import Cut
 from zsim.cluster.cluster import Cluster, Fabric
 from zsim.cluster.links import link_classes
-from zsim.report.svg.canvas import ALARM, FAINT, Box, Sheet
+from zsim.report.svg.canvas import ALARM, FAINT, Box, Canvas
 from zsim.report.svg.note import GPU, LEFT, NIC, NOTES, PCIE, RIGHT, SWITCH, note, rate
 from zsim.report.svg.utilization_color import Loads, between, hue
 from zsim.units import format_bytes
 
 
-def draw_node(sheet: Sheet, cluster: Cluster, frame: Box, *, cut: Cut | None, loads: Loads) -> None:
+def draw_node(
+    canvas: Canvas, cluster: Cluster, frame: Box, *, cut: Cut | None, loads: Loads
+) -> None:
     """One node in full, links in the colours of their `loads`, its narrowest `cut` in red."""
     thin = 2.4 if loads else 1.2
     y = frame.y
-    sheet.box(frame, "", "#f7f9fb")
-    sheet.words(frame.x + 10, y + 20, "node 0", size=14, bold=True)
+    canvas.box(frame, "", "#f7f9fb")
+    canvas.words(frame.x + 10, y + 20, "node 0", size=14, bold=True)
     gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
     rows = {"nic": y + 36, "pcie": y + 106, "gpu": y + 184, "hub": y + 268}
     cells = _row(nics, rows["nic"], 36), _row(gpus, rows["gpu"], 44)
@@ -26,7 +28,7 @@ def draw_node(sheet: Sheet, cluster: Cluster, frame: Box, *, cut: Cut | None, lo
         row = switches if cluster.pcie_link is not None else cells[1]
         end = row[number * len(row) // nics]
         over = end.x < cell.middle < end.x + end.width
-        sheet.line(
+        canvas.line(
             (cell.middle, cell.bottom),
             (cell.middle if over else end.middle, end.y),
             colour=hue(between(loads, "switch", "nic"), FAINT),
@@ -35,29 +37,29 @@ def draw_node(sheet: Sheet, cluster: Cluster, frame: Box, *, cut: Cut | None, lo
     for number, cell in enumerate(cells[1]):
         hub = hubs[number * len(hubs) // gpus]
         busy = hue(between(loads, "gpu", "switch"), FAINT)
-        sheet.line((cell.middle, cell.bottom), (cell.middle, hub.y), width=3, colour=busy)
+        canvas.line((cell.middle, cell.bottom), (cell.middle, hub.y), width=3, colour=busy)
         if cluster.pcie_link is not None:
             above = switches[number // cluster.gpus_per_pcie_switch]
             busy = hue(between(loads, "gpu", "pcie"), FAINT)
-            sheet.line((cell.middle, cell.y), (cell.middle, above.bottom), colour=busy, width=thin)
+            canvas.line((cell.middle, cell.y), (cell.middle, above.bottom), colour=busy, width=thin)
     for number, cell in enumerate(cells[0]):
-        sheet.box(cell, f"NIC {number}" if nics <= 16 else f"{number}", NIC)
+        canvas.box(cell, f"NIC {number}" if nics <= 16 else f"{number}", NIC)
     if cluster.pcie_link is not None:
         for cell in switches:
-            sheet.box(cell, "PCIe switch", PCIE)
+            canvas.box(cell, "PCIe switch", PCIE)
     for number, cell in enumerate(cells[1]):
-        sheet.box(cell, f"GPU {number}", GPU)
+        canvas.box(cell, f"GPU {number}", GPU)
     for number, cell in enumerate(hubs):
         label = "NVSwitch" if len(hubs) == 1 else f"NVSwitch of board {number}"
         if cluster.nodes_per_domain > 1:
             label = f"NVSwitch, shared by {cluster.nodes_per_domain} nodes"
-        sheet.box(cell, label, SWITCH)
+        canvas.box(cell, label, SWITCH)
     if len(hubs) == 2:
         middle = rows["hub"] + 20
         busy = hue(between(loads, "board", "board"), FAINT)
-        sheet.line((hubs[0].x + hubs[0].width, middle), (hubs[1].x, middle), width=5, colour=busy)
-    _node_notes(sheet, cluster, rows)
-    _node_cut(sheet, rows, cut, single=cluster.nodes == 1)
+        canvas.line((hubs[0].x + hubs[0].width, middle), (hubs[1].x, middle), width=5, colour=busy)
+    _node_notes(canvas, cluster, rows)
+    _node_cut(canvas, rows, cut, single=cluster.nodes == 1)
 
 
 def _row(count: int, y: float, height: float) -> list[Box]:
@@ -67,33 +69,33 @@ def _row(count: int, y: float, height: float) -> list[Box]:
     return [Box(LEFT + at * pitch + gap / 2, y, pitch - gap, height) for at in range(count)]
 
 
-def _node_notes(sheet: Sheet, cluster: Cluster, rows: dict[str, float]) -> None:
+def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> None:
     """Links and memory of the node, beside their rows; those of one node, not of all."""
     host, drives = cluster.host, cluster.drives
     y = rows["nic"]
     if host is not None:
         memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
-        sheet.words(NOTES, y, f"CPU memory: {memory}", size=12.5)
+        canvas.words(NOTES, y, f"CPU memory: {memory}", size=12.5)
     if drives is not None:
         text = f"drives: {drives.count} of {format_bytes(drives.capacity_bytes)}"
-        sheet.words(NOTES, y + 18, text, size=12.5)
+        canvas.words(NOTES, y + 18, text, size=12.5)
     places = {"PCIe switch": rows["pcie"] + 44, "NVSwitch": rows["gpu"] + 58}
     places["board"] = rows["hub"] + 26
     for each in link_classes(replace(cluster, nodes=1, fabric=Fabric())):
         if each.target in places:
-            note(sheet, places[each.target], each)
+            note(canvas, places[each.target], each)
     memory = f"{format_bytes(cluster.gpu.memory_bytes)} at {rate(cluster.gpu.memory_bytes_per_s)}"
-    sheet.words(NOTES, rows["gpu"] + 14, f"GPU memory: {memory}", size=12.5)
+    canvas.words(NOTES, rows["gpu"] + 14, f"GPU memory: {memory}", size=12.5)
 
 
-def _node_cut(sheet: Sheet, rows: dict[str, float], cut: Cut | None, *, single: bool) -> None:
+def _node_cut(canvas: Canvas, rows: dict[str, float], cut: Cut | None, *, single: bool) -> None:
     """The narrowest cut, where it is inside the node."""
     if cut is None:
         return
     red = {"colour": ALARM}
     if cut.level == "gpu":
         y = (rows["gpu"] + 44 + rows["hub"]) / 2
-        sheet.line((LEFT - 15, y), (NOTES - 12, y), width=2, dashed=True, **red)
+        canvas.line((LEFT - 15, y), (NOTES - 12, y), width=2, dashed=True, **red)
     elif cut.level == "board" or (single and cut.level == "half"):
         x = (LEFT + RIGHT) / 2
-        sheet.line((x, rows["nic"]), (x, rows["hub"] + 52), width=2, dashed=True, **red)
+        canvas.line((x, rows["nic"]), (x, rows["hub"] + 52), width=2, dashed=True, **red)

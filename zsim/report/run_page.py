@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from zsim.analysis.summary import Summary, last_step
 from zsim.backend.backend import Job
-from zsim.report.memory import memory
-from zsim.report.network import network
+from zsim.report.memory_section import memory
+from zsim.report.network_section import network
 from zsim.report.page import Page, Section
-from zsim.report.split import split
-from zsim.report.streams import streams
+from zsim.report.streams_section import streams
+from zsim.report.time_section import split
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 

@@ -3,30 +3,30 @@
 from collections.abc import Sequence
 
 from zsim.study.result import StudyResult
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 
 LINES_MAX = 12
 """Of more combinations the fastest, the median and the slowest run are shown."""
 
 
-def lines_of(result: StudyResult, rows: Sequence[Row], axis: int) -> dict[str, list[Row]]:
+def lines_of(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> dict[str, list[StudyRow]]:
     """`rows`, which have figures, by what they are on the axes other than number `axis`."""
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[StudyRow]] = {}
     for row in rows:
         lines.setdefault(_others(result, row, axis), []).append(row)
     return lines if len(lines) <= LINES_MAX else _extremes(rows, axis)
 
 
-def _others(result: StudyResult, row: Row, axis: int) -> str:
+def _others(result: StudyResult, row: StudyRow, axis: int) -> str:
     """What a run is on the other axes."""
     pairs = zip(result.axes, row.labels, strict=True)
     return ", ".join(f"{name}={label}" for at, (name, label) in enumerate(pairs) if at != axis)
 
 
-def _extremes(rows: Sequence[Row], axis: int) -> dict[str, list[Row]]:
+def _extremes(rows: Sequence[StudyRow], axis: int) -> dict[str, list[StudyRow]]:
     """Of each choice the fastest run, the one in the middle, and the slowest."""
-    found: dict[str, list[Row]] = {"fastest": [], "median": [], "slowest": []}
-    choices: dict[str, list[Row]] = {}
+    found: dict[str, list[StudyRow]] = {"fastest": [], "median": [], "slowest": []}
+    choices: dict[str, list[StudyRow]] = {}
     for row in rows:
         choices.setdefault(row.labels[axis], []).append(row)
     for each in choices.values():

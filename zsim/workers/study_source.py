@@ -22,7 +22,7 @@ from zsim.scenario.resolve import outline, placed
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.study.axis import changed, flat
 from zsim.study.file import StudyError, StudyFile, from_tables, parse
-from zsim.study.plan import Reader, StudyPlan, planned
+from zsim.study.study_plan import Reader, StudyPlan, planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

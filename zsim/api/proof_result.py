@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
-from zsim.api.html import facts_html
+from zsim.api.notebook import facts_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
-from zsim.files.trace import read_trace
+from zsim.files.trace_file import read_trace
 from zsim.model.model import Model
 from zsim.proof import against_trace as refinement
 from zsim.proof import prove as proof_of

@@ -3,7 +3,7 @@
 from zsim.analysis.summary import last_step
 from zsim.analysis.time_breakdown import Breakdown, breakdown
 from zsim.backend.backend import Job
-from zsim.report.page import Figure, Json, Section
+from zsim.report.page import Json, PageFigure, Section
 from zsim.trace.trace import RankTrace, Trace
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
@@ -27,7 +27,7 @@ def split(job: Job, trace: Trace) -> Section:
     return Section(
         title="Where the time goes",
         sentences=(_sentence(found[worst], ranks[worst]),),
-        figure=Figure(
+        figure=PageFigure(
             traces=tuple(_traces(found, ranks, groups)),
             layout={
                 "barmode": "stack",

@@ -11,7 +11,7 @@ from typing import Final, TypedDict, Unpack
 
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
-from zsim.api.remedies import remedies_of
+from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import LoadedScenario, load
 from zsim.backend.backend import Backend, BackendError, Job

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from zsim.calibration.validate import Errors, errors_of
+from zsim.calibration.network_verdict import Errors, errors_of
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import apply
 
@@ -25,7 +25,7 @@ class PaperError(ValueError):
     """A file of figures that cannot be used: the field and what is wrong with it."""
 
 
-class Quantity(StrEnum):
+class FigureQuantity(StrEnum):
     """What is compared."""
 
     THROUGHPUT = "throughput"
@@ -40,7 +40,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Row(_Table):
+class _FigureRow(_Table):
     label: str
     published: Annotated[float, Field(gt=0)]
     values: tuple[bool | int | str, ...]
@@ -49,10 +49,10 @@ class _Row(_Table):
 
 class _Figure(_Table):
     name: str
-    quantity: Quantity
+    quantity: FigureQuantity
     source: str
     keys: tuple[str, ...]
-    rows: Annotated[tuple[_Row, ...], Field(min_length=1)]
+    rows: Annotated[tuple[_FigureRow, ...], Field(min_length=1)]
     settings: Annotated[tuple[str, ...], Field(alias="set")] = ()
     otherwise: tuple[str, ...] = ()
     ordered: bool = False
@@ -65,7 +65,7 @@ class _File(_Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PaperRun:
     """A row of a figure.
 
     Attributes:
@@ -80,13 +80,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class PaperFigure:
     """A figure or a table of a paper; `ordered` says that the order of its rows is published."""
 
     name: str
-    quantity: Quantity
+    quantity: FigureQuantity
     source: str
-    runs: tuple[Run, ...]
+    runs: tuple[PaperRun, ...]
     ordered: bool
 
 
@@ -95,7 +95,7 @@ class Paper:
     """What a file says."""
 
     publication: str
-    figures: tuple[Figure, ...]
+    figures: tuple[PaperFigure, ...]
 
 
 def parse(text: str) -> Paper:
@@ -115,8 +115,8 @@ def parse(text: str) -> Paper:
     return Paper(publication=file.publication, figures=figures)
 
 
-def _figure(table: _Figure, base: Mapping[str, Any]) -> Figure:
-    runs: list[Run] = []
+def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
+    runs: list[PaperRun] = []
     for row in table.rows:
         if len(row.values) != len(table.keys):
             raise PaperError(f"{table.name}: {row.label}: {len(table.keys)} values are needed")
@@ -126,14 +126,14 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> Figure:
         if table.otherwise:
             ways.append((*ways[0], *table.otherwise))
         runs.append(
-            Run(
+            PaperRun(
                 label=row.label,
                 published=row.published,
                 ways=tuple(_tables(base, settings) for settings in ways),
                 fitted=row.fitted,
             )
         )
-    return Figure(
+    return PaperFigure(
         name=table.name,
         quantity=table.quantity,
         source=table.source,
@@ -157,7 +157,7 @@ def _tables(base: Mapping[str, Any], settings: Sequence[str]) -> Mapping[str, ob
 class Predicted:
     """A row beside its prediction; `way` counts from 0 which of its scenarios fits."""
 
-    run: Run
+    run: PaperRun
     value: float
     way: int = 0
 
@@ -168,7 +168,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class FigureVerdict:
     """How well a figure is predicted.
 
     Attributes:
@@ -176,7 +176,7 @@ class Verdict:
         unmodelled: labels of rows without a prediction, with the reason.
     """
 
-    figure: Figure
+    figure: PaperFigure
     predicted: tuple[Predicted, ...]
     all: Errors | None
     judged: Errors | None
@@ -200,7 +200,7 @@ class Verdict:
         )
 
 
-def verdict(figure: Figure, answers: Sequence[tuple[float, int] | str]) -> Verdict:
+def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> FigureVerdict:
     """Compare `figure` with values and ways, or with lines that say why there is no value."""
     found: list[Predicted] = []
     left: list[tuple[str, str]] = []
@@ -209,7 +209,7 @@ def verdict(figure: Figure, answers: Sequence[tuple[float, int] | str]) -> Verdi
             left.append((run.label, answer))
         else:
             found.append(Predicted(run=run, value=answer[0], way=answer[1]))
-    return Verdict(
+    return FigureVerdict(
         figure=figure,
         predicted=tuple(found),
         all=_errors(found),
@@ -222,8 +222,8 @@ def _errors(found: Sequence[Predicted]) -> Errors | None:
     return errors_of([abs(each.off) for each in found]) if found else None
 
 
-def shown(value: float, quantity: Quantity) -> str:
+def shown(value: float, quantity: FigureQuantity) -> str:
     """`value` in the unit of `quantity`."""
-    if quantity is Quantity.THROUGHPUT:
+    if quantity is FigureQuantity.THROUGHPUT:
         return f"{value:.1f} TFLOP/s"
     return f"{value / 1e9:.4g} billion"

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
-from zsim.calibration.measured import Measurement
-from zsim.calibration.table import Unmodelled
+from zsim.calibration.collective_rows import Measurement
+from zsim.calibration.csv_rows import Unmodelled
 from zsim.cluster.profile.files import Profiles
 from zsim.network.tuner import alone_s
 
@@ -16,7 +16,7 @@ SIZE_CLASSES = {"16 MiB and more": "large", "64 KiB to 16 MiB": "medium"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedMeasurement:
     """A measurement and what is predicted for it, in seconds."""
 
     measurement: Measurement
@@ -35,10 +35,10 @@ def size_class(size_bytes: int) -> str:
     return "64 KiB to 16 MiB" if size_bytes < LARGE_BYTES else "16 MiB and more"
 
 
-def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[Judged]:
+def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[JudgedMeasurement]:
     """Predictions for `rows`, which are of the GPU of `profiles`."""
     return [
-        Judged(
+        JudgedMeasurement(
             measurement=row,
             predicted_s=alone_s(
                 profiles.of(row.system),
@@ -63,7 +63,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class NetworkVerdict:
     """How well one file is predicted.
 
     Attributes:
@@ -87,9 +87,9 @@ def verdict(
     rows: Sequence[Measurement],
     left: Sequence[Unmodelled],
     profiles: Mapping[str, Profiles],
-) -> Verdict:
+) -> NetworkVerdict:
     """Predict `rows`, each with the profile of its kind of GPU; `left` were not readable."""
-    found: list[Judged] = []
+    found: list[JudgedMeasurement] = []
     unmodelled = list(left)
     for row in rows:
         if row.gpu in profiles:
@@ -100,7 +100,7 @@ def verdict(
     for each in found:
         row = each.measurement
         by_class[row.gpu, size_class(row.size_bytes)].append(each.error)
-    return Verdict(
+    return NetworkVerdict(
         file=file,
         rows=len(rows) + len(left),
         errors=errors_of([each.error for each in found]) if found else None,
@@ -116,7 +116,7 @@ def errors_of(errors: Sequence[float]) -> Errors:
     return Errors(rows=len(errors), median=median(errors), mean=fmean(errors), p90=p90)
 
 
-def _in_band(found: Sequence[Judged]) -> float | None:
+def _in_band(found: Sequence[JudgedMeasurement]) -> float | None:
     inside = [
         low <= each.predicted_s <= high
         for each in found

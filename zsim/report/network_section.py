@@ -5,8 +5,8 @@ A link's utilisation is what crossed it in a step over what it could have carrie
 
 from zsim.analysis.summary import Summary
 from zsim.backend.backend import Job
-from zsim.report.page import Section, Table, number, words
-from zsim.report.svg.cluster import draw
+from zsim.report.page import PageTable, Section, number, words
+from zsim.report.svg.cluster_drawing import draw
 from zsim.trace.trace import LinkUse, Trace
 from zsim.units import format_bytes
 
@@ -21,7 +21,7 @@ def network(job: Job, trace: Trace, found: Summary) -> Section:
         title="The network",
         sentences=(_sentence(used, found),),
         picture=draw(job.cluster, None, {link.link: share for share, link in used}),
-        table=Table(
+        table=PageTable(
             columns=("links", "how many", "each carries", "in a step, each", "busy"),
             numeric=(False, True, True, True, True),
             rows=tuple(

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zsim.calibration.csv_rows import Unmodelled
+from zsim.calibration.network_verdict import Errors, errors_of
 from zsim.calibration.published import Published
-from zsim.calibration.table import Unmodelled
-from zsim.calibration.validate import Errors, errors_of
 
 WORST = 5
 """Rows that are named because they are predicted worst."""
@@ -23,7 +23,7 @@ class Quantity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class RunForecast:
     """What is predicted for a run.
 
     Attributes:
@@ -46,7 +46,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PredictedRun:
     """A published figure, in seconds or bytes, and what is predicted for it."""
 
     run: Published
@@ -60,7 +60,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TrainingVerdict:
     """How well one file is predicted.
 
     Attributes:
@@ -85,8 +85,8 @@ class Verdict:
     fitted: Errors | None
     by_hardware: Mapping[str, Errors]
     by_part: Mapping[str, Errors]
-    worst: tuple[Comparison, ...]
-    comparisons: tuple[Comparison, ...]
+    worst: tuple[PredictedRun, ...]
+    comparisons: tuple[PredictedRun, ...]
     unmodelled: tuple[Unmodelled, ...]
 
     @property
@@ -100,7 +100,7 @@ def published(run: Published, quantity: Quantity) -> float | None:
     return run.step_time_s if quantity is Quantity.STEP_TIME else run.peak_bytes
 
 
-def predicted(run: Published, quantity: Quantity, forecast: Forecast) -> float:
+def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> float:
     """What is predicted for the same."""
     if quantity is Quantity.STEP_TIME:
         return forecast.step_time_s
@@ -111,14 +111,14 @@ def verdict(
     file: str,
     quantity: Quantity,
     runs: Sequence[Published],
-    forecasts: Sequence[Forecast | str | None],
-) -> Verdict:
+    forecasts: Sequence[RunForecast | str | None],
+) -> TrainingVerdict:
     """Compare `runs` of `file` with their forecasts.
 
     Instead of a forecast there may be a line that says why there is none; None where a run is not
     modelled.
     """
-    found: list[Comparison] = []
+    found: list[PredictedRun] = []
     left: list[Unmodelled] = []
     without = 0
     for run, forecast in zip(runs, forecasts, strict=True):
@@ -131,9 +131,9 @@ def verdict(
             without += 1
         elif value is not None and forecast is not None:
             given = predicted(run, quantity, forecast)
-            found.append(Comparison(run=run, published=value, predicted=given))
+            found.append(PredictedRun(run=run, published=value, predicted=given))
     judges = [each for each in found if each.run.judged]
-    return Verdict(
+    return TrainingVerdict(
         file=file,
         quantity=quantity,
         rows=len(found) + len(left) + without,
@@ -149,14 +149,16 @@ def verdict(
     )
 
 
-def _errors(found: Iterable[Comparison]) -> Errors | None:
+def _errors(found: Iterable[PredictedRun]) -> Errors | None:
     values = [abs(each.off) for each in found]
     return errors_of(values) if values else None
 
 
-def _errors_by(found: Iterable[Comparison], name: Callable[[Comparison], str]) -> dict[str, Errors]:
+def _errors_by(
+    found: Iterable[PredictedRun], name: Callable[[PredictedRun], str]
+) -> dict[str, Errors]:
     """Errors of those of one name, by name; what has none is left out."""
-    by_name: defaultdict[str, list[Comparison]] = defaultdict(list)
+    by_name: defaultdict[str, list[PredictedRun]] = defaultdict(list)
     for each in found:
         if name(each):
             by_name[name(each)].append(each)

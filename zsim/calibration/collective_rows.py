@@ -13,19 +13,19 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
-from zsim.calibration.hardware import GPUS, UNNAMED, gpu_in, system_in
-from zsim.calibration.table import (
+from zsim.calibration.csv_rows import (
     Cells,
+    CsvRow,
     MaybePositive,
     MeasuredError,
     NotModelledError,
     Positive,
-    Row,
     Unmodelled,
     Whole,
     parsed,
     read_rows,
 )
+from zsim.calibration.hardware import GPUS, UNNAMED, gpu_in, system_in
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.algorithm.registry import algorithms
@@ -97,12 +97,12 @@ def _size(text: str) -> int:
         raise ValueError(f"size: {error}") from None
 
 
-class _Timed(Row):
+class _Timed(CsvRow):
     gpu: Annotated[str, AfterValidator(_gpu)]
     collective: Annotated[Collective, BeforeValidator(_collective)]
 
 
-class _Sweep(_Timed):
+class _SweepRow(_Timed):
     dataset: str
     cluster: str
     nic: str
@@ -148,7 +148,7 @@ def read(file: str, rows: Iterable[Cells]) -> tuple[list[Measurement], list[Unmo
 
 
 def _sweep(number: int, cells: Cells) -> Measurement:
-    row = parsed(SWEEPS, _Sweep, cells)
+    row = parsed(SWEEPS, _SweepRow, cells)
     system, nic = system_in(f"{row.cluster} {row.nic}", row.dataset, row.gpu)
     shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
     time_us = row.oop_time_us or row.ip_time_us

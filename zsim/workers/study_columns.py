@@ -4,7 +4,7 @@ import csv
 from io import StringIO
 
 from zsim.study.result import StudyResult
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 
 FIGURES = (
     "step_time_s",
@@ -22,7 +22,7 @@ FIGURES = (
 """Fields of a summary that are columns, units last."""
 
 
-def columns(result: StudyResult, row: Row) -> dict[str, object]:
+def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
     """One row: axes first, then how it ended, figures (None without), and what it costs."""
     outcome, meets = row.outcome, row in result.ranking.accepted
     found: dict[str, object] = dict(zip(result.axes, row.labels, strict=True))
