@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import log2
 from os import PathLike
 
 from zsim.analysis.largest_model import Largest, Tried
@@ -9,8 +10,8 @@ from zsim.analysis.largest_model import largest as search_for
 from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.simulated_footprint import footprint_of
-from zsim.api.notebook import facts_html
-from zsim.api.scenario import LoadedScenario, find_scenario
+from zsim.api.answer import AnswerInFacts, Progress, tell_nobody
+from zsim.api.scenario import Changed, LoadedScenario, find_scenario
 from zsim.backend.backend import Job
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
@@ -35,7 +36,7 @@ UNITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestResult:
+class LargestResult(AnswerInFacts):
     """The largest model of a scenario that fits.
 
     Attributes:
@@ -91,19 +92,19 @@ class LargestResult:
             found["with_buffers"] = _largest_object(self.by, self.found)
         return found
 
-    def _repr_html_(self) -> str:
-        return facts_html(self.title, self.facts())
-
 
 def largest(
     scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
-    changes: Mapping[str, object] | None = None,
+    changes: Changed = None,
+    *,
+    progress: Progress | None = None,
 ) -> LargestResult:
     """Find the largest model with which a scenario fits its GPUs.
 
     Args:
         scenario: what to load, as `load` takes it; its layers or parameters are searched.
         changes: values by key, as `load` takes them.
+        progress: told how much of the search is done, and of how much.
 
     Raises:
         MistakeError: it is no scenario, or cannot be used.
@@ -112,10 +113,18 @@ def largest(
     if read.tables is None:
         raise MistakeError(f"{read.name}: a schedule; the largest model is that of a scenario")
     loaded = read.changed(changes)
-    return largest_of(loaded.name, loaded.scenario, ranks=loaded.changes.ranks)
+    return largest_of(
+        loaded.name, loaded.scenario, ranks=loaded.changes.ranks, progress=progress or tell_nobody
+    )
 
 
-def largest_of(name: str, scenario: Scenario, *, ranks: int | None = None) -> LargestResult:
+def largest_of(
+    name: str,
+    scenario: Scenario,
+    *,
+    ranks: int | None = None,
+    progress: Progress = tell_nobody,
+) -> LargestResult:
     """Return the largest model that fits of `scenario`, called `name`.
 
     Raises:
@@ -128,28 +137,57 @@ def largest_of(name: str, scenario: Scenario, *, ranks: int | None = None) -> La
         simulated = depends_on_time(job.schedule)
         layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
-        found = search_for(
-            lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
-            start=min(layers, most),
+        search = _Search(
             smallest=fewest_layers(job.model, layers, scenario.parallel.pipeline),
             most=most,
             digits=SIMULATED_DIGITS if simulated else None,
+            progress=progress,
+        )
+        found = search.of(
+            lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
+            start=min(layers, most),
         )
         return LargestResult(title=scenario.title, by="layers", found=found)
     smallest = UNITS * scenario.parallel.tensor
     start = max(smallest, scenario.model.parameters)
 
-    def search(by: Callable[[Job], Footprint]) -> Largest:
-        return search_for(
-            lambda size: _tried(size, jobs.of({"parameters": size}), by),
-            start=start,
-            smallest=smallest,
-            most=MOST_PARAMETERS,
-            digits=DIGITS,
-        )
+    search = _Search(smallest=smallest, most=MOST_PARAMETERS, digits=DIGITS, progress=progress)
 
-    found, states = search(footprint_of), search(states_alone)
+    def by(footprint: Callable[[Job], Footprint]) -> Callable[[int], Tried]:
+        return lambda size: _tried(size, jobs.of({"parameters": size}), footprint)
+
+    found, states = (
+        search.of(by(footprint_of), start=start),
+        search.of(by(states_alone), start=start),
+    )
     return LargestResult(title=scenario.title, by="parameters", found=found, states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """Bounds of a search, and who is told how far it is: its halvings so far, of all at most."""
+
+    smallest: int
+    most: int
+    digits: int | None
+    progress: Progress
+
+    def of(self, tried: Callable[[int], Tried], *, start: int) -> Largest:
+        """Search from `start` on."""
+        low, high = self.smallest - 1, self.most + 1
+        every = log2(high - low)
+
+        def told(size: int) -> Tried:
+            nonlocal low, high
+            found = tried(size)
+            low, high = (size, high) if found.footprint.fits else (low, size)
+            step = 1 if self.digits is None else max(1, 10 ** (len(str(low)) - self.digits))
+            self.progress(every - log2(max((high - low) / step, 1)), every)
+            return found
+
+        return search_for(
+            told, start=start, smallest=self.smallest, most=self.most, digits=self.digits
+        )
 
 
 def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:

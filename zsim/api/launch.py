@@ -11,10 +11,12 @@ from typing import Final, TypedDict, Unpack
 
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
+from zsim.api.answer import Progress
+from zsim.api.proof_result import ProofResult
 from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
-from zsim.api.scenario import LoadedScenario, load
-from zsim.backend.backend import Backend, BackendError, Job
+from zsim.api.scenario import Changed, LoadedScenario, load
+from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
 from zsim.backend.backend import load as load_backend
 from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster, Gpu, Link
@@ -22,9 +24,9 @@ from zsim.cluster.fault import Jitter
 from zsim.files.source import Source
 from zsim.mistake import MistakeError, mistakes
 from zsim.proof import check as findings_of
-from zsim.proof.finding import Finding
-from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
+
+__all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 
 OPERATIONS_MAX: Final = 2_000_000
 """Most operations of a run without processes, over all steps: a trace takes 0.4 kB for each."""
@@ -37,12 +39,12 @@ RANKS_MAX: Final = 1_000_000
 
 
 class RefutedError(ValueError):
-    """The proof of a schedule has findings: it is not run. `findings` are all of them."""
+    """The proof of a schedule has findings: it is not run. `proof` has all of them."""
 
-    def __init__(self, schedule: Schedule, findings: tuple[Finding, ...]) -> None:
-        self.schedule, self.findings = schedule, findings
-        first = findings[0]
-        super().__init__(f"{schedule.name}: {first.invariant}: {first.where}: {first.why}")
+    def __init__(self, proof: ProofResult) -> None:
+        self.proof = proof
+        first = proof.findings[0]
+        super().__init__(f"{proof.schedule.name}: {first.invariant}: {first.where}: {first.why}")
 
 
 class BackendOptions(TypedDict, total=False):
@@ -63,11 +65,12 @@ class BackendOptions(TypedDict, total=False):
 
 def run(
     scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
-    changes: Mapping[str, object] | None = None,
+    changes: Changed = None,
     *,
     backend: str = "sim",
     seed: int = 0,
     check: bool = True,
+    progress: Progress | None = None,
     **options: Unpack[BackendOptions],
 ) -> RunResult:
     """Prove the schedule of a scenario, run it, and return its figures.
@@ -78,6 +81,7 @@ def run(
         backend: "sim" simulates, "torch" trains on real ranks, "null" only records.
         seed: of all that is drawn.
         check: whether the schedule is proved first.
+        progress: told how much of the run is done, and of how much.
         options: what only some backends take, as in `BackendOptions`.
 
     Raises:
@@ -117,7 +121,7 @@ def run(
 
 def _source(
     scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
-    changes: Mapping[str, object] | None,
+    changes: Changed,
     backend: str,
 ) -> tuple[LoadedScenario | None, Source]:
     """Return what is run, and the scenario that it was loaded from, if it was."""
@@ -147,7 +151,7 @@ def _need_proof(source: Source, job: Job, backend: str) -> None:
     compares = not source.is_scenario or backend not in SIMULATED
     findings = findings_of(job.schedule, job.model, compares=compares)
     if findings:
-        raise RefutedError(job.schedule, findings)
+        raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,19 @@
-"""Results as HTML, for notebooks: a title, and rows of names and texts, or a table."""
+"""Results in notebooks: pictures, facts and tables that show themselves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 ROWS_MAX = 50
 """Rows of a table that a notebook shows; `to_pandas` has all."""
+
+
+class Picture(str):
+    """SVG of a picture; in a notebook it shows itself."""
+
+    __slots__ = ()
+
+    def _repr_svg_(self) -> str:
+        return str(self)
 
 
 def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:

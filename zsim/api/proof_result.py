@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
+from zsim.api.answer import Answer
 from zsim.api.notebook import facts_html
 from zsim.api.run_result import RunResult
-from zsim.api.scenario import LoadedScenario, load
+from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.files.trace_file import read_trace
+from zsim.mistake import MistakeError
 from zsim.model.model import Model
 from zsim.proof import against_trace as refinement
 from zsim.proof import prove as proof_of
@@ -17,7 +19,7 @@ from zsim.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProofResult:
+class ProofResult(Answer):
     """Result of proving a schedule.
 
     Attributes:
@@ -29,51 +31,69 @@ class ProofResult:
 
     schedule: Schedule = field(repr=False)
     findings: tuple[Finding, ...]
-    proved: tuple[str, ...]
-    not_shown: tuple[str, ...]
+    proved: tuple[str, ...] = ()
+    not_shown: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
         """True if there are no findings."""
         return not self.findings
 
-    def facts(self) -> list[tuple[str, str]]:
-        """Return names and lines: findings, what is proved, and what is not shown."""
-        wrong = [(each.invariant, f"{each.where}: {each.why}") for each in self.findings]
-        lines = [
-            *wrong,
-            ("proved", ", ".join(self.proved)),
-            ("not shown", "; ".join(self.not_shown)),
-        ]
-        return [(name, text) for name, text in lines if text]
+    @property
+    def title(self) -> str:
+        """What was proved, and how many findings there are."""
+        count = len(self.findings)
+        said = f"{count} finding{'s' if count > 1 else ''}" if count else "no findings"
+        return f"{self.schedule.name}: {said}"
+
+    def text(self) -> str:
+        """Return the findings in a line each, then what is proved and what is not shown."""
+        lines = [self.title]
+        for number, each in enumerate(self.findings, start=1):
+            lines.append(f"{number}. {each.invariant}: {each.where}: {each.why}")
+        lines += [f"proved: {', '.join(self.proved)}"] * bool(self.proved)
+        lines += [f"not shown: {'; '.join(self.not_shown)}"] * bool(self.not_shown)
+        return "\n".join(lines)
+
+    def explanation(self, number: int) -> str:
+        """Return finding `number`, from 1 on, with its witness: a line for each step of it.
+
+        Raises:
+            MistakeError: there are not so many.
+        """
+        if number > len(self.findings):
+            most = f"at most {len(self.findings)}, the findings there are"
+            raise MistakeError(f"--explain: {number} must be {most}")
+        finding = self.findings[number - 1]
+        return "\n".join(
+            [
+                f"{number}. {finding.invariant}",
+                f"where: {finding.where}",
+                f"why: {finding.why}",
+                *(f"  {line}" for line in finding.witness),
+            ]
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim check --json` prints."""
         return {
-            **findings_object(self.findings),
+            "findings": [
+                {"invariant": each.invariant, "where": each.where, "why": each.why}
+                for each in self.findings
+            ],
             "proved": list(self.proved),
             "not_shown": list(self.not_shown),
         }
 
     def _repr_html_(self) -> str:
-        count = len(self.findings)
-        said = f"{count} finding{'s' if count > 1 else ''}" if count else "no findings"
-        return facts_html(f"{self.schedule.name}: {said}", self.facts())
-
-
-def findings_object(findings: tuple[Finding, ...]) -> dict[str, object]:
-    """Return findings as `--json` has them."""
-    return {
-        "findings": [
-            {"invariant": finding.invariant, "where": finding.where, "why": finding.why}
-            for finding in findings
-        ]
-    }
+        findings = [(each.invariant, f"{each.where}: {each.why}") for each in self.findings]
+        proved = [("proved", ", ".join(self.proved)), ("not shown", "; ".join(self.not_shown))]
+        return facts_html(self.title, [*findings, *(each for each in proved if each[1])])
 
 
 def check(
     scenario: LoadedScenario | Schedule | str | PathLike[str] | Mapping[str, object],
-    changes: Mapping[str, object] | None = None,
+    changes: Changed = None,
     *,
     model: Model | None = None,
     against: RunResult | str | PathLike[str] | None = None,

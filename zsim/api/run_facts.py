@@ -96,10 +96,10 @@ def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
     if found.peak_host_bytes:
         lines.append(("host memory", _host_memory(outcome)))
     if trace.backend == "sim" and outcome.job.cluster.gpu.overheads.total_bytes(1):
-        lines.append(("beside it", _overheads(outcome.job)))
+        lines.append(("other memory", _overheads(outcome.job)))
     observed = dict(trace.observed)
     if LIVE in observed and BOOKED in observed:
-        seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} booked"
+        seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} in the ledger"
         lines.append(("state and communication", seen))
     if outcome.losses:
         first, last = outcome.losses[0], outcome.losses[-1]
@@ -108,11 +108,11 @@ def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _trust(outcome: Outcome) -> list[tuple[str, str]]:
-    """How far to trust it, and what would be nearer to measurements."""
+    """Return how far to trust it, and settings that take times from measurements."""
     lines = [("trust", outcome.trace.trust)]
     if outcome.fitted:
         settings = " ".join(f"--set {each}" for each in outcome.fitted)
-        lines.append(("nearer", f"{settings}, from measurements"))
+        lines.append(("more accurate", f"{settings}, from measurements"))
     return lines
 
 
@@ -142,8 +142,8 @@ def _trouble(outcome: Outcome) -> list[tuple[str, str]]:
         return []
     lost_s = step_s - healthy_s
     lost = f"{'+' if lost_s >= 0 else '-'}{format_seconds(abs(lost_s))}" if lost_s else "nothing"
-    without = f"{format_seconds(healthy_s)} without faults and neighbours"
-    return [("they cost", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
+    without = f"{format_seconds(healthy_s)} without"
+    return [("faults and neighbours", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
 
 
 def _fits(outcome: Outcome) -> str:
@@ -152,7 +152,7 @@ def _fits(outcome: Outcome) -> str:
     if outcome.trace.backend != "sim":
         return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
     reserved = f"{_reserved(outcome)} reserved"
-    usable = f"{job.cluster.gpu.name} leaves {format_bytes(found.usable_bytes)}"
+    usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
     if found.fits and found.peak_allocated_bytes > found.usable_bytes > 0:
         where = f"the host would run ahead to {format_bytes(found.peak_allocated_bytes)} and waits"
     return f"{'yes' if found.fits else 'no'}: {where}, {reserved}, {usable}"

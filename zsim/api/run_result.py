@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
+from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
-from zsim.api.notebook import facts_html
-from zsim.api.picture import Picture
+from zsim.api.notebook import Picture
 from zsim.api.run_facts import Outcome, run_facts, run_object
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunResult:
+class RunResult(AnswerInFacts):
     """Result of a run; every figure is of the last step, of the rank that has most of it.
 
     Attributes:
@@ -260,6 +260,3 @@ class RunResult:
             f"RunResult(title={self.title!r}, fits={self.fits}, step_time_s={self.step_time_s}, "
             f"peak_reserved_bytes={self.peak_reserved_bytes})"
         )
-
-    def _repr_html_(self) -> str:
-        return facts_html(self.title, self.facts())

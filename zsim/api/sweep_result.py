@@ -1,49 +1,55 @@
 """`zsim.sweep`: the runs of a study, ranked by its goal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zsim.api.answer import Answer, Progress, tell_nobody
 from zsim.api.data_frame import data_frame
-from zsim.api.notebook import table_html
-from zsim.api.picture import Picture
+from zsim.api.notebook import Picture, table_html
+from zsim.api.sweep_text import sweep_text
 from zsim.backend.backend import RunFailedError
 from zsim.files.picture import need_format, write_picture
-from zsim.files.written import need_folder, write
+from zsim.files.written import need_folder, unwritten, write
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.outline import Outline
 from zsim.study.file import StudyError
 from zsim.study.outcome import StudyOutcome
 from zsim.study.result import StudyResult, result_of
 from zsim.workers.code_version import code_version
-from zsim.workers.crew import crew
+from zsim.workers.crew import cores, crew
 from zsim.workers.store import Store, opened
 from zsim.workers.study_columns import columns, csv_text
-from zsim.workers.study_source import Study, read
+from zsim.workers.study_source import Study, study_of
 from zsim.workers.work import keys_of, left_of, work_off
 from zsim.workers.worker import FinishedRun, RunBatch, simulated
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+__all__ = ["SweepResult", "study_of", "sweep"]
+
 IN_MEMORY = Path(":memory:")
 """SQLite's name of a store that nobody keeps."""
 
-Progress = Callable[[int, int], object]
-"""Told how many runs are done, and of how many."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SweepResult:
+class SweepResult(Answer):
     """Result of a study.
 
     Attributes:
         study: every run with its outcome, and the ranking.
+        store: the file that keeps outcomes, if there is one.
+        not_kept: outcomes that the store has no space for; they are in this result alone.
+        why_not_kept: what SQLite said about them; empty if all are kept.
     """
 
     study: StudyResult
+    store: Path | None = None
+    not_kept: int = 0
+    why_not_kept: str = ""
 
     @property
     def question(self) -> str:
@@ -68,6 +74,10 @@ class SweepResult:
         """
         return [{"name": row.name, **columns(self.study, row)} for row in self.study.rows]
 
+    def text(self) -> str:
+        """Return the answer, a table of runs, and what is to know about it."""
+        return sweep_text(self.study, self.store)
+
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim sweep --json` prints."""
         return {
@@ -88,6 +98,17 @@ class SweepResult:
             MistakeError: pandas is not installed.
         """
         return data_frame(self.rows())
+
+    def need_kept(self) -> None:
+        """Check that all outcomes are in the store, if there is one.
+
+        Raises:
+            UnwrittenError: it has no space for some, which are in this result alone.
+        """
+        if self.store is not None and self.why_not_kept:
+            count = len(self.study.rows)
+            left = f"{self.not_kept:,} of {count:,} runs are not in it; the same command goes on"
+            raise unwritten(self.store, f"{self.why_not_kept}; {left}")
 
     def csv(self, path: str | PathLike[str]) -> None:
         """Write all runs to `path`, as CSV.
@@ -139,7 +160,7 @@ def sweep(
     study: str | PathLike[str] | Mapping[str, Any] | Study,
     *,
     store: str | PathLike[str] | None = None,
-    workers: int = 1,
+    workers: int | None = 1,
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> SweepResult:
@@ -147,34 +168,42 @@ def sweep(
 
     Args:
         study: the name of one that ships, a file in TOML, or its tables.
-        store: a file in SQLite that keeps outcomes; what it has is not run again.
-        workers: processes; of more than 1, each imports the program that calls this.
+        store: a file in SQLite that keeps outcomes; what it has is not run again. On a disk that
+            becomes full the sweep goes on, and the result says how many outcomes are not in it.
+        workers: processes, None for one on each core; of more than 1, each imports the program
+            that calls this.
         scheduler: the address of a Dask cluster to run on instead.
         progress: told how many runs are done, and of how many.
 
     Raises:
         MistakeError: the study, the store or the scheduler cannot be used.
-        RunFailedError: a worker died; what was done is in the store.
+        RunFailedError: a worker died, what was done is in the store; or no store can be made.
     """
+    workers = cores() if workers is None else workers
     if workers < 1:
         raise MistakeError(f"workers: {workers} must be at least 1")
-    asked = study if isinstance(study, Study) else read(study)
+    asked = study_of(study)
     path = IN_MEMORY if store is None else Path(store)
-    with opened(path) as opened_store:
+    with opened(path) as kept:
         runs = asked.plan.runs
         sweeping = _Sweeping(
             keys=keys_of(runs, code_version()),
-            store=opened_store,
+            store=kept,
             path=path,
             workers=workers,
             scheduler=scheduler,
-            progress=progress or (lambda _done, _total: None),
+            progress=progress or tell_nobody,
         )
-        known = opened_store.get(tuple(dict.fromkeys(sweeping.keys.values())))
+        known = kept.get(tuple(dict.fromkeys(sweeping.keys.values())))
         sweeping.work(left_of(runs, sweeping.keys, known), known)
         outcomes = {name: known[key] for name, key in sweeping.keys.items()}
     with mistakes(StudyError, prefix=f"{asked.given}: "):
-        return SweepResult(study=result_of(asked.plan, outcomes))
+        return SweepResult(
+            study=result_of(asked.plan, outcomes),
+            store=None if store is None else path,
+            not_kept=kept.not_written,
+            why_not_kept=kept.why_not,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,11 +242,13 @@ class _Sweeping:
 
             how = RunBatch((), simulated, code_version() if found.remote else None)
             work_off(left, found, how, keep)
+        self.store.put()  # what a full disk did not take before, it may take now
 
     def _kept(self, known: Mapping[str, StudyOutcome]) -> str:
         """Return how much is kept, and what to do to have the rest."""
-        keys = set(self.keys.values())
-        done = f"{len(keys & known.keys()):,} of {len(keys):,} runs"
+        keys, lost = set(self.keys.values()), self.store.not_written
+        done = f"{len(keys & known.keys()) - lost:,} of {len(keys):,} runs"
         if self.path == IN_MEMORY:
             return f"{done} were done, and are lost without a store"
-        return f"{done} are in {self.path}; the same command goes on"
+        more = f", {lost:,} more could not be written ({self.store.why_not})" if lost else ""
+        return f"{done} are in {self.path}{more}; the same command goes on"

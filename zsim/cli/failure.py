@@ -3,7 +3,7 @@
 import tempfile
 import traceback
 
-from zsim.backend.backend import RunFailedError
+from zsim.api.launch import RunFailedError
 
 
 def report(error: Exception) -> str:

@@ -1,99 +1,65 @@
-"""`zsim validate network`: what is predicted beside what others measured."""
+"""`zsim validate WHAT`."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from zsim.calibration.network_verdict import SIZE_CLASSES, NetworkVerdict, verdict
-from zsim.cli.answer import print_json
-from zsim.cli.errors import errors_cells, errors_object
-from zsim.cluster.profile.files import Profiles
-from zsim.files.installed import network_profiles
-from zsim.files.measurements import measurements
+import typer
 
+from zsim.cli.answer import answer_before, outputs, print_answer
+from zsim.cli.option import Code, Json
+from zsim.mistake import MistakeError
 
-def validate_network(folder: Path, *, as_json: bool) -> None:
-    """Print how well the profiles that ship predict the tables in `folder`.
+if TYPE_CHECKING:
+    from zsim.api.answer import Answer
 
-    Raises:
-        MistakeError: there is nothing to read.
-    """
-    profiles = network_profiles()
-    verdicts = [
-        verdict(name, found, left, profiles) for name, (found, left) in measurements(folder).items()
-    ]
-    if as_json:
-        files = {each.file: _object(each) for each in verdicts}
-        print_json({"files": files, "held_out": _held_out(profiles)})
-    else:
-        _print(verdicts)
-        _print_held_out(profiles)
+NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
+KINDS = (NETWORK, TRAINING, MEMORY, PAPER)
 
 
-def _object(found: NetworkVerdict) -> dict[str, object]:
-    errors = found.errors
-    result: dict[str, object] = {
-        "rows": found.rows,
-        "modelled": errors.rows if errors else 0,
-        **errors_object(errors),
-        "hardware": {},
-        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
-    }
-    hardware: dict[str, dict[str, object]] = {}
-    for (gpu, size), each in found.by_class.items():
-        hardware.setdefault(gpu, {})[size] = {
-            "modelled": each.rows,
-            **errors_object(each),
-        }
-    result["hardware"] = hardware
-    if found.in_band is not None:
-        result["inside_published_band"] = found.in_band
-    return result
+def validate(
+    what: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; for all but paper."),
+    ] = None,
+    json: Json = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw predicted against published; SVG or PNG."),
+    ] = None,
+) -> Code:
+    """Compare predictions with published measurements."""
+    from zsim.api.output import FileKind, need_output
+
+    if what not in KINDS:
+        raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
+    if what == PAPER and data is not None:
+        raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
+    if what != PAPER and data is None:
+        raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
+    if what == NETWORK and picture is not None:
+        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    need_output("--picture", picture, FileKind.PICTURE)
+    found, draw = _validated(what, data)
+    with answer_before(outputs((picture, draw))):
+        print_answer(found, as_json=json)
+    return Code.DONE
 
 
-def _print(verdicts: Sequence[NetworkVerdict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | str], object]]":
+    """Return the answer, and what draws it."""
+    if data is None:
+        from zsim.api.paper_validation import validate_papers
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("file", "hardware", "size"):
-        table.add_column(name, no_wrap=True)
-    for name in ("rows", "median", "mean", "90 %"):
-        table.add_column(name, justify="right")
-    for found in verdicts:
-        if found.errors is not None:
-            table.add_row(found.file, "all", "all", *errors_cells(found.errors))
-        for (gpu, size), errors in found.by_class.items():
-            table.add_row("", gpu, size, *errors_cells(errors))
-    Console(width=100, highlight=False).print(table)
-    for found in verdicts:
-        modelled = found.errors.rows if found.errors else 0
-        print(f"{found.file}: {modelled} of {found.rows} rows are modelled")
-        for reason, count in Counter(each.reason for each in found.unmodelled).items():
-            rows = [str(each.row) for each in found.unmodelled if each.reason == reason]
-            print(f"  not {'line' if count == 1 else 'lines'} {', '.join(rows)}: {reason}")
-        if found.in_band is not None:
-            print(f"  {found.in_band:.0%} of the predictions are inside the published band")
+        papers = validate_papers()
+        return papers, papers.picture
+    if what == NETWORK:
+        from zsim.api.network_validation import validate_network
 
+        return validate_network(data), str  # which is not asked for a picture
+    from zsim.api.training_validation import Quantity, validate_training
 
-def _held_out(profiles: Mapping[str, Profiles]) -> dict[str, dict[str, dict[str, float]]]:
-    """By hardware and class of size: median errors on rows fitted, and on groups held out."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for gpu, each in sorted(profiles.items()):
-        for size, name in SIZE_CLASSES.items():
-            held_out = each.errors.get(f"held_out_{name}")
-            if held_out is not None:
-                found.setdefault(gpu, {})[size] = {
-                    "fitted_median_abs_error": each.errors[f"fitted_{name}"],
-                    "held_out_median_abs_error": held_out,
-                }
-    return found
-
-
-def _print_held_out(profiles: Mapping[str, Profiles]) -> None:
-    print("each (file, hardware, collective, size of group) held out once when the profiles were")
-    print("fitted, and predicted by a fit without it; median errors:")
-    for gpu, sizes in _held_out(profiles).items():
-        for size, errors in sizes.items():
-            fitted, held_out = errors.values()
-            print(f"  {gpu:6} {size:17} {held_out:6.1%} held out, {fitted:5.1%} of all rows fitted")
+    quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY
+    runs = validate_training(data, quantity)
+    return runs, runs.picture

@@ -63,7 +63,7 @@ def _runs(result: StudyResult) -> Section:
     why = {row.name: reason for row, reason in result.ranking.refused}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
     priced = any(row.cost_per_million_tokens is not None for row in ordered)
-    columns = ["step time", "exposed", "MFU", "reserved", "tokens/s"]
+    columns = ["step time", "exposed communication", "MFU", "reserved", "tokens/s"]
     columns += ["cost per million tokens"] if priced else []
     left = len(ordered) - ROWS_MAX
     more = f" {left:,} more are in the CSV (--csv FILE)." if left > 0 else ""
@@ -332,7 +332,14 @@ def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
         title="Any two runs",
         sentences=(f"Choose two; a step time that differs by less than the error says so.{more}",),
         pairs=Pairs(
-            figures=("step time, s", "exposed, s", "reserved, GB", "MFU, %", "tokens/s", "GPUs"),
+            figures=(
+                "step time, s",
+                "exposed communication, s",
+                "reserved, GB",
+                "MFU, %",
+                "tokens/s",
+                "GPUs",
+            ),
             runs=tuple((row.name, _numbers(row), row.outcome.error) for row in shown),
         ),
     )

@@ -40,12 +40,14 @@ class Study:
     plan: StudyPlan
 
 
-def read(study: str | PathLike[str] | Mapping[str, Any]) -> Study:
-    """Return the study of that name, in that file, or in these tables.
+def study_of(study: str | PathLike[str] | Mapping[str, Any] | Study) -> Study:
+    """Return the study of that name, in that file, or in these tables; one that was read as it is.
 
     Raises:
         MistakeError: there is none, or it cannot be used.
     """
+    if isinstance(study, Study):
+        return study
     if isinstance(study, Mapping):
         given = name = "study"
         with mistakes(StudyError, prefix=f"{given}: "):

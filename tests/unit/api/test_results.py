@@ -16,7 +16,7 @@ from zsim.api.launch import RefutedError
 from zsim.backend.backend import Job, NoWayError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer
-from zsim.files.written import UnwrittenError
+from zsim.mistake import UnwrittenError
 
 STUDY: dict[str, Any] = {
     "question": "Which stage?",
@@ -159,7 +159,7 @@ def test_a_comparison_is_that_of_the_command_line(capsys: pytest.CaptureFixture[
     )
     with pytest.raises(zsim.MistakeError, match=r"^second: missing"):
         zsim.compare("tiny")
-    with pytest.raises(zsim.MistakeError, match=r"^changes: .* is a trace"):
+    with pytest.raises(zsim.MistakeError, match=r"^zero.stage=2: .* is a trace"):
         zsim.compare(one, one, {"zero.stage": 2})
 
 
@@ -248,7 +248,7 @@ def test_a_wrong_schedule_is_refuted_and_not_run(tmp_path: Path) -> None:
     path.write_text(json.dumps(document), "utf-8")
     with pytest.raises(RefutedError) as refuted:
         zsim.run(path)
-    assert refuted.value.findings
+    assert refuted.value.proof.findings
     assert zsim.run(path, check=False).step_time_s > 0
 
 

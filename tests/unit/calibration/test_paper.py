@@ -6,9 +6,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import zsim_scenarios
+from zsim.api.paper_validation import verdict_object, verdicts_of
 from zsim.calibration.paper_figures import FigureQuantity, PaperError, parse, shown
 from zsim.cli.main import answer
-from zsim.cli.validate_paper import verdict_object, verdicts_of
 from zsim.model.architecture import GPT, Attention
 from zsim.model.transformer import transformer
 from zsim.report.svg.paper_picture import picture

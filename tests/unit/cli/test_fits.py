@@ -51,7 +51,9 @@ def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: A
     code, out, _ = ask("run", "llama2_7b", "--no-check", "--set", "cluster.gpu_memory=7 GB")
     assert code == 1
     line = " ".join(out.split())
-    assert "no: 6.33 GB at the peak, at least 7.07 GB reserved, H100-SXM5-80GB leaves 7 GB" in line
+    assert (
+        "no: 6.33 GB at the peak, at least 7.07 GB reserved, 7 GB usable on H100-SXM5-80GB" in line
+    )
 
 
 def test_the_page_of_a_run_that_does_not_fit_says_until_when_memory_was_reserved(

@@ -12,11 +12,11 @@ from statistics import median
 import pytest
 
 from zsim.api.forecast import forecasts
+from zsim.api.training_calibration import FITTED
 from zsim.calibration import kernel_fit
 from zsim.calibration.collective_rows import SCALING, stated_fabric
 from zsim.calibration.network_verdict import SIZE_CLASSES, errors_of, judged, size_class
 from zsim.calibration.training_verdict import RunForecast
-from zsim.cli.calibrate_training import FITTED
 from zsim.cluster.profile.in_training import ALONE, Evidence
 from zsim.files.installed import fitted_kernels, network_profiles
 from zsim.files.measurements import all_tables, runs_of

@@ -14,7 +14,7 @@ import pytest
 
 import zsim_scenarios
 from zsim.cli.main import answer
-from zsim.cli.sweep.progress import progress
+from zsim.cli.progress import progress
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.files.installed import network_profile
 from zsim.workers.crew import Crew, InProcess
@@ -358,7 +358,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_remaining_time(
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress() as told:
+    with progress("nics", unit="runs") as told:
         for done in (2, 5, 10):
             told(done, 10)
     shown = screen.getvalue()

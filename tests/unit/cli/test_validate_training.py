@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from zsim.api.forecast import FEW, forecast
+from zsim.api.training_calibration import judged_run
 from zsim.backend.backend import Job
 from zsim.calibration.published import Published
 from zsim.calibration.training_tables import TABLES
 from zsim.calibration.training_verdict import Quantity, RunForecast, verdict
-from zsim.cli.calibrate_training import judged_run
 from zsim.cli.main import answer
 from zsim.files.installed import fitted_kernels
 from zsim.files.source import resolved
@@ -149,7 +149,10 @@ def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
     [
         (["weather"], "zsim: what: 'weather' must be one of network, training, memory"),
         (["training", "--picture", "x.gif"], "zsim: --picture: x.gif: must end in .svg or .png"),
-        (["network", "--picture", "x.svg"], "zsim: --picture: x.svg: is for training and memory"),
+        (
+            ["network", "--picture", "x.svg"],
+            "zsim: --picture: x.svg: is for training, memory and paper",
+        ),
     ],
 )
 def test_what_cannot_be_validated_is_one_line(

@@ -1,11 +1,11 @@
-"""What `zsim sweep` prints: the answer in a sentence, then the runs, best first."""
+"""A study as text: the answer in a sentence, then the runs, best first."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.cli.answer import LINE_WIDTH, print_lines
+from zsim.api.text import facts_text, table_text
 from zsim.study.outcome import Status
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import StudyRow
@@ -13,9 +13,6 @@ from zsim.units import format_bytes, format_seconds
 
 ROWS_MAX = 20
 """Runs that are shown; the others are counted."""
-
-WIDTH_MAX = 1_000
-"""Letters of a line of the table: labels are as long as they are."""
 
 TRUST_MAX = 5
 """Lines of trust that are shown: there may be one for each number of GPUs."""
@@ -26,22 +23,18 @@ BELOW, UNJUDGED = "({})", "{} ?"
 Cell = Callable[[StudyRow], str]
 
 
-def print_result(result: StudyResult, store: Path) -> None:
-    """The answer first, a table of runs, and what is to know about it."""
-    print(result.question)
-    print(result.answer)
-    print()
+def sweep_text(result: StudyResult, store: Path | None) -> str:
+    """Return the answer, a table of runs, and what is to know about it."""
     groups = list(dict.fromkeys(map(result.goal.group, result.rows)))
     accepted = sorted(result.ranking.accepted, key=lambda row: groups.index(result.goal.group(row)))
     rows = [*accepted, *(row for row, _ in result.ranking.refused)]
-    _print_table(result, rows[:ROWS_MAX])
+    lines = [result.question, result.answer, "", _table(result, rows[:ROWS_MAX])]
     if rows[ROWS_MAX:]:
-        print(f"and {len(rows) - ROWS_MAX:,} more: all with --csv FILE")
-    print()
-    print_lines(_lines(result, store))
+        lines.append(f"and {len(rows) - ROWS_MAX:,} more: all with --csv FILE")
+    return "\n".join([*lines, "", facts_text(_facts(result, store))])
 
 
-def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
+def _facts(result: StudyResult, store: Path | None) -> list[tuple[str, str]]:
     counts = Counter(row.outcome.status for row in result.rows)
     not_done = [
         f"{count:,} {status.value.replace('does', 'do') if count > 1 else status.value}"
@@ -63,7 +56,7 @@ def _lines(result: StudyResult, store: Path) -> list[tuple[str, str]]:
     lines += list(zip(names, result.trust, strict=True))[:TRUST_MAX]
     if result.trust[TRUST_MAX:]:
         lines.append(("", f"and {len(result.trust) - TRUST_MAX} more lines like it: --json"))
-    return [*lines, ("kept in", str(store))]
+    return lines if store is None else [*lines, ("kept in", str(store))]
 
 
 def _reasons(result: StudyResult) -> list[tuple[str, str]]:
@@ -82,25 +75,15 @@ def _reasons(result: StudyResult) -> list[tuple[str, str]]:
     ]
 
 
-def _print_table(result: StudyResult, rows: Sequence[StudyRow]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def _table(result: StudyResult, rows: Sequence[StudyRow]) -> str:
     why = {row.name: reason for row, reason in result.ranking.refused}
     cells = {name: cell for name, cell in _cells(result).items() if any(map(cell, rows))}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in result.axes:
-        table.add_column(name, no_wrap=True)
-    for name in cells:
-        table.add_column(name, justify="right", no_wrap=True)
-    if why:
-        table.add_column("why not", no_wrap=True)
-    for row in rows:
-        last = [why.get(row.name, "").partition(": ")[0]] if why else []  # reasons stand below
-        table.add_row(*row.labels, *(cell(row) for cell in cells.values()), *last)
-    widest = Console(width=WIDTH_MAX).measure(table).maximum
-    Console(width=max(LINE_WIDTH, widest), highlight=False, markup=False).print(table)
+    if why:  # reasons stand below
+        cells["why not"] = lambda row: why.get(row.name, "").partition(": ")[0]
+    columns = (*result.axes, *cells)
+    words = [*range(len(result.axes)), *([len(columns) - 1] if why else [])]
+    lines = [(*row.labels, *(cell(row) for cell in cells.values())) for row in rows]
+    return table_text(columns, lines, words=words, ruled=True, width=None)
 
 
 def _cells(result: StudyResult) -> dict[str, Cell]:
@@ -115,7 +98,7 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
         )
     found["step"] = _of(lambda summary: format_seconds(summary.step_time_s))
     found["to best"] = lambda row: _to_best(result, row)
-    found["exposed"] = _of(
+    found["exposed communication"] = _of(
         lambda summary: f"{summary.exposed_communication_s / summary.step_time_s:.1%}"
     )
     found["MFU"] = _of(lambda summary: f"{summary.mfu:.1%}" if summary.mfu else "")

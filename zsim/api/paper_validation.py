@@ -1,13 +1,19 @@
-"""`zsim validate paper`: figures of papers that ship, predicted, beside what was published."""
+"""Figures of papers that ship, predicted, beside what was published."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 
 from zsim.analysis.summary import summary
+from zsim.api.answer import Answer
 from zsim.api.largest_result import largest_of
+from zsim.api.notebook import Picture
+from zsim.api.prediction_errors import errors_cells, errors_object
+from zsim.api.text import table_text
 from zsim.backend.backend import BackendError, NoWayError
 from zsim.calibration.paper_figures import (
     FigureQuantity,
@@ -19,42 +25,60 @@ from zsim.calibration.paper_figures import (
     shown,
     verdict,
 )
-from zsim.cli.answer import print_json
-from zsim.cli.errors import errors_object
 from zsim.files.installed import published_papers
 from zsim.files.picture import need_format, write_picture
 from zsim.files.source import resolved
-from zsim.files.written import answer_before
 from zsim.mistake import MistakeError
 from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import ScenarioError, from_tables
 
-Answer = tuple[float, int] | str
+Asked = tuple[float, int] | str
 """A value and which of its scenarios fits, or why there is none."""
 
 
-def validate_paper(*, as_json: bool, drawing: Path | None) -> None:
-    """Print how well every figure that ships is predicted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperValidation(Answer):
+    """How well the figures of papers that ship are predicted.
 
-    Raises:
-        MistakeError: no picture can be made.
-        UnwrittenError: the picture cannot be written.
+    Attributes:
+        verdicts: errors of each figure, by publication.
     """
-    if drawing is not None:
-        need_format("--picture", drawing)
+
+    verdicts: Mapping[str, Sequence[FigureVerdict]]
+
+    def text(self) -> str:
+        """Return for each publication a table of errors, and what is off most."""
+        return "\n".join(
+            f"{publication}\n{_verdicts_text(found)}"
+            for publication, found in self.verdicts.items()
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim validate paper --json` prints."""
+        return {"files": {each.figure.name: verdict_object(each) for each in self._every}}
+
+    def picture(self, path: str | PathLike[str] | None = None) -> Picture:
+        """Draw predicted against published, and write that to `path`: .svg or .png.
+
+        Raises:
+            MistakeError: PNG needs the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        drawn = picture(self._every)
+        if path is not None:
+            need_format("picture", Path(path))
+            write_picture("picture", Path(path), drawn)
+        return Picture(drawn)
+
+    @property
+    def _every(self) -> list[FigureVerdict]:
+        return list(chain.from_iterable(self.verdicts.values()))
+
+
+def validate_papers() -> PaperValidation:
+    """Predict every figure that ships, on all processors."""
     papers = [parse(text) for text in published_papers().values()]
-    verdicts = {paper.publication: verdicts_of(paper) for paper in papers}
-    every = list(chain.from_iterable(verdicts.values()))
-    outputs = (
-        [] if drawing is None else [lambda: write_picture("--picture", drawing, picture(every))]
-    )
-    with answer_before(*outputs):
-        if as_json:
-            print_json({"files": {each.figure.name: verdict_object(each) for each in every}})
-        else:
-            for publication, found in verdicts.items():
-                print(publication)
-                _print(found)
+    return PaperValidation(verdicts={each.publication: verdicts_of(each) for each in papers})
 
 
 def verdicts_of(paper: Paper) -> list[FigureVerdict]:
@@ -65,7 +89,7 @@ def verdicts_of(paper: Paper) -> list[FigureVerdict]:
     return [verdict(figure, [next(answers) for _ in figure.runs]) for figure in paper.figures]
 
 
-def _answer(quantity: FigureQuantity, run: PaperRun) -> Answer:
+def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
     """What is predicted for `run`; of several ways the first that fits, else the last."""
     try:
         if quantity is not FigureQuantity.THROUGHPUT:
@@ -79,7 +103,7 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Answer:
     raise AssertionError("a run has a scenario")
 
 
-def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Answer:
+def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
     answer = largest_of("scenario", from_tables(tables))
     found = answer.states if quantity is FigureQuantity.STATES else answer.found
     if found is None or found.fits is None:
@@ -128,33 +152,22 @@ def _row_object(each: Predicted) -> dict[str, object]:
     }
 
 
-def _print(verdicts: list[FigureVerdict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("figure", no_wrap=True)
-    for name in ("rows", "median", "mean", "90 %", "worst"):
-        table.add_column(name, justify="right")
+def _verdicts_text(verdicts: Sequence[FigureVerdict]) -> str:
+    rows: list[tuple[str, ...]] = []
     for found in verdicts:
-        errors = found.judged
-        if errors is not None:
+        if found.judged is not None:
             worst = max(abs(each.off) for each in found.predicted if not each.run.fitted)
-            values = (errors.median, errors.mean, errors.p90, worst)
-            table.add_row(
-                found.figure.name, str(errors.rows), *(f"{value:.1%}" for value in values)
-            )
-    Console(width=100, highlight=False).print(table)
+            rows.append((found.figure.name, *errors_cells(found.judged), f"{worst:.1%}"))
+    lines = [table_text(("figure", "rows", "median", "mean", "90 %", "worst"), rows)]
     for found in verdicts:
-        rows = len(found.figure.runs)
-        print(f"{found.figure.name}: {len(found.predicted)} of {rows} rows are modelled")
-        for label, reason in found.unmodelled:
-            print(f"  not {label}: {reason}")
-        for each in found.worst:
-            print(f"  {_line(found, each)}")
+        count = len(found.figure.runs)
+        lines.append(f"{found.figure.name}: {len(found.predicted)} of {count} rows are modelled")
+        lines += [f"  not {label}: {reason}" for label, reason in found.unmodelled]
+        lines += [f"  {_line(found, each)}" for each in found.worst]
         if found.figure.ordered:
             said = "as published" if found.order == found.published_order else "not as published"
-            print(f"  from the smallest: {' < '.join(found.order)}, {said}")
+            lines.append(f"  from the smallest: {' < '.join(found.order)}, {said}")
+    return "\n".join(lines)
 
 
 def _line(found: FigureVerdict, each: Predicted) -> str:
