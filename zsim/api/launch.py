@@ -11,7 +11,7 @@ from typing import Final, TypedDict, Unpack
 
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
-from zsim.api.answer import Progress
+from zsim.api.answer import Progress, tell_nobody
 from zsim.api.proof_result import ProofResult
 from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
@@ -30,6 +30,9 @@ __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "ru
 
 OPERATIONS_MAX: Final = 2_000_000
 """Most operations of a run without processes, over all steps: a trace takes 0.4 kB for each."""
+
+PHASES: Final = 2
+"""Parts of a run before its first step, each about as long: its schedule is made, and proved."""
 
 SIMULATED: Final = ("sim", "null")
 """Backends that compute no values."""
@@ -97,18 +100,22 @@ def run(
     text = None if data is None else Path(data)
     asked = {**options, "data": text, "decision": source.decision}
     settings = {name: value for name, value in asked.items() if value not in (None, False)}
-    how = _How(name=backend, settings=settings, seed=seed)
+    told = progress or tell_nobody
     job = source.job()
-    made = how.backend(source)
+    phases = PHASES + job.steps * (2 if source.faults or source.neighbours else 1)
+    told(1, phases)
+    how = _How(name=backend, settings=settings, seed=seed)
+    made = how.backend(source, _after(PHASES, progress, phases))
     _need_bounded(backend, source, job)
     if backend == "torch":
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
     if check:
         _need_proof(source, job, backend)
+    told(PHASES, phases)
     begin = perf_counter()
     with mistakes(BackendError):
         recorded = made.run(job, seed=seed)
-        healthy = how.healthy(source, job)
+        healthy = how.healthy(source, job, _after(PHASES + job.steps, progress, phases))
     return RunResult(
         title=source.title,
         job=job,
@@ -154,26 +161,31 @@ def _need_proof(source: Source, job: Job, backend: str) -> None:
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
 
 
+def _after(before: int, progress: Progress | None, every: int) -> Progress | None:
+    """Return what tells `progress` of steps that come after `before` other parts of a run."""
+    return None if progress is None else lambda done, _: progress(before + done, every)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """The backend of a run by name, what it is told, and the seed."""
+    """Backend of a run by name, its settings, and the seed."""
 
     name: str
     settings: Mapping[str, object]
     seed: int
 
-    def backend(self, source: Source) -> Backend:
+    def backend(self, source: Source, progress: Progress | None = None) -> Backend:
         """Return the backend, with the faults and neighbours of `source`."""
         if not (source.faults or source.neighbours):
-            return self._with(self.settings)
+            return self._with(self.settings, progress)
         trouble = {"faults": source.faults, "neighbours": source.neighbours}
-        return self._with({**self.settings, **trouble})
+        return self._with({**self.settings, **trouble}, progress)
 
-    def healthy(self, source: Source, job: Job) -> Trace | None:
+    def healthy(self, source: Source, job: Job, progress: Progress | None) -> Trace | None:
         """Return the run without faults and neighbours; None where there are none."""
         if not (source.faults or source.neighbours):
             return None
-        return self._with(self.settings).run(job, seed=self.seed)
+        return self._with(self.settings, progress).run(job, seed=self.seed)
 
     def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> tuple[Remedy, ...] | None:
         """Return what would make a simulated run fit; None if it fits, or is none."""
@@ -185,7 +197,7 @@ class _How:
             loaded.name, loaded.tables, loaded.changes, backend=self.backend, seed=self.seed
         )
 
-    def _with(self, settings: Mapping[str, object]) -> Backend:
+    def _with(self, settings: Mapping[str, object], progress: Progress | None) -> Backend:
         with mistakes(BackendError):
             kind = load_backend(self.name)
         known = signature(kind).parameters
@@ -202,8 +214,9 @@ class _How:
         for setting, why in without.items():
             if setting in settings and setting not in known:
                 raise MistakeError(why)
+        told = {} if progress is None or "progress" not in known else {"progress": progress}
         with mistakes(ValueError):
-            return kind(**settings)
+            return kind(**settings, **told)
 
 
 def _need_bounded(backend: str, source: Source, job: Job) -> None:

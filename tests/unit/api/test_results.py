@@ -202,7 +202,7 @@ def test_a_study_is_that_of_the_command_line(
         'question = "Which stage?"\n[base]\nscenario = "tiny"\n'
         '[[axis]]\nfield = "zero.stage"\nvalues = [1, 2]\n[goal]\nminimize = "step_time"\n'
     )
-    told: list[tuple[int, int]] = []
+    told: list[tuple[float, float]] = []
     found = zsim.sweep(path, store=store, progress=lambda done, total: told.append((done, total)))
     said = asked(capsys, "sweep", path, "--store", store)
     assert as_json(found.to_dict()) == said
@@ -218,7 +218,7 @@ def test_a_study_is_that_of_the_command_line(
 
 
 def test_a_sweep_that_is_interrupted_says_what_is_kept(tmp_path: Path) -> None:
-    def stop(done: int, _: int) -> None:
+    def stop(done: float, _: float) -> None:
         if done:
             raise KeyboardInterrupt
 
@@ -291,3 +291,44 @@ def test_an_option_that_no_backend_takes_is_a_type_error() -> None:
     wrong: dict[str, Json] = {"stepz": 3}
     with pytest.raises(TypeError, match="unexpected keyword argument 'stepz'"):
         zsim.run("tiny", **wrong)
+
+
+def share(told: list[tuple[float, float]]) -> list[float]:
+    """What was told of progress, as shares."""
+    assert len({total for _, total in told}) == 1
+    return [done / total for done, total in told]
+
+
+def test_a_run_tells_how_many_of_its_steps_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsim_des.simulation.EVENTS_AT_ONCE", 10)
+    told: list[tuple[float, float]] = []
+    steps = {"model.layers": 4, "train.steps": 6}
+    quiet = zsim.run("zero_c1", steps)
+    loud = zsim.run("zero_c1", steps, progress=lambda *each: told.append(each))
+    assert loud.recorded == quiet.recorded
+    shares = share(told)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert len(set(shares)) == 8  # the schedule, its proof, and each step
+
+
+def test_a_run_with_faults_tells_of_the_run_without_them_too() -> None:
+    told: list[tuple[float, float]] = []
+    fault = {"fault": [{"kind": "gpu", "rank": 1, "factor": 2}], "train.steps": 5}
+    zsim.run("tiny", fault, progress=lambda *each: told.append(each))
+    shares = share(told)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+@pytest.mark.parametrize("name", ["tiny", "zero_table1"])
+def test_the_search_for_the_largest_model_tells_how_far_it_is(name: str) -> None:
+    told: list[tuple[float, float]] = []
+    found = zsim.largest(name, progress=lambda *each: told.append(each))
+    assert found.fits
+    shares = share(told)
+    ends = [at for at, each in enumerate(shares) if each == 1]
+    assert ends[-1] == len(shares) - 1
+    first = shares[: ends[0] + 1]
+    assert first == sorted(first)
+    assert 0 < first[0] < 1
