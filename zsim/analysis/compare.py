@@ -17,7 +17,7 @@ from zsim.units import PICOSECONDS_PER_SECOND
 
 
 class Measure(StrEnum):
-    """What a number counts."""
+    """Unit of a number."""
 
     SECONDS = "s"
     BYTES = "bytes"
@@ -38,7 +38,7 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """How much the second has more."""
+        """Second number less the first."""
         return self.second - self.first
 
     @property
@@ -73,7 +73,7 @@ class Comparison:
 
 
 def compare(first: Trace, second: Trace) -> Comparison:
-    """`first` and `second` side by side."""
+    """Return `first` and `second` side by side."""
     sides = (first, second)
     times = [_operations(trace) for trace in sides]
     both = [name for name in times[0] if name in times[1]]
@@ -98,7 +98,7 @@ def compare(first: Trace, second: Trace) -> Comparison:
 
 
 def counts(relative: float, errors: Iterable[float | None]) -> bool | None:
-    """Whether predictions with these relative errors differ, if they do by `relative`.
+    """Tell whether predictions with these relative errors differ, if they do by `relative`.
 
     They do where that is more than the larger error; None where no measurement judged one of them.
     """
@@ -114,7 +114,7 @@ def _ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:
 def _paired(
     measure: Measure, sides: list[dict[str, float]], whole: float | None = None
 ) -> list[Difference]:
-    """Numbers of two runs by name; without `whole` they are parts of their larger sum."""
+    """Return numbers of two runs by name; without `whole` they are parts of their larger sum."""
     if whole is None:
         whole = max(sum(side.values()) for side in sides)
     names = dict.fromkeys(name for side in sides for name in side)
@@ -131,7 +131,7 @@ def _paired(
 
 
 def _operations(trace: Trace) -> dict[str, float]:
-    """Seconds of each operation of the last step of the first rank."""
+    """Return seconds of each operation of the last step of the first rank."""
     found: dict[str, float] = {}
     for event in trace.ranks[0].events:
         if event.step == trace.steps - 1:
@@ -149,14 +149,14 @@ def _summed(times: Mapping[str, float]) -> dict[str, float]:
 
 
 def sort_of(path: str) -> str:
-    """Phase and kind of an operation: "backward reduce" of "step/backward/mb1/unit7/reduce3"."""
+    """Return phase and kind of an operation: "backward reduce" of "step/backward/mb1/reduce3"."""
     parts = path.split("/")
     phase = parts[1] if len(parts) > 2 else ""
     return f"{phase} {re.sub(r'[0-9]+$', '', parts[-1])}".strip()
 
 
 def _busy(trace: Trace) -> dict[str, float]:
-    """Seconds of the last step in which each stream of the first rank does something."""
+    """Return seconds of the last step in which each stream of the first rank does something."""
     begin, end = last_step(trace)
     reached: dict[str, int] = {}
     found: dict[str, float] = {}
@@ -171,7 +171,7 @@ def _busy(trace: Trace) -> dict[str, float]:
 
 
 def _memory(trace: Trace) -> dict[str, float]:
-    """Bytes by kind where the book of a pool is largest, of the rank with the largest."""
+    """Return bytes by kind where the book of a pool is largest, of the rank with the largest."""
     largest = {
         pool: max((peak(rank.book, pool) for rank in trace.ranks), key=lambda each: each.bytes)
         for pool in pools(entry for rank in trace.ranks for entry in rank.book)
@@ -185,7 +185,7 @@ def _memory(trace: Trace) -> dict[str, float]:
 
 
 def _moved(trace: Trace) -> dict[str, float]:
-    """Ring-equivalent bytes that the first rank hands to each group in the last step."""
+    """Return ring-equivalent bytes that the first rank hands to each group in the last step."""
     found: dict[str, float] = {}
     for transfer in trace.ranks[0].transfers:
         if transfer.step == trace.steps - 1:

@@ -1,4 +1,4 @@
-"""What a schedule will hold and move, read off its buffers and operations before anything runs."""
+"""Plan of what a schedule holds and moves, read off its buffers and operations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Plan:
 
 
 def plan(schedule: Schedule, model: Model) -> Plan:
-    """The plan of the role that holds the most memory at its peak."""
+    """Return the plan of the role that holds the most memory at its peak."""
     pool = schedule.pools[0].name
     peaks = {program.role: peak(book(program, 1), pool) for program in schedule.programs}
     program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
@@ -82,12 +82,12 @@ def plan(schedule: Schedule, model: Model) -> Plan:
 
 
 def model_state_bytes(program: Program) -> int:
-    """Parameters, gradients and optimizer state on one device: ZeRO's model states."""
+    """Return parameters, gradients and optimizer state on one device: ZeRO's model states."""
     return sum(buffer.size_bytes for buffer in model_states(program))
 
 
 def model_states(program: Program) -> Iterator[Buffer]:
-    """Buffers of ZeRO's model states: what persists of those kinds, and all gradient buffers.
+    """Yield buffers of ZeRO's model states: what persists of those kinds, and all gradient buffers.
 
     The latter are alive together when the update begins.
     """
@@ -100,7 +100,7 @@ def model_states(program: Program) -> Iterator[Buffer]:
 
 
 def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
-    """Ring-equivalent bytes of one step by group and collective, summed over the operations.
+    """Return ring-equivalent bytes of one step by group and collective, summed over the operations.
 
     Of a branch, the side that updates (`otherwise`) counts.
     """

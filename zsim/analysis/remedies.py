@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: changes of its scenario, from mild to strong.
+"""Changes of a scenario that make a run fit that does not, from mild to strong.
 
 A change keeps the ranks and the sequences of a step. Which ones help, and what they cost in time,
 only trying says: `remedies` does that with functions that it is given.
@@ -50,7 +50,7 @@ class RemedyChange:
     fewer: int = 1
 
     def beside(self, other: "RemedyChange") -> "RemedyChange":
-        """Both changes."""
+        """Return both changes."""
         return RemedyChange(
             settings=(*self.settings, *other.settings),
             parts=self.parts * other.parts,
@@ -58,7 +58,7 @@ class RemedyChange:
         )
 
     def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:
-        """With those of batches: a step has as many sequences as before, or with `fewest` few.
+        """Return its settings with those of batches: a step keeps its sequences, or has `fewest`.
 
         Beyond two micro-batches a step takes longer, but no more memory.
         """
@@ -76,7 +76,7 @@ Family = tuple[RemedyChange, ...]
 
 
 def families(subject: TightScenario) -> tuple[Family, ...]:
-    """Every kind of change that the scenario leaves open."""
+    """Return every kind of change that the scenario leaves open."""
     found = (
         _allocator(subject),
         _buckets(subject),
@@ -121,7 +121,7 @@ def _of_runtime(subject: TightScenario, option: str | None) -> list[RemedyChange
 
 
 def _ahead(subject: TightScenario) -> list[RemedyChange]:
-    """Fewer parameters gathered at once."""
+    """Return fewer parameters gathered at once."""
     strategy = subject.strategy
     match strategy.emulate:
         case None if strategy.stage == 3 and strategy.keep_after_forward is not Keep.NOTHING:
@@ -135,7 +135,7 @@ def _ahead(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _activations(subject: TightScenario) -> list[RemedyChange]:
-    """Checkpoints, then cut over the tensor axis (ZeRO-R Pa), then in host memory (Pa+cpu)."""
+    """Yield checkpoints, cut over the tensor axis (ZeRO-R Pa), in host memory (Pa+cpu)."""
     strategy, shape = subject.strategy, subject.model.architecture
     if shape is None:
         return []
@@ -155,7 +155,7 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
-    """Smaller micro-batches, with as many more of them."""
+    """Return smaller micro-batches, with as many more of them."""
     size = subject.model.micro_batch_size
     if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
         return []
@@ -163,7 +163,7 @@ def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _stages(subject: TightScenario) -> list[RemedyChange]:
-    """Higher stages that the runtime has."""
+    """Return higher stages that the runtime has."""
     strategy, zero = subject.strategy, subject.scenario.zero
     if zero.deepspeed_config is not None:
         return []
@@ -172,7 +172,7 @@ def _stages(subject: TightScenario) -> list[RemedyChange]:
 
 
 def _tensor(subject: TightScenario) -> list[RemedyChange]:
-    """Higher degrees inside a node; as many fewer replicas take as many more micro-batches."""
+    """Yield higher degrees inside a node; the fewer replicas take more micro-batches each."""
     strategy, parallel = subject.strategy, subject.scenario.parallel
     if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
         return []
@@ -204,7 +204,7 @@ Run = Callable[[tuple[str, ...]], Remedy | None]
 
 
 def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]:
-    """The cheapest changes that make `subject` fit, each of them run; cheapest first.
+    """Return the cheapest changes that make `subject` fit, each of them run; cheapest first.
 
     Of each kind the mildest that helps is taken. Where fewer than `WANTED` kinds help alone, pairs
     of the others are tried, and at last all of them together.
@@ -239,6 +239,6 @@ def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]
 def _mildest_pair(
     one: Family, other: Family, enough: Callable[[RemedyChange], bool]
 ) -> RemedyChange:
-    """One of each, neither of which can be milder beside the other; the last two are enough."""
+    """Return one of each, neither of which can be milder beside the other."""
     first = next(change for change in one if enough(change.beside(other[-1])))
     return next(first.beside(change) for change in other if enough(first.beside(change)))

@@ -1,4 +1,4 @@
-"""What a run of training would take, as `zsim run` says it: schedule, simulation, figures."""
+"""Forecasts of runs of training, as `zsim run` makes them: schedule, simulation, figures."""
 
 import json
 import os
@@ -27,7 +27,7 @@ Ways = Sequence[Mapping[str, object]]
 def forecasts(
     runs: Sequence[Ways], quantity: Quantity = Quantity.STEP_TIME
 ) -> list[RunForecast | str | None]:
-    """Forecasts of runs, on all processors; equal ones are made once.
+    """Return forecasts of runs, on all processors; equal ones are made once.
 
     A line instead of a forecast says why there is none; None stands for a run without scenarios.
     For peaks of memory alone no more is simulated than they need.
@@ -46,7 +46,7 @@ def forecasts(
 
 
 def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> RunForecast | str:
-    """The forecast of the first of `ways` that fits; of the last, where none does."""
+    """Return the forecast of the first of `ways` that fits; of the last, where none does."""
     found: RunForecast | str = "no scenario"
     for tables in ways:
         found = forecast(tables, quantity)
@@ -58,7 +58,7 @@ def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> RunF
 def forecast(
     tables: Mapping[str, object], quantity: Quantity = Quantity.STEP_TIME
 ) -> RunForecast | str:
-    """What is predicted for the scenario in `tables`, or in a line why nothing is.
+    """Return what is predicted for the scenario in `tables`, or in a line why nothing is.
 
     Of many micro-batches few are simulated: each after the first takes as long as the one before;
     in a pipeline, each after those that fill it. Where memory is asked for, the step time is that
@@ -83,7 +83,7 @@ def forecast(
 
 
 def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
-    """`tables` with so many micro-batches in a step."""
+    """Return `tables` with so many micro-batches in a step."""
     changed: dict[str, Any] = deepcopy(dict(tables))
     changed["train"]["gradient_accumulation_steps"] = steps
     return changed

@@ -203,7 +203,7 @@ class _Jobs:
     ranks: int | None
 
     def of(self, size: dict[str, int]) -> Job:
-        """The job with `size` in place of what `[model]` says."""
+        """Return the job with `size` in place of what `[model]` says."""
         model = self.scenario.model.model_copy(update=size)
         scenario = self.scenario.model_copy(update={"model": model})
         return resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)).job()

@@ -16,7 +16,7 @@ from zsim.files.measurements import measurements
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkValidation(Answer):
-    """How well the profiles that ship predict tables of measurements.
+    """Validation of the profiles that ship by tables of measurements.
 
     Attributes:
         verdicts: errors of each table, by hardware and class of size.

@@ -12,7 +12,7 @@ from zsim.files.written import need_folder
 
 
 class FileKind(Enum):
-    """What a result can be written as."""
+    """Kind of file that a result is written as."""
 
     ANY = "a file"
     PAGE = "a page"

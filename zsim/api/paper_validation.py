@@ -38,7 +38,7 @@ Asked = tuple[float, int] | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperValidation(Answer):
-    """How well the figures of papers that ship are predicted.
+    """Validation by the figures of papers that ship.
 
     Attributes:
         verdicts: errors of each figure, by publication.
@@ -82,7 +82,7 @@ def validate_papers() -> PaperValidation:
 
 
 def verdicts_of(paper: Paper) -> list[FigureVerdict]:
-    """Every figure of `paper`, predicted on all processors."""
+    """Return every figure of `paper`, predicted on all processors."""
     asked = [(figure.quantity, run) for figure in paper.figures for run in figure.runs]
     with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
         answers = iter(list(pool.map(_answer, *zip(*asked, strict=True))))
@@ -90,7 +90,7 @@ def verdicts_of(paper: Paper) -> list[FigureVerdict]:
 
 
 def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
-    """What is predicted for `run`; of several ways the first that fits, else the last."""
+    """Return what is predicted for `run`; of several ways the first that fits, else the last."""
     try:
         if quantity is not FigureQuantity.THROUGHPUT:
             return _largest(quantity, run.ways[0])
@@ -112,7 +112,7 @@ def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
 
 
 def _rate(tables: Mapping[str, object]) -> tuple[float, bool]:
-    """TFLOP/s per GPU as model FLOPs count, and whether the run fits."""
+    """Return TFLOP/s per GPU as model FLOPs count, and whether the run fits."""
     source = resolved("scenario", from_tables(tables))
     job = source.job()
     found = summary(job, source.simulation().run(job, seed=0))
@@ -120,7 +120,7 @@ def _rate(tables: Mapping[str, object]) -> tuple[float, bool]:
 
 
 def verdict_object(found: FigureVerdict) -> dict[str, object]:
-    """A figure of `zsim validate paper --json`."""
+    """Return a figure of `zsim validate paper --json`."""
     return {
         "quantity": found.figure.quantity,
         "source": found.figure.source,

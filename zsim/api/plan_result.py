@@ -11,7 +11,7 @@ from zsim.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult(AnswerInFacts):
-    """What the role that holds most will hold, and what a rank sends in a step.
+    """Memory of the role that holds most, and bytes that a rank sends in a step.
 
     Attributes:
         title: of the scenario, with what was changed in it.

@@ -41,7 +41,7 @@ class ProofResult(Answer):
 
     @property
     def title(self) -> str:
-        """What was proved, and how many findings there are."""
+        """Name of the schedule, and the number of findings."""
         count = len(self.findings)
         said = f"{count} finding{'s' if count > 1 else ''}" if count else "no findings"
         return f"{self.schedule.name}: {said}"

@@ -1,4 +1,4 @@
-"""What would make a run fit that did not: each change is made and run."""
+"""Changes that would make a run fit that did not: each is made and run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -74,7 +74,7 @@ def remedies_of(
 
 
 def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
-    """The same for `--json`, cheapest first."""
+    """Return remedies for `--json`, cheapest first."""
     return [
         {
             "settings": list(each.settings),
@@ -86,7 +86,7 @@ def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
 
 
 def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
-    """A line for each, cheapest first."""
+    """Return a line for each, cheapest first."""
     if not found:
         return [("it would fit", "with nothing that was tried: smaller batches, stages, ...")]
     names = ("it would fit with", *("or with" for _ in found[1:]))

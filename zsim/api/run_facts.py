@@ -117,7 +117,7 @@ def _trust(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _lacking(outcome: Outcome, lack: Lack) -> list[tuple[str, str]]:
-    """Of a run that does not fit: when memory ran out, what had it, what would help."""
+    """Return when memory ran out in a run that does not fit, what had it, what would help."""
     lines = [("out of memory at", moment(lack.operation)), ("alive then", alive_text(lack))]
     if outcome.remedies is not None:
         lines += remedy_lines(outcome.remedies)
@@ -128,7 +128,7 @@ def _lacking(outcome: Outcome, lack: Lack) -> list[tuple[str, str]]:
 
 
 def _host(found: Summary) -> list[tuple[str, str]]:
-    """What the GPU waits for its host, where that is told."""
+    """Return what the GPU waits for its host, where that is told."""
     if not found.host_bound_s:
         return []
     share = found.host_bound_s / found.step_time_s
@@ -136,7 +136,7 @@ def _host(found: Summary) -> list[tuple[str, str]]:
 
 
 def _trouble(outcome: Outcome) -> list[tuple[str, str]]:
-    """What faults and neighbours cost, where there are some."""
+    """Return what faults and neighbours cost, where there are some."""
     healthy_s, step_s = outcome.healthy_step_time_s, outcome.summary.step_time_s
     if not healthy_s:
         return []
@@ -177,7 +177,7 @@ def _exposed(found: Summary, share: float) -> str:
 
 
 def _rates(found: Summary) -> str:
-    """FLOPs per second and GPU; a second time with recomputation, where there is some."""
+    """Return FLOPs per second and GPU; a second time with recomputation, where there is some."""
     rates = [(found.model_tflops_per_gpu, "MFU", found.mfu, " per GPU")]
     if found.hardware_tflops_per_gpu > found.model_tflops_per_gpu * 1.0005:
         rates.append((found.hardware_tflops_per_gpu, "HFU", found.hfu, " with recomputation"))
@@ -194,13 +194,13 @@ def _memory(found: Summary) -> str:
 
 
 def _host_memory(outcome: Outcome) -> str:
-    """What the ranks of a node hold of its host's memory, and what there is."""
+    """Return what the ranks of a node hold of its host's memory, and what there is."""
     held, host = format_bytes(outcome.summary.peak_host_bytes), outcome.job.cluster.host
     return f"{held} on a node" + ("" if host is None else f" of {format_bytes(host.memory_bytes)}")
 
 
 def _overheads(job: Job) -> str:
-    """What CUDA and NCCL take of a GPU, and what there is."""
+    """Return what CUDA and NCCL take of a GPU, and what there is."""
     count = communicators(job.schedule, job.schedule.programs[0])
     gpu, taken = job.cluster.gpu, job.cluster.gpu.overheads
     visible = gpu.memory_bytes if gpu.visible_bytes is None else gpu.visible_bytes

@@ -1,4 +1,4 @@
-"""What is installed: scenarios, studies, topologies and their parts, backends."""
+"""Installed scenarios, studies, topologies and their parts, backends."""
 
 import tomllib
 from dataclasses import dataclass

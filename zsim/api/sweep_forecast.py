@@ -22,7 +22,7 @@ from zsim.workers.worker import simulated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepForecast(AnswerInFacts):
-    """How much work a study is.
+    """Work that a study is.
 
     Attributes:
         title: the question of the study.

@@ -60,7 +60,7 @@ def _facts(result: StudyResult, store: Path | None) -> list[tuple[str, str]]:
 
 
 def _reasons(result: StudyResult) -> list[tuple[str, str]]:
-    """Of each way in which runs end without an answer the first run's reason."""
+    """Return the first run's reason for each way in which runs end without an answer."""
     found: dict[str, list[StudyRow]] = {}
     for row in result.rows:
         if row.outcome.reason:
@@ -87,7 +87,7 @@ def _table(result: StudyResult, rows: Sequence[StudyRow]) -> str:
 
 
 def _cells(result: StudyResult) -> dict[str, Cell]:
-    """Columns of figures; GPUs and batches where they differ."""
+    """Return columns of figures; GPUs and batches where they differ."""
     done = [row for row in result.rows if row.gpus]
     found: dict[str, Cell] = {}
     if len({row.gpus for row in done}) > 1:
@@ -121,12 +121,12 @@ def _cells(result: StudyResult) -> dict[str, Cell]:
 
 
 def _of(text: Callable[[Any], str]) -> Cell:
-    """A cell made of a run's summary, empty where it has none."""
+    """Return a cell made of a run's summary, empty where it has none."""
     return lambda row: "" if row.outcome.summary is None else text(row.outcome.summary)
 
 
 def _to_best(result: StudyResult, row: StudyRow) -> str:
-    """How much longer a step takes than that of the best run of the group.
+    """Return how much longer a step takes than that of the best run of the group.
 
     In brackets if that is less than the error of the prediction, with ? if nobody knows that.
     """

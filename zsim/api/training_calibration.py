@@ -62,7 +62,7 @@ class _Timer(Protocol):
     """The simulation, as far as it is asked when steps end."""
 
     def step_ends_ps(self, job: Job) -> tuple[int, ...]:
-        """Picoseconds after which each step has ended."""
+        """Return picoseconds after which each step has ended."""
         ...
 
 

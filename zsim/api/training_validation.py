@@ -32,7 +32,7 @@ __all__ = ["Quantity", "TrainingValidation", "validate_training"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingValidation(Answer):
-    """How well step times or peaks of memory of published runs are predicted.
+    """Validation of step times or peaks of memory by published runs.
 
     Attributes:
         quantity: which of the two.

@@ -64,7 +64,7 @@ class Measurement:
 
     @property
     def group(self) -> tuple[str, str, str, int]:
-        """What is held out together: file, hardware, collective and size of the group."""
+        """Key of what is held out together: file, hardware, collective and size of the group."""
         return self.file, self.gpu, self.collective, self.shape.ranks
 
 
@@ -170,13 +170,13 @@ def _sweep(number: int, cells: Cells) -> Measurement:
 
 
 def _stated_nic(text: str) -> float | None:
-    """Bytes per second in a note such as "per-NIC busbw 48.8 GB/s implies 400 Gb/s"."""
+    """Return bytes per second in a note such as "per-NIC busbw 48.8 GB/s implies 400 Gb/s"."""
     found = re.search(r"per-NIC busbw ([0-9]+(?:\.[0-9]+)?) GB/s", text)
     return float(found.group(1)) * 1e9 if found else None
 
 
 def stated_fabric(row: Measurement) -> Measurement | None:
-    """What the row says of one NIC, as a large ring of two ranks on two nodes; None if nothing."""
+    """Return what the row says of a NIC, as a large ring of two ranks on two nodes, if it does."""
     if row.nic_bytes_per_s is None:
         return None
     shape = GroupShape(ranks=2, nodes=2)
@@ -255,7 +255,7 @@ READERS: dict[str, Callable[[int, Cells], Measurement]] = {
 
 
 def _shape(gpu: str, ranks: int, nodes: int) -> GroupShape:
-    """The communicator over NVSwitch domains: several nodes may be one."""
+    """Return the communicator over NVSwitch domains: several nodes may be one."""
     hardware = GPUS[gpu]
     domains = -(-ranks // hardware.domain) if hardware.is_rack else nodes
     if not 1 <= domains <= ranks:
@@ -264,7 +264,7 @@ def _shape(gpu: str, ranks: int, nodes: int) -> GroupShape:
 
 
 def _links(gpu: str, nic_bytes_per_s: int, shape: GroupShape) -> Bandwidths:
-    """Links in use: a GPU sends through the NICs nearest to it, so half a node has half of them.
+    """Return links in use: a GPU sends through the nearest NICs, so half a node has half of them.
 
     A rack has more NICs than a collective has channels: there the channels count.
     """

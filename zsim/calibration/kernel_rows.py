@@ -213,7 +213,7 @@ SEVERAL = ("RMSlayernorm", "optimizer", "firstStage_optimizer", "middleStage_opt
 
 
 def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
-    """A linear layer from so many times the hidden size to so many; which of them ranks share."""
+    """Return a linear layer, sizes in multiples of the hidden size; ranks share its `cut`."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         hidden, ranks = row.stated("dim"), row.stated("mp")
@@ -232,7 +232,7 @@ def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
 
 
 def _scores(*, inner: bool) -> Build:
-    """Products of plain attention: scores, or with `inner` what is made from their softmax."""
+    """Return products of plain attention: scores, or with `inner` those of their softmax."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         heads, length = row.stated("h"), row.length
@@ -259,7 +259,7 @@ def _flash(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
 def _moving(
     kind: KernelKind, streams: tuple[int, int], columns: float = 1.0, *, dtype: DType = DType.FP16
 ) -> Build:
-    """A kernel over so many times the hidden size for each token; 0 is the vocabulary."""
+    """Return a kernel over so many times the hidden size for each token; 0 is the vocabulary."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         wide = columns * row.stated("dim") if columns else VOCABULARY

@@ -85,7 +85,7 @@ def _links(row: _Link) -> TimedLinks:
 
 
 def scaled(gpu: str, links: Sequence[TimedLinks], nearest: Profiles) -> Profiles | None:
-    """A profile of `gpu` from `links` and, in all else, the constants of `nearest`.
+    """Return a profile of `gpu` from `links` and, in all else, the constants of `nearest`.
 
     The largest chunk counts, in which latencies weigh least, of nodes like those of `gpu`; None if
     there are no such nodes.

@@ -1,4 +1,4 @@
-"""Whether published runs fit, beside whether they are predicted to: runs that ended without result.
+"""Published runs that fit or did not, beside predictions: runs that ended without a result.
 
 A run without a result may have run out of memory, crashed or taken too long. Where a run of the
 same model with no more tensor ranks and no smaller micro-batch has a result, memory is not why: a
@@ -21,7 +21,7 @@ ABOVE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """How well it is predicted which runs of a file fit.
+    """Predictions of which runs of a file fit, beside what they did.
 
     The limit is what a rank may reserve: memory of its GPU less the context and buffers of NCCL.
 
@@ -44,7 +44,7 @@ class MemoryFit:
 def fit(
     file: str, runs: Sequence[Published], forecasts: Sequence[RunForecast | str | None]
 ) -> MemoryFit | None:
-    """The fit of `runs` of `file`; None where every run has a result."""
+    """Return the fit of `runs` of `file`; None where every run has a result."""
     made = [
         (run, forecast)
         for run, forecast in zip(runs, forecasts, strict=True)
@@ -72,7 +72,7 @@ def fit(
 
 
 def _hardness(run: Published) -> tuple[int, int]:
-    """Tensor ranks, of which fewer are harder, and sequences of a micro-batch."""
+    """Return tensor ranks, of which fewer are harder, and sequences of a micro-batch."""
     parallel = cast("Mapping[str, int]", run.scenario["parallel"])
     train = cast("Mapping[str, int]", run.scenario["train"])
     return parallel.get("tensor", 1), train["micro_batch_size"]

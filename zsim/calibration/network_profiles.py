@@ -30,7 +30,7 @@ def calibrated(
     links: Mapping[str, Sequence[TimedLinks]] | None = None,
     report: Callable[[str], None],
 ) -> list[Profiles]:
-    """Profiles of every kind of GPU in `rows` and `links`, which are by kind of GPU.
+    """Return profiles of every kind of GPU in `rows` and `links`, which are by kind of GPU.
 
     The congested cluster is left to validation. `report` is told what is being done.
     """
@@ -64,7 +64,7 @@ def calibrated(
 def _usual_fabric(
     found: Sequence[Profiles], crossed: Collection[tuple[str, str]]
 ) -> dict[str, float]:
-    """Constants of an ordinary InfiniBand fabric: the geometric mean over systems with one."""
+    """Return constants of an ordinary InfiniBand fabric: geometric means over systems with one."""
     known = [
         profiles.systems[system]
         for profiles in found
@@ -83,7 +83,7 @@ def _with_fabric(
     *,
     seen: Collection[str],
 ) -> Profiles:
-    """What was never measured across nodes gets the `usual` fabric.
+    """Return what was never measured across nodes gets the `usual` fabric.
 
     So do the shared constants, unless the node of this GPU is a rack. A system in `seen` has said
     what its NICs carry, and keeps that.
@@ -127,7 +127,7 @@ def _fitted(gpu: str, rows: Sequence[Measurement], start: NetworkProfile) -> Pro
 
 
 def publication(source: str) -> str:
-    """The repository and revision of a source, without the path of a file in it."""
+    """Return the repository and revision of a source, without the path of a file in it."""
     head, _, revision = source.partition("@")
     words = revision.split(" ")
     parts = head.removeprefix("github:").split("/")

@@ -29,14 +29,14 @@ class JudgedMeasurement:
 
 
 def size_class(size_bytes: int) -> str:
-    """In which of three classes errors are listed."""
+    """Return the class, of three, in which errors of this size are listed."""
     if size_bytes < MEDIUM_BYTES:
         return "below 64 KiB"
     return "64 KiB to 16 MiB" if size_bytes < LARGE_BYTES else "16 MiB and more"
 
 
 def judged(profiles: Profiles, rows: Collection[Measurement]) -> list[JudgedMeasurement]:
-    """Predictions for `rows`, which are of the GPU of `profiles`."""
+    """Return predictions for `rows`, which are of the GPU of `profiles`."""
     return [
         JudgedMeasurement(
             measurement=row,
@@ -64,7 +64,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkVerdict:
-    """How well one file is predicted.
+    """Errors of the predictions for one file.
 
     Attributes:
         rows: rows of the file, modelled or not.
@@ -111,7 +111,7 @@ def verdict(
 
 
 def errors_of(errors: Sequence[float]) -> Errors:
-    """Median, mean and 90th percentile of `errors`, of which there is at least one."""
+    """Return median, mean and 90th percentile of `errors`, of which there is at least one."""
     p90 = quantiles(errors, n=10, method="inclusive")[-1] if len(errors) > 1 else errors[0]
     return Errors(rows=len(errors), median=median(errors), mean=fmean(errors), p90=p90)
 

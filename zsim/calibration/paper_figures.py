@@ -26,7 +26,7 @@ class PaperError(ValueError):
 
 
 class FigureQuantity(StrEnum):
-    """What is compared."""
+    """Quantity that is compared."""
 
     THROUGHPUT = "throughput"
     """10^12 model FLOPs per second and GPU."""
@@ -92,14 +92,14 @@ class PaperFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """What a file says."""
+    """Content of a file."""
 
     publication: str
     figures: tuple[PaperFigure, ...]
 
 
 def parse(text: str) -> Paper:
-    """The figures in TOML `text`.
+    """Return the figures in TOML `text`.
 
     Raises:
         PaperError: a key is missing, unknown or of the wrong kind.
@@ -163,13 +163,13 @@ class Predicted:
 
     @property
     def off(self) -> float:
-        """How far off, as a fraction of what was published; less than 0 if too small."""
+        """Error as a fraction of what was published; less than 0 if too small."""
         return self.value / self.run.published - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureVerdict:
-    """How well a figure is predicted.
+    """Errors of the predictions for a figure.
 
     Attributes:
         judged: errors of the rows that were not used to fit anything; None if there is none.
@@ -223,7 +223,7 @@ def _errors(found: Sequence[Predicted]) -> Errors | None:
 
 
 def shown(value: float, quantity: FigureQuantity) -> str:
-    """`value` in the unit of `quantity`."""
+    """Return `value` in the unit of `quantity`."""
     if quantity is FigureQuantity.THROUGHPUT:
         return f"{value:.1f} TFLOP/s"
     return f"{value / 1e9:.4g} billion"

@@ -33,7 +33,7 @@ class Point:
 
 
 def points(rows: Collection[Measurement]) -> list[Point]:
-    """Configurations in `rows`, in order of appearance. Systems are told apart."""
+    """Return configurations in `rows`, in order of appearance. Systems are told apart."""
     found: defaultdict[tuple[str, str, Collective, GroupShape, int, Bandwidths], list[float]]
     found = defaultdict(list)
     for row in rows:

@@ -14,7 +14,7 @@ WORST = 5
 
 
 class Quantity(StrEnum):
-    """What is compared."""
+    """Quantity that is compared."""
 
     STEP_TIME = "step time"
     """Seconds of an optimizer step."""
@@ -24,7 +24,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunForecast:
-    """What is predicted for a run.
+    """Prediction for a run.
 
     Attributes:
         usable_bytes: what a rank may reserve: memory of its GPU less what CUDA and NCCL take.
@@ -39,7 +39,7 @@ class RunForecast:
 
     @property
     def needed_bytes(self) -> int:
-        """What a rank would reserve; where it runs out, at least what it would hold."""
+        """Bytes that a rank would reserve; where it runs out, at least those it would hold."""
         if self.fits:
             return self.peak_reserved_bytes
         return max(self.peak_reserved_bytes, self.peak_allocated_bytes)
@@ -55,13 +55,13 @@ class PredictedRun:
 
     @property
     def off(self) -> float:
-        """How far off, as a fraction of what was published; less than 0 if too small."""
+        """Error as a fraction of what was published; less than 0 if too small."""
         return self.predicted / self.published - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingVerdict:
-    """How well one file is predicted.
+    """Errors of the predictions for one file.
 
     Attributes:
         rows: rows of the file that publish the quantity or, where runs without a result are asked
@@ -96,12 +96,12 @@ class TrainingVerdict:
 
 
 def published(run: Published, quantity: Quantity) -> float | None:
-    """What was published of `run`, in seconds or bytes."""
+    """Return what was published of `run`, in seconds or bytes."""
     return run.step_time_s if quantity is Quantity.STEP_TIME else run.peak_bytes
 
 
 def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> float:
-    """What is predicted for the same."""
+    """Return what is predicted for `run`, in seconds or bytes."""
     if quantity is Quantity.STEP_TIME:
         return forecast.step_time_s
     return forecast.needed_bytes if run.reserved else forecast.peak_allocated_bytes
@@ -157,7 +157,7 @@ def _errors(found: Iterable[PredictedRun]) -> Errors | None:
 def _errors_by(
     found: Iterable[PredictedRun], name: Callable[[PredictedRun], str]
 ) -> dict[str, Errors]:
-    """Errors of those of one name, by name; what has none is left out."""
+    """Return errors of those of one name, by name; what has none is left out."""
     by_name: defaultdict[str, list[PredictedRun]] = defaultdict(list)
     for each in found:
         if name(each):

@@ -1,4 +1,4 @@
-"""What a command prints and writes: its answer first, then the files that were asked for."""
+"""Output of a command: its answer first, then the files that were asked for."""
 
 import json
 import sys

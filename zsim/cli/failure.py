@@ -1,4 +1,4 @@
-"""What went wrong with the run itself: one line, and where the details were written."""
+"""Failures of the run itself: one line, and a file with the details."""
 
 import tempfile
 import traceback

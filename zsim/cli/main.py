@@ -133,7 +133,7 @@ def _refuse(message: str, code: Code) -> Code:
 
 
 def main() -> None:
-    """The command `zsim`."""
+    """Run the command `zsim`."""
     for stream in (sys.stdout, sys.stderr):  # a name may hold what the terminal cannot show
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""What the commands of `zsim` share: exit codes, and options that several of them have.
+"""Exit codes, and options that several commands of `zsim` share.
 
 Exit codes: 0 done; 1 the answer is no (findings, does not fit); 2 the caller's mistake; 3 the run
 itself failed; 4 done and answered, but a file could not be written; 130 interrupted.
@@ -16,7 +16,7 @@ LONGEST_S: Final = 1e6
 
 
 class Code(IntEnum):
-    """What the process returns."""
+    """Exit code of the process."""
 
     DONE = 0
     NO = 1
@@ -27,7 +27,7 @@ class Code(IntEnum):
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `minimum` on, for an option."""
+    """Return a parser of whole numbers from `minimum` on, for an option."""
 
     def parse(given: str | int) -> int:
         text = str(given)  # a default comes as it is
@@ -39,7 +39,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def more_than_nothing(given: str | float) -> float:
-    """A number of more than 0, for an option."""
+    """Return a number of more than 0, for an option."""
     try:
         number = float(given)
     except ValueError:

@@ -32,7 +32,7 @@ class _Offline(Protocol):
     """plotly.offline, as far as it is used."""
 
     def get_plotlyjs(self) -> str:
-        """Plotly's own script, which comes with its package."""
+        """Return Plotly's own script, which comes with its package."""
         ...
 
 
@@ -78,7 +78,7 @@ def _layout(figure: PageFigure) -> dict[str, object]:
 
 
 def _in_script(value: object) -> str:
-    """JSON that cannot end the script it stands in."""
+    """Return JSON that cannot end the script it stands in."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmodelled]]]:
-    """Rows of the known tables of collectives in `folder`, by name: what is modelled, and the rest.
+    """Return rows of the known tables of collectives in `folder`, by name: modelled ones, the rest.
 
     Raises:
         MistakeError: no table is there, or one cannot be read.
@@ -34,7 +34,7 @@ def all_tables(
     dict[str, tuple[list[Measurement], list[Unmodelled]]],
     dict[str, tuple[list[KernelRow], list[Unmodelled]]],
 ]:
-    """Rows of the known tables in `folder`, by name: those of collectives, and those of kernels.
+    """Return rows of the known tables in `folder`, by name: of collectives, and of kernels.
 
     Raises:
         MistakeError: no table of either kind is there, or one cannot be read.
@@ -49,7 +49,7 @@ def all_tables(
 
 
 def published_runs(folder: Path) -> dict[str, list[Published]]:
-    """Rows of the known tables of training in `folder`, by name, modelled or not.
+    """Return rows of the known tables of training in `folder`, by name, modelled or not.
 
     Raises:
         MistakeError: no table is there, or one cannot be read.
@@ -59,7 +59,7 @@ def published_runs(folder: Path) -> dict[str, list[Published]]:
 
 
 def runs_of(folder: Path) -> dict[str, list[Published]]:
-    """The same; there may be none.
+    """Return the same tables; there may be none.
 
     Raises:
         MistakeError: one cannot be read.
@@ -74,13 +74,13 @@ def runs_of(folder: Path) -> dict[str, list[Published]]:
 
 
 def not_read(folder: Path) -> list[str]:
-    """Tables in `folder` whose form is not known, to any command."""
+    """Return tables in `folder` whose form is not known, to any command."""
     known = {*TABLES, *collective_rows.READERS, *kernel_rows.READERS, *LINK_TABLES}
     return sorted(path.name for path in folder.glob("*.csv") if path.stem not in known)
 
 
 def _found(folder: Path, names: Collection[str]) -> list[Path]:
-    """Files in `folder` that are called so; at least one."""
+    """Return files in `folder` that are called so; at least one."""
     if not folder.is_dir():
         raise MistakeError(f"{folder}: no such folder")
     paths = [path for name in names if (path := folder / f"{name}.csv").exists()]
@@ -90,7 +90,7 @@ def _found(folder: Path, names: Collection[str]) -> list[Path]:
 
 
 def timed_links(folder: Path) -> dict[str, list[TimedLinks]]:
-    """Rows of the tables of links in `folder`, by kind of GPU; there may be none.
+    """Return rows of the tables of links in `folder`, by kind of GPU; there may be none.
 
     Raises:
         MistakeError: one cannot be read.
@@ -112,7 +112,7 @@ def _read(
 
 
 def _of(folder: Path) -> AbstractContextManager[None]:
-    """What is wrong with a table, whose name begins the message, is a mistake in `folder`."""
+    """Return a context in which an error of a table is a mistake of the caller, in `folder`."""
     return mistakes(MeasuredError, prefix=f"{folder}/")
 
 

@@ -11,7 +11,7 @@ from zsim.trace.trace import Trace
 
 
 def is_folder(where: str) -> bool:
-    """Whether traces go into a folder `where`: there is one, or the name ends as one."""
+    """Tell whether traces go into a folder `where`: there is one, or the name ends as one."""
     return where.endswith("/") or Path(where).is_dir()
 
 
@@ -51,7 +51,7 @@ def write_trace(where: str, job: Job, trace: Trace) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in the file at `path`, which `write_trace` wrote.
+    """Return the trace in the file at `path`, which `write_trace` wrote.
 
     Raises:
         MistakeError: there is none.

@@ -84,7 +84,7 @@ def _range(outside: list[str]) -> str:
 
 
 def _outside(job: Job, evidence: Evidence, aside: Sequence[str]) -> list[str]:
-    """In what the run is not like those that were fitted and judged."""
+    """Return the ways in which the run is not like those that were fitted and judged."""
     shape = job.model.architecture
     asked = {"ranks": job.schedule.mesh.size, "parameters": job.model.parameter_count}
     if shape is not None:

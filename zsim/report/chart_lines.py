@@ -10,7 +10,7 @@ LINES_MAX = 12
 
 
 def lines_of(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> dict[str, list[StudyRow]]:
-    """`rows`, which have figures, by what they are on the axes other than number `axis`."""
+    """Return `rows`, which have figures, by what they are on the axes other than number `axis`."""
     lines: dict[str, list[StudyRow]] = {}
     for row in rows:
         lines.setdefault(_others(result, row, axis), []).append(row)
@@ -18,13 +18,13 @@ def lines_of(result: StudyResult, rows: Sequence[StudyRow], axis: int) -> dict[s
 
 
 def _others(result: StudyResult, row: StudyRow, axis: int) -> str:
-    """What a run is on the other axes."""
+    """Return what a run is on the other axes."""
     pairs = zip(result.axes, row.labels, strict=True)
     return ", ".join(f"{name}={label}" for at, (name, label) in enumerate(pairs) if at != axis)
 
 
 def _extremes(rows: Sequence[StudyRow], axis: int) -> dict[str, list[StudyRow]]:
-    """Of each choice the fastest run, the one in the middle, and the slowest."""
+    """Return the fastest run of each choice, the one in the middle, and the slowest."""
     found: dict[str, list[StudyRow]] = {"fastest": [], "median": [], "slowest": []}
     choices: dict[str, list[StudyRow]] = {}
     for row in rows:

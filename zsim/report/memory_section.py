@@ -44,7 +44,7 @@ class _Line:
 
 
 def memory(job: Job, trace: Trace) -> Section:
-    """The section of the last step of `trace`, of the rank with the largest book."""
+    """Return the section of the last step of `trace`, of the rank with the largest book."""
     pools = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     rank, found = max(
         ((rank, peak(rank.book, pool)) for rank in trace.ranks for pool in pools),
@@ -68,7 +68,7 @@ def memory(job: Job, trace: Trace) -> Section:
 
 
 def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> list[_Line]:
-    """What is alive after each line of the book in `step`."""
+    """Return what is alive after each line of the book in `step`."""
     kinds = list(Kind)
     alive = [0] * len(kinds)
     found: list[_Line] = []
@@ -81,7 +81,7 @@ def _course(entries: list[BookEntry], reserved: tuple[int, ...], step: int) -> l
 
 
 def _shown(lines: list[_Line]) -> list[_Line]:
-    """Few enough lines; a peak is always among them."""
+    """Return few enough lines; a peak is always among them."""
     if len(lines) <= MOST_POINTS:
         return lines
     size = -(-len(lines) // MOST_POINTS)
@@ -148,7 +148,7 @@ def _level(
 
 
 def _ticks(lines: list[_Line]) -> Json:
-    """A tick where a phase of the step begins, with its name: the second part of a path."""
+    """Return a tick where a phase of the step begins, with its name: the second part of a path."""
     starts: list[int] = []
     labels: list[str] = []
     at = 0
@@ -168,7 +168,7 @@ def _ticks(lines: list[_Line]) -> Json:
 
 
 def phase_of(operation: str) -> str:
-    """What a path says of the phase: "backward mb1" of "step/backward/mb1/unit7/reduce3"."""
+    """Return what a path says of the phase: "backward mb1" of "step/backward/mb1/unit7/reduce3"."""
     parts = operation.split("/")[1:]
     micro = parts[1] if len(parts) > 1 and parts[1][:2] == "mb" and parts[1][2:].isdecimal() else ""
     return f"{parts[0] if parts else operation} {micro}".strip()

@@ -12,7 +12,7 @@ from zsim.units import format_bytes
 
 
 def network(job: Job, trace: Trace, found: Summary) -> Section:
-    """The section of a step of `trace`, in which `found` is the time of one."""
+    """Return the section of a step of `trace`, in which `found` is the time of one."""
     used = sorted(
         ((utilisation(link, found.step_time_s), link) for link in trace.links if link.bytes),
         key=lambda each: -each[0],
@@ -41,7 +41,7 @@ def network(job: Job, trace: Trace, found: Summary) -> Section:
 
 
 def utilisation(link: LinkUse, step_time_s: float) -> float:
-    """Share of what the links of a class could carry in a step that they did."""
+    """Return share of what the links of a class could carry in a step that they did."""
     could = link.count * link.capacity_bytes_per_s * step_time_s
     return link.bytes / could if could else 0.0
 

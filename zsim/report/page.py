@@ -72,10 +72,10 @@ class Page:
 
 
 def words(text: str, value: str | None = None) -> TableCell:
-    """A cell of words."""
+    """Return a cell of words."""
     return TableCell(text=text, value=text if value is None else value)
 
 
 def number(text: str, value: float) -> TableCell:
-    """A cell that shows `text` and is sorted by `value`."""
+    """Return a cell that shows `text` and is sorted by `value`."""
     return TableCell(text=text, value=value)

@@ -16,7 +16,7 @@ from zsim.units import format_bytes, format_seconds
 def run_page(
     job: Job, trace: Trace, found: Summary, *, title: str, facts: Sequence[tuple[str, str]]
 ) -> Page:
-    """The page of `trace`, a run of `job` of which `found` are the figures.
+    """Return the page of `trace`, a run of `job` of which `found` are the figures.
 
     `facts` are what the command line prints.
     """

@@ -17,7 +17,7 @@ SORTS_AT_ONCE = 3
 
 
 def streams(job: Job, trace: Trace) -> Section:
-    """The section of the last step on the first rank of `trace`, a run of `job`."""
+    """Return the section of the last step on the first rank of `trace`, a run of `job`."""
     rank = trace.ranks[0]
     found = lanes(job.schedule, job.model, trace, rank)
     begin_ps, end_ps = last_step(trace)
@@ -70,7 +70,7 @@ def streams(job: Job, trace: Trace) -> Section:
 
 
 def _traces(bars: dict[str, list[Bar]], begin_ps: int) -> Iterator[Json]:
-    """Bars of each sort: one trace of the figure."""
+    """Yield bars of each sort: one trace of the figure."""
     for sort in Sort:
         shown = [(lane, bar) for lane, each in bars.items() for bar in each if bar.sort is sort]
         word, colour = sort.value
@@ -95,7 +95,7 @@ def _says(bar: Bar) -> str:
 
 
 def _fewer(bars: list[Bar], width_ps: int) -> list[Bar]:
-    """What starts within `width_ps` is one bar for each sort, as long as they are together."""
+    """Join what starts within `width_ps` to one bar for each sort, as long as they are together."""
     found: list[Bar] = []
     for _, run in groupby(bars, lambda bar: bar.start_ps // width_ps):
         together = list(run)

@@ -30,7 +30,7 @@ COLOURS = (
 
 
 def study_page(result: StudyResult) -> Page:
-    """The page of `result`."""
+    """Return the page of `result`."""
     rows = [row for row in result.rows if row.outcome.summary is not None]
     sections = [_runs(result)]
     if rows:
@@ -59,7 +59,7 @@ def _varies(rows: Sequence[StudyRow], axis: int) -> bool:
 
 
 def _runs(result: StudyResult) -> Section:
-    """All runs, best first; one that failed has its reason."""
+    """Return all runs, best first; one that failed has its reason."""
     why = {row.name: reason for row, reason in result.ranking.refused}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
     priced = any(row.cost_per_million_tokens is not None for row in ordered)
@@ -106,7 +106,7 @@ def _figures(row: StudyRow, *, priced: bool) -> Iterator[TableCell]:
 
 
 def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bool) -> Section:
-    """Step time along one axis, a line for each combination of the others.
+    """Return step time along one axis, a line for each combination of the others.
 
     What marks mean is said with the `first` of such charts.
     """
@@ -143,7 +143,7 @@ def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bo
 
 
 def _band(rows: Sequence[StudyRow]) -> str:
-    """What the bars of a chart are, or why there are none."""
+    """Return what the bars of a chart are, or why there are none."""
     if any(row.outcome.error is not None for row in rows):
         return "Bars are the error of the prediction, where measurements judged it."
     return "No measurement has judged such runs: there is no band of error."
@@ -159,7 +159,7 @@ def _scale(rows: Sequence[StudyRow]) -> Json:
 
 
 def plain(text: str) -> str:
-    """`text` as a figure shows it letter by letter: Plotly reads tags of its own."""
+    """Return `text` as a figure shows it letter by letter: Plotly reads tags of its own."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -202,17 +202,17 @@ class OneChange:
 
     @property
     def name(self) -> str:
-        """What is chosen, and in which group."""
+        """Choice that is made, and its group."""
         return f"{self.group}: {self.axis}={self.label}" if self.group else self.chosen
 
     @property
     def chosen(self) -> str:
-        """What is chosen."""
+        """Choice that is made."""
         return f"{self.axis}={self.label}"
 
 
 def changes(result: StudyResult) -> tuple[OneChange, ...]:
-    """What each single change does to the best run, of each group of the goal; largest first."""
+    """Return what each single change does to the best run of each group; largest first."""
     goal, found = result.goal, list[OneChange]()
     for row in result.rows:
         group = goal.group(row)
@@ -228,12 +228,12 @@ def changes(result: StudyResult) -> tuple[OneChange, ...]:
 
 
 def by_cost(result: StudyResult) -> bool:
-    """Whether runs are compared by what a token costs; else it is by the time of a step."""
+    """Tell whether runs are compared by what a token costs, or else by the time of a step."""
     return result.goal.minimize == COST
 
 
 def _tornado(result: StudyResult) -> Iterator[Section]:
-    """What one change does to the best run."""
+    """Yield what one change does to the best run."""
     found = changes(result)
     if not found:
         return
@@ -269,7 +269,7 @@ def _tornado(result: StudyResult) -> Iterator[Section]:
 
 
 def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
-    """What the bars are, which change helps most, and which matters most."""
+    """Return what the bars are, which change helps most, and which matters most."""
     accepted = {row.name for row in result.ranking.accepted}
     meets = [each for each in found if each.row.name in accepted]
     better = min(meets, key=lambda each: each.relative, default=None)
@@ -301,12 +301,12 @@ PALE = 0.4
 
 
 def _none_judged(found: Sequence[OneChange]) -> bool:
-    """Whether that can be said once, not of each change."""
+    """Tell whether no change is judged: that can be said once."""
     return all(each.counts is None for each in found)
 
 
 def _says(each: OneChange, found: Sequence[OneChange]) -> str:
-    """A change, one of `found`, and how sure it is unless that is said of all."""
+    """Return a change, one of `found`, and how sure it is unless that is said of all."""
     how = {
         False: ", below the error",
         None: "" if _none_judged(found) else ", not judged",
@@ -322,7 +322,7 @@ def _colour(each: OneChange) -> str:
 
 
 def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
-    """Any two runs beside each other: the page computes the difference."""
+    """Return a section that compares any two runs: the page computes the difference."""
     done = {row.name for row in rows}
     ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
     shown = [row for row in ordered if row.name in done][:ROWS_MAX]

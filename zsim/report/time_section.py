@@ -1,4 +1,4 @@
-"""Where a step's time goes: one bar for each rank of the trace, every moment one thing."""
+"""Section on the time of a step: a bar for each rank of the trace, every moment one thing."""
 
 from zsim.analysis.summary import last_step
 from zsim.analysis.time_breakdown import Breakdown, breakdown
@@ -16,7 +16,7 @@ Part = tuple[str, str, int]
 
 
 def split(job: Job, trace: Trace) -> Section:
-    """The section of the last step of `trace`, a run of `job`."""
+    """Return the section of the last step of `trace`, a run of `job`."""
     begin_ps, end_ps = last_step(trace)
     ranks = trace.ranks
     found = [
@@ -52,7 +52,7 @@ def _label(rank: RankTrace) -> str:
 
 
 def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
-    """All parts of a step, those that are nothing too; they sum up to its span."""
+    """Return all parts of a step, those that are nothing too; they sum up to its span."""
     exposed = dict(found.exposed_ps)
     return [
         ("compute", COMPUTE, found.compute_ps),

@@ -28,7 +28,7 @@ class TimelineError(ValueError):
 
 
 def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
-    """The SVG of the last step of `trace`, a run of `schedule`, which trains `model`.
+    """Return the SVG of the last step of `trace`, a run of `schedule`, which trains `model`.
 
     Raises:
         TimelineError: the trace has no times.
@@ -59,7 +59,7 @@ class _Picture:
         return LEFT + (RIGHT - LEFT) * (time_ps - self.begin_ps) / (self.end_ps - self.begin_ps)
 
     def draw(self, title: str, lanes: dict[str, list[Bar]]) -> None:
-        """Title, legend, time axis and lanes."""
+        """Draw title, legend, time axis and lanes."""
         self.sheet.words(16, 34, title, size=18, bold=True)
         self._legend({bar.sort for bars in lanes.values() for bar in bars})
         below = TOP + LANE * len(lanes)

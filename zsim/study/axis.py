@@ -22,7 +22,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyAxis:
-    """What changes from run to run; `fields` are all that some choice changes."""
+    """Axis of what changes from run to run; `fields` are all that some choice changes."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -41,13 +41,13 @@ class Combination:
     changes: Changes
 
     def named(self, axes: Sequence[StudyAxis]) -> str:
-        """Its name: `stage=3, NICs=8`."""
+        """Return its name: `stage=3, NICs=8`."""
         pairs = zip(axes, self.labels, strict=True)
         return ", ".join(f"{axis.name}={label}" for axis, label in pairs)
 
 
 def axes_of(tables: Iterable[AxisTable]) -> tuple[StudyAxis, ...]:
-    """The axes that `[[axis]]` tables describe.
+    """Return the axes that `[[axis]]` tables describe.
 
     Raises:
         StudyError: one has no form or two, lists of different lengths, a field that is unknown or
@@ -71,14 +71,14 @@ def axes_of(tables: Iterable[AxisTable]) -> tuple[StudyAxis, ...]:
 
 
 def combinations(axes: Sequence[StudyAxis]) -> Iterator[Combination]:
-    """Every choice with every other, those of the last axis fastest."""
+    """Yield every choice with every other, those of the last axis fastest."""
     for choices in product(*(axis.choices for axis in axes)):
         changes = {field: value for each in choices for field, value in each.changes.items()}
         yield Combination(labels=tuple([each.label for each in choices]), changes=changes)
 
 
 def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """The tables of a scenario with `changes`; what is not changed is shared.
+    """Return the tables of a scenario with `changes`; what is not changed is shared.
 
     Raises:
         StudyError: something that is changed inside of is no table.
@@ -98,7 +98,7 @@ def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, object]:
-    """The values in nested tables by field; a list of tables is one value."""
+    """Return the values in nested tables by field; a list of tables is one value."""
     found: dict[str, object] = {}
     for name, value in tables.items():
         field = f"{above}{name}"
@@ -147,7 +147,7 @@ def _axis(table: AxisTable) -> StudyAxis:
 def _zipped(
     lists: Mapping[str, tuple[Any, ...]], labels: tuple[str, ...] | None
 ) -> tuple[Choice, ...]:
-    """One choice for each place in lists of equal length."""
+    """Return one choice for each place in lists of equal length."""
     lengths = {field: len(each) for field, each in lists.items()}
     if labels is not None:
         lengths["labels"] = len(labels)
@@ -160,7 +160,7 @@ def _zipped(
 
 
 def shown(value: object) -> str:
-    """A value of a field as a label shows it."""
+    """Return a value of a field as a label shows it."""
     match value:
         case bool():
             return str(value).lower()

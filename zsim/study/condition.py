@@ -17,7 +17,7 @@ Find = Callable[[str], Any]
 
 
 def _product(one: Any, other: Any) -> Any:  # noqa: ANN401  (numbers of any kind)
-    """Of numbers: text many times over can be larger than memory."""
+    """Return the product of numbers: text many times over can be larger than memory."""
     if isinstance(one, str | list | tuple) or isinstance(other, str | list | tuple):
         raise TypeError
     return one * other
@@ -52,7 +52,7 @@ class Condition:
     tree: ast.expr
 
     def holds(self, find: Find) -> bool:
-        """Whether it holds where `find` says what names stand for.
+        """Tell whether it holds where `find` says what names stand for.
 
         Raises:
             StudyError: it compares what cannot be compared, or divides by 0.
@@ -70,7 +70,7 @@ class Condition:
 
 
 def condition(text: str, axes: Collection[str]) -> Condition:
-    """The condition in `text`, for a study with these axes.
+    """Return the condition in `text`, for a study with these axes.
 
     Raises:
         StudyError: it is none, or it names what is no field and no axis.
@@ -96,7 +96,7 @@ def _known(name: str, axes: Collection[str], text: str) -> None:
 
 
 def _value(tree: ast.expr, find: Find, *, dry: bool = False) -> Any:  # noqa: ANN401  (any value)
-    """What `tree` comes to; in a dry run only that it means something, every name looked up."""
+    """Return the value of `tree`; a dry run only looks every name up."""
     inner = _parts(tree)
     if inner is None:
         return find(_name(tree)) if not isinstance(tree, ast.Constant) else tree.value
@@ -124,7 +124,7 @@ def _value(tree: ast.expr, find: Find, *, dry: bool = False) -> Any:  # noqa: AN
 
 
 def _parts(tree: ast.expr) -> list[ast.expr] | None:
-    """What an expression is made of; None for a name or a constant.
+    """Return what an expression is made of; None for a name or a constant.
 
     Raises:
         StudyError: the language has no such expression.
@@ -149,7 +149,7 @@ def _parts(tree: ast.expr) -> list[ast.expr] | None:
 
 
 def _name(tree: ast.expr) -> str:
-    """A dotted name.
+    """Return a dotted name.
 
     Raises:
         StudyError: it is none.

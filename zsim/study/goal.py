@@ -1,4 +1,4 @@
-"""What a study seeks: the least of something, among runs that meet every limit."""
+"""Goal of a study: the least of something, among runs that meet every limit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is minimized, and the limits.
+    """Goal of a study: what is minimized, and the limits.
 
     Attributes:
         minimize: "step_time", "cost_per_token", "gpus" or a field of a scenario.
@@ -35,11 +35,11 @@ class Goal:
         return None if self.minimize in {STEP_TIME, COST, GPUS} else self.minimize
 
     def group(self, row: StudyRow) -> str:
-        """The runs among which there is a best one, by their choice on the axis; "" is all."""
+        """Return the group of runs that has a best one: their choice on the axis; "" is all."""
         return "" if self.axis is None else row.labels[self.axis]
 
     def price(self, gpu: str) -> float | None:
-        """Of one hour of a GPU, if it has one."""
+        """Return the price of one hour of a GPU, if it has one."""
         known = dict(self.prices)
         return known.get(gpu, known.get(""))
 
@@ -62,7 +62,7 @@ class Ranking:
 
 
 def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
-    """The goal that `[goal]` describes, of a study with `axes`.
+    """Return the goal that `[goal]` describes, of a study with `axes`.
 
     Raises:
         StudyError: it minimizes no known quantity, or a cost without a price, or names no axis.
@@ -93,7 +93,7 @@ def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
 
 
 def ranked(goal: Goal, rows: Sequence[StudyRow]) -> Ranking:
-    """`rows` judged: those that meet the limits, best first, and the others in order.
+    """Return `rows` judged: those that meet the limits, best first, and the others in order.
 
     Of equally good ones the faster is better, then the first.
     """
@@ -118,7 +118,7 @@ def ranked(goal: Goal, rows: Sequence[StudyRow]) -> Ranking:
 
 
 def value_of(goal: Goal, row: StudyRow) -> float:
-    """What is minimized, of a run with figures.
+    """Return what is minimized, of a run with figures.
 
     Raises:
         StudyError: the field that is minimized has no number.
@@ -139,7 +139,7 @@ def value_of(goal: Goal, row: StudyRow) -> float:
 
 
 def _refusal(goal: Goal, row: StudyRow, fastest: StudyRow | None) -> str | None:
-    """Why a run does not meet the goal, in one line; None if it does."""
+    """Return why a run does not meet the goal, in one line; None if it does."""
     outcome = row.outcome
     if outcome.summary is None or (outcome.status is Status.FULL and goal.table.fits):
         return f"{outcome.status}: {outcome.reason}"
@@ -148,7 +148,7 @@ def _refusal(goal: Goal, row: StudyRow, fastest: StudyRow | None) -> str | None:
 
 
 def _breaches(goal: Goal, row: StudyRow, found: Summary, fastest_s: float) -> Iterator[str]:
-    """Each limit that a run with figures does not keep."""
+    """Yield each limit that a run with figures does not keep."""
     table = goal.table
     if table.max_gpus is not None and row.gpus > table.max_gpus:
         yield f"{row.gpus:,} GPUs, more than {table.max_gpus:,}"

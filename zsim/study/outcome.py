@@ -1,4 +1,4 @@
-"""What a run of a study comes to: figures, or the reason why there are none. Kept as JSON."""
+"""Outcome of a run of a study: figures, or the reason why there are none. Kept as JSON."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from zsim.schedule.json import FieldError, decode_value, encode_value
 
 
 class Status(StrEnum):
-    """How a run ended."""
+    """End of a run."""
 
     DONE = "done"
     """It fits, and there are figures."""
@@ -29,7 +29,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOutcome:
-    """How a run ended; `reason` says why, in one line, unless it is done.
+    """Outcome of a run; `reason` says why, in one line, unless it is done.
 
     `error` is the relative error of step times that nine of ten runs like this one stayed below
     which were judged by measurements; None where nobody knows. `trust` says it in words.
@@ -43,12 +43,12 @@ class StudyOutcome:
 
 
 def encoded(outcome: StudyOutcome) -> str:
-    """`outcome` as one line of JSON."""
+    """Return `outcome` as one line of JSON."""
     return json.dumps(encode_value(outcome, StudyOutcome), separators=(",", ":"), allow_nan=False)
 
 
 def decoded(text: str) -> StudyOutcome:
-    """The outcome that `encoded` made `text` from.
+    """Return the outcome that `encoded` made `text` from.
 
     Raises:
         FieldError: it is none.

@@ -38,7 +38,7 @@ class Proved:
         self._defers = any(defers(program) for program in made.programs)
 
     def tried(self, outline: Outline) -> StudyOutcome:
-        """What a run of the schedule comes to, on the cluster and in the trouble of `outline`."""
+        """Return the outcome of the schedule on the cluster and with the faults of `outline`."""
         job = Job(
             schedule=self._schedule,
             model=self._model,
@@ -68,7 +68,7 @@ class Proved:
         )
 
     def _warm(self, job: Job) -> Trier:
-        """The backend, which has read the schedule: those made from it need not."""
+        """Return the backend, which has read the schedule: those made from it need not."""
         refusal = self._backend.refusal(job)
         if refusal is not None:
             raise BackendError(refusal)
@@ -90,7 +90,7 @@ class Proved:
 
 
 def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | StudyOutcome:
-    """The schedule of `recipe`, generated and checked; or how all its runs end instead."""
+    """Return the schedule of `recipe`, generated and checked; or how all its runs end instead."""
     try:
         model = model_of(recipe)
         made = handed_out(make_schedule(model, recipe.strategy), recipe.allocator)

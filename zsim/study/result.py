@@ -40,7 +40,7 @@ class StudyResult:
 
     @property
     def trust(self) -> tuple[str, ...]:
-        """What the simulation says of how far to trust it, each thing once."""
+        """Sentences on how far to trust the simulation, each thing once."""
         return said_once([row.outcome.trust for row in self.rows if row.outcome.trust])
 
     @property
@@ -50,7 +50,7 @@ class StudyResult:
 
 
 def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyResult:
-    """The result of the runs of `plan`, with outcomes by name of the run.
+    """Return the result of the runs of `plan`, with outcomes by name of the run.
 
     Raises:
         StudyError: what is minimized is not a number in some run.
@@ -69,7 +69,7 @@ def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyRes
 
 
 def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
-    """How much longer a step of `other` takes than of `one`, as a fraction, and whether it counts.
+    """Return by which fraction a step of `other` is longer than of `one`, and whether it counts.
 
     It does where it is more than the larger error of the two; None where nobody judged these.
     """
@@ -78,7 +78,7 @@ def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
 
 
 def compared(goal: Goal, one: StudyRow, other: StudyRow) -> tuple[float, bool | None] | None:
-    """The same of what is compared under `goal`: the cost of a token if that is sought, or time.
+    """Return the same for `goal`: of the cost of a token if that is sought, else of the time.
 
     None where one has no cost.
     """
@@ -140,7 +140,7 @@ def _answer(result: StudyResult) -> str:
 
 
 def _of_group(result: StudyResult, group: str) -> str:
-    """The best run of a group, by its choices on the other axes."""
+    """Return the best run of a group, by its choices on the other axes."""
     goal, best = result.goal, result.ranking.best.get(group)
     if best is None:
         return f"{group}: none meets the goal"
@@ -150,7 +150,7 @@ def _of_group(result: StudyResult, group: str) -> str:
 
 
 def _leads(result: StudyResult) -> str:
-    """Of which groups the best is hardly ahead of the next run, or by what nobody has judged."""
+    """Say in which groups the lead of the best run is within the error, or not judged."""
     goal, ranking = result.goal, result.ranking
     if goal.minimize not in {STEP_TIME, COST}:
         return ""
@@ -197,7 +197,7 @@ def _facts(goal: Goal, row: StudyRow) -> list[str]:
 
 
 def _beside(goal: Goal, ranking: Ranking) -> str:
-    """How the best run stands beside the next one, or beside the fastest."""
+    """Return how the best run stands beside the next one, or beside the fastest."""
     best, fastest = ranking.accepted[0], ranking.fastest.get("")
     if goal.minimize != STEP_TIME and fastest is not None and fastest is not best:
         slower, counts = difference(fastest, best)
@@ -215,14 +215,14 @@ def _beside(goal: Goal, ranking: Ranking) -> str:
 
 
 def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no, or nobody knows)
-    """How sure a difference is, where it is not."""
+    """Return how sure a difference is, where it is not."""
     if counts is None:
         return ", which no measurement has judged"
     return "" if counts else ", which is less than the error of the prediction"
 
 
 def _commonest(reasons: Sequence[str]) -> str:
-    """The reason that most have, and how many."""
+    """Return the reason that most have, and how many."""
     most = max(dict.fromkeys(reasons), key=reasons.count)
     count = reasons.count(most)
     return most if count == len(reasons) else f"{most} ({count:,} of {len(reasons):,})"

@@ -20,7 +20,7 @@ from zsim.study.goal import COST, Goal, goal_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """What a study needs of the world to settle a scenario; all raise `ScenarioError`.
+    """Functions of the world that settle a scenario; all raise `ScenarioError`.
 
     Attributes:
         configured: the scenario with what files say that it names.
@@ -72,7 +72,7 @@ class StudyPlan:
 
 
 def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyPlan:
-    """The runs of `study` on the scenario in the tables of `base`.
+    """Return the runs of `study` on the scenario in the tables of `base`.
 
     Raises:
         StudyError: a field or value is not allowed, a fault names what is not there, a choice is
@@ -125,7 +125,7 @@ def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
 
 
 def key_of(outline: Outline, code: str) -> str:
-    """What names the outcome of a run: everything that it depends on, and the version of the code.
+    """Return the key of an outcome: a hash of all that it depends on, and the version of the code.
 
     Where numbers of the cluster come from changes nothing.
     """
@@ -134,7 +134,7 @@ def key_of(outline: Outline, code: str) -> str:
 
 
 def found_in(scenario: Scenario, name: str) -> object:
-    """The value of a field (`zero.stage`), defaults included."""
+    """Return the value of a field (`zero.stage`), defaults included."""
     return reduce(_inner, name.split("."), cast("object", scenario))
 
 
@@ -155,7 +155,7 @@ class _Planner:
     recipes: dict[Recipe, Recipe] = field(default_factory=dict[Recipe, Recipe])
 
     def scenario(self, combination: Combination) -> Scenario:
-        """The scenario of a combination, as its fields alone say."""
+        """Return the scenario of a combination, as its fields alone say."""
         try:
             tables = changed(self.base, combination.changes)
             return self.reader.configured(from_tables(tables))
@@ -169,7 +169,7 @@ class _Planner:
         combination: Combination,
         scenario: Scenario,
     ) -> bool:
-        """Whether the conditions let it stay."""
+        """Tell whether the conditions let it stay."""
         names = [axis.name for axis in self.axes]
         labels = dict(zip(names, combination.labels, strict=True))
 
@@ -184,7 +184,7 @@ class _Planner:
             raise StudyError(f"where: {combination.named(self.axes)}: {error}") from None
 
     def fixed(self) -> Fixed | None:
-        """The batch that is held fixed: the base's, or that of the first run that has one.
+        """Return the batch that is held fixed: the base's, or that of the first run that has one.
 
         None if no scenario says what it would be.
         """
@@ -199,13 +199,13 @@ class _Planner:
         return None
 
     def _scenarios(self) -> Iterator[Scenario]:
-        """The base, if it is a scenario without the axes, then that of each combination."""
+        """Yield the base, if it is a scenario without the axes, then that of each combination."""
         with suppress(ScenarioError):
             yield self.reader.configured(from_tables(self.base))
         yield from map(self.scenario, combinations(self.axes))
 
     def run(self, combination: Combination, scenario: Scenario, batch: Fixed | None) -> StudyRun:
-        """The run of a combination, with the batch that is held, if one is."""
+        """Return the run of a combination, with the batch that is held, if one is."""
         values = dict(combination.changes)
         if self.goal.field is not None:
             values[self.goal.field] = found_in(scenario, self.goal.field)
@@ -232,7 +232,7 @@ class _Planner:
 def _conditions(
     study: StudyFile, axes: Sequence[StudyAxis]
 ) -> tuple[list[Condition], list[Condition]]:
-    """Conditions that must hold, and that must not."""
+    """Return conditions that must hold, and that must not."""
     names = [axis.name for axis in axes]
     found: list[list[Condition]] = []
     for key, texts in (("keep", study.where.keep), ("drop", study.where.drop)):
@@ -253,7 +253,7 @@ def _refuse_impossible(axes: Sequence[StudyAxis], runs: Sequence[StudyRun]) -> N
 
 
 def _held(axes: Sequence[StudyAxis], batch: Fixed | None) -> str:
-    """What is the same in all runs, in one line."""
+    """Return what is the same in all runs, in one line."""
     fields = {name for axis in axes for name in axis.fields}
     micro, steps, total = (f"train.{name}" in fields for name in BATCH)
     if batch is None:

@@ -1,11 +1,11 @@
-"""What runs of a study say of how far to trust them, each thing once."""
+"""Trust in the runs of a study, each thing said once."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 
 def said_once(trusts: Sequence[str]) -> tuple[str, ...]:
-    """What all of `trusts`, a sentence of each run, say; then what some say, and how many do.
+    """Return what all of `trusts`, a sentence of each run, say; then what only some say.
 
     Sentences are made of clauses between semicolons, as the simulation writes them.
     """

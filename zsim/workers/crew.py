@@ -1,4 +1,4 @@
-"""Who runs batches: this process, all cores, or a Dask cluster. All are `concurrent.futures`."""
+"""Crews that run batches: this process, all cores, or a Dask cluster, as `concurrent.futures`."""
 
 import logging
 import multiprocessing
@@ -45,7 +45,7 @@ class InProcess(Executor):
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Future[Result]:
-        """A future that is done."""
+        """Return a future that is done."""
         future: Future[Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -55,13 +55,13 @@ class InProcess(Executor):
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def crew(workers: int, scheduler: str | None) -> Generator[Crew]:
-    """So many processes of this machine, or all workers of the Dask cluster at `scheduler`.
+    """Start processes of this machine, or use all workers of the Dask cluster at `scheduler`.
 
     When it is left early, what runs is ended.
 
@@ -92,7 +92,7 @@ def _processes(workers: int) -> Generator[Crew]:
 
 
 def _follow() -> None:
-    """A worker ends with the process that started it, however that ends.
+    """End this worker with the process that started it, however that ends.
 
     Ctrl-C is for the other, which ends its workers; and if it was killed, nobody else does.
     """

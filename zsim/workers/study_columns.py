@@ -23,7 +23,7 @@ FIGURES = (
 
 
 def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
-    """One row: axes first, then how it ended, figures (None without), and what it costs."""
+    """Return one row: axes first, then how it ended, figures (None without), and what it costs."""
     outcome, meets = row.outcome, row in result.ranking.accepted
     found: dict[str, object] = dict(zip(result.axes, row.labels, strict=True))
     found |= {
@@ -44,7 +44,7 @@ def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
 
 
 def csv_text(result: StudyResult) -> str:
-    """The rows as CSV, in the order of the study; empty where there is no value."""
+    """Return the rows as CSV, in the order of the study; empty where there is no value."""
     rows = [columns(result, row) for row in result.rows]
     text = StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")

@@ -65,7 +65,7 @@ def study_of(study: str | PathLike[str] | Mapping[str, Any] | Study) -> Study:
 
 
 def reader(where: str) -> Reader:
-    """What settles scenarios; `where` is the file beside which they name others."""
+    """Return what settles scenarios; `where` is the file beside which they name others."""
     found = cache(topology)
 
     def configured(scenario: Scenario) -> Scenario:
@@ -85,7 +85,7 @@ def reader(where: str) -> Reader:
 
 
 def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
-    """The file of the scenario that `[base]` names, and its tables with those of `[base]` on top.
+    """Return the file that `[base]` names, and its tables with those of `[base]` on top.
 
     Raises:
         StudyError: there is no such scenario.

@@ -31,7 +31,7 @@ class _ScheduleGroup:
     count: int = 0
 
     def take(self) -> list[tuple[str, Outline]]:
-        """The next runs: so many as should take the time of a batch."""
+        """Return the next runs: so many as should take the time of a batch."""
         size = FIRST_BATCH
         if self.count:
             size = int(BATCH_S / max(self.seconds / self.count, BATCH_S / LARGEST_BATCH))
@@ -39,14 +39,14 @@ class _ScheduleGroup:
 
 
 def keys_of(runs: Sequence[StudyRun], code: str) -> dict[str, str]:
-    """By name, the key of every run that can be."""
+    """Return the key of every run that can be, by name."""
     return {run.name: key_of(run.outline, code) for run in runs if run.outline is not None}
 
 
 def left_of(
     runs: Sequence[StudyRun], keys: Mapping[str, str], known: Mapping[str, object]
 ) -> dict[str, Outline]:
-    """By key, what is left to run: equal runs once."""
+    """Return what is left to run, by key: equal runs once."""
     return {
         keys[run.name]: run.outline
         for run in runs

@@ -1,4 +1,4 @@
-"""What a worker does: makes and checks a schedule once, tries it on each cluster of a batch."""
+"""Work of a worker: a schedule is made and checked once, and tried on each cluster of a batch."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -42,12 +42,12 @@ class FinishedRun:
 
 
 def simulated(recipe: Recipe) -> Proved | StudyOutcome:
-    """The schedule of `recipe`, to be tried in the simulation."""
+    """Return the schedule of `recipe`, to be tried in the simulation."""
     return proved(recipe, _simulation)
 
 
 def run_batch(batch: RunBatch) -> list[FinishedRun]:
-    """Every run of `batch`, in order; one that fails in no expected way is there with its error.
+    """Run all of `batch`, in order; a run that fails in no expected way is there with its error.
 
     Raises:
         RunFailedError: this process has other code than the one that sent the batch.

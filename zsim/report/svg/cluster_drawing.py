@@ -33,7 +33,7 @@ SHOWN = {0: 6, 1: 4, 2: 2}
 
 
 def draw(cluster: Cluster, cut: Cut | None, loads: Loads = NO_LOADS) -> str:
-    """The SVG of `cluster`, with its narrowest `cut` in red, or links coloured by `loads`."""
+    """Return `cluster` as SVG, with its narrowest `cut` in red, or links coloured by `loads`."""
     levels = len(cluster.fabric.tiers) + 2
     irregular = layout(cluster) if cluster.fabric.edges else None
     below = TOP + (levels * LEVEL if irregular is None else irregular.height) + 30
@@ -80,7 +80,7 @@ class _NodeGroup:
 
 
 def _group(cluster: Cluster, level: int, first: int, end: int) -> _NodeGroup:
-    """The groups from `level` down that hold nodes `first` to `end`; level 0 is a node."""
+    """Return the groups from `level` down that hold nodes `first` to `end`; level 0 is a node."""
     sizes = [1, *(tier.nodes_below for tier in cluster.fabric.tiers)]
     found = _NodeGroup(level, first, first // sizes[level] if level < len(sizes) else 0)
     if level == 0:
@@ -97,7 +97,7 @@ def _group(cluster: Cluster, level: int, first: int, end: int) -> _NodeGroup:
 
 
 def _place(group: _NodeGroup, x: float) -> float:
-    """Widths in units, from the bottom up; the end of `group`."""
+    """Place `group` in units of width, from the bottom up; return its end."""
     group.x = x
     if not group.below:
         group.width = 0.75 if group.hidden else 1.0
@@ -109,7 +109,7 @@ def _place(group: _NodeGroup, x: float) -> float:
 
 
 def _fabric(canvas: Canvas, cluster: Cluster, cut: Cut | None, loads: Loads) -> Box:
-    """The switches and nodes; the box of the first node."""
+    """Draw the switches and nodes; return the box of the first node."""
     tiers = cluster.fabric.tiers
     top = _group(cluster, len(tiers) + 1, 0, cluster.nodes)
     _place(top, 0)
@@ -142,7 +142,7 @@ class _Levels:
     boxes: list[tuple[_NodeGroup, Box]] = field(default_factory=list[tuple[_NodeGroup, Box]])
 
     def draw(self, group: _NodeGroup) -> Box:
-        """A group and what is below it; its box."""
+        """Draw a group and what is below it; return its box."""
         y = TOP + (len(self.cluster.fabric.tiers) + 1 - group.level) * LEVEL
         box = Box(LEFT + group.x * self.scale, y, group.width * self.scale, TALL)
         if group.hidden:
@@ -157,7 +157,7 @@ class _Levels:
         return box
 
     def _hue(self, level: int) -> str:
-        """The colour of the links from `level` up; those of nodes are their NICs'."""
+        """Return the colour of the links from `level` up; those of nodes are their NICs'."""
         names = [tier.name for tier in self.cluster.fabric.tiers]
         lower, upper = ["nic", *names][level], [*names, top_name(self.cluster)][level]
         if not names:
@@ -187,7 +187,7 @@ class _Levels:
 
 
 def _key(canvas: Canvas) -> None:
-    """What the colours of links mean."""
+    """Draw what the colours of links mean."""
     x = NOTES
     for row, (text, colour) in enumerate(key()):
         canvas.line((x, 44 + 16 * row), (x + 28, 44 + 16 * row), colour=colour, width=4)
@@ -202,7 +202,7 @@ def _cable(canvas: Canvas, lower: Box, upper: Box, *, thick: bool, colour: str) 
 
 
 def _notes(canvas: Canvas, cluster: Cluster) -> None:
-    """Beside each gap between two levels, the links in it."""
+    """Draw the links between two levels beside each gap."""
     tiers = cluster.fabric.tiers
     level_of = {"NIC": 0} | {tier.name: at + 1 for at, tier in enumerate(tiers)}
     for each in link_classes(cluster):
@@ -217,7 +217,7 @@ def _notes(canvas: Canvas, cluster: Cluster) -> None:
 
 
 def _domains(canvas: Canvas, cluster: Cluster, boxes: list[tuple[_NodeGroup, Box]]) -> None:
-    """A bar below the nodes whose GPUs one NVSwitch joins."""
+    """Draw a bar below the nodes whose GPUs one NVSwitch joins."""
     if cluster.nodes_per_domain == 1:
         return
     found: dict[int, list[Box]] = {}

@@ -14,7 +14,7 @@ from zsim.units import format_bytes
 def draw_node(
     canvas: Canvas, cluster: Cluster, frame: Box, *, cut: Cut | None, loads: Loads
 ) -> None:
-    """One node in full, links in the colours of their `loads`, its narrowest `cut` in red."""
+    """Draw one node in full, links coloured by their `loads`, its narrowest `cut` in red."""
     thin = 2.4 if loads else 1.2
     y = frame.y
     canvas.box(frame, "", "#f7f9fb")
@@ -63,14 +63,14 @@ def draw_node(
 
 
 def _row(count: int, y: float, height: float) -> list[Box]:
-    """So many boxes beside each other."""
+    """Draw so many boxes beside each other, and return them."""
     pitch = (RIGHT - LEFT) / count
     gap = min(14.0, pitch / 5)
     return [Box(LEFT + at * pitch + gap / 2, y, pitch - gap, height) for at in range(count)]
 
 
 def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> None:
-    """Links and memory of the node, beside their rows; those of one node, not of all."""
+    """Draw links and memory of the node beside their rows; those of one node, not of all."""
     host, drives = cluster.host, cluster.drives
     y = rows["nic"]
     if host is not None:
@@ -89,7 +89,7 @@ def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> Non
 
 
 def _node_cut(canvas: Canvas, rows: dict[str, float], cut: Cut | None, *, single: bool) -> None:
-    """The narrowest cut, where it is inside the node."""
+    """Draw the narrowest cut if it is inside the node."""
     if cut is None:
         return
     red = {"colour": ALARM}

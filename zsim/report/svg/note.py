@@ -13,19 +13,19 @@ SWITCH, NODE, GPU, NIC, PCIE = "#bcd6f2", "#e4e7eb", "#c6e6b9", "#fbd9a6", "#e6d
 
 
 def rate(bytes_per_s: int) -> str:
-    """A bandwidth as it is printed: "450 GB/s"."""
+    """Return a bandwidth as it is printed: "450 GB/s"."""
     return f"{format_bytes(bytes_per_s)}/s"
 
 
 def speed(link: Link) -> str:
-    """A link as it is printed: "450 GB/s, 1.7 us"."""
+    """Return a link as it is printed: "450 GB/s, 1.7 us"."""
     if not link.latency_ps:
         return rate(link.bytes_per_s)
     return f"{rate(link.bytes_per_s)}, {format_seconds(link.latency_ps / 1e12)}"
 
 
 def note(canvas: Canvas, y: float, each: LinkClass) -> None:
-    """What joins what, how many links there are and how fast they are, at height `y`."""
+    """Write what links join, how many they are and how fast, at height `y`."""
     count = each.count
     what = f"{each.source} to {each.target}"
     canvas.words(NOTES, y, f"{what}: {count:,} link{'s' * (count > 1)}", size=13, bold=True)

@@ -13,7 +13,7 @@ BAND = 0.12
 
 
 def picture(verdicts: Sequence[FigureVerdict]) -> str:
-    """All figures as SVG, on axes of logs that are the same both ways."""
+    """Return all figures as SVG, on axes of logs that are the same both ways."""
     drawn = [each for each in verdicts if each.predicted]
     columns = min(COLUMNS, max(1, len(drawn)))
     rows = -(-len(drawn) // columns)

@@ -16,7 +16,7 @@ BAND = 0.1
 
 
 def scatter(verdicts: Sequence[TrainingVerdict], title: str) -> str:
-    """All comparisons of `verdicts`, which compare one quantity, as SVG; at least one is there.
+    """Return all comparisons of `verdicts`, at least one and of one quantity, as SVG.
 
     Hollow dots are of sweeps that may have been fitted.
     """
@@ -61,7 +61,7 @@ class _Axis:
         return (log10(value) - self.low) / (self.high - self.low) * SIZE
 
     def marks(self) -> Iterator[float]:
-        """1, 2 and 5 of each power of ten; the powers alone where these would be many."""
+        """Yield 1, 2 and 5 of each power of ten; the powers alone where these would be many."""
         steps = (1, 2, 5) if self.high - self.low < 3 else (1,)
         for power in range(floor(self.low), ceil(self.high) + 1):
             for step in steps:
