@@ -9,6 +9,7 @@ from itertools import chain
 from math import ceil, inf
 
 import simpy
+from simpy.core import EmptySchedule
 
 from zsim.backend.backend import Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster.cluster import ClusterError, Gpu
@@ -265,7 +266,7 @@ class SimBackend:
         """Run all events; on the way tell how many steps of `rank` have drained."""
         done = 0
         while env.peek() != inf:
-            with suppress(simpy.core.EmptySchedule):
+            with suppress(EmptySchedule):
                 for _ in range(EVENTS_AT_ONCE):
                     env.step()
             issued = rank.instances[1:]  # without setup

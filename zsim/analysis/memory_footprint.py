@@ -5,7 +5,7 @@ Where frees are deferred it depends on time when memory comes back, and only a r
 
 from dataclasses import dataclass
 
-from zsim.analysis.plan import model_state_bytes, model_states
+from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.memory import book, peak, reservations

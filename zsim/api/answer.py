@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from zsim.api.answer_text import facts_text, title_text
 from zsim.api.notebook import facts_html
-from zsim.api.text import facts_text, title_text
 
 Progress = Callable[[float, float], object]
 """Told how much of what is asked is done, and of how much."""

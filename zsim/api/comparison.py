@@ -6,14 +6,14 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from zsim.analysis.compare import Comparison, Difference, Measure, counts, sort_of
-from zsim.analysis.compare import compare as compared
+from zsim.analysis.run_comparison import Comparison, Difference, Measure, counts, sort_of
+from zsim.analysis.run_comparison import compare as compared
 from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
 from zsim.api.data_frame import data_frame
 from zsim.api.notebook import table_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, as_settings, load
-from zsim.api.text import table_text
 from zsim.backend.backend import BackendError, NoWayError
 from zsim.backend.document import DocumentError, decode_trace
 from zsim.mistake import MistakeError, file_fault, mistakes

@@ -6,8 +6,8 @@ from os import PathLike
 from pathlib import Path
 
 from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
 from zsim.api.prediction_errors import errors_cells, errors_object, unmodelled_lines
-from zsim.api.text import table_text
 from zsim.calibration.network_verdict import SIZE_CLASSES, NetworkVerdict, verdict
 from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import network_profiles

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from zsim.analysis.summary import summary
 from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
 from zsim.api.largest_result import largest_of
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
-from zsim.api.text import table_text
 from zsim.backend.backend import BackendError, NoWayError
 from zsim.calibration.paper_figures import (
     FigureQuantity,

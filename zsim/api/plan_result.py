@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from zsim.analysis.plan import Plan
+from zsim.analysis.schedule_plan import Plan
 from zsim.api.answer import AnswerInFacts
-from zsim.api.text import table_text
+from zsim.api.answer_text import table_text
 from zsim.units import format_bytes
 
 

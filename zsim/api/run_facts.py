@@ -19,7 +19,7 @@ LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """A run that has ended; with faults or neighbours, beside the step time without them.
 
     `remedies` are what would make it fit; None where nobody looked for them. `fitted` are settings
@@ -37,7 +37,7 @@ class Outcome:
     fitted: tuple[str, ...]
 
 
-def run_object(outcome: Outcome) -> dict[str, object]:
+def run_object(outcome: RunOutcome) -> dict[str, object]:
     """Return the object of `zsim run --json`."""
     found, trace = outcome.summary, outcome.trace
     lack = lack_of_run(outcome.job.schedule, trace)
@@ -76,7 +76,7 @@ def run_object(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
+def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return what a run came to, the answer first: what each line is about, and the line."""
     found, trace = outcome.summary, outcome.trace
     lines = [("fits", _fits(outcome))]
@@ -107,7 +107,7 @@ def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
     return [*lines, *_trust(outcome)]
 
 
-def _trust(outcome: Outcome) -> list[tuple[str, str]]:
+def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return how far to trust it, and settings that take times from measurements."""
     lines = [("trust", outcome.trace.trust)]
     if outcome.fitted:
@@ -116,7 +116,7 @@ def _trust(outcome: Outcome) -> list[tuple[str, str]]:
     return lines
 
 
-def _lacking(outcome: Outcome, lack: Lack) -> list[tuple[str, str]]:
+def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
     """Return when memory ran out in a run that does not fit, what had it, what would help."""
     lines = [("out of memory at", moment(lack.operation)), ("alive then", alive_text(lack))]
     if outcome.remedies is not None:
@@ -135,7 +135,7 @@ def _host(found: Summary) -> list[tuple[str, str]]:
     return [("waiting for the host", f"{format_seconds(found.host_bound_s)} ({share:.1%})")]
 
 
-def _trouble(outcome: Outcome) -> list[tuple[str, str]]:
+def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return what faults and neighbours cost, where there are some."""
     healthy_s, step_s = outcome.healthy_step_time_s, outcome.summary.step_time_s
     if not healthy_s:
@@ -146,7 +146,7 @@ def _trouble(outcome: Outcome) -> list[tuple[str, str]]:
     return [("faults and neighbours", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
 
 
-def _fits(outcome: Outcome) -> str:
+def _fits(outcome: RunOutcome) -> str:
     job, found = outcome.job, outcome.summary
     where = f"{format_bytes(found.peak_allocated_bytes)} at the peak"
     if outcome.trace.backend != "sim":
@@ -158,7 +158,7 @@ def _fits(outcome: Outcome) -> str:
     return f"{'yes' if found.fits else 'no'}: {where}, {reserved}, {usable}"
 
 
-def _reserved(outcome: Outcome) -> str:
+def _reserved(outcome: RunOutcome) -> str:
     """Return the most that is reserved; a lower bound where memory ran out before the peak."""
     found, full = outcome.summary, outcome.trace.out_of_memory
     if found.reserved_bytes is not None:
@@ -193,7 +193,7 @@ def _memory(found: Summary) -> str:
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
 
 
-def _host_memory(outcome: Outcome) -> str:
+def _host_memory(outcome: RunOutcome) -> str:
     """Return what the ranks of a node hold of its host's memory, and what there is."""
     held, host = format_bytes(outcome.summary.peak_host_bytes), outcome.job.cluster.host
     return f"{held} on a node" + ("" if host is None else f" of {format_bytes(host.memory_bytes)}")

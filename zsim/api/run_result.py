@@ -12,7 +12,7 @@ from zsim.analysis.summary import Summary, summary
 from zsim.api.answer import AnswerInFacts
 from zsim.api.data_frame import data_frame
 from zsim.api.notebook import Picture
-from zsim.api.run_facts import Outcome, run_facts, run_object
+from zsim.api.run_facts import RunOutcome, run_facts, run_object
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
 from zsim.files.trace_file import need_trace, write_trace
@@ -160,8 +160,8 @@ class RunResult(AnswerInFacts):
         return self.look_for_remedies(self.recorded)
 
     @property
-    def _outcome(self) -> Outcome:
-        return Outcome(
+    def _outcome(self) -> RunOutcome:
+        return RunOutcome(
             title=self.title,
             job=self.job,
             trace=self.recorded,

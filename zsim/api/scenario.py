@@ -147,7 +147,7 @@ class LoadedScenario:
         Raises:
             MistakeError: it cannot be settled, or is a schedule without a model.
         """
-        from zsim.analysis.plan import plan
+        from zsim.analysis.schedule_plan import plan
         from zsim.api.plan_result import PlanResult
 
         if self.document.model is None:

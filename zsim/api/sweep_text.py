@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.api.text import facts_text, table_text
+from zsim.api.answer_text import facts_text, table_text
 from zsim.study.outcome import Status
 from zsim.study.result import StudyResult, difference
 from zsim.study.row import StudyRow

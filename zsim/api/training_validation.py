@@ -6,9 +6,9 @@ from os import PathLike
 from pathlib import Path
 
 from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
 from zsim.api.forecast import forecasts
 from zsim.api.prediction_errors import errors_cells, errors_object, unmodelled_lines
-from zsim.api.text import table_text
 from zsim.calibration.memory_fit import ABOVE, NEAR, MemoryFit
 from zsim.calibration.memory_fit import fit as fit_of
 from zsim.calibration.network_verdict import Errors

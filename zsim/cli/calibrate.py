@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.answer import print_answer
 from zsim.cli.option import Code
+from zsim.cli.printing import print_answer
 from zsim.mistake import MistakeError
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.answer import print_answer
 from zsim.cli.option import Code, Json, Schedulish, Settings, at_least
+from zsim.cli.printing import print_answer
 
 
 def check(

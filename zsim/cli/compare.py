@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.answer import print_answer
 from zsim.cli.option import Code, Json, Settings, completed, completed_keys
-from zsim.cli.progress import progress
+from zsim.cli.printing import print_answer
+from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 

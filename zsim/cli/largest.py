@@ -1,8 +1,8 @@
 """`zsim largest SCENARIO`."""
 
-from zsim.cli.answer import print_answer
 from zsim.cli.option import Code, Json, Scenario, Settings
-from zsim.cli.progress import progress
+from zsim.cli.printing import print_answer
+from zsim.cli.progress_bar import progress
 
 
 def largest(scenario: Scenario, settings: Settings = None, json: Json = False) -> Code:

@@ -1,7 +1,7 @@
 """`zsim list`."""
 
-from zsim.cli.answer import print_answer
 from zsim.cli.option import Code
+from zsim.cli.printing import print_answer
 
 
 def list_() -> Code:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.answer import answer_before, outputs, print_answer, print_json
 from zsim.cli.option import (
     Code,
     Json,
@@ -16,7 +15,8 @@ from zsim.cli.option import (
     completed,
     more_than_nothing,
 )
-from zsim.cli.progress import progress
+from zsim.cli.printing import answer_before, outputs, print_answer, print_json
+from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 Timeout = Annotated[
@@ -97,11 +97,11 @@ def run(
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
+    from zsim.api.answer_text import title_text
     from zsim.api.launch import NoWayError, RefutedError
     from zsim.api.launch import run as run_scenario
     from zsim.api.output import FileKind, need_output
     from zsim.api.scenario import load
-    from zsim.api.text import title_text
 
     need_output("--trace", trace, FileKind.TRACE)
     if witness and trace is None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.answer import answer_before, outputs, print_answer
 from zsim.cli.option import Code, Json, at_least, completed
-from zsim.cli.progress import progress
+from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError, one_line
 
 Study = Annotated[

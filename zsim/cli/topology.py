@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from zsim.cli.answer import answer_before, outputs, print_answer
 from zsim.cli.option import Code, Json, at_least, completed
+from zsim.cli.printing import answer_before, outputs, print_answer
 
 
 def topology(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.cli.answer import answer_before, outputs, print_answer
 from zsim.cli.option import Code, Json
+from zsim.cli.printing import answer_before, outputs, print_answer
 from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.analysis.compare import counts
+from zsim.analysis.run_comparison import counts
 from zsim.study.goal import COST, GPUS, STEP_TIME, Goal, Ranking, ranked, value_of
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.row import StudyRow

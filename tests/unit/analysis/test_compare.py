@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.analysis.compare import Comparison, Measure, compare, sort_of
+from zsim.analysis.run_comparison import Comparison, Measure, compare, sort_of
 from zsim.backend.document import encode_trace
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read

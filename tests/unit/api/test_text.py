@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.api.text import LINE_WIDTH, NAME_WIDTH, facts_text, table_text
+from zsim.api.answer_text import LINE_WIDTH, NAME_WIDTH, facts_text, table_text
 
 words = st.text("abc/_", min_size=1, max_size=30)
 tables = st.integers(1, 5).flatmap(

@@ -14,7 +14,7 @@ import pytest
 
 import zsim_scenarios
 from zsim.cli.main import answer
-from zsim.cli.progress import progress
+from zsim.cli.progress_bar import progress
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.files.installed import network_profile
 from zsim.workers.crew import Crew, InProcess
