@@ -55,7 +55,7 @@ class HostActions:
 
     def allocate(self, *buffers: BufferHandle | str) -> None:
         """Take memory for each buffer."""
-        for name in map(_name, buffers):
+        for name in map(name_of, buffers):
             self.add(Allocate(id=self._memory_id("allocate", name), buffer=name))
 
     def free(
@@ -70,7 +70,7 @@ class HostActions:
         `verb` tells apart two frees of one buffer in one place.
         """
         uses = tuple(uses)
-        for name in map(_name, buffers):
+        for name in map(name_of, buffers):
             self.add(Free(id=self._memory_id(verb, name), buffer=name, mode=mode, uses=uses))
 
     def _memory_id(self, verb: str, name: str) -> str:
@@ -127,5 +127,6 @@ class HostActions:
         )
 
 
-def _name(buffer: BufferHandle | str) -> str:
+def name_of(buffer: BufferHandle | str) -> str:
+    """Return the name of a buffer that is given by its name or handle."""
     return buffer if isinstance(buffer, str) else buffer.name

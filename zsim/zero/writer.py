@@ -1,4 +1,4 @@
-"""A schedule of one role in the making: buffers by name, operations in order, the book so far."""
+"""Writer of what the ranks of one role do: buffers by name, operations in order, memory so far."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -6,14 +6,16 @@ from typing import Final
 from zsim.dtype import DType
 from zsim.model.generator import Draws
 from zsim.model.model import ModelError
-from zsim.schedule.operation import Allocate, Edge, Free, FreeMode, HostWait, Operation, View
-from zsim.schedule.schedule import Buffer, Kind
+from zsim.schedule.buffer_handle import BufferHandle
+from zsim.schedule.host_actions import name_of
+from zsim.schedule.mesh import Box
+from zsim.schedule.operation import FreeMode, Operation
+from zsim.schedule.operation_list import COMPUTE, OperationList
+from zsim.schedule.schedule import Buffer, Kind, Program
 
-COMPUTE = "compute"
-COMMUNICATION = "communication"
 TO_HOST = "device_to_host"
 FROM_HOST = "host_to_device"
-"""Streams: of kernels, of collectives, and of copies to host memory and back."""
+"""Streams of copies to host memory and back, beside those of kernels and of collectives."""
 POOL = "device"
 HOST_POOL = "host"
 DATA = "data"
@@ -29,26 +31,30 @@ REPLICA = "replica"
 GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
 """Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""
 
+ROLE = "all"
+"""The role of ranks that all do the same."""
+
 OPERATIONS_MAX: Final = 500_000
 """No program of one role is longer: at 0.6 kB each, what a laptop holds; 1,000 layers
 with two micro-batches are 128,000."""
 
 
-class Draft:
-    """Collects buffers and operations; `prefix` is the path of what is being written.
+class ScheduleWriter(OperationList):
+    """Collects the buffers of a role, and the operations of its setup and then of its step.
 
-    The book of each pool is kept as it goes, so that the schedule can promise its peak.
+    It keeps a ledger of each pool, so that the schedule can promise its peak: memory returns when
+    it is freed, whatever the mode.
     """
 
-    def __init__(self) -> None:
-        self.buffers: dict[str, Buffer] = {}
+    def __init__(self, role: str = ROLE, box: Box = ()) -> None:
+        super().__init__("", {})
+        self.role = role
+        self.box = box
         self.persistent: list[str] = []
-        self.operations: list[Operation] = []
-        self.prefix = ""
+        self.setup: list[Operation] = []
         self.alive_bytes = {POOL: 0}
         self.peak_bytes = {POOL: 0}
         self.alive: set[str] = set()
-        self._views: dict[str, View] = {}
 
     def buffer(
         self,
@@ -57,6 +63,7 @@ class Draft:
         dtype: DType,
         kind: Kind,
         *,
+        pool: str = POOL,
         home: str = COMPUTE,
         produced: bool = False,
         layout: str | None = None,
@@ -66,7 +73,7 @@ class Draft:
         if name not in self.buffers:
             self.buffers[name] = Buffer(
                 name=name,
-                pool=POOL,
+                pool=pool,
                 elements=elements,
                 dtype=dtype,
                 kind=kind,
@@ -78,22 +85,11 @@ class Draft:
         return name
 
     def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
-        """The same in the host's memory, first written by a copy out of the device."""
-        if name not in self.buffers:
-            self.buffers[name] = Buffer(
-                name=name, pool=HOST_POOL, elements=elements, dtype=dtype, kind=kind, home=TO_HOST
-            )
-        return name
-
-    def all(self, name: str) -> View:
-        """Every element of the buffer called `name`."""
-        view = self._views.get(name)
-        if view is None:
-            view = self._views[name] = View(buffer=name, size=self.buffers[name].elements)
-        return view
+        """Declare a buffer in the host's memory, first written by a copy out of the device."""
+        return self.buffer(name, elements, dtype, kind, pool=HOST_POOL, home=TO_HOST)
 
     def add(self, operation: Operation) -> str:
-        """Append an operation; its id.
+        """Append an operation and return its id.
 
         Raises:
             ModelError: there are too many; it names what makes fewer.
@@ -106,59 +102,66 @@ class Draft:
         self.operations.append(operation)
         return operation.id
 
-    def path(self, name: str) -> str:
-        """The id of an operation called `name` here."""
-        return f"{self.prefix}/{name}"
+    def allocate(self, *buffers: BufferHandle | str) -> None:
+        """Take memory for each buffer."""
+        for name in map(name_of, buffers):
+            assert name not in self.alive, f"{self.prefix}: {name} is alive"
+            self.alive.add(name)
+            buffer = self.buffers[name]
+            alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
+            self.alive_bytes[buffer.pool] = alive
+            self.peak_bytes[buffer.pool] = max(self.peak_bytes.get(buffer.pool, 0), alive)
+        super().allocate(*buffers)
 
-    def allocate(self, name: str) -> None:
-        """Take memory for the buffer called `name`."""
-        assert name not in self.alive, f"{self.prefix}: {name} is alive"
-        self.alive.add(name)
-        buffer = self.buffers[name]
-        alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
-        self.alive_bytes[buffer.pool] = alive
-        self.peak_bytes[buffer.pool] = max(self.peak_bytes.get(buffer.pool, 0), alive)
-        self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
-
-    def persist(self, name: str) -> None:
-        """Take memory that lives from set-up on, through all steps."""
+    def persist(self, name: str) -> str:
+        """Take memory that lives from setup on, through all steps."""
         self.persistent.append(name)
         self.allocate(name)
+        return name
 
     def free(
         self,
-        name: str,
-        uses: Iterable[str] = (),
-        *,
-        verb: str = "free",
+        *buffers: BufferHandle | str,
         mode: FreeMode = FreeMode.WAITED,
+        uses: Iterable[str] = (),
+        verb: str = "free",
     ) -> None:
-        """Give the memory back after `uses`, as `mode` says. `verb` tells two frees apart.
+        """Give the memory of each buffer back after `uses`, as `mode` says."""
+        for name in map(name_of, buffers):
+            self.alive.remove(name)
+            buffer = self.buffers[name]
+            self.alive_bytes[buffer.pool] -= buffer.size_bytes
+        super().free(*buffers, mode=mode, uses=uses, verb=verb)
 
-        The book of the draft returns the memory at once, whatever the mode.
-        """
-        self.alive.remove(name)
-        buffer = self.buffers[name]
-        self.alive_bytes[buffer.pool] -= buffer.size_bytes
-        path = f"{self.prefix}/{verb}/{name}"
-        self.add(Free(id=path, buffer=name, mode=mode, uses=tuple(uses)))
+    def _memory_id(self, verb: str, name: str) -> str:
+        return f"{self.prefix}/{verb}/{name}"
 
-    def host_wait(self, operation: Edge, name: str = "host_wait") -> None:
-        """The host stops until `operation` has finished."""
-        self.add(HostWait(id=self.path(name), operation=operation))
+    def begin_step(self) -> None:
+        """End setup: what is written from now on is the step."""
+        self.setup, self.operations = self.operations, []
 
-    def side(self, prefix: str) -> "Draft":
-        """A list for one side of a branch: same buffers, own operations, own copy of the book."""
-        side = Draft()
+    def fork(self, prefix: str) -> "ScheduleWriter":
+        """Return a writer of one side of a branch: same buffers, a copy of the ledger."""
+        side = ScheduleWriter(self.role, self.box)
         side.buffers, side.persistent, side._views = self.buffers, self.persistent, self._views
         side.prefix = prefix
         side.alive, side.alive_bytes = set(self.alive), dict(self.alive_bytes)
         side.peak_bytes = dict(self.peak_bytes)
         return side
 
-    def join(self, side: "Draft") -> None:
+    def join(self, side: "ScheduleWriter") -> None:
         """Go on from where `side` ended."""
         self.alive, self.alive_bytes = side.alive, side.alive_bytes
         self.peak_bytes = {
             pool: max(size, self.peak_bytes.get(pool, 0)) for pool, size in side.peak_bytes.items()
         }
+
+    def program(self) -> Program:
+        """Return the program of the role as it stands."""
+        return Program(
+            role=self.role,
+            buffers=tuple(self.buffers.values()),
+            persistent=tuple(self.persistent),
+            setup=tuple(self.setup),
+            step=tuple(self.operations),
+        )
