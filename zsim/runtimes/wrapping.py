@@ -4,7 +4,6 @@ Functions named in comments are those of `torch/distributed/fsdp` in torch 2.13.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from zsim.model.model import BATCH, Model, Parameter
 from zsim.schedule.operation_list import COMPUTE
@@ -49,12 +48,6 @@ def two_parts(ranks: int) -> tuple[int, int]:
     return before, ranks // before
 
 
-class ReducesShards(Protocol):
-    """What makes gradients of shards."""
-
-    reduced: dict[int, Reduced]
-
-
 class WrappedStep(Step):
     """A step of blocks that are wrapped alone, within a root.
 
@@ -62,8 +55,6 @@ class WrappedStep(Step):
         order: buckets of the blocks, in the order of forward.
         root: the root's bucket; None if every parameter is a block's.
     """
-
-    reductions: ReducesShards
 
     def __init__(
         self, model: Model, strategy: Strategy, buckets: Buckets, *, kept: Buckets | None = None
@@ -101,9 +92,8 @@ class WrappedStep(Step):
         """Write what follows as part of the root."""
         self.writer.prefix = f"{self.writer.prefix}/root"
 
-    def end(self) -> None:
+    def update_shards(self, reduced: Mapping[int, Reduced]) -> None:
         """Update every trained shard as an optimizer of PyTorch does, on the compute stream."""
-        reduced: Mapping[int, Reduced] = self.reductions.reduced
         # clip_grad_norm_ and the optimizer wait for all gradients: _post_backward_final_callback,
         # FSDPParamGroup.finalize_backward.
         after = tuple(item.operation for item in reduced.values())

@@ -18,22 +18,20 @@ from zsim.schedule.schedule import (
     Schedule,
     Scope,
 )
+from zsim.schedule.schedule_writer import HOST_POOL, POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.state import scalars
-from zsim.zero.writer import (
+from zsim.zero.names import (
     DATA,
     GENERATOR,
-    HOST_POOL,
     INNER,
     OUTER,
     PIPELINE,
-    POOL,
     REPLICA,
     REPLICATE,
     TENSOR,
     WORLD,
-    ScheduleWriter,
 )
+from zsim.zero.state import scalars
 
 POOLS = (
     Pool(name=POOL, discipline=Discipline.CACHING),

@@ -11,7 +11,7 @@ runtimes fill and pad in their own way: `numbered` makes buckets of any groups o
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from zsim.dtype import DType
@@ -20,8 +20,9 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.writer import DATA, INNER, TENSOR, ScheduleWriter
+from zsim.zero.names import DATA, INNER, TENSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +35,30 @@ class UnitRun:
         starts: where each begins in the bucket, seen as whole parameters one after the other.
         layout: of the unit's gradients, one after the other, where they do not lie so in the
             bucket: they are then copied by parameter.
+        trained: those of which backward makes gradients.
+        size: elements of these, without padding.
     """
 
     bucket: int
     parameters: tuple[Parameter, ...]
     starts: tuple[int, ...]
     layout: Layout | None = None
+    trained: tuple[Parameter, ...] = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        trained = tuple(each for each in self.parameters if not each.frozen)
+        object.__setattr__(self, "trained", trained)
+        object.__setattr__(self, "size", sum(each.elements for each in trained))
 
     @property
     def start(self) -> int:
         """Where the first parameter begins."""
         return self.starts[0]
 
-    @property
-    def trained(self) -> tuple[Parameter, ...]:
-        """Those of which backward makes gradients."""
-        return tuple(each for each in self.parameters if not each.frozen)
-
     def place(self, buffer: str) -> View:
         """Return where they lie in a buffer of the whole bucket, if they lie in a row."""
         return View(buffer=buffer, start=self.start, size=self.size)
-
-    @property
-    def size(self) -> int:
-        """Elements of these, without padding."""
-        return sum(each.elements for each in self.parameters if not each.frozen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Protocol
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import HOST_POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.partitioned_checkpoints import gather, own_elements, own_slice
 from zsim.zero.visit_order import Made, UnitVisit, ValueInstance
-from zsim.zero.writer import HOST_POOL, ScheduleWriter
 
 
 class CheckpointStore(Protocol):

@@ -12,12 +12,12 @@ from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import HOST_POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.partitioned_checkpoints import own_elements
 from zsim.zero.reduce import long_lived
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import HOST_POOL, ScheduleWriter
 
 
 class ContiguousStore:

@@ -12,15 +12,16 @@ from zsim.model.model import Model, Segment, Value
 from zsim.schedule.operation import Action, Edge, Operand, Role, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, SeparateStore
 from zsim.zero.dropout import Drawn
+from zsim.zero.names import TENSOR
 from zsim.zero.sequence import Tokens
 from zsim.zero.state import LOSS_SCALE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
 from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
-from zsim.zero.writer import POOL, TENSOR, ScheduleWriter
 
 Held = Callable[[int, UnitVisit], str]
 """The buffer that holds a bucket's parameters during a visit."""
@@ -55,6 +56,7 @@ class ForwardBackward:
         self._gradients = Counter[str]()
         self._drawn = Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
+        self._views: dict[tuple[int, bool, Role], dict[str, View]] = {}
 
     def load(self) -> None:
         """Bring a micro-batch of data in."""
@@ -254,6 +256,20 @@ class ForwardBackward:
 
     def _parameters(self, visit: UnitVisit, segment: Segment, role: Role) -> list[Operand]:
         """Operands for the segment's parameters, or for their gradients, in the unit's order."""
+        key = (visit.unit, visit.backward, role)
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = self._parameter_views(visit, role)
+        names = segment.parameters
+        if role is Role.GRADIENT:
+            names = self.model.trained_of(segment)
+        return [
+            Operand(role=role, view=views[name], partial=self._partial(role, name))
+            for name in names
+        ]
+
+    def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
+        """Return where the unit's parameters lie, or their gradients, by name."""
         views: dict[str, View] = {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
             members, starts = run.parameters, run.starts
@@ -266,13 +282,7 @@ class ForwardBackward:
                 continue
             for parameter, start in zip(members, starts, strict=False):
                 views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
-        names = segment.parameters
-        if role is Role.GRADIENT:
-            names = self.model.trained_of(segment)
-        return [
-            Operand(role=role, view=views[name], partial=self._partial(role, name))
-            for name in names
-        ]
+        return views
 
     def _partial(self, role: Role, name: str) -> tuple[str, ...]:
         """Ranks of the tensor axis that saw other tokens have summands of a shared gradient."""

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMMUNICATION
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Keep, Strategy
 from zsim.zero.bucket import Bucket, Buckets
+from zsim.zero.names import DATA, INNER
 from zsim.zero.state import BucketState, gather_path, own_view, update_path
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import DATA, INNER, ScheduleWriter
 
 
 class AfterUpdate:

@@ -14,11 +14,11 @@ from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import FROM_HOST, TO_HOST, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore, brought_back
 from zsim.zero.partitioned_checkpoints import gather, own_elements
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import FROM_HOST, TO_HOST, ScheduleWriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
 from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.assemble import replica_group
 from zsim.zero.bucket import Buckets
+from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
 from zsim.zero.reduce import Reduced
 from zsim.zero.state import (
@@ -27,7 +29,6 @@ from zsim.zero.state import (
     own_view,
     updated_view,
 )
-from zsim.zero.writer import WORLD, ScheduleWriter
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
@@ -106,7 +107,7 @@ def updated_tensors(
             keeps_gradient=keeps,
         )
         for bucket, state in zip(buckets.all, states, strict=True)
-        if not bucket.frozen and (gradient := reduced[bucket.index])
+        for gradient in ([] if bucket.frozen else [reduced[bucket.index]])
     ]
 
 

@@ -8,9 +8,10 @@ from zsim.model.model import Model, ModelError
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
+from zsim.zero.names import TENSOR
 from zsim.zero.visit_order import Made, ValueInstance
-from zsim.zero.writer import TENSOR, ScheduleWriter
 
 
 def own_elements(model: Model, strategy: Strategy, value: str) -> int:

@@ -14,11 +14,12 @@ from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, UnitRun
 from zsim.zero.forward_backward import ForwardBackward
+from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.state import own_view
-from zsim.zero.writer import DATA, REPLICATE, ScheduleWriter
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Container
 from zsim.model.model import Model, Segment
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.names import TENSOR
 from zsim.zero.visit_order import SegmentVisit, ValueInstance
-from zsim.zero.writer import TENSOR, ScheduleWriter
 
 
 def shared_parameters(model: Model) -> frozenset[str]:

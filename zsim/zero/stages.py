@@ -6,6 +6,7 @@ from zsim.closed_form.zero_stages import VOLUME
 from zsim.model.model import Model
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule_writer import FROM_HOST, HOST_POOL, POOL, TO_HOST, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import fill
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore, SeparateStore
@@ -17,7 +18,6 @@ from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding
 from zsim.zero.step import Step
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import FROM_HOST, HOST_POOL, POOL, TO_HOST, ScheduleWriter
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from zsim.dtype import DType
 from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Kind, Scalar
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.writer import DATA, ScheduleWriter
+from zsim.zero.names import DATA
 
 LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"

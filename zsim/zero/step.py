@@ -13,6 +13,7 @@ from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import PeakOf, assemble, need_fitting
 from zsim.zero.bucket import Buckets
@@ -21,7 +22,6 @@ from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing, updated_te
 from zsim.zero.reduce import Reduced
 from zsim.zero.state import Holding, write_setup
 from zsim.zero.visit_order import UnitVisit, visits
-from zsim.zero.writer import ScheduleWriter
 
 
 class Step:

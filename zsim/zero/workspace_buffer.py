@@ -9,8 +9,8 @@ from zsim.model.model import Model, Segment
 from zsim.model.tensor_lifetime import Course
 from zsim.schedule.operation import Action, Operand, Role
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.visit_order import SegmentVisit, UnitVisit
-from zsim.zero.writer import ScheduleWriter
 
 
 def workspace_buffer(

@@ -45,7 +45,20 @@ def work(name: str, layers: int) -> int:
     return lines_run(lambda: make_schedule(model, emulates))
 
 
-@pytest.mark.parametrize("name", ["fsdp1", "fsdp1 prefetch after", "nanotron 1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp1",
+        "fsdp1 prefetch after",
+        "fsdp2",
+        "deepspeed 1",
+        "deepspeed 3",
+        "deepspeed 3, all small",
+        "megatron",
+        "megatron overlapped",
+        "nanotron 1",
+    ],
+)
 def test_each_further_layer_costs_as_much_as_the_one_before(name: str) -> None:
     work(name, 2)  # what is made once for all schedules
     once, twice, four_times = (work(name, times * LAYERS) for times in (1, 2, 4))

@@ -20,6 +20,7 @@ from zsim.runtimes.deepspeed.update import NormPerGroup
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
@@ -28,7 +29,6 @@ from zsim.zero.parameter_groups import by_rule
 from zsim.zero.state import Holding, gather_path
 from zsim.zero.step import Step
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import ScheduleWriter
 
 ALIGNMENT = 2  # __init__: nccl_start_alignment_factor, in elements
 

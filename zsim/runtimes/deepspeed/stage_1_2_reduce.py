@@ -11,10 +11,11 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA
 from zsim.zero.reduce import Reduced
-from zsim.zero.writer import DATA, ScheduleWriter
 
 REDUCTION = "reduction"  # __init__: reduction_stream
 

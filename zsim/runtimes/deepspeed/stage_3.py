@@ -9,8 +9,8 @@ run again right before its backward, the two are one visit here.
 A unit is what DeepSpeed calls a leaf module (`set_z3_leaf_modules`). Without leaf modules its
 submodules are single layers: gathers are smaller, and more of them are ahead.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer_Stage3` in `runtime/zero/stage3.py`,
-DeepSpeed 0.19.
+Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+`runtime/zero/stage3.py` unless another file of that folder is named.
 """
 
 from zsim.memory import book, peak_bytes
@@ -24,12 +24,12 @@ from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
 from zsim.runtimes.deepspeed.update import NormPerGroup
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
 from zsim.zero.reduce import Reduced
 from zsim.zero.state import Holding, update_path
 from zsim.zero.step import Step
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import POOL
 
 # __init__: reduce_and_partition_stream, and the stream that parameter_offload.py makes for gathers;
 # both are the current one without overlap_comm
@@ -99,20 +99,20 @@ class Stage3Step(Step):
         return self.gathers.whole(bucket)
 
     def write_setup(self) -> None:
-        """Take memory for what lives as long as the shards: gradients, the bucket, small parameters."""
+        """Take memory for gradients, the bucket and small parameters, which live on."""
         self.reductions.write_setup()
         self.writer.prefix = "setup/persistent"
         self.gathers.setup_persistent()
 
     def begin_forward(self) -> None:
         """Begin with the recorded order again."""
-        # PartitionedParameterCoordinator.reset_step (partitioned_param_coordinator.py)
+        # as reset_step in partitioned_param_coordinator.py does
         self._number = 0
 
     def forward(self, visit: UnitVisit) -> None:
         """Write a visit between the fetch of a submodule and its release."""
-        # fetch_sub_module, release_sub_module (partitioned_param_coordinator.py), from the hooks of
-        # setup_zero_stage3_hooks (parameter_offload.py)
+        # The hooks of setup_zero_stage3_hooks (parameter_offload.py) call fetch_sub_module and
+        # release_sub_module of partitioned_param_coordinator.py.
         number, self._number = self._number, self._number + 1
         after = self.gathers.fetch(self._needs[number], self._trace[number])
         run = self.passes.backward if visit.backward else self.passes.forward

@@ -21,8 +21,8 @@ from zsim.schedule.operation import Edge, FreeMode, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
+from zsim.zero.names import DATA, INNER
 from zsim.zero.step import Step
-from zsim.zero.writer import DATA, INNER
 
 FETCHES_IN_FLIGHT = 2
 """Unfinished fetches with which the host goes on."""  # __max_ongoing_fetch_events
@@ -95,7 +95,7 @@ class CoalescedGathers:
         source = self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
         if axis == INNER:
             source = self.writer.all(_secondary(bucket))
-        self._all_gather(bucket.name, axis, source, whole, after)
+        self._all_gather(bucket.name, axis, source, whole, after=after)
         self._pending[number] = _OnTheWay((number,), None)
         if axis == INNER:
             self._secondary[number] = (self._latest,)
@@ -118,12 +118,12 @@ class CoalescedGathers:
             after = ()
             if axis == INNER:
                 self._secondary[numbers[index]] = (copied,)
-        self._all_gather(name, axis, writer.all(source), flat, ())
+        self._all_gather(name, axis, writer.all(source), flat, after=())
         writer.free(source)
         self._pending |= dict.fromkeys(numbers, _OnTheWay(numbers, flat))
 
     def _all_gather(
-        self, name: str, axis: str, source: View, target: str, after: tuple[Edge, ...]
+        self, name: str, axis: str, source: View, target: str, *, after: tuple[Edge, ...]
     ) -> None:
         path, stream = f"gather/{name}", self.stream
         self._latest = self.writer.all_gather(
@@ -199,7 +199,7 @@ class CoalescedGathers:
 
     def setup_persistent(self) -> None:
         """Gather the persistent parameters for the first step; empty ones are there for good."""
-        # mark_persistent_parameters (parameter_offload.py)
+        # Those that mark_persistent_parameters (parameter_offload.py) marks.
         for number in self.shards.persistent:
             self.writer.persistent.append(self.whole(number))
             if self.shards.bucket(number).elements:

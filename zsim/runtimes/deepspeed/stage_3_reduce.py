@@ -6,8 +6,8 @@ sub-groups, or added from the second micro-batch on. The bucket has `reduce_buck
 whatever the model, from setup on. A gradient that is larger is reduced out of its own memory. What
 is received stands beside what was put together, in DeepSpeed in the rank's slot of it.
 
-Functions named in comments are those of `DeepSpeedZeroOptimizer_Stage3` in `runtime/zero/stage3.py`,
-DeepSpeed 0.19.
+Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+`runtime/zero/stage3.py` unless another file is named.
 """
 
 from collections import deque
@@ -22,10 +22,10 @@ from zsim.schedule.operation import FreeMode, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA
 from zsim.zero.reduce import UnitsLeft
 from zsim.zero.state import persist_zeros
 from zsim.zero.step import Step
-from zsim.zero.writer import DATA
 
 REDUCTIONS_IN_FLIGHT = 2
 """Unfinished reductions with which the host goes on."""  # max_param_reduce_events
@@ -78,7 +78,7 @@ class FilledBuckets:
         self._written = ""
 
     def _fill(self) -> list[_Filling]:
-        """Return gradients in the order in which they are complete, reduced before one is too much."""
+        """Return what is reduced at once, in the order in which gradients are complete."""
         # reduce_independent_p_g_buckets_and_remove_grads
         left = UnitsLeft(self.shards.parameters)
         found: list[list[int]] = []
@@ -186,8 +186,8 @@ class FilledBuckets:
         source, target = f"{filling.name}/input", f"{filling.name}/received"
         writer.allocate(source)
         self._put_together(filling, source)
-        # __avg_scatter_grads calls reduce_scatter_coalesced (runtime/comm/coalesced_collectives.py),
-        # which divides before it reduces
+        # __avg_scatter_grads calls reduce_scatter_coalesced, which divides before it reduces
+        # (runtime/comm/coalesced_collectives.py).
         path, ranks = f"divide/{filling.name}", self.strategy.data
         writer.copy(path, source, source, divisor=ranks, stream=stream)
         writer.allocate(target)
@@ -200,15 +200,16 @@ class FilledBuckets:
 
     def _put_together(self, filling: _Filling, target: str) -> None:
         """Put parts of all gradients together, rank by rank."""
-        # reduce_scatter_coalesced: chunks of each rank, padded
+        # in reduce_scatter_coalesced: chunks of each rank, padded
         if filling.bucket is not None:
             size = sum(self.shards.bucket(number).elements for number in filling.numbers)
             filled = View(buffer=filling.bucket, size=size)
-            divisor, after = 1, ()
+            divisor = 1
         else:  # the gradient that is too large
             filled = self.writer.all(self._source)
-            divisor, after = self.strategy.gradient_accumulation_steps, (self._written,)
+            divisor = self.strategy.gradient_accumulation_steps
         path, stream = f"put_together/{filling.name}", self.stream
+        after = (self._written,) if filling.bucket is None else ()
         copied = self.writer.copy(
             path, filled, target, divisor=divisor, by_parameter=True, stream=stream, after=after
         )
@@ -217,7 +218,7 @@ class FilledBuckets:
 
     def _settle(self, filling: _Filling, received: str, *, adds: bool) -> None:
         """Set or add what was received in the gradients of the sub-groups."""
-        # partition_grads: `micro_step_id == 0` copies, later ones add
+        # partition_grads copies with `micro_step_id` 0, and adds later
         verb, stream = "add" if adds else "set", self.stream
         for group in sorted({self.shards.where[number][0] for number in filling.numbers}):
             target = self.gradient(self.shards.groups.all[group])
@@ -228,7 +229,7 @@ class FilledBuckets:
 
     def end_backward(self, micro_batch: int) -> None:
         """Reduce the rest; the host waits until all is reduced."""
-        # independent_gradient_partition_epilogue: reduce_and_partition_stream.synchronize
+        # independent_gradient_partition_epilogue waits for reduce_and_partition_stream
         self._reduce(micro_batch)
         if self._events:
             self._events.clear()

@@ -13,10 +13,10 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
 from zsim.zero.parameter_groups import by_rule
-from zsim.zero.writer import ScheduleWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def shards(model: Model, strategy: Strategy) -> Shards:
         for group in groups.all
         for piece in group.layout.pieces
     }
-    # mark_persistent_parameters (parameter_offload.py)
+    # as mark_persistent_parameters in parameter_offload.py has it
     limit = options.stage3_param_persistence_threshold
     return Shards(
         parameters=parameters,
@@ -155,7 +155,7 @@ def sub_groups(
 def _padded_each(ranks: int) -> Packing:
     """Return a packing with every parameter padded to a multiple of `ranks`."""
 
-    # _partition_param, _aligned_size (partition_parameters.py)
+    # _partition_param and _aligned_size in partition_parameters.py
     def place(parameters: Sequence[Parameter]) -> Packed:
         sizes = (-(-parameter.elements // ranks) * ranks for parameter in parameters)
         starts = (0, *accumulate(sizes))

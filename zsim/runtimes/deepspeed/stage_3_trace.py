@@ -74,8 +74,8 @@ class _Coordinator:
 
     def visit(self, number: int) -> Fetch:
         """Fetch, and free what is not needed soon."""
-        # fetch_sub_module: what is needed, then uses that the queue has up to here are dropped, then
-        # what comes ahead; release_sub_module
+        # fetch_sub_module: what is needed, then uses that the queue has up to here are dropped,
+        # then what comes ahead. release_sub_module follows the visit.
         own = self.needs[number]
         needed = self._gather([each for each in own if each not in self.there])
         for _ in range(sum(self.looked.get(each, -1) < number for each in own)):

@@ -3,8 +3,8 @@
 Groups are sub-groups in stage 3, and groups of parameters before it.
 """
 
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.optimizer_step import OptimizerStep
-from zsim.zero.writer import ScheduleWriter
 
 
 class NormPerGroup(OptimizerStep):

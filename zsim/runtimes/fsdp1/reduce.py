@@ -11,8 +11,8 @@ from zsim.runtimes.wrapping import WrappedStep, two_parts
 from zsim.schedule.operation import FreeMode, View
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket, UnitRun
+from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import Reduced, copy_run, divide, set_or_add
-from zsim.zero.writer import DATA, REPLICATE
 
 # _init_streams
 POST_BACKWARD = "post_backward"

@@ -19,12 +19,13 @@ from zsim.runtimes.wrapping import WrappedStep, groups
 from zsim.schedule.operation import Edge, FreeMode, Previous
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.gather import AfterUpdate
+from zsim.zero.names import DATA
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import DATA, POOL
 
 # _init_streams: one stream for each of these, and the current one for compute.
 PRE_UNSHARD = "pre_unshard"
@@ -48,13 +49,11 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     # FlatParamHandle._get_shard (_flat_param.py) pads the flat parameter at its end.
     place = one_after_the_other(strategy.data)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
-    left: tuple[str, ...] = ()
-    for _ in range(SETTLED):
-        step = FSDP1Step(model, strategy, buckets, left=left)
-        step.write()
-        begun_with, left = left, step.gathers.unfinished
-        if left == begun_with:
+    step = _written(model, strategy, buckets, left=())
+    for _ in range(SETTLED - 1):
+        if step.gathers.unfinished == step.gathers.begun_with:
             break
+        step = _written(model, strategy, buckets, left=step.gathers.unfinished)
     streams = (COMPUTE, PRE_UNSHARD, UNSHARD, POST_BACKWARD)
     return step.schedule(
         "FSDP1",
@@ -62,6 +61,14 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
         peak_of=_worst_case if step.options.limit_all_gathers else _nothing,
     )
+
+
+def _written(
+    model: Model, strategy: Strategy, buckets: Buckets, left: tuple[str, ...]
+) -> "FSDP1Step":
+    step = FSDP1Step(model, strategy, buckets, left=left)
+    step.write()
+    return step
 
 
 def _worst_case(program: Program) -> int | None:
@@ -175,6 +182,10 @@ class FSDP1Step(WrappedStep):
         if self.root is not None:
             self._after_backward(self.root)
 
+    def end(self) -> None:
+        """Update every trained shard."""
+        self.update_shards(self.reductions.reduced)
+
     def _after_backward(self, bucket: int) -> None:
         """Free whole parameters and reduce their gradients."""
         syncs = self.is_last or not self.options.no_sync
@@ -198,6 +209,7 @@ class FlatGathers:
         self.buckets = step.buckets
         self.states = step.states
         self.precision = step.strategy.precision
+        self.begun_with = left
         self._prefetched: set[int] = set()
         self._freed: deque[Edge] = deque(Previous(operation) for operation in left)
         self._latest = ""
@@ -235,7 +247,7 @@ class FlatGathers:
 
     def limit(self, number: int) -> None:
         """Let the host wait, before bucket `number`, for the oldest of too many frees."""
-        # _FreeEventQueue.dequeue_if_needed (_limiter_utils.py), event.synchronize in _unshard
+        # _unshard waits for what _FreeEventQueue.dequeue_if_needed in _limiter_utils.py gives
         if self.options.limit_all_gathers and len(self._freed) >= GATHERS_IN_FLIGHT:
             self.writer.host_wait(f"limit/bucket{number}", self._freed.popleft())
 

@@ -14,7 +14,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
-from zsim.zero.writer import DATA, INNER
+from zsim.zero.names import DATA, INNER
 
 # FSDPCommContext.lazy_init: copies in have a stream of their own, so that they overlap gathers
 COPY_IN = "copy_in"

@@ -16,8 +16,8 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Edge, Reduction
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import Reduced, divide, set_or_add
-from zsim.zero.writer import DATA, REPLICATE
 
 # FSDPCommContext.lazy_init
 REDUCE_SCATTER = "reduce_scatter"
@@ -83,8 +83,7 @@ class GroupReductions:
 
     def _add_up(self, bucket: Bucket, target: str, sources: Sources) -> None:
         """Add up whole gradients of micro-batches, in the format in which they are reduced."""
-        # FSDPParam.to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed
-        # (_fsdp_param.py)
+        # to_accumulated_grad_if_needed and accumulate_unsharded_grad_if_needed in _fsdp_param.py
         writer, layout = self.writer, _unpadded(bucket)
         writer.buffer(target, layout.elements, self._wire, Kind.GRADIENT, layout=layout.name)
         first = target not in writer.alive
@@ -192,7 +191,7 @@ class GroupReductions:
 
     def end_backward(self) -> None:
         """Free what reductions held; the compute stream waits for the last of them."""
-        # FSDPState._root_post_backward_final_callback (_fsdp_state.py), finalize_backward
+        # _root_post_backward_final_callback in _fsdp_state.py, finalize_backward of each group
         while self._inputs:
             self._free_input(self.finished if len(self._inputs) == 1 else ())
         for name, uses in self._held:

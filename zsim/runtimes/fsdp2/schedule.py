@@ -179,6 +179,10 @@ class FSDP2Step(WrappedStep):
             waits = self.reductions.finished
         self.reductions.end_backward()
 
+    def end(self) -> None:
+        """Update every trained shard."""
+        self.update_shards(self.reductions.reduced)
+
     def _after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
         last = self.is_last
         self.gathers.after_backward(bucket, last=last)  # post_backward: reshard, then reduce

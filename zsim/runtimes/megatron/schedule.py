@@ -21,20 +21,22 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.volume import VOLUME
 from zsim.schedule.operation import Edge, Previous, Reduction
 from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
 from zsim.zero.gather import gather_updated
+from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
 from zsim.zero.state import Holding, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step import Step
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import DATA, REPLICATE, ScheduleWriter
 
+# pad_param_start and bucket_end_divisor in optimizer/param_layout.py
 START = 64
-"""A parameter begins at a multiple of so many elements."""  # pad_param_start, optimizer/param_layout.py
+"""A parameter begins at a multiple of so many elements."""
 END = 128
-"""A bucket's size is a multiple of this and of the ranks."""  # bucket_end_divisor, as above
+"""A bucket's size is a multiple of this and of the ranks."""
 BUCKET_LEAST, BUCKET_EACH = 40_000_000, 1_000_000
 """Elements of a bucket if nothing is said: at least, and for each data rank."""
 
@@ -63,7 +65,7 @@ def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]
     limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
     found: list[list[Parameter]] = [[]]
     end = 0
-    # DistributedOptimizer._compute_per_buffer_param_layout (optimizer/distrib_optimizer.py)
+    # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py
     for parameter in reversed(model.parameters):
         if options.overlap_grad_reduce and end >= limit:
             found.append([])
@@ -76,7 +78,7 @@ def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]
 def aligned(ranks: int) -> Packing:
     """Return a packing with starts at multiples of 64, the end at one of the ranks and of 128."""
 
-    # pad_param_start, pad_bucket_end (optimizer/param_layout.py)
+    # pad_param_start and pad_bucket_end in optimizer/param_layout.py
     def place(parameters: Sequence[Parameter]) -> Packed:
         starts: list[int] = []
         end = 0
@@ -133,7 +135,7 @@ class MegatronStep(Step):
         self.passes.forward(visit, tuple(map(self._arrival, first)))
 
     def _arrival(self, number: int) -> Edge:
-        """Return what the first reads of a bucket wait for: a gather of the step before, or ahead."""
+        """Return what the first reads of a bucket wait for."""
         if not self.options.overlap_param_gather:
             return Previous(gather_path(self.buckets.all[number]))
         # _make_forward_pre_hook, finish_param_sync: the bucket's own gather is dispatched if it was
@@ -201,8 +203,7 @@ class MegatronStep(Step):
             writer.reduce_scatter(path, DATA, target, own, reduction=self._reduction)
         done = writer.together(f"reduce/{name}", len(ready), after=after)
         if self.strategy.replicate > 1:
-            # shards over the instances of the optimizer, on the same stream
-            # (inter_distributed_optimizer_instance_group)
+            # `inter_distributed_optimizer_instance_group`: shards, on the same stream
             for bucket in ready:
                 own = own_view(writer, bucket, self.gradients[bucket.index])
                 path = f"all_reduce/{bucket.name}/member"

@@ -6,10 +6,11 @@ before the collective, or out of one after it.
 
 from zsim.dtype import DType
 from zsim.schedule.operation import FreeMode, Reduction
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA
 from zsim.zero.state import own_view
 from zsim.zero.step import Step
-from zsim.zero.writer import DATA, ScheduleWriter
 
 GATHER = "step/update/gather"
 
@@ -40,7 +41,7 @@ class Lists:
         return reduced
 
     def all_gather(self, writer: ScheduleWriter, after: str) -> str:
-        """Gather what the ranks have updated, as one; return the last copy that puts it in place."""
+        """Gather what the ranks have updated, as one; return the last copy into place."""
         # distributed.all_gather_coalesced (src/nanotron, 2025-02): update_output after it
         compute = self.step.strategy.precision.compute
         flats = [self._flat(bucket, "gathered", compute) for bucket in self.step.buckets.all]

@@ -11,7 +11,8 @@ send shapes, and the mask of tokens that nanotron sends beside hidden states, is
 A stage keeps what several micro-batches saved: each has a slot of buffers, which the next one takes
 that begins after it has ended. Gradients are collected and reduced as without a pipeline.
 
-Functions named in comments are those of `src/nanotron/parallel/pipeline_parallel` in February 2025.
+Functions named in comments are those of `src/nanotron/parallel/pipeline_parallel` in February 2025
+(0e0a27ea).
 """
 
 from dataclasses import dataclass, replace
@@ -23,12 +24,13 @@ from zsim.runtimes.nanotron.volume import VOLUME
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward, Held
+from zsim.zero.names import PIPELINE
 from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance, visits
-from zsim.zero.writer import PIPELINE, ScheduleWriter
 
 NEXT, BEFORE = 1, -1
 """Offsets along the pipeline."""
@@ -138,7 +140,7 @@ class StageOfPipeline(NanotronStep):
         self.write_setup()
         self.writer.begin_step()
         self.begin()
-        # OneForwardOneBackwardPipelineEngine.train_batch_iter (engine.py)
+        # as OneForwardOneBackwardPipelineEngine.train_batch_iter in engine.py does
         count = self.strategy.gradient_accumulation_steps
         for micro_batch in range(self.ahead):
             self._forward(micro_batch)
@@ -168,8 +170,8 @@ class StageOfPipeline(NanotronStep):
         slot = self._enter(micro_batch, "forward")
         part = self.writer.prefix
         if slot.given is not None:
-            # PipelineTrainBatchState.run_communication (state.py), from RecvTensorFromPipeline in
-            # functional.py: take an activation, then send a gradient
+            # recv_from_pipeline_state_buffer (functional.py) calls run_communication (state.py),
+            # which takes an activation, then sends a gradient.
             self._receive(slot.given.name, slot.given, BEFORE)
             self._send_gradient()
         self.writer.prefix = part
@@ -186,8 +188,8 @@ class StageOfPipeline(NanotronStep):
         if slot.sent is None:
             slot.passes.seed()
         else:
-            # run_communication again, from the backward of what was sent (functional.py): send an
-            # activation, then take a gradient
+            # SendTensorToPipelineBuffer.backward (functional.py) calls it too: it sends an
+            # activation, then takes a gradient.
             self._send_activation()
             self.writer.prefix = part
             self._receive(f"{slot.sent.name}/gradient", slot.sent, NEXT)
@@ -202,7 +204,7 @@ class StageOfPipeline(NanotronStep):
 
     def _send_activation(self) -> None:
         """Hand on what the last forward made, if that is owed yet."""
-        # SendActivation (state.py)
+        # SendActivation in state.py
         if self._owed_activation is None:
             return
         micro_batch, self._owed_activation = self._owed_activation, None
@@ -213,7 +215,7 @@ class StageOfPipeline(NanotronStep):
 
     def _send_gradient(self) -> None:
         """Hand on the gradient that the last backward made, if that is owed yet."""
-        # SendGrad (state.py)
+        # SendGrad in state.py
         if self._owed_gradient is None:
             return
         micro_batch, self._owed_gradient = self._owed_gradient, None

@@ -8,8 +8,8 @@ one, and a hook adds it to the fp32 one and reduces that: all-reduced without Ze
 with ZeRO-1, where ranks update their part of each parameter and gather the others once all are
 updated, which nothing hides.
 
-Functions named in comments are those of `src/nanotron` in February 2025; of later versions the hook
-all-reduces with ZeRO-1 as well.
+Functions named in comments are those of `src/nanotron` in February 2025 (0e0a27ea); the hook of
+later versions refuses ZeRO-1.
 """
 
 from collections import Counter
@@ -23,16 +23,17 @@ from zsim.runtimes.nanotron.volume import VOLUME
 from zsim.schedule.operation import Reduction, StreamOperation
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
+from zsim.zero.names import DATA, TENSOR
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
 from zsim.zero.sequence import shared_parameters
 from zsim.zero.state import Holding, persist_zeros
 from zsim.zero.step import Step
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import DATA, POOL, TENSOR, ScheduleWriter
 
 STEPS = 2
 """Steps after which the worst case repeats: the host waits at the end of each."""
@@ -135,7 +136,7 @@ class NanotronStep(Step):
 
     def begin(self) -> None:
         """Zero the buffers of gradients."""
-        # FP32GradientAccumulator.zero_grad (optim/gradient_accumulator.py)
+        # as FP32GradientAccumulator.zero_grad in optim/gradient_accumulator.py does
         self.writer.prefix = "step"
         for bucket in self.buckets.all:
             self.writer.fill(f"zero/{self._gradient(bucket)}", self._gradient(bucket), 0.0)
@@ -182,7 +183,7 @@ class NanotronStep(Step):
 
     def end_backward(self) -> None:
         """Add autograd's gradients to those in fp32, unless they are staged, and free them."""
-        # FP32GradientAccumulator.backward, _accumulate_grad (optim/gradient_accumulator.py)
+        # FP32GradientAccumulator.backward calls _accumulate_grad in optim/gradient_accumulator.py
         writer, staged = self.writer, self.is_last and self.wrapped
         for unit in reversed(range(len(self.model.units))):
             writer.prefix = f"step/backward/mb{self.micro_batch}/{self.model.units[unit].name}"

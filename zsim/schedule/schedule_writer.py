@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from zsim.dtype import DType
-from zsim.model.generator import Draws
 from zsim.model.model import ModelError
 from zsim.schedule.buffer_handle import BufferHandle
 from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box
-from zsim.schedule.operation import FreeMode, Operation
+from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
 from zsim.schedule.schedule import Buffer, Kind, Program
 
@@ -18,19 +17,6 @@ FROM_HOST = "host_to_device"
 """Streams of copies to host memory and back, beside those of kernels and of collectives."""
 POOL = "device"
 HOST_POOL = "host"
-DATA = "data"
-TENSOR = "tensor"
-REPLICATE = "replicate"
-PIPELINE = "pipeline"
-INNER = "inner"
-OUTER = "outer"
-"""Axes, and the groups along each. Where the data axis is split, its parts are outer and inner."""
-WORLD = "world"
-REPLICA = "replica"
-"""Groups of all ranks, and of those that hold the model's states once."""
-GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
-"""Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""
-
 ROLE = "all"
 """The role of ranks that all do the same."""
 
@@ -104,14 +90,16 @@ class ScheduleWriter(OperationList):
 
     def allocate(self, *buffers: BufferHandle | str) -> None:
         """Take memory for each buffer."""
-        for name in map(name_of, buffers):
+        for each in buffers:
+            name = name_of(each)
             assert name not in self.alive, f"{self.prefix}: {name} is alive"
             self.alive.add(name)
             buffer = self.buffers[name]
             alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
             self.alive_bytes[buffer.pool] = alive
-            self.peak_bytes[buffer.pool] = max(self.peak_bytes.get(buffer.pool, 0), alive)
-        super().allocate(*buffers)
+            if alive > self.peak_bytes.get(buffer.pool, 0):
+                self.peak_bytes[buffer.pool] = alive
+            self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 
     def persist(self, name: str) -> str:
         """Take memory that lives from setup on, through all steps."""
@@ -127,14 +115,13 @@ class ScheduleWriter(OperationList):
         verb: str = "free",
     ) -> None:
         """Give the memory of each buffer back after `uses`, as `mode` says."""
-        for name in map(name_of, buffers):
+        uses = tuple(uses)
+        for each in buffers:
+            name = name_of(each)
             self.alive.remove(name)
             buffer = self.buffers[name]
             self.alive_bytes[buffer.pool] -= buffer.size_bytes
-        super().free(*buffers, mode=mode, uses=uses, verb=verb)
-
-    def _memory_id(self, verb: str, name: str) -> str:
-        return f"{self.prefix}/{verb}/{name}"
+            self.add(Free(id=f"{self.prefix}/{verb}/{name}", buffer=name, mode=mode, uses=uses))
 
     def begin_step(self) -> None:
         """End setup: what is written from now on is the step."""
