@@ -12,20 +12,20 @@ from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import HOST_POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.partitioned_checkpoints import own_elements
 from zsim.zero.reduce import long_lived
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import HOST_POOL, Draft
 
 
-class Slots:
-    """A shelf of one buffer for each format, with a slot for every checkpoint."""
+class ContiguousStore:
+    """A store of one buffer for each format, with a slot for every checkpoint."""
 
     def __init__(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         model: Model,
         strategy: Strategy,
         *,
@@ -39,14 +39,14 @@ class Slots:
             places[value] = (dtype, sizes.get(dtype, 0))
             sizes[dtype] = sizes.get(dtype, 0) + own_elements(model, strategy, value)
         buffers: dict[DType, str] = {}
-        draft.prefix = "setup/checkpoints"
+        writer.prefix = "setup/checkpoints"
         for dtype, elements in sizes.items():
             name = f"checkpoints/{dtype}"
             if pool == HOST_POOL:
-                draft.host_buffer(name, elements, dtype, Kind.SAVED)
+                writer.host_buffer(name, elements, dtype, Kind.SAVED)
             else:
-                draft.buffer(name, elements, dtype, Kind.SAVED)
-            draft.persist(name)
+                writer.buffer(name, elements, dtype, Kind.SAVED)
+            writer.persist(name)
             buffers[dtype] = name
         self._views = {
             value: View(
@@ -67,9 +67,9 @@ class Slots:
         """Nothing: the slot stays, and what writes it next is ordered after what read it."""
 
 
-def allocate_gradients(draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
+def allocate_gradients(writer: ScheduleWriter, strategy: Strategy, buckets: Buckets) -> None:
     """What gradients collect in, and what they are reduced to, are there from set-up on."""
-    draft.prefix = "setup/gradients"
+    writer.prefix = "setup/gradients"
     for bucket in buckets.trained:
-        for name in long_lived(draft, strategy, bucket):
-            draft.persist(name)
+        for name in long_lived(writer, strategy, bucket):
+            writer.persist(name)

@@ -3,8 +3,8 @@
 from zsim.model.generator import Draw
 from zsim.model.model import Segment
 from zsim.schedule.operation import Action
+from zsim.zero.names import GENERATOR
 from zsim.zero.visit_order import SegmentVisit
-from zsim.zero.writer import GENERATOR
 
 
 class Drawn:
