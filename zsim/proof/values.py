@@ -18,7 +18,7 @@ from zsim.model.model import Model, Parameter
 from zsim.proof.context import Subject
 from zsim.proof.execution.meeting import UnfollowedError
 from zsim.proof.execution.proof import Outcome, StepProof, TooManyRanksError
-from zsim.proof.execution.reading import Training, model_of, training_of
+from zsim.proof.execution.reading import TENSOR, Training, model_of, training_of
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
 from zsim.schedule.operation import Action, Compute
@@ -85,8 +85,9 @@ def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
                 outcome.differences = proof.unheld()
         else:
             proof = StepProof(schedule, model, training, unfolded=unfolded)
-            if proof.misfits:
-                return Shown(findings=(_finding(*proof.misfits[0]),))
+            misfits = [*proof.misfits, *_copies(schedule, model)]
+            if misfits:
+                return Shown(findings=(_finding(*misfits[0]),))
             outcome = proof.run(generic(schedule))
     except TooManyRanksError as error:
         return Shown(not_shown=str(error))
@@ -152,6 +153,22 @@ def _parameters(schedule: Schedule, model: Model | None) -> Iterator[Finding]:
 
 def _described(parameter: LogicalParameter | Parameter) -> str:
     return f"{parameter.elements} elements{', frozen' if parameter.frozen else ''}"
+
+
+def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
+    """Find what is initialized alike on ranks that hold parts of it, or apart where they copy it."""
+    sharded = {each.name: each.tensor_sharded for each in model.parameters}
+    for program in schedule.programs if model.tensor > 1 else ():
+        for operation in program.setup:
+            if not isinstance(operation, Compute) or operation.action is not Action.INITIALIZE:
+                continue
+            for operand in operation.operands:
+                layout = program.by_name[operand.view.buffer].layout
+                for piece in () if layout is None else schedule.layout_by_name[layout].pieces:
+                    if (TENSOR in piece.copies) is sharded.get(piece.parameter):
+                        one, other = ("parts", "copies")[:: 1 if sharded[piece.parameter] else -1]
+                        what = f"begins {piece.parameter} as {other} on the ranks of {TENSOR}"
+                        yield program.role, operation.id, f"{what}, which hold {one}"
 
 
 def _unknown(schedule: Schedule, model: Model) -> str:
