@@ -7,6 +7,7 @@ Nothing is said of a schedule whose contract names no strategy.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 from zsim.dtype import DType
 from zsim.proof.context import Subject
@@ -62,6 +63,7 @@ def examine(subject: Subject) -> list[Finding]:
     ]
 
 
+@cache
 def _is_narrower(one: DType, other: DType) -> bool:
     """Return whether a format holds numbers of another one less exactly, or not all of them."""
     return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))

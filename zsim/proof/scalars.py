@@ -113,11 +113,9 @@ class _Counted:
         self.judges = judges
         self.given = given
         self.uses = Uses.of(program)
-        self.changes = [each for each in walk(program.step) if isinstance(each, SetScalar)]
-        self.ways = {
-            overflows: [each for each in _taken(program.step, overflows=overflows) if _counts(each)]
-            for overflows in (False, True)
-        }
+        step = [each for each in program.step if isinstance(each, Branch) or _counts(each)]
+        self.changes = [each for each in walk(step) if isinstance(each, SetScalar)]
+        self.ways = {way: list(_taken(step, overflows=way)) for way in (False, True)}
 
     def _finding(self, operation: str, why: str, *witness: str) -> Finding:
         return Finding(

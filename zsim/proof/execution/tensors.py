@@ -67,7 +67,8 @@ class Tensors:
         self._kinds: dict[tuple[int, int], tuple[int, View]] = {}
         self._kind_of: dict[tuple[object, ...], int] = {}
         self._cut_of: dict[str | None, int] = {None: -1}
-        self._indices: dict[int, Index] = {}
+        self._indices: dict[tuple[int, int], Index] = {}
+        self._indices_alike: dict[int, Index] = {}
         self._folded = any(
             len(along.coordinates) < schedule.mesh.axis_size(name)
             for name, along in grid.tracked.items()
@@ -345,10 +346,14 @@ class Tensors:
 
     def index(self, cell: RunCell, view: View) -> Index:
         """Return which numbers of the array of its buffer a view is."""
-        kind = self.kind(cell, view)
-        found = self._indices.get(kind)
+        key = (cell.index, id(view))
+        found = self._indices.get(key)
         if found is None:
-            found = self._indices[kind] = self._index(cell, self.held(cell, view.buffer), view)
+            kind = self.kind(cell, view)  # keeps the view, so that its id stays its own
+            found = self._indices_alike.get(kind)
+            if found is None:
+                found = self._index(cell, self.held(cell, view.buffer), view)
+            self._indices[key] = self._indices_alike[kind] = found
         return found
 
     def _index(self, cell: RunCell, held: Held, view: View) -> Index:
