@@ -156,7 +156,7 @@ def _described(parameter: LogicalParameter | Parameter) -> str:
 
 
 def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
-    """Find what is initialized alike on ranks that hold parts of it, or apart where they copy it."""
+    """Find what begins alike on ranks that hold parts of it, or apart where they hold copies."""
     sharded = {each.name: each.tensor_sharded for each in model.parameters}
     for program in schedule.programs if model.tensor > 1 else ():
         for operation in program.setup:
