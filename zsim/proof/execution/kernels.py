@@ -83,9 +83,9 @@ class Kernels:
         scale = scalars[compute.scalars[0]] if compute.scalars else None
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE:
-                return self.segments.forward(cell, compute, operands, of)
+                return self.segments.forward(cell, compute, operands)
             case Action.BACKWARD:
-                made, gradients = self.segments.backward(cell, compute, operands, of)
+                made, gradients = self.segments.backward(cell, compute, operands)
                 if self.follows_overflow:
                     self.measures.mark(cell, compute, gradients)
                 return made
@@ -126,7 +126,7 @@ class Kernels:
             if shown.undefined is not None:  # a mark of what is a piece, here
                 apart = apart & shown.undefined
             if apart.any():
-                self.segments.note(cell, compute, f"{Role.GRADIENT} 0", gradient)
+                self.segments.note(cell, compute, gradient, role=Role.GRADIENT)
             return
 
     def _update(
