@@ -19,9 +19,9 @@ from difflib import SequenceMatcher
 from typing import assert_never
 
 from zsim.network.volume import COLLECTIVE
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import Communicators, cells, communicators, outside
+from zsim.proof.rank_class import CommunicatorClass, communicators, outside, rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     AllGather,
@@ -67,47 +67,49 @@ class Issues:
     receives: dict[int, list[Issue]]
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Every disagreement, and every operation of a rank on a group that it does not belong to."""
-    schedule = subject.schedule
+def examine(context: Context) -> list[Finding]:
+    """Find every disagreement, and operations of ranks on groups that they are outside of."""
+    schedule = context.schedule
     alike = len(schedule.roles) == 1 and not any(group.where for group in schedule.groups)
     kinds = Send | Receive | Together if alike else Communication | Together
     busy = {
         numbered.group[number]
-        for each in subject.programs
+        for each in context.programs
         for _, numbered in each.parts
         for number in numbered.communications
         if isinstance(numbered.operations[number], kinds)
     }
     if not busy:
         return []
-    found = dict.fromkeys(_mixed(subject))
-    among = cells(schedule)
-    programs = {each.program.role: each.program for each in subject.programs}
+    found = dict.fromkeys(_mixed(context))
+    among = rank_classes(schedule)
+    programs = {each.program.role: each.program for each in context.programs}
     for group in schedule.groups:
         if group.name not in busy:
             continue
         count = group.size(schedule.mesh)
         why = f"the roles share communicators of {group.name} and issue different sequences"
         issues = {role: _issues(program, group.name, count) for role, program in programs.items()}
-        for cell in outside(schedule.mesh, group, among):
-            found.update(dict.fromkeys(_strangers(cell.role, group.name, issues[cell.role])))
+        for rank_class in outside(schedule.mesh, group, among):
+            found.update(
+                dict.fromkeys(_strangers(rank_class.role, group.name, issues[rank_class.role]))
+            )
         for communicator in communicators(schedule.mesh, group, among):
             first, *others = communicator.roles
             for other in others:
-                sides = ((role, issues[role].collectives) for role in (first, other))
-                found.update(dict.fromkeys(_unequal(f"{first} and {other}", *sides, why)))
+                ours, theirs = ((role, issues[role].collectives) for role in (first, other))
+                found.update(dict.fromkeys(_unequal(f"{first} and {other}", ours, theirs, why)))
             found.update(dict.fromkeys(_pair(communicator, issues)))
     return list(found)
 
 
-def _mixed(subject: Subject) -> Iterator[Finding]:
+def _mixed(context: Context) -> Iterator[Finding]:
     """Find what is issued as one and of several kinds; sends and receives are one kind.
 
     Runtimes coalesce collectives of one kind alone (torch.distributed's coalescing manager), and
     what a group of several kinds would cost or do is not defined here.
     """
-    for each in subject.programs:
+    for each in context.programs:
         for operation in each.program.by_id.values():
             if not isinstance(operation, Together):
                 continue
@@ -130,7 +132,7 @@ def _mixed(subject: Subject) -> Iterator[Finding]:
 
 
 def _issues(program: Program, group: str, count: int) -> Issues:
-    """What `program` issues on `group`, setup and then one step."""
+    """Return what `program` issues on `group`, in setup and then in one step."""
     found = Issues([], defaultdict(list), defaultdict(list))
 
     def go(operations: Iterable[Operation], path: Key) -> None:
@@ -174,7 +176,7 @@ def _uses(branch: Branch, group: str) -> bool:
 
 
 def _describe(operation: Communication) -> tuple[Key, str]:
-    """What has to agree, and the same in words."""
+    """Return what has to agree, and the same in words."""
     wire = operation.wire
     match operation:
         case AllGather(source=source):
@@ -194,7 +196,7 @@ def _describe(operation: Communication) -> tuple[Key, str]:
 
 
 def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
-    """Operations that ranks outside the group issue on it."""
+    """Find operations that ranks outside the group issue on it."""
     pairs = (*issues.sends.values(), *issues.receives.values())
     everything = [*issues.collectives, *(each for found in pairs for each in found)]
     if everything:
@@ -224,7 +226,7 @@ def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding
 
 
 def _differences(ours: list[Key], theirs: list[Key]) -> Iterator[tuple[int, int, int, int]]:
-    """Stretches in which two sequences differ; two with one equal entry between are one."""
+    """Yield stretches in which two sequences differ; one equal entry between does not end one."""
     if ours == theirs:
         return
     start = 0
@@ -264,8 +266,8 @@ def _side_by_side(*sides: Side) -> Iterator[str]:
         )
 
 
-def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Finding]:
-    """Sends without their receives, and the reverse, for each pair of roles and each offset."""
+def _pair(communicator: CommunicatorClass, issues: dict[str, Issues]) -> Iterator[Finding]:
+    """Find sends without their receives, and the reverse, by pair of roles and offset."""
     count = communicator.count
     for sender in communicator.roles:
         for receiver in communicator.roles:
@@ -283,8 +285,8 @@ def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Fi
                     yield from _unequal(roles, *sides, why)
 
 
-def _reaches(communicator: Communicators, sender: str, offset: int, receiver: str) -> bool:
-    """Whether a member `offset` places on from one that plays `sender` plays `receiver`."""
+def _reaches(communicator: CommunicatorClass, sender: str, offset: int, receiver: str) -> bool:
+    """Return whether `offset` places on from a member that plays `sender` one plays `receiver`."""
     count = communicator.count
     targets = communicator.intervals(receiver)
     for low, high in communicator.intervals(sender):

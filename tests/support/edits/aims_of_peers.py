@@ -1,12 +1,12 @@
 """Named edits of who talks to whom: other ends of messages, members of communicators."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from edits.aim import Aim, alone, in_step, made, through
 from edits.programs import Edit, rewritten
 from zsim.schedule.mesh import Group, Span
-from zsim.schedule.operation import Operation, Receive, Send, Together
+from zsim.schedule.operation import Communication, Operation, Receive, Send, Together
 from zsim.schedule.schedule import Program, Schedule
 
 Message = Send | Receive
@@ -18,8 +18,8 @@ def _offsets(schedule: Schedule, message: Message) -> list[int]:
     return [each for each in range(count) if (each - message.offset) % count]
 
 
-def _put(program: Program, message: Message, offset: int) -> Program:
-    """The program with another offset in one message, alone or one of several issued as one."""
+def _puts(message: Message, offset: int) -> Callable[[Program], Program]:
+    """What gives one message, alone or one of several issued as one, another offset."""
     new = replace(message, offset=offset)
 
     def change(each: Operation) -> tuple[Operation, ...]:
@@ -28,7 +28,7 @@ def _put(program: Program, message: Message, offset: int) -> Program:
             return (replace(each, members=members),)
         return (new if each.id == message.id else each,)
 
-    return rewritten(program, change)
+    return lambda program: rewritten(program, change)
 
 
 def _messages(schedule: Schedule) -> Iterator[Message]:
@@ -47,11 +47,7 @@ def elsewhere(kind: type[Send] | type[Receive], *, on_one_rank: bool) -> Aim:
             if isinstance(message, kind):
                 for offset in _offsets(schedule, message):
                     text = f"{message.id} at offset {offset}, not {message.offset}"
-                    yield from changed(
-                        schedule,
-                        lambda each, message=message, offset=offset: _put(each, message, offset),
-                        text,
-                    )
+                    yield from changed(schedule, _puts(message, offset), text)
 
     return aim
 
@@ -59,17 +55,15 @@ def elsewhere(kind: type[Send] | type[Receive], *, on_one_rank: bool) -> Aim:
 def all_elsewhere(schedule: Schedule) -> Iterator[Edit]:
     """Every message goes one rank further, and is awaited from there."""
 
+    def further(each: Communication) -> Communication:
+        if isinstance(each, Message):
+            return replace(each, offset=each.offset + (1 if isinstance(each, Send) else -1))
+        return each
+
     def change(each: Operation) -> tuple[Operation, ...] | None:
-        match each:
-            case Send(offset=offset):
-                return (replace(each, offset=offset + 1),)
-            case Receive(offset=offset):
-                return (replace(each, offset=offset - 1),)
-            case Together(members=members):
-                new = [one for member in members for one in change(member) or (member,)]
-                return (replace(each, members=tuple(new)),)
-            case _:
-                return None
+        if isinstance(each, Together):
+            return (replace(each, members=tuple(further(one) for one in each.members)),)
+        return (further(each),) if isinstance(each, Message) else None
 
     if any(len(_offsets(schedule, message)) > 1 for message in _messages(schedule)):
         yield from through(schedule, change, "every message goes one rank further")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import Index
-from zsim.specification.field import Numbers
+from zsim.specification.residues import Numbers
 
 Marks = NDArray[np.bool_]
 Words = NDArray[np.uint64]
@@ -48,7 +48,7 @@ class Datum:
 
     @property
     def count(self) -> int:
-        """Places."""
+        """Return the number of places."""
         return int(self.values.shape[-1])
 
 

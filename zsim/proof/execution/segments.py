@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks, anywhere, either, unwritten
-from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.grid import RankArray
 from zsim.schedule.operation import Action, Compute, Role
-from zsim.specification import kernel
-from zsim.specification.field import Numbers, Random, product, total
+from zsim.specification import stand_ins
+from zsim.specification.residues import Numbers, Random, product, total
 from zsim.specification.step import Application, PlainStep
 
 Makes = list[Datum | None]
@@ -58,9 +58,9 @@ class Segments:
         keys = ((compute.unit, compute.segment, batch) for batch in dict.fromkeys(order))
         return [known[key] for key in keys if key in known]
 
-    def _differs(self, cell: RunCell, datum: Datum, wanted: Numbers) -> Marks | None:
+    def _differs(self, ranks: RankArray, datum: Datum, wanted: Numbers) -> Marks | None:
         """Return on which ranks a datum is not the numbers, (ranks..., 1); None if on none."""
-        wanted = self.contents.within(cell, wanted)
+        wanted = self.contents.within(ranks, wanted)
         if datum.count != wanted.shape[-1]:
             return np.ones((1,) * (wanted.ndim - 1), bool)
         differs = datum.values != wanted
@@ -72,15 +72,15 @@ class Segments:
         return marks if marks.any() else None
 
     def note(
-        self, cell: RunCell, compute: Compute, datum: Datum, *, role: Role, place: int = 0
+        self, ranks: RankArray, compute: Compute, datum: Datum, *, role: Role, place: int = 0
     ) -> None:
         """Remember that an operand, by role and number, is another than in the plain step."""
         views = [each.view for each in compute.operands if each.role is role]
         buffer = views[place].buffer if place < len(views) else ""
         undefined = datum.undefined is not None and bool(datum.undefined.any())
-        self.departures.append(Departure(cell.program.role, compute.id, role, buffer, undefined))
+        self.departures.append(Departure(ranks.program.role, compute.id, role, buffer, undefined))
 
-    def forward(self, cell: RunCell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+    def forward(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return what forward makes."""
         of = _by_role(compute, operands)
         outputs = [each.count for each in of[Role.OUTPUT]]
@@ -92,14 +92,14 @@ class Segments:
                 return None
             return [*run.outputs, *_repeated(run.saved, saves)]
 
-        made = self._chosen(cell, compute, of, makes, counts=[*outputs, *saves], alike=len(saves))
+        made = self._chosen(ranks, compute, of, makes, counts=[*outputs, *saves], alike=len(saves))
         split = len(outputs)
         return _in_order(
             compute, operands, {Role.OUTPUT: iter(made[:split]), Role.SAVED: iter(made[split:])}
         )
 
     def backward(
-        self, cell: RunCell, compute: Compute, operands: Sequence[Datum]
+        self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
     ) -> tuple[Makes, list[Datum]]:
         """Return what backward makes, and of that the gradients of parameters."""
         of = _by_role(compute, operands)
@@ -109,7 +109,7 @@ class Segments:
             sizes = [high - low for low, high in zip([0, *run.ends], run.ends, strict=False)]
             return [run.towards] if sizes == counts else None
 
-        (whole,) = self._chosen(cell, compute, of, makes, counts=[sum(counts)], alike=0)
+        (whole,) = self._chosen(ranks, compute, of, makes, counts=[sum(counts)], alike=0)
         slopes = of[Role.OUTPUT_GRADIENT]
         slope = self.plain.slope(
             f"{compute.unit}/{compute.segment}", [each.values for each in slopes]
@@ -142,21 +142,23 @@ class Segments:
             for place, pair in enumerate(zip(of[role], numbers, strict=True))
         ]
 
-    def _apart(self, cell: RunCell, compute: Compute, read: Reads, *, notes: bool) -> Marks | None:
+    def _apart(
+        self, ranks: RankArray, compute: Compute, read: Reads, *, notes: bool
+    ) -> Marks | None:
         """Return on which ranks an operand is another than in the plain step; None if on none."""
         found: Marks | None = None
         for role, place, datum, wanted in read:
-            differs = self._differs(cell, datum, wanted)
+            differs = self._differs(ranks, datum, wanted)
             if differs is None:
                 continue
             if notes and found is None:
-                self.note(cell, compute, datum, role=role, place=place)
+                self.note(ranks, compute, datum, role=role, place=place)
             found = either(found, differs)
         return found
 
     def _chosen(
         self,
-        cell: RunCell,
+        ranks: RankArray,
         compute: Compute,
         of: ByRole,
         makes: Callable[[Application], list[Numbers] | None],
@@ -175,8 +177,8 @@ class Segments:
             pairs, made = self._reads(compute, of, run), makes(run)
             if pairs is None or made is None:
                 continue
-            made = [self.contents.within(cell, each) for each in made]
-            differs = self._apart(cell, compute, pairs, notes=number_of == 0)
+            made = [self.contents.within(ranks, each) for each in made]
+            differs = self._apart(ranks, compute, pairs, notes=number_of == 0)
             if differs is None:
                 return [Datum(each) for each in made]
             found = found or self._drawn(compute, read, counts, alike)
@@ -196,11 +198,11 @@ class Segments:
         name = f"{compute.unit}/{compute.segment} {compute.action == Action.BACKWARD}"
         seen = np.zeros((2, *(1,) * (self.dimensions - 1)), np.uint64)
         for place, datum in enumerate(read):
-            seen = total(seen, kernel.digest(self.random, f"{name} reads {place}", datum.values))
+            seen = total(seen, stand_ins.digest(self.random, f"{name} reads {place}", datum.values))
         made: list[Numbers] = []
         for place, count in enumerate(counts):
             single = place >= len(counts) - alike
-            drawn = kernel.function(
+            drawn = stand_ins.function(
                 self.random, f"{name} makes {place}", seen, 1 if single else count
             )
             made.append(_wide(drawn, count) if single else drawn)

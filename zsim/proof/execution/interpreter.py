@@ -1,4 +1,4 @@
-"""Runs the programs of all cells in the order in which their hosts issue them, on exact numbers.
+"""Runs the programs of all classes in the order in which their hosts issue them, on exact numbers.
 
 That this order stands for every other one is what the families of order prove: so the machine runs
 only what they have passed. A send is over when it is issued, all else before what comes next.
@@ -9,10 +9,10 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from zsim.proof.execution.collective_runner import Collective, CollectiveRunner, UnfollowedError
+from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.datum import Datum, read, unwritten, written
-from zsim.proof.execution.grid import RunCell
-from zsim.proof.execution.kernels import Kernels
-from zsim.proof.execution.meeting import Collective, Meetings, UnfollowedError
+from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.access import COMPUTE_ACCESS
@@ -35,20 +35,20 @@ from zsim.schedule.operation import (
     Together,
     View,
 )
-from zsim.specification.field import Numbers
+from zsim.specification.residues import Numbers
 
 Host = Generator[Collective | Receive, Datum, None]
 
 
 @dataclass(slots=True)
-class Memory:
-    """Memory of the ranks of one cell: buffers by name, and the numbers of the host."""
+class RankMemory:
+    """What the ranks of one class hold: buffers by name, and the numbers of the host."""
 
     buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
     scalars: dict[str, float] = field(default_factory=dict[str, float])
 
 
-class Machine:
+class Interpreter:
     """Runs setup or a step from given memory.
 
     `overflows` is the way that branches take which decide on whether a gradient overflowed;
@@ -56,14 +56,14 @@ class Machine:
     """
 
     def __init__(
-        self, tensors: Tensors, meetings: Meetings, kernels: Kernels, moves: Moves
+        self, tensors: Tensors, collectives: CollectiveRunner, kernels: Kernels, moves: Moves
     ) -> None:
         self.tensors = tensors
-        self.meetings = meetings
+        self.collectives = collectives
         self.kernels = kernels
         self.moves = moves
-        self.cells = tensors.grid.cells
-        self.memory: list[Memory] = []
+        self.classes = tensors.grid.classes
+        self.memory: list[RankMemory] = []
         self.overflows = False
         self.in_setup = True
         self.troubles: dict[tuple[str, str], str] = {}
@@ -71,18 +71,18 @@ class Machine:
         self._decided: list[list[tuple[Branch, Numbers]]] = []
         self._waiting: list[tuple[Host, Collective | Receive] | None] = []
 
-    def run(self, memory: list[Memory], *, setup: bool, overflows: bool) -> None:
-        """Run setup or a step; `memory` of each cell is changed.
+    def run(self, memory: list[RankMemory], *, setup: bool, overflows: bool) -> None:
+        """Run setup or a step; `memory` of each class is changed.
 
         Raises:
             UnfollowedError: the schedule does what cannot be followed.
         """
         self.memory, self.in_setup, self.overflows = memory, setup, overflows
         self._mail.clear()
-        self._decided = [[] for _ in self.cells]
+        self._decided = [[] for _ in self.classes]
         hosts = [
-            self._host(cell, cell.program.setup if setup else cell.program.step)
-            for cell in self.cells
+            self._host(ranks, ranks.program.setup if setup else ranks.program.step)
+            for ranks in self.classes
         ]
         self._waiting = [None] * len(hosts)
         for index, host in enumerate(hosts):
@@ -101,21 +101,21 @@ class Machine:
             self._waiting[index] = host, request
 
     def _serve(self) -> bool:
-        """Answer what cells wait for, as far as it is there; whether something was."""
+        """Answer what classes wait for, as far as it is there; whether something was."""
         served = False
         for index, waiting in enumerate(self._waiting):
             if waiting is None or self._waiting[index] is not waiting:
                 continue
             host, request = waiting
-            cell = self.cells[index]
+            ranks = self.classes[index]
             if isinstance(request, Receive):
-                mail = self._mail[self.tensors.grid.route(cell, request)]
+                mail = self._mail[self.tensors.grid.route(ranks, request)]
                 if mail:
                     self._resume(index, host, mail.popleft())
                     served = True
                 continue
             group = self.tensors.schedule.group_by_name[request.group]
-            row = self.tensors.grid.row(cell, group)
+            row = self.tensors.grid.row(ranks, group)
             waits = [self._waiting[other.index] for other in row]
             if any(
                 each is None or isinstance(each[1], Receive) or each[1].group != request.group
@@ -127,61 +127,61 @@ class Machine:
                 for other, each in zip(row, waits, strict=True)
                 if each is not None and not isinstance(each[1], Receive)
             ]
-            answers = self.meetings.meet(brings)
-            if self.meetings.unordered:
+            answers = self.collectives.meet(brings)
+            if self.collectives.unordered:
                 name = brings[0][1].source.buffer
                 why = f"takes the maximum of {name}, which is no verdict and differs between ranks"
-                self._trouble(cell, brings[0][1].id, why)
+                self._trouble(ranks, brings[0][1].id, why)
             for other, each, answer in zip(row, waits, answers, strict=True):
                 assert each is not None
                 self._resume(other.index, each[0], answer)
             served = True
         return served
 
-    def _source(self, cell: RunCell, operation: Collective) -> Datum:
+    def _source(self, ranks: RankArray, operation: Collective) -> Datum:
         """Return what a rank brings; what is added up has to have been written."""
-        datum = self.read(cell, operation.source)
+        datum = self.read(ranks, operation.source)
         if isinstance(operation, AllReduce | ReduceScatter):
-            self._need_written(cell, operation.id, operation.source, datum)
+            self._need_written(ranks, operation.id, operation.source, datum)
         return datum
 
-    def _need_written(self, cell: RunCell, operation: str, view: View, datum: Datum) -> None:
+    def _need_written(self, ranks: RankArray, operation: str, view: View, datum: Datum) -> None:
         """Note it if an operation computes with what nobody wrote."""
         if datum.undefined is None or not datum.undefined.any():
             return
-        if (datum.undefined & self.tensors.filled(cell, view)).any():
+        if (datum.undefined & self.tensors.filled(ranks, view)).any():
             why = f"computes with {view.buffer}, of which nothing wrote a part"
-            self._trouble(cell, operation, why)
+            self._trouble(ranks, operation, why)
 
-    def read(self, cell: RunCell, view: View) -> Datum:
-        """Return what a view holds on all ranks of a cell."""
-        datum = self.memory[cell.index].buffers.get(view.buffer)
-        index = self.tensors.index(cell, view)
+    def read(self, ranks: RankArray, view: View) -> Datum:
+        """Return what a view holds on all ranks of a class."""
+        datum = self.memory[ranks.index].buffers.get(view.buffer)
+        index = self.tensors.index(ranks, view)
         if datum is None:
-            return unwritten(len(cell.shape), index.count)
+            return unwritten(len(ranks.shape), index.count)
         return read(datum, index)
 
-    def write(self, cell: RunCell, view: View, new: Datum) -> None:
-        """Write a view on all ranks of a cell.
+    def write(self, ranks: RankArray, view: View, new: Datum) -> None:
+        """Write a view on all ranks of a class.
 
         Raises:
             UnfollowedError: it has another number of pieces.
         """
-        index = self.tensors.index(cell, view)
+        index = self.tensors.index(ranks, view)
         if new.count != index.count:
             raise UnfollowedError(f"{view.buffer} is not cut as what is written into it")
-        buffers = self.memory[cell.index].buffers
-        width = self.tensors.held(cell, view.buffer).width
+        buffers = self.memory[ranks.index].buffers
+        width = self.tensors.held(ranks, view.buffer).width
         if index.take is None and index.low == 0 and index.high == width:
             buffers[view.buffer] = new
             return
         datum = buffers.get(view.buffer)
         if datum is None:
-            datum = unwritten(len(cell.shape), width)
+            datum = unwritten(len(ranks.shape), width)
         buffers[view.buffer] = written(datum, index, new)
 
-    def _host(self, cell: RunCell, operations: Iterable[Operation]) -> Host:
-        memory = self.memory[cell.index]
+    def _host(self, ranks: RankArray, operations: Iterable[Operation]) -> Host:
+        memory = self.memory[ranks.index]
         for operation in operations:
             match operation:
                 case Allocate(buffer=name):
@@ -189,93 +189,93 @@ class Machine:
                 case Free(buffer=name):
                     memory.buffers.pop(name, None)
                 case Compute():
-                    self._compute(cell, operation, memory.scalars)
+                    self._compute(ranks, operation, memory.scalars)
                 case Copy():
-                    self._copy(cell, operation)
+                    self._copy(ranks, operation)
                 case Fill():
                     self.write(
-                        cell, operation.target, self.moves.filled(cell, operation, memory.scalars)
+                        ranks, operation.target, self.moves.filled(ranks, operation, memory.scalars)
                     )
                 case AllGather() | ReduceScatter() | AllReduce() | Broadcast():
-                    self.write(cell, operation.target, (yield operation))
+                    self.write(ranks, operation.target, (yield operation))
                 case Send():
-                    self._send(cell, operation)
+                    self._send(ranks, operation)
                 case Receive():
-                    self.write(cell, operation.target, (yield operation))
+                    self.write(ranks, operation.target, (yield operation))
                 case Together(members=members):
-                    yield from self._together(cell, members)
+                    yield from self._together(ranks, members)
                 case SetScalar():
                     set_scalar(operation, memory.scalars)
                 case Branch():
-                    side = operation.then if self._takes(cell, operation) else operation.otherwise
-                    yield from self._host(cell, side)
+                    side = operation.then if self._takes(ranks, operation) else operation.otherwise
+                    yield from self._host(ranks, side)
                 case HostWait():
                     pass
                 case _:
                     assert_never(operation)
 
-    def _together(self, cell: RunCell, members: Iterable[Operation]) -> Host:
+    def _together(self, ranks: RankArray, members: Iterable[Operation]) -> Host:
         """Run operations that are issued as one: what is sent leaves first."""
         for member in members:
             if isinstance(member, Send):
-                self._send(cell, member)
+                self._send(ranks, member)
         for member in members:
             if isinstance(member, Receive | AllGather | ReduceScatter | AllReduce | Broadcast):
-                self.write(cell, member.target, (yield member))
+                self.write(ranks, member.target, (yield member))
 
-    def _compute(self, cell: RunCell, compute: Compute, scalars: Mapping[str, float]) -> None:
-        operands = [self.read(cell, each.view) for each in compute.operands]
+    def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
+        operands = [self.read(ranks, each.view) for each in compute.operands]
         access = COMPUTE_ACCESS[compute.action]
         for operand, datum in zip(compute.operands, operands, strict=True):
             if datum.undefined is not None and access[operand.role][0]:
-                self._need_written(cell, compute.id, operand.view, datum)
-        made = self.kernels.run(cell, compute, operands, scalars, in_setup=self.in_setup)
+                self._need_written(ranks, compute.id, operand.view, datum)
+        made = self.kernels.run(ranks, compute, operands, scalars, in_setup=self.in_setup)
         for operand, new in zip(compute.operands, made, strict=True):
             if new is not None:
-                self.write(cell, operand.view, new)
+                self.write(ranks, operand.view, new)
 
-    def _copy(self, cell: RunCell, copy: Copy) -> None:
-        source = self.read(cell, copy.source)
+    def _copy(self, ranks: RankArray, copy: Copy) -> None:
+        source = self.read(ranks, copy.source)
         counts = copy.accumulate or copy.by_parameter
-        held = self.read(cell, copy.target) if counts else None
-        made = self.moves.copied(cell, copy, source, held)
+        held = self.read(ranks, copy.target) if counts else None
+        made = self.moves.copied(ranks, copy, source, held)
         if copy.accumulate:
-            self._need_written(cell, copy.id, copy.target, made)
-        self.write(cell, copy.target, made)
+            self._need_written(ranks, copy.id, copy.target, made)
+        self.write(ranks, copy.target, made)
 
-    def _send(self, cell: RunCell, operation: Send) -> None:
-        self._mail[self.tensors.grid.route(cell, operation)].append(
-            self.read(cell, operation.source)
+    def _send(self, ranks: RankArray, operation: Send) -> None:
+        self._mail[self.tensors.grid.route(ranks, operation)].append(
+            self.read(ranks, operation.source)
         )
 
-    def _takes(self, cell: RunCell, branch: Branch) -> bool:
-        """Return whether a cell takes the list `then`."""
-        value = self.read(cell, branch.value)
-        self._need_written(cell, branch.id, branch.value, value)
+    def _takes(self, ranks: RankArray, branch: Branch) -> bool:
+        """Return whether a class takes the list `then`."""
+        value = self.read(ranks, branch.value)
+        self._need_written(ranks, branch.id, branch.value, value)
         flat = value.values.reshape(2, -1)
         first = flat[:, :1]
-        place = len(self._decided[cell.index])
-        self._decided[cell.index].append((branch, first))
+        place = len(self._decided[ranks.index])
+        self._decided[ranks.index].append((branch, first))
         if (flat != first).any():
-            self._trouble(cell, branch.id, "decides on what differs from rank to rank")
-        for other in self.cells[: cell.index]:
+            self._trouble(ranks, branch.id, "decides on what differs from rank to rank")
+        for other in self.classes[: ranks.index]:
             theirs = self._decided[other.index]
             if place < len(theirs) and (theirs[place][1] != first).any():
                 name = other.program.role
-                self._trouble(cell, branch.id, f"decides on another value than {name} does")
+                self._trouble(ranks, branch.id, f"decides on another value than {name} does")
         if value.covered is not None:
             left = self.kernels.measures.uncovered(value.covered)
             if left:
-                self._trouble(cell, branch.id, f"an overflow of {left} does not reach it")
+                self._trouble(ranks, branch.id, f"an overflow of {left} does not reach it")
             return self.overflows
         if not first.any() or self.moves.is_constant(first):
             return bool(first.any())
         if self.kernels.judges:
-            self._trouble(cell, branch.id, "decides on what is no verdict on all gradients")
+            self._trouble(ranks, branch.id, "decides on what is no verdict on all gradients")
         return self.overflows
 
-    def _trouble(self, cell: RunCell, operation: str, why: str) -> None:
-        self.troubles.setdefault((cell.program.role, operation), why)
+    def _trouble(self, ranks: RankArray, operation: str, why: str) -> None:
+        self.troubles.setdefault((ranks.program.role, operation), why)
 
 
 def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
