@@ -189,7 +189,8 @@ class CollectiveRunner:
     def _own(self, row: CommunicatorRow, datum: Datum, place: int, target: View) -> Datum:
         """Return what class number `place` of a row gets."""
         own = changed((datum,), lambda arrays, n: row.part(place, arrays[0], n), ranks_only=True)
-        return read(own, Index(0, self.tensors.index(row.classes[place], target).count))
+        count = self.tensors.index(row.classes[place], target).count
+        return read(own, Index(0, count, is_whole=count == own.count))
 
     def _root(self, row: CommunicatorRow, operation: Broadcast) -> int:
         """Return the number of the root among the members that are run."""

@@ -5,11 +5,16 @@ only what they have passed. A send is over when it is issued, all else before wh
 """
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from zsim.proof.execution.collective_runner import Collective, CollectiveRunner, UnfollowedError
+from zsim.proof.execution.collective_runner import (
+    Bring,
+    Collective,
+    CollectiveRunner,
+    UnfollowedError,
+)
 from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.datum import Datum, read, unwritten, written
 from zsim.proof.execution.grid import RankArray
@@ -122,21 +127,37 @@ class Interpreter:
                 for each in waits
             ):
                 continue
-            brings = [
-                (other, each[1], self._source(other, each[1]))
-                for other, each in zip(row, waits, strict=True)
-                if each is not None and not isinstance(each[1], Receive)
-            ]
-            answers = self.collectives.meet(brings)
-            if self.collectives.unordered:
-                name = brings[0][1].source.buffer
-                why = f"takes the maximum of {name}, which is no verdict and differs between ranks"
-                self._trouble(ranks, brings[0][1].id, why)
+            answers = self._meet(
+                [
+                    (other, each[1], self._source(other, each[1]))
+                    for other, each in zip(row, waits, strict=True)
+                    if each is not None and not isinstance(each[1], Receive)
+                ]
+            )
             for other, each, answer in zip(row, waits, answers, strict=True):
                 assert each is not None
                 self._resume(other.index, each[0], answer)
             served = True
         return served
+
+    def _meet(self, brings: Sequence[Bring]) -> list[Datum]:
+        """Carry out a collective; return what each class gets."""
+        answers = self.collectives.meet(brings)
+        if self.collectives.unordered:
+            ranks, operation, _ = brings[0]
+            name = operation.source.buffer
+            why = f"takes the maximum of {name}, which is no verdict and differs between ranks"
+            self._trouble(ranks, operation.id, why)
+        return answers
+
+    def _collective(self, ranks: RankArray, operation: Collective) -> Host:
+        """Carry out a collective, at once where no ranks of another class take part."""
+        group = self.tensors.schedule.group_by_name[operation.group]
+        if len(self.tensors.grid.row(ranks, group)) > 1:
+            answer = yield operation
+        else:
+            (answer,) = self._meet([(ranks, operation, self._source(ranks, operation))])
+        self.write(ranks, operation.target, answer)
 
     def _source(self, ranks: RankArray, operation: Collective) -> Datum:
         """Return what a rank brings; what is added up has to have been written."""
@@ -171,14 +192,13 @@ class Interpreter:
         if new.count != index.count:
             raise UnfollowedError(f"{view.buffer} is not cut as what is written into it")
         buffers = self.memory[ranks.index].buffers
-        width = self.tensors.held(ranks, view.buffer).width
-        if index.take is None and index.low == 0 and index.high == width:
-            buffers[view.buffer] = new
-            return
-        datum = buffers.get(view.buffer)
-        if datum is None:
-            datum = unwritten(len(ranks.shape), width)
-        buffers[view.buffer] = written(datum, index, new)
+        if not index.is_whole:
+            datum = buffers.get(view.buffer)
+            if datum is None:
+                width = self.tensors.held(ranks, view.buffer).width
+                datum = unwritten(len(ranks.shape), width)
+            new = written(datum, index, new)
+        buffers[view.buffer] = new
 
     def _host(self, ranks: RankArray, operations: Iterable[Operation]) -> Host:
         memory = self.memory[ranks.index]
@@ -197,7 +217,7 @@ class Interpreter:
                         ranks, operation.target, self.moves.filled(ranks, operation, memory.scalars)
                     )
                 case AllGather() | ReduceScatter() | AllReduce() | Broadcast():
-                    self.write(ranks, operation.target, (yield operation))
+                    yield from self._collective(ranks, operation)
                 case Send():
                     self._send(ranks, operation)
                 case Receive():
@@ -220,8 +240,10 @@ class Interpreter:
             if isinstance(member, Send):
                 self._send(ranks, member)
         for member in members:
-            if isinstance(member, Receive | AllGather | ReduceScatter | AllReduce | Broadcast):
+            if isinstance(member, Receive):
                 self.write(ranks, member.target, (yield member))
+            elif isinstance(member, Collective):
+                yield from self._collective(ranks, member)
 
     def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
         operands = [self.read(ranks, each.view) for each in compute.operands]

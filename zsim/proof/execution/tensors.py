@@ -23,11 +23,13 @@ class Index:
     """Places of a view in a buffer's array: a slice, or numbers that differ by rank.
 
     `take` has the shape of the ranks, then the places of the view; NOTHING where a rank has none.
+    `is_whole` if they are all places of the array.
     """
 
     low: int
     high: int
     take: Integers | None = None
+    is_whole: bool = False
 
     @property
     def count(self) -> int:
@@ -359,7 +361,7 @@ class Tensors:
     def _index(self, ranks: RankArray, held: BufferPieces, view: View) -> Index:
         buffer = self.buffer(ranks.program, view.buffer)
         if view.size == buffer.elements and view.axis is None and view.layout is None:
-            return Index(0, held.width)
+            return Index(0, held.width, is_whole=True)
         axes = self.varies(ranks.program, view)
         ranges: dict[tuple[int, ...], tuple[int, int]] = {}
         for position, at in self.grid.ranks(ranks, axes):
@@ -371,7 +373,8 @@ class Tensors:
             first = int(held.first[there])
             ranges[position] = (low - first, high - first) if high > low else (0, 0)
         if len(set(ranges.values())) == 1:
-            return Index(*next(iter(ranges.values())))
+            ((low, high),) = set(ranges.values())
+            return Index(low, high, is_whole=(low, high) == (0, held.width))
         width = max(high - low for low, high in ranges.values())
         take = np.full((*self._shape(ranks, axes), width), NOTHING, np.int64)
         for position, (low, high) in ranges.items():
