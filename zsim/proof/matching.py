@@ -21,7 +21,7 @@ from typing import assert_never
 from zsim.network.volume import COLLECTIVE
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import CommunicatorClass, communicators, outside, rank_classes
+from zsim.proof.rank_class import AlikeCommunicators, communicators, outside, rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     AllGather,
@@ -266,7 +266,7 @@ def _side_by_side(*sides: Side) -> Iterator[str]:
         )
 
 
-def _pair(communicator: CommunicatorClass, issues: dict[str, Issues]) -> Iterator[Finding]:
+def _pair(communicator: AlikeCommunicators, issues: dict[str, Issues]) -> Iterator[Finding]:
     """Find sends without their receives, and the reverse, by pair of roles and offset."""
     count = communicator.count
     for sender in communicator.roles:
@@ -285,7 +285,7 @@ def _pair(communicator: CommunicatorClass, issues: dict[str, Issues]) -> Iterato
                     yield from _unequal(roles, *sides, why)
 
 
-def _reaches(communicator: CommunicatorClass, sender: str, offset: int, receiver: str) -> bool:
+def _reaches(communicator: AlikeCommunicators, sender: str, offset: int, receiver: str) -> bool:
     """Return whether `offset` places on from a member that plays `sender` one plays `receiver`."""
     count = communicator.count
     targets = communicator.intervals(receiver)

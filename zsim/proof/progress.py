@@ -29,7 +29,7 @@ from itertools import product
 
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import CommunicatorClass, RankClass, communicators, rank_classes
+from zsim.proof.rank_class import AlikeCommunicators, RankBox, communicators, rank_classes
 from zsim.proof.wait_graph import WaitGraph
 from zsim.schedule.happens_before import OUTCOMES_MAX
 from zsim.schedule.operation import (
@@ -138,7 +138,7 @@ def _peers(numbered: Numbered, number: int) -> list[tuple[bool, int]]:
     ]
 
 
-def _rank_classes(context: Context) -> list[RankClass]:
+def _rank_classes(context: Context) -> list[RankBox]:
     """Return classes to build the graph on; none if waits can only point back."""
     schedule = context.schedule
     pairing = _pairing_groups(context)
@@ -248,7 +248,7 @@ class _Waits:
     """
 
     def __init__(
-        self, context: Context, among: list[RankClass], taken: set[str], *, in_order: bool = False
+        self, context: Context, among: list[RankBox], taken: set[str], *, in_order: bool = False
     ) -> None:
         schedule = context.schedule
         self.in_order = in_order
@@ -271,7 +271,7 @@ class _Waits:
             for each in communicators(schedule.mesh, group, among):
                 self._meet(each, [issued[rank_class][group.name] for rank_class, _ in each.members])
 
-    def _meet(self, communicator: CommunicatorClass, issued: list[list[_Issued]]) -> None:
+    def _meet(self, communicator: AlikeCommunicators, issued: list[list[_Issued]]) -> None:
         """Make partners wait for each other's start."""
         collectives = [[each for each in one if _is_collective(each)] for one in issued]
         if len({len(each) for each in collectives}) == 1:

@@ -18,16 +18,16 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class RankClass:
-    """Ranks within `limits`, one interval for each axis of the mesh, all of one role."""
+class RankBox:
+    """The ranks of a class: within one interval along each axis of the mesh, all of one role."""
 
     role: str
     limits: tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CommunicatorClass:
-    """CommunicatorClass of a group that consist of the same classes.
+class AlikeCommunicators:
+    """Communicators of a group that consist of the same classes of ranks.
 
     `members` has, for each class, the intervals of its ranks' indexes in the communicator. One role
     may have several classes, and one class several intervals.
@@ -35,7 +35,7 @@ class CommunicatorClass:
 
     group: Group
     count: int
-    members: tuple[tuple[RankClass, tuple[Interval, ...]], ...]
+    members: tuple[tuple[RankBox, tuple[Interval, ...]], ...]
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class CommunicatorClass:
         ]
 
 
-def rank_classes(schedule: Schedule, alone: frozenset[str] = frozenset()) -> list[RankClass]:
+def rank_classes(schedule: Schedule, alone: frozenset[str] = frozenset()) -> list[RankBox]:
     """Return the classes of the mesh; along the axes `alone` each has one coordinate."""
     mesh = schedule.mesh
     boxes = [box for role in schedule.roles for box in role.boxes]
@@ -64,19 +64,19 @@ def rank_classes(schedule: Schedule, alone: frozenset[str] = frozenset()) -> lis
                 if span.axis == axis.name:
                     cuts |= {span.start, span.end}
         intervals.append(list(pairwise(sorted(cuts))))
-    found: list[RankClass] = []
+    found: list[RankBox] = []
     for limits in product(*intervals):
         corner = {axis.name: low for axis, (low, _) in zip(mesh.axes, limits, strict=True)}
         role = next(role for role in schedule.roles if role.holds(mesh, corner))
-        found.append(RankClass(role.name, limits))
+        found.append(RankBox(role.name, limits))
     return found
 
 
-def communicators(mesh: Mesh, group: Group, among: list[RankClass]) -> list[CommunicatorClass]:
+def communicators(mesh: Mesh, group: Group, among: list[RankBox]) -> list[AlikeCommunicators]:
     """Return the classes of communicators of `group`, made of the classes `among`."""
     limits = list(mesh.limits(group.where).values())
     varies = [axis.name in group.axes for axis in mesh.axes]
-    classes: dict[tuple[Interval, ...], list[tuple[RankClass, tuple[Interval, ...]]]] = {}
+    classes: dict[tuple[Interval, ...], list[tuple[RankBox, tuple[Interval, ...]]]] = {}
     for rank_class in among:
         if not _inside(rank_class, limits):
             continue
@@ -90,16 +90,16 @@ def communicators(mesh: Mesh, group: Group, among: list[RankClass]) -> list[Comm
         ]
         classes.setdefault(key, []).append((rank_class, tuple(_indexes(spans))))
     count = group.size(mesh)
-    return [CommunicatorClass(group, count, tuple(members)) for members in classes.values()]
+    return [AlikeCommunicators(group, count, tuple(members)) for members in classes.values()]
 
 
-def outside(mesh: Mesh, group: Group, among: list[RankClass]) -> list[RankClass]:
+def outside(mesh: Mesh, group: Group, among: list[RankBox]) -> list[RankBox]:
     """Return classes whose ranks belong to no communicator of `group`."""
     limits = list(mesh.limits(group.where).values())
     return [rank_class for rank_class in among if not _inside(rank_class, limits)]
 
 
-def _inside(rank_class: RankClass, limits: list[range]) -> bool:
+def _inside(rank_class: RankBox, limits: list[range]) -> bool:
     return all(
         limit.start <= low and high <= limit.stop
         for (low, high), limit in zip(rank_class.limits, limits, strict=True)

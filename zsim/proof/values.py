@@ -18,7 +18,7 @@ from zsim.model.model import Model, Parameter
 from zsim.proof.context import Context
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
-from zsim.proof.execution.step_proof import ProofResult, StepProof, TooManyRanksError
+from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
 from zsim.schedule.operation import Action, Compute
@@ -80,7 +80,7 @@ def shown(context: Context, *, unfolded: bool = False) -> Shown:
     try:
         if not_shown:
             proof = StepProof(schedule, None, None, unfolded=unfolded)
-            outcome = ProofResult(troubles=proof.wander())
+            outcome = StepResult(troubles=proof.wander())
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
@@ -185,7 +185,7 @@ def _unknown(schedule: Schedule, model: Model) -> str:
     return ""
 
 
-def _findings(outcome: ProofResult) -> list[Finding]:
+def _findings(outcome: StepResult) -> list[Finding]:
     """Return one finding for one cause: where a schedule leaves plain training first."""
     if outcome.troubles:
         ((role, operation), why), *others = outcome.troubles.items()

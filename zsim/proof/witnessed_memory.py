@@ -46,7 +46,7 @@ FROM_ELSEWHERE = (
 """Computations that may read what is no buffer's: data, initial values, constants of a module."""
 
 
-class BufferAccess(NamedTuple):
+class ByteAccess(NamedTuple):
     """A part of a buffer that an operation has to do with."""
 
     part: ByteRange
@@ -184,7 +184,7 @@ class _Accesses:
             yield from self._touched(interval, touches)
 
     def _touched(
-        self, interval: MarkedInterval, touches: Sequence[BufferAccess]
+        self, interval: MarkedInterval, touches: Sequence[ByteAccess]
     ) -> Iterator[Finding]:
         read: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         written: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -242,7 +242,7 @@ class _Accesses:
             yield self.rank.refuted(interval, f"did not {verb} {where}")
 
     def _judged(
-        self, interval: MarkedInterval, touches: Sequence[BufferAccess], region: Region, verb: str
+        self, interval: MarkedInterval, touches: Sequence[ByteAccess], region: Region, verb: str
     ) -> Iterator[Finding]:
         """Find a region that is in no part that may be touched, and not the operation's own."""
         number, low, size = region
@@ -278,7 +278,7 @@ def _has(allowed: Sequence[ByteRange]) -> Iterator[str]:
 
 def _touches(
     operation: Operation, rank: WitnessedRank, homes: Mapping[str, int]
-) -> Iterator[BufferAccess]:
+) -> Iterator[ByteAccess]:
     """Yield what `operation` touches on this rank: of a broadcast only the root reads."""
     members = operation.members if isinstance(operation, Together) else (operation,)
     for member in members:
@@ -289,7 +289,7 @@ def _touches(
         for view, reads, writes in accesses(member):
             part = rank.part(view, homes)
             if part.low < part.high and (writes or is_root):
-                yield BufferAccess(part, reads, writes)
+                yield ByteAccess(part, reads, writes)
 
 
 def _writes_all(operation: Operation | None) -> bool:

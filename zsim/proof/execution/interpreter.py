@@ -46,7 +46,7 @@ Host = Generator[Collective | Receive, Datum, None]
 
 
 @dataclass(slots=True)
-class RankMemory:
+class ClassMemory:
     """What the ranks of one class hold: buffers by name, and the numbers of the host."""
 
     buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
@@ -68,7 +68,7 @@ class Interpreter:
         self.kernels = kernels
         self.moves = moves
         self.classes = tensors.grid.classes
-        self.memory: list[RankMemory] = []
+        self.memory: list[ClassMemory] = []
         self.overflows = False
         self.in_setup = True
         self.troubles: dict[tuple[str, str], str] = {}
@@ -76,7 +76,7 @@ class Interpreter:
         self._decided: list[list[tuple[Branch, Numbers]]] = []
         self._waiting: list[tuple[Host, Collective | Receive] | None] = []
 
-    def run(self, memory: list[RankMemory], *, setup: bool, overflows: bool) -> None:
+    def run(self, memory: list[ClassMemory], *, setup: bool, overflows: bool) -> None:
         """Run setup or a step; `memory` of each class is changed.
 
         Raises:

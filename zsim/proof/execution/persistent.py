@@ -9,7 +9,7 @@ from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.inferred_model import TENSOR
-from zsim.proof.execution.interpreter import RankMemory
+from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
@@ -114,7 +114,7 @@ class Persistent:
                     if bad.any():
                         yield self._difference(ranks, name, bad, f"{OTHER}, on this rank")
 
-    def begin(self, first: list[RankMemory]) -> list[LaidOut]:
+    def begin(self, first: list[ClassMemory]) -> list[LaidOut]:
         """Return where setup has laid out what."""
         found: list[LaidOut] = []
         for ranks, memory in zip(self.grid.classes, first, strict=True):
@@ -153,11 +153,11 @@ class Persistent:
 
     def memory(
         self, layout: list[LaidOut], state: TrainingState, scalars: Mapping[str, float]
-    ) -> list[RankMemory]:
+    ) -> list[ClassMemory]:
         """Return memory that is laid out so, in a state of training and of the host."""
-        found: list[RankMemory] = []
+        found: list[ClassMemory] = []
         for ranks, places in zip(self.grid.classes, layout, strict=True):
-            memory = RankMemory(
+            memory = ClassMemory(
                 scalars={each.name: scalars[each.name] for each in self.tensors.schedule.scalars}
             )
             for name, kinds in places.items():
@@ -191,7 +191,7 @@ class Persistent:
 
     def compare(
         self,
-        memory: list[RankMemory],
+        memory: list[ClassMemory],
         layout: list[LaidOut],
         kept: list[LaidOut],
         wanted: TrainingState,

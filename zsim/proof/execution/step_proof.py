@@ -20,7 +20,7 @@ from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
 from zsim.proof.execution.inferred_model import TENSOR, Training
-from zsim.proof.execution.interpreter import Interpreter, RankMemory
+from zsim.proof.execution.interpreter import ClassMemory, Interpreter
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
 from zsim.proof.execution.representatives import tracked
@@ -45,7 +45,7 @@ class TooManyRanksError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class ProofResult:
+class StepResult:
     """Result of the runs: nothing of all this if values are proved.
 
     `departures` are the first segments that read something else than in plain training.
@@ -164,13 +164,13 @@ class StepProof:
             copied=frozenset(copied),
         )
 
-    def run(self, scalars: Mapping[str, float]) -> ProofResult:
+    def run(self, scalars: Mapping[str, float]) -> StepResult:
         """Run steps from the state that `scalars` of the host are of; what came of them.
 
         Raises:
             UnfollowedError: the schedule does what cannot be followed.
         """
-        outcome = ProofResult(error_bits=self._error_bits())
+        outcome = StepResult(error_bits=self._error_bits())
         layout = self.persistent.begin(self._setup())
         for _ in range(ROUNDS_MAX):
             kept, differences = self._round(layout, scalars)
@@ -223,7 +223,7 @@ class StepProof:
         drawn = self.random.draw((len(names),))[0]
         return {name: float(each) / 2**31 for name, each in zip(names, drawn, strict=True)}
 
-    def _explain(self, outcome: ProofResult, scalars: Mapping[str, float]) -> None:
+    def _explain(self, outcome: StepResult, scalars: Mapping[str, float]) -> None:
         """Run the first round again: where does it leave plain training?"""
         self.kernels.explains = True
         self._round(self.persistent.begin(self._setup()), scalars)
@@ -259,9 +259,9 @@ class StepProof:
         count += sum(space.count for space in self.tensors.spaces.by_key.values())
         return BITS - count.bit_length()
 
-    def _setup(self) -> list[RankMemory]:
+    def _setup(self) -> list[ClassMemory]:
         """Run setup; what it leaves."""
         initial = {each.name: each.initial for each in self.schedule.scalars}
-        memory = [RankMemory(scalars=dict(initial)) for _ in self.grid.classes]
+        memory = [ClassMemory(scalars=dict(initial)) for _ in self.grid.classes]
         self.interpreter.run(memory, setup=True, overflows=False)
         return memory
