@@ -9,9 +9,10 @@ the host that is ordered after them (`zsim.schedule.happens_before`), in that st
 If nothing ever makes the host wait for them, memory grows with every step.
 
 Proved of workspaces and what is saved: accesses reach all of the buffer, so one that is larger than
-what is done with it is named wherever it stands. With model and strategy of zsim's own stages
-given: persistent model states are as large as the closed form says, kind by kind. Buffers with a
-layout are as large as it; that holds of every schedule that exists.
+what is done with it is named wherever it stands. What updates train or keep is of the kind that
+they use it as. With model and strategy of zsim's own stages given: persistent model states are as
+large as the closed form says, kind by kind. Buffers with a layout are as large as it; that holds of
+every schedule that exists.
 
 Cost: one look at each allocation and free, for each way through the branches; with deferred frees
 as often as it takes until a step leaves what it found.
@@ -27,13 +28,20 @@ from zsim.proof.finding import Finding
 from zsim.proof.overlap import Overlap, Span
 from zsim.schedule.access import accesses
 from zsim.schedule.happens_before import Way
-from zsim.schedule.operation import Allocate, Free, FreeMode
+from zsim.schedule.operation import Action, Allocate, Compute, Free, FreeMode, Role
 from zsim.schedule.program_index import ALLOCATE, FREE, WHOLE, Numbered
 from zsim.schedule.schedule import Kind
 
 INVARIANT = "memory"
 SIZED = (Kind.SAVED, Kind.WORKSPACE)
 """Kinds of buffers that are made for what they hold; what is for communication may have room."""
+
+KINDS = {
+    Role.PARAMETER: (Kind.PARAMETER, Kind.MASTER),
+    Role.MASTER: (Kind.MASTER,),
+    Role.MOMENT: (Kind.MOMENT,),
+}
+"""Kinds of what updates train or keep, by which memory is reported and states are read back."""
 
 STEPS_MAX = 6
 """Steps after which memory that still comes back later and later is taken to grow for ever."""
@@ -61,6 +69,7 @@ def examine(context: Context) -> list[Finding]:
             if limits and not each.crowded:
                 found += _pool(each, pool.name, limits)
         found += _unused(each, overlap)
+        found += _kinds(each)
         found += _states(context, each)
     return found
 
@@ -257,6 +266,20 @@ def _gap(spans: list[Span], elements: int) -> Span | None:
             return end, low
         end = max(end, high)
     return (end, elements) if end < elements else None
+
+
+def _kinds(each: NumberedProgram) -> Iterator[Finding]:
+    """Find model states that are called another kind than updates use them as."""
+    for operation in each.program.by_id.values():
+        if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
+            continue
+        for operand in operation.operands:
+            buffer = each.program.by_name[operand.view.buffer]
+            if buffer.kind not in KINDS.get(operand.role, (buffer.kind,)):
+                why = f"uses {buffer.name} as {operand.role}, whose kind is {buffer.kind}"
+                yield Finding(
+                    invariant=INVARIANT, role=each.program.role, operation=operation.id, why=why
+                )
 
 
 def _states(context: Context, each: NumberedProgram) -> Iterator[Finding]:
