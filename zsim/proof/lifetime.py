@@ -8,8 +8,8 @@ happens-before (`zsim.schedule.happens_before`):
   allocator) takes the memory back: it is in `Free.uses`, or ordered before the free by other means;
 * *reuse*: every use on a stream other than the home stream is ordered after all that the home
   stream held when the buffer was allocated, since that may still use the same block;
-* after setup and after every step exactly the persistent buffers are alive, and both lists of a
-  branch leave the same buffers alive.
+* after setup and after every step exactly the persistent buffers are alive, whichever lists of
+  branches were taken.
 
 Together with `races`, which orders the accesses to one buffer, this orders all accesses to a block
 of memory, whichever buffers it holds one after the other.
@@ -23,12 +23,12 @@ nothing known of the steps before, does not suffice.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from zsim.proof.context import SETUP, STEP, Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.schedule.happens_before import NEVER, Timeline, Way
-from zsim.schedule.operation import Allocate, Branch, Free, Operation
+from zsim.schedule.operation import Free
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST, History, Numbered
 
 INVARIANT = "lifetime"
@@ -67,7 +67,6 @@ def _examine_part(
     """Find breaches in setup, or in a step that finds the buffers `alive`."""
     numbered = order.numbered
     found = _Found(each, part, numbered)
-    found.compare_sides()
     for name in each.program.persistent:
         if name not in alive and name not in numbered.history:
             found.end(name, None)
@@ -159,7 +158,6 @@ class _Found:
         self.part = part
         self.numbered = numbered
         self.persistent = set(each.program.persistent)
-        self.unequal: set[str] = set()
         self._findings: dict[tuple[str, str], tuple[int, Finding]] = {}
 
     def in_order(self) -> list[Finding]:
@@ -168,8 +166,6 @@ class _Found:
 
     def end(self, name: str, allocated: int | None) -> None:
         """Judge `name` at the end of the part: it is alive since `allocated`, or not."""
-        if name in self.unequal:
-            return
         persistent = name in self.persistent
         if persistent and allocated is None:
             number = len(self.numbered.operations)
@@ -178,22 +174,6 @@ class _Found:
         elif not persistent and allocated is not None and allocated != REPORTED:
             why = f"allocates {name}, which is alive when {self.part} ends and not freed"
             self._note(allocated, why, ("it is not among the persistent buffers",))
-
-    def compare_sides(self) -> None:
-        """Check that both lists of each branch leave the same buffers alive."""
-        for branch in self.numbered.sides:
-            operation = self.numbered.operations[branch]
-            assert isinstance(operation, Branch)
-            then, otherwise = _balance(operation.then), _balance(operation.otherwise)
-            for buffer in sorted(then.keys() | otherwise.keys()):
-                one, other = then.get(buffer, 0), otherwise.get(buffer, 0)
-                if one != other:
-                    self.unequal.add(buffer)
-                    witness = tuple(
-                        f"{name}: {('frees it', 'leaves it as it is', 'allocates it')[sign + 1]}"
-                        for name, sign in (("then", one), ("otherwise", other))
-                    )
-                    self._note(branch, f"its lists leave {buffer} in different states", witness)
 
     def twice(self, number: int, name: str, allocated: int | None) -> None:
         """Note an allocation of what is alive."""
@@ -277,23 +257,3 @@ class _Found:
             invariant=INVARIANT, role=self.program.role, operation=where, why=why, witness=witness
         )
         self._findings.setdefault((where, why), (number, finding))
-
-
-def _balance(operations: Iterable[Operation]) -> dict[str, int]:
-    """Return buffers that a list leaves in another state: 1 if allocated, -1 if freed.
-
-    The lists of a branch in the list are compared by themselves; the second one speaks for both.
-    """
-    net: dict[str, int] = {}
-    for operation in operations:
-        match operation:
-            case Allocate(buffer=buffer):
-                net[buffer] = net.get(buffer, 0) + 1
-            case Free(buffer=buffer):
-                net[buffer] = net.get(buffer, 0) - 1
-            case Branch(otherwise=otherwise):
-                for name, change in _balance(otherwise).items():
-                    net[name] = net.get(name, 0) + change
-            case _:
-                pass  # touches no lifetime
-    return {name: max(-1, min(1, change)) for name, change in net.items() if change}

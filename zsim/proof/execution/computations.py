@@ -8,7 +8,7 @@ import numpy as np
 
 from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.contents import Contents
-from zsim.proof.execution.datum import Datum, either, like, read
+from zsim.proof.execution.datum import Datum, anywhere, either, like, read
 from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.measures import Measures
 from zsim.proof.execution.moves import Moves
@@ -97,12 +97,12 @@ class Kernels:
                 return self.measures.finite(ranks, compute, operands)
             case Action.UNSCALE:
                 below = share(scale or 1.0, len(ranks.shape) + 2)
-                return [
-                    like((each,), product(each.values, below))
-                    if operand.role is Role.GRADIENT
-                    else None
-                    for operand, each in zip(compute.operands, operands, strict=True)
-                ]
+                return _made(
+                    compute,
+                    operands,
+                    lambda each: like((each,), product(each.values, below)),
+                    role=Role.GRADIENT,
+                )
             case Action.CLIP:
                 return self._clip(compute, operands, of, scale or 1.0)
             case Action.INITIALIZE:
@@ -181,19 +181,16 @@ class Kernels:
         assert isinstance(compute.rule, ClipNorm)
         squares = of(Role.INPUT)[0]
         factor = stand_ins.clipping(self.random, compute.rule, squares.values, scale)
-        found: Makes = []
-        for operand, datum in zip(compute.operands, operands, strict=True):
-            if operand.role is not Role.GRADIENT:
-                found.append(None)
-                continue
+        bad = anywhere(squares)
+
+        def clipped(datum: Datum) -> Datum:
             made = like((datum,), product(datum.values, factor))
-            if squares.undefined is not None and squares.undefined.any():
-                alike = np.broadcast_to(
-                    squares.undefined, (*squares.undefined.shape[:-1], datum.count)
-                )
-                made.undefined = either(made.undefined, alike)
-            found.append(made)
-        return found
+            if bad is not None:
+                every = np.broadcast_to(bad, (*bad.shape[:-1], datum.count))
+                made.undefined = either(made.undefined, every)
+            return made
+
+        return _made(compute, operands, clipped, role=Role.GRADIENT)
 
     def _initialize(self, ranks: RankArray, view: View) -> Datum:
         index = self.tensors.index(ranks, view)
@@ -204,18 +201,22 @@ class Kernels:
     def _load(
         self, ranks: RankArray, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
     ) -> Makes:
-        found: Makes = []
-        for operand, datum in zip(compute.operands, operands, strict=True):
-            if operand.role is not Role.OUTPUT:
-                found.append(None)
-                continue
+        known = compute.micro_batch < self.plain.micro_batches and not in_setup
+        batch = self.plain.batches[compute.micro_batch if known else 0]
+
+        def loaded(datum: Datum) -> Datum:
             if not self.judges:
-                found.append(Datum(self.random.draw((*ranks.shape, datum.count))))
-                continue
-            known = compute.micro_batch < self.plain.micro_batches and not in_setup
-            batch = self.plain.batches[compute.micro_batch if known else 0]
+                return Datum(self.random.draw((*ranks.shape, datum.count)))
             if known and batch.shape[-1] == datum.count:
-                found.append(Datum(self.contents.within(ranks, batch)))
-            else:
-                found.append(Datum(datum.values, np.ones(datum.values.shape[1:], bool)))
-        return found
+                return Datum(self.contents.within(ranks, batch))
+            return Datum(datum.values, np.ones(datum.values.shape[1:], bool))
+
+        return _made(compute, operands, loaded, role=Role.OUTPUT)
+
+
+def _made(
+    compute: Compute, operands: Sequence[Datum], make: Callable[[Datum], Datum], *, role: Role
+) -> Makes:
+    """Return what is made of each operand of a role; the others are only read."""
+    pairs = zip(compute.operands, operands, strict=True)
+    return [make(datum) if operand.role is role else None for operand, datum in pairs]
