@@ -13,7 +13,7 @@ import time
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import FAMILIES, check
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.strategy import Precision, Strategy
@@ -64,10 +64,10 @@ def prove(layers: int, steps: int, target_s: float, *, emulate: DeepSpeed | None
         begin = time.process_time()
         check(made, model)
         taken_s.append(time.process_time() - begin)
-        subject = Subject.of(made, model)
+        context = Context.of(made, model)
         for name, examine in FAMILIES.items():
             begin = time.process_time()
-            examine(subject)
+            examine(context)
             seconds = time.process_time() - begin
             families[name] = min(seconds, families.get(name, seconds))
     print(

@@ -12,7 +12,6 @@ from zsim.proof import (
     values,
     volume,
 )
-from zsim.proof.scalars import Uses
 from zsim.proof.values import Shown
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD, Adam, Optimizer, Rate
@@ -42,8 +41,8 @@ def says(
         elif values.INVARIANT not in broken:
             proved.append(f"values ({', '.join(_values(schedule, shown))})")
             not_shown += [f"taken as given: {each}" for each in shown.assumed]
-        uses = [Uses.of(program) for program in schedule.programs]
-        if scalars.INVARIANT not in broken and any(each.updates or each.scale for each in uses):
+        counts = not all(each.given for each in schedule.scalars)
+        if scalars.INVARIANT not in broken and counts:
             proved.append("host scalars")
         if formats.INVARIANT not in broken and schedule.contract.strategy is not None:
             proved.append("number formats")

@@ -6,17 +6,17 @@ from typing import assert_never
 
 import numpy as np
 
+from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.contents import Contents
-from zsim.proof.execution.datum import Datum, either, like, read
-from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.datum import Datum, anywhere, either, like, read
+from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.measures import Measures
-from zsim.proof.execution.meeting import UnfollowedError
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.segments import Segments
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Action, Compute, Role, View
-from zsim.specification import kernel
-from zsim.specification.field import Numbers, Random, product, share
+from zsim.specification import stand_ins
+from zsim.specification.residues import Numbers, Random, product, share
 from zsim.specification.step import PlainStep
 from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer, settled
 
@@ -24,7 +24,7 @@ Makes = list[Datum | None]
 
 
 class Kernels:
-    """Runs computations of all cells; `initial` has the parameters that setup begins with."""
+    """Runs computations of all classes; `initial` has the parameters that setup begins with."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Kernels:
 
     def run(
         self,
-        cell: RunCell,
+        ranks: RankArray,
         compute: Compute,
         operands: Sequence[Datum],
         scalars: Mapping[str, float],
@@ -83,55 +83,55 @@ class Kernels:
         scale = scalars[compute.scalars[0]] if compute.scalars else None
         match compute.action:
             case Action.FORWARD | Action.RECOMPUTE:
-                return self.segments.forward(cell, compute, operands, of)
+                return self.segments.forward(ranks, compute, operands)
             case Action.BACKWARD:
-                made, gradients = self.segments.backward(cell, compute, operands, of)
+                made, gradients = self.segments.backward(ranks, compute, operands)
                 if self.follows_overflow:
-                    self.measures.mark(cell, compute, gradients)
+                    self.measures.mark(ranks, compute, gradients)
                 return made
             case Action.UPDATE:
-                return self._update(cell, compute, operands, of, scalars=scalars)
+                return self._update(ranks, compute, operands, of, scalars=scalars)
             case Action.NORM:
-                return self.measures.norm(cell, compute, operands)
+                return self.measures.norm(ranks, compute, operands)
             case Action.FINITE:
-                return self.measures.finite(cell, compute, operands)
+                return self.measures.finite(ranks, compute, operands)
             case Action.UNSCALE:
-                below = share(scale or 1.0, len(cell.shape) + 2)
-                return [
-                    like((each,), product(each.values, below))
-                    if operand.role is Role.GRADIENT
-                    else None
-                    for operand, each in zip(compute.operands, operands, strict=True)
-                ]
+                below = share(scale or 1.0, len(ranks.shape) + 2)
+                return _made(
+                    compute,
+                    operands,
+                    lambda each: like((each,), product(each.values, below)),
+                    role=Role.GRADIENT,
+                )
             case Action.CLIP:
                 return self._clip(compute, operands, of, scale or 1.0)
             case Action.INITIALIZE:
-                return [self._initialize(cell, operand.view) for operand in compute.operands]
+                return [self._initialize(ranks, operand.view) for operand in compute.operands]
             case Action.LOAD:
-                return self._load(cell, compute, operands, in_setup=in_setup)
+                return self._load(ranks, compute, operands, in_setup=in_setup)
             case _:
                 assert_never(compute.action)
 
-    def _compare_gradient(self, cell: RunCell, compute: Compute, gradient: Datum) -> None:
+    def _compare_gradient(self, ranks: RankArray, compute: Compute, gradient: Datum) -> None:
         """Note it if an update reads another gradient than that of plain training."""
         for operand in compute.operands:
             if operand.role not in (Role.MASTER, Role.PARAMETER) or not self.means:
                 continue
             buffer = operand.view.buffer
-            index = self.tensors.index(cell, operand.view)
-            is_piece = self.moves.pieces(cell, buffer) != NOTHING
-            wanted = self.contents.content(cell, buffer, self.means)
+            index = self.tensors.index(ranks, operand.view)
+            is_piece = self.moves.pieces(ranks, buffer) != NOTHING
+            wanted = self.contents.content(ranks, buffer, self.means)
             shown = read(Datum(wanted, np.broadcast_to(is_piece, wanted.shape[1:])), index)
             apart = (gradient.values != shown.values).any(axis=0)
             if shown.undefined is not None:  # a mark of what is a piece, here
                 apart = apart & shown.undefined
             if apart.any():
-                self.segments.note(cell, compute, f"{Role.GRADIENT} 0", gradient)
+                self.segments.note(ranks, compute, gradient, role=Role.GRADIENT)
             return
 
     def _update(
         self,
-        cell: RunCell,
+        ranks: RankArray,
         compute: Compute,
         operands: Sequence[Datum],
         of: Callable[[Role], list[Datum]],
@@ -152,14 +152,14 @@ class Kernels:
             ]
         if len({each.count for each in touched}) > 1:
             raise UnfollowedError(f"{compute.id}: its operands are cut differently")
-        values = kernel.updated(
+        values = stand_ins.updated(
             self.random,
             settled(rule, scalars),
             [each.values for each in touched],
             scalars[compute.scalars[0]] if isinstance(rule, Adam) and compute.scalars else None,
         )
         if self.explains and not self.segments.departures:
-            self._compare_gradient(cell, compute, gradients[0])
+            self._compare_gradient(ranks, compute, gradients[0])
         marked = like(touched, values[0])
         made = [replace(marked, values=each) for each in values]
         moments = iter(made[1:])
@@ -180,42 +180,43 @@ class Kernels:
     ) -> Makes:
         assert isinstance(compute.rule, ClipNorm)
         squares = of(Role.INPUT)[0]
-        factor = kernel.clipping(self.random, compute.rule, squares.values, scale)
-        found: Makes = []
-        for operand, datum in zip(compute.operands, operands, strict=True):
-            if operand.role is not Role.GRADIENT:
-                found.append(None)
-                continue
-            made = like((datum,), product(datum.values, factor))
-            if squares.undefined is not None and squares.undefined.any():
-                alike = np.broadcast_to(
-                    squares.undefined, (*squares.undefined.shape[:-1], datum.count)
-                )
-                made.undefined = either(made.undefined, alike)
-            found.append(made)
-        return found
+        factor = stand_ins.clipping(self.random, compute.rule, squares.values, scale)
+        bad = anywhere(squares)
 
-    def _initialize(self, cell: RunCell, view: View) -> Datum:
-        index = self.tensors.index(cell, view)
-        if cell.program.by_name[view.buffer].layout is None:
-            return Datum(self.random.draw((*cell.shape, index.count)))
-        return read(Datum(self.contents.content(cell, view.buffer, self.initial)), index)
+        def clipped(datum: Datum) -> Datum:
+            made = like((datum,), product(datum.values, factor))
+            if bad is not None:
+                every = np.broadcast_to(bad, (*bad.shape[:-1], datum.count))
+                made.undefined = either(made.undefined, every)
+            return made
+
+        return _made(compute, operands, clipped, role=Role.GRADIENT)
+
+    def _initialize(self, ranks: RankArray, view: View) -> Datum:
+        index = self.tensors.index(ranks, view)
+        if ranks.program.by_name[view.buffer].layout is None:
+            return Datum(self.random.draw((*ranks.shape, index.count)))
+        return read(Datum(self.contents.content(ranks, view.buffer, self.initial)), index)
 
     def _load(
-        self, cell: RunCell, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
+        self, ranks: RankArray, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
     ) -> Makes:
-        found: Makes = []
-        for operand, datum in zip(compute.operands, operands, strict=True):
-            if operand.role is not Role.OUTPUT:
-                found.append(None)
-                continue
+        known = compute.micro_batch < self.plain.micro_batches and not in_setup
+        batch = self.plain.batches[compute.micro_batch if known else 0]
+
+        def loaded(datum: Datum) -> Datum:
             if not self.judges:
-                found.append(Datum(self.random.draw((*cell.shape, datum.count))))
-                continue
-            known = compute.micro_batch < self.plain.micro_batches and not in_setup
-            batch = self.plain.batches[compute.micro_batch if known else 0]
+                return Datum(self.random.draw((*ranks.shape, datum.count)))
             if known and batch.shape[-1] == datum.count:
-                found.append(Datum(self.contents.within(cell, batch)))
-            else:
-                found.append(Datum(datum.values, np.ones(datum.values.shape[1:], bool)))
-        return found
+                return Datum(self.contents.within(ranks, batch))
+            return Datum(datum.values, np.ones(datum.values.shape[1:], bool))
+
+        return _made(compute, operands, loaded, role=Role.OUTPUT)
+
+
+def _made(
+    compute: Compute, operands: Sequence[Datum], make: Callable[[Datum], Datum], *, role: Role
+) -> Makes:
+    """Return what is made of each operand of a role; the others are only read."""
+    pairs = zip(compute.operands, operands, strict=True)
+    return [make(datum) if operand.role is role else None for operand, datum in pairs]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from zsim.proof.finding import Finding
-from zsim.proof.traced import TracedRank, in_words, refuted
+from zsim.proof.traced_rank import TracedRank, in_words, refuted
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Free, Operation, View
 from zsim.schedule.schedule import Schedule
@@ -23,7 +23,7 @@ FOREVER = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class MarkedInterval:
     """Calls seen from one mark to the next. Without an operation it begins where a step ends."""
 
     number: int
@@ -49,7 +49,7 @@ class Segment:
         return in_words((self.step, self.operation.id))
 
 
-class Part(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a buffer; `storage` is None where autograd makes it."""
 
     buffer: str
@@ -65,8 +65,8 @@ class WitnessedRank:
     """One rank of a trace that has a witness.
 
     Attributes:
-        segments: what was seen, operation by operation.
-        homes: by segment of an `Allocate`, the storage that was made for its buffer.
+        intervals: what was seen, operation by operation.
+        homes: by interval of an `Allocate`, the storage that was made for its buffer.
         misses: allocations that no storage, or several, were made for.
     """
 
@@ -75,12 +75,12 @@ class WitnessedRank:
         self.rank = rank
         self.witness = witness
         self.coordinates = schedule.mesh.coordinates(rank.trace.rank)
-        self.segments = self._cut()
+        self.intervals = self._cut()
         self.homes: dict[int, int] = {}
-        self.misses: list[tuple[Segment, str]] = []
-        for segment in self.segments:
-            self._settle(segment)
-        self._starts = [segment.begin for segment in self.segments]
+        self.misses: list[tuple[MarkedInterval, str]] = []
+        for interval in self.intervals:
+            self._settle(interval)
+        self._starts = [interval.begin for interval in self.intervals]
 
     @classmethod
     def of(
@@ -102,49 +102,49 @@ class WitnessedRank:
         name = (*expected[place : place + 1], *found[place : place + 1])[0][1]
         return refuted(name, "the host came to something else", *lines, role=rank.name)
 
-    def with_homes(self) -> Iterator[tuple[Segment, dict[str, int]]]:
-        """Yield every segment, and by buffer the storages of those that are allocated then."""
+    def with_homes(self) -> Iterator[tuple[MarkedInterval, dict[str, int]]]:
+        """Yield every interval, and by buffer the storages of those that are allocated then."""
         homes: dict[str, int] = {}
-        for segment in self.segments:
-            if isinstance(segment.operation, Allocate) and segment.number in self.homes:
-                homes[segment.operation.buffer] = self.homes[segment.number]
-            yield segment, homes
-            if isinstance(segment.operation, Free):
-                homes.pop(segment.operation.buffer, None)
+        for interval in self.intervals:
+            if isinstance(interval.operation, Allocate) and interval.number in self.homes:
+                homes[interval.operation.buffer] = self.homes[interval.number]
+            yield interval, homes
+            if isinstance(interval.operation, Free):
+                homes.pop(interval.operation.buffer, None)
 
-    def part(self, view: View, homes: Mapping[str, int]) -> "Part":
+    def part(self, view: View, homes: Mapping[str, int]) -> "ByteRange":
         """Return where `view` is on this rank."""
         start, size = self.schedule.extent(view, self.coordinates)
         width = self.rank.program.by_name[view.buffer].dtype.size_bytes
         low, high = start * width, (start + size) * width
-        return Part(view.buffer, homes.get(view.buffer), low, high)
+        return ByteRange(view.buffer, homes.get(view.buffer), low, high)
 
-    def refuted(self, segment: Segment, why: str, *lines: str) -> Finding:
-        """Return a finding about what was seen in `segment`."""
-        name = segment.operation.id if segment.operation is not None else "trace/steps"
-        where = " in setup" if segment.step == SETUP else f" in step {segment.step}"
+    def refuted(self, interval: MarkedInterval, why: str, *lines: str) -> Finding:
+        """Return a finding about what was seen in `interval`."""
+        name = interval.operation.id if interval.operation is not None else "trace/steps"
+        where = " in setup" if interval.step == SETUP else f" in step {interval.step}"
         return refuted(name, f"{why}{where}", *lines, role=self.rank.name)
 
-    def at(self, tick: int) -> Segment | None:
-        """Return the segment in which something was seen; None before the first."""
+    def at(self, tick: int) -> MarkedInterval | None:
+        """Return the interval in which something was seen; None before the first."""
         place = bisect_right(self._starts, tick) - 1
-        return self.segments[place] if place >= 0 else None
+        return self.intervals[place] if place >= 0 else None
 
     def made_in(self, storage: Storage) -> str:
         """Return when `storage` was made, in words."""
-        segment = None if storage.made is None else self.at(storage.made)
-        return "before the run" if segment is None else f"by {segment.name}"
+        interval = None if storage.made is None else self.at(storage.made)
+        return "before the run" if interval is None else f"by {interval.name}"
 
-    def _cut(self) -> list[Segment]:
-        segments: list[Segment] = []
+    def _cut(self) -> list[MarkedInterval]:
+        intervals: list[MarkedInterval] = []
         for mark, (step, _, operation) in zip(self.witness.marks, _issued(self.rank), strict=True):
-            if segments:
-                segments[-1].end = mark.tick
-            segments.append(Segment(len(segments), step, operation, mark.tick))
-        starts = [segment.begin for segment in segments]
+            if intervals:
+                intervals[-1].end = mark.tick
+            intervals.append(MarkedInterval(len(intervals), step, operation, mark.tick))
+        starts = [interval.begin for interval in intervals]
 
-        def holder(tick: int) -> Segment:
-            return segments[max(0, bisect_right(starts, tick) - 1)]
+        def holder(tick: int) -> MarkedInterval:
+            return intervals[max(0, bisect_right(starts, tick) - 1)]
 
         for call in self.witness.calls:
             holder(call.tick).calls.append(call)
@@ -153,21 +153,21 @@ class WitnessedRank:
         for number, storage in enumerate(self.witness.storages):
             if storage.made is not None:
                 holder(storage.made).made.append(number)
-        return segments
+        return intervals
 
-    def _settle(self, segment: Segment) -> None:
-        """Find the storage of what `segment` allocates."""
-        operation = segment.operation
+    def _settle(self, interval: MarkedInterval) -> None:
+        """Find the storage of what `interval` allocates."""
+        operation = interval.operation
         if not isinstance(operation, Allocate):
             return
         buffer = self.rank.program.by_name[operation.buffer]
         wanted = 0 if buffer.produced else buffer.size_bytes
-        sizes = [self.witness.storages[number].bytes for number in segment.made]
+        sizes = [self.witness.storages[number].bytes for number in interval.made]
         if sizes != [wanted] * bool(wanted):
             took = " and ".join(f"{size:,}" for size in sizes) or "no"
-            self.misses.append((segment, f"{took} bytes were taken, it takes {wanted:,}"))
+            self.misses.append((interval, f"{took} bytes were taken, it takes {wanted:,}"))
         elif wanted:
-            self.homes[segment.number] = segment.made[0]
+            self.homes[interval.number] = interval.made[0]
 
 
 def _issued(rank: TracedRank) -> Iterator[tuple[int, str, Operation | None]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zsim.specification.field import Numbers, Random, moduli, product, scrambled, share, summed
+from zsim.specification.residues import Numbers, Random, moduli, product, scrambled, share, summed
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 

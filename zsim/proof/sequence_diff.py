@@ -43,7 +43,7 @@ Difference = Missing | Unexpected | Differs | Disordered
 
 
 def differences(expected: Sequence[Item], found: Sequence[Item]) -> list[Difference]:
-    """Every difference by itself. Keys may repeat. Costs as much as the sequences are long."""
+    """Return every difference by itself. Keys may repeat. Takes time linear in the lengths."""
     if expected == found:
         return []
     wanted, there = Counter(key for key, _ in expected), Counter(key for key, _ in found)
@@ -63,7 +63,7 @@ def differences(expected: Sequence[Item], found: Sequence[Item]) -> list[Differe
 
 
 def _first(items: Sequence[Item], counts: Counter[Hashable]) -> Iterator[Item]:
-    """Of each key the first so many."""
+    """Yield, of each key, the first so many."""
     left = counts.copy()
     for item in items:
         if left[item[0]]:
@@ -72,7 +72,7 @@ def _first(items: Sequence[Item], counts: Counter[Hashable]) -> Iterator[Item]:
 
 
 def _disorders(expected: list[Hashable], found: list[Hashable]) -> Iterator[Disordered]:
-    """The shortest stretches of which the rest is in order."""
+    """Yield the shortest stretches of which the rest is in order."""
     balance: Counter[Hashable] = Counter()
     open_items = begin = 0
     for place, (ours, theirs) in enumerate(zip(expected, found, strict=True)):

@@ -15,21 +15,21 @@ import numpy as np
 
 from zsim.dtype import DType
 from zsim.model.model import BATCH, Model, Segment, Unit, Value
-from zsim.proof.execution.classes import tracked
+from zsim.proof.execution.collective_runner import CollectiveRunner
+from zsim.proof.execution.computations import Kernels
+from zsim.proof.execution.element_links import ElementLinks
 from zsim.proof.execution.grid import Along, Grid, every
-from zsim.proof.execution.kernels import Kernels
-from zsim.proof.execution.links import Links
-from zsim.proof.execution.machine import Machine, Memory
-from zsim.proof.execution.meeting import Meetings
+from zsim.proof.execution.inferred_model import TENSOR, Training
+from zsim.proof.execution.interpreter import ClassMemory, Interpreter
 from zsim.proof.execution.moves import Moves
-from zsim.proof.execution.persistent import Difference, LaidOut, Persistent
-from zsim.proof.execution.reading import TENSOR, Training
+from zsim.proof.execution.persistent import LaidOut, Persistent, StateDifference
+from zsim.proof.execution.representatives import tracked
 from zsim.proof.execution.segments import Departure
 from zsim.proof.execution.tensors import Tensors
 from zsim.proof.execution.unions import Adopted
 from zsim.schedule.schedule import Schedule
-from zsim.specification.field import BITS, Random
-from zsim.specification.step import Cut, PlainStep
+from zsim.specification.residues import BITS, Random
+from zsim.specification.step import PlainStep, TensorCuts
 from zsim.strategy.optimizer_rule import settled
 
 SEED = 20_261_122
@@ -45,13 +45,13 @@ class TooManyRanksError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
-    """Outcome of the runs: nothing of all this if values are proved.
+class StepResult:
+    """Result of the runs: nothing of all this if values are proved.
 
     `departures` are the first segments that read something else than in plain training.
     """
 
-    differences: list[Difference] = field(default_factory=list[Difference])
+    differences: list[StateDifference] = field(default_factory=list[StateDifference])
     departures: list[Departure] = field(default_factory=list[Departure])
     troubles: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     error_bits: int = 0
@@ -101,8 +101,8 @@ class StepProof:
             initial=self.initial.parameters,
         )
         self.kernels.judges = self.kernels.measures.judges = judges
-        self.machine = Machine(
-            self.tensors, Meetings(self.grid, self.tensors), self.kernels, self.moves
+        self.interpreter = Interpreter(
+            self.tensors, CollectiveRunner(self.grid, self.tensors), self.kernels, self.moves
         )
         self.persistent = Persistent(
             self.tensors,
@@ -127,9 +127,9 @@ class StepProof:
             raise TooManyRanksError(f"{ranks} ranks that no class stands for")
         self.grid = Grid(self.schedule, along)
         self.tensors = Tensors(self.schedule, self.grid, parts)
-        links = Links(self.tensors, self.model)
+        links = ElementLinks(self.tensors, self.model)
         links.add()
-        self.tensors.close(self.grid.cells)
+        self.tensors.close(self.grid.classes)
         self.misfits = links.misfits
         return not self.tensors.spaces.cuts_what_is_left_out()
 
@@ -138,7 +138,7 @@ class StepProof:
             self.model, self.cut, self.random, micro_batches=self.training.micro_batches
         )
 
-    def _cut(self) -> Cut:
+    def _cut(self) -> TensorCuts:
         spaces = self.tensors.spaces.by_key
         axes = self.grid.axes
         data = tuple(
@@ -149,7 +149,7 @@ class StepProof:
         if tensor is not None and len(self.grid.tracked[TENSOR].coordinates) == 1:
             tensor = None
         tracked = [self.grid.tracked[name] for name in axes]
-        return Cut(
+        return TensorCuts(
             shape=tuple(len(each.coordinates) for each in tracked),
             weights=tuple(each.weights for each in tracked),
             data=data,
@@ -164,17 +164,17 @@ class StepProof:
             copied=frozenset(copied),
         )
 
-    def run(self, scalars: Mapping[str, float]) -> Outcome:
+    def run(self, scalars: Mapping[str, float]) -> StepResult:
         """Run steps from the state that `scalars` of the host are of; what came of them.
 
         Raises:
             UnfollowedError: the schedule does what cannot be followed.
         """
-        outcome = Outcome(error_bits=self._error_bits())
+        outcome = StepResult(error_bits=self._error_bits())
         layout = self.persistent.begin(self._setup())
         for _ in range(ROUNDS_MAX):
             kept, differences = self._round(layout, scalars)
-            outcome.troubles.update(self.machine.troubles)
+            outcome.troubles.update(self.interpreter.troubles)
             if not differences:
                 break
             if not outcome.differences:
@@ -196,7 +196,7 @@ class StepProof:
 
     def _round(
         self, layout: list[LaidOut], scalars: Mapping[str, float]
-    ) -> tuple[list[LaidOut], list[Difference]]:
+    ) -> tuple[list[LaidOut], list[StateDifference]]:
         """Run a step on each of its ways: what is left of a layout, and what differs."""
         scalars = {**scalars, **self._given()}
         self.plain = self._plain()
@@ -208,10 +208,10 @@ class StepProof:
         none = {name: np.zeros_like(each) for name, each in state.parameters.items()}
         self.kernels.begin(self.plain, none | used)
         kept = [dict(each) for each in layout]
-        differences: list[Difference] = []
+        differences: list[StateDifference] = []
         for overflows in (False, True) if self.kernels.follows_overflow else (False,):
             memory = self.persistent.memory(layout, state, scalars)
-            self.machine.run(memory, setup=False, overflows=overflows)
+            self.interpreter.run(memory, setup=False, overflows=overflows)
             differences += self.persistent.compare(
                 memory, layout, kept, state if overflows else new, overflows=overflows
             )
@@ -223,14 +223,14 @@ class StepProof:
         drawn = self.random.draw((len(names),))[0]
         return {name: float(each) / 2**31 for name, each in zip(names, drawn, strict=True)}
 
-    def _explain(self, outcome: Outcome, scalars: Mapping[str, float]) -> None:
+    def _explain(self, outcome: StepResult, scalars: Mapping[str, float]) -> None:
         """Run the first round again: where does it leave plain training?"""
         self.kernels.explains = True
         self._round(self.persistent.begin(self._setup()), scalars)
         outcome.departures = list(self.kernels.segments.departures)
         self.kernels.explains = False
 
-    def unheld(self) -> list[Difference]:
+    def unheld(self) -> list[StateDifference]:
         """Return parameters of which no rank keeps all that setup has made."""
         return list(self.persistent.missing(self.persistent.begin(self._setup())))
 
@@ -243,8 +243,8 @@ class StepProof:
         memory = self._setup()
         self.kernels.begin(self.plain, {})
         for overflows in (False, False, True, True, False):
-            self.machine.run(memory, setup=False, overflows=overflows)
-        return self.machine.troubles
+            self.interpreter.run(memory, setup=False, overflows=overflows)
+        return self.interpreter.troubles
 
     def _error_bits(self) -> int:
         """Return b where a difference is overlooked with a probability below 2**-b.
@@ -254,15 +254,14 @@ class StepProof:
         to be zero: below 2**-BITS for each digest, square of a norm, and number compared.
         """
         count = 1
-        for cell in self.grid.cells:
-            ranks = int(np.prod(cell.shape))
-            count += 2 * ranks * len(cell.program.by_id)
+        for ranks in self.grid.classes:
+            count += 2 * int(np.prod(ranks.shape)) * len(ranks.program.by_id)
         count += sum(space.count for space in self.tensors.spaces.by_key.values())
         return BITS - count.bit_length()
 
-    def _setup(self) -> list[Memory]:
+    def _setup(self) -> list[ClassMemory]:
         """Run setup; what it leaves."""
         initial = {each.name: each.initial for each in self.schedule.scalars}
-        memory = [Memory(scalars=dict(initial)) for _ in self.grid.cells]
-        self.machine.run(memory, setup=True, overflows=False)
+        memory = [ClassMemory(scalars=dict(initial)) for _ in self.grid.classes]
+        self.interpreter.run(memory, setup=True, overflows=False)
         return memory

@@ -29,7 +29,7 @@ def in_words(instance: Instance) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BranchOutcome:
     """Which list of a branch ran in a step; `torn` if what ran belongs to both lists."""
 
     step: int
@@ -49,17 +49,17 @@ class TracedRank:
         self.program = program
         self.trace = trace
         self.steps = steps
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[BranchOutcome] = []
         self.issued = list(self._issued())
 
     @property
     def name(self) -> str:
-        """Role and rank, as findings name them."""
+        """Return role and rank, as findings name them."""
         return f"{self.trace.role} rank {self.trace.rank}"
 
     @cached_property
     def events(self) -> dict[Instance, Event]:
-        """By step and operation the first event of it."""
+        """Return by step and operation the first event of it."""
         found: dict[Instance, Event] = {}
         for event in self.trace.events:
             found.setdefault((event.step, event.operation), event)
@@ -67,7 +67,7 @@ class TracedRank:
 
     @property
     def entries(self) -> Iterator[tuple[int, StreamOperation]]:
-        """What was put on streams, with its step, in the order of issue."""
+        """Yield what was put on streams, with its step, in the order of issue."""
         for step, operation in self.issued:
             if isinstance(operation, StreamOperation):
                 yield step, operation
@@ -94,5 +94,5 @@ class TracedRank:
                     can_run[side] += 1
                     ran[side] += (step, operation.id) in self.events
         then = ran[1] > ran[0] or (ran == [0, 0] and not can_run[1] and bool(can_run[0]))
-        self.outcomes.append(Outcome(step, branch.id, then, torn=bool(ran[0] and ran[1])))
+        self.outcomes.append(BranchOutcome(step, branch.id, then, torn=bool(ran[0] and ran[1])))
         return then

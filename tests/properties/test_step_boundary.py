@@ -6,8 +6,8 @@ from drawn_programs import programs
 from few_steps import Run
 from hypothesis import given, settings
 
-from zsim.proof.context import Subject
-from zsim.proof.step_boundary import Seam
+from zsim.proof.context import Context
+from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.happens_before import Way
 from zsim.schedule.operation import Branch, HostWait
 from zsim.schedule.program_index import HOST, Numbered
@@ -56,9 +56,9 @@ def flags_of(numbered: Numbered, way: Way) -> set[bool]:
 def test_an_operation_knows_the_steps_before_exactly_as_runs_of_a_few_steps_do(
     schedule: Schedule,
 ) -> None:
-    (program,) = Subject.of(schedule).programs
+    (program,) = Context.of(schedule).programs
     numbered, order = program.step, program.step_order
-    seam, shown = Seam(order), unordered(schedule)
+    boundary, shown = StepBoundary(order), unordered(schedule)
     started = [
         number
         for number, operation in enumerate(numbered.operations)
@@ -71,4 +71,4 @@ def test_an_operation_knows_the_steps_before_exactly_as_runs_of_a_few_steps_do(
             if numbered.stream[earlier] != HOST:
                 one, other = numbered.operations[earlier].id, numbered.operations[later].id
                 may_run = any((flag, other, one) in shown for flag in flags_of(numbered, way))
-                assert seam.knows(way, later, earlier) != may_run
+                assert boundary.knows(way, later, earlier) != may_run

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zsim.proof.execution.datum import MIXED, Datum, changed, chosen, read
-from zsim.proof.execution.grid import Grid, RunCell
+from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Index, Tensors
 from zsim.schedule.mesh import Group
@@ -22,7 +22,7 @@ from zsim.schedule.operation import (
     Reduction,
     View,
 )
-from zsim.specification.field import Numbers, product, share, weighted
+from zsim.specification.residues import Numbers, product, share, weighted
 
 Collective = AllGather | ReduceScatter | AllReduce | Broadcast
 
@@ -32,14 +32,14 @@ class UnfollowedError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """The cells that make up the communicators of a group, side by side along its axes.
+class CommunicatorRow:
+    """The classes that make up the communicators of a group, side by side along its axes.
 
     `dimensions` of arrays of ranks (without lanes) along which they lie; `shape` of all their
-    ranks; `starts` is where each cell begins; `weights` how many ranks each coordinate stands for.
+    ranks; `starts` is where each class begins; `weights` how many ranks each coordinate stands for.
     """
 
-    cells: tuple[RunCell, ...]
+    classes: tuple[RankArray, ...]
     dimensions: tuple[int, ...]
     shape: tuple[int, ...]
     starts: tuple[tuple[int, ...], ...]
@@ -47,23 +47,23 @@ class Row:
     coordinates: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, grid: Grid, cells: tuple[RunCell, ...], group: Group) -> "Row":
-        """Lay the cells out."""
+    def of(cls, grid: Grid, classes: tuple[RankArray, ...], group: Group) -> "CommunicatorRow":
+        """Lay the classes out."""
         dimensions = tuple(n for n, name in enumerate(grid.axes) if name in group.axes)
         whole = [grid.tracked[name] for name in grid.axes]
         first = np.array(
             [
                 [
                     each.coordinates.index(own.coordinates[0])
-                    for each, own in zip(whole, cell.along, strict=True)
+                    for each, own in zip(whole, ranks.along, strict=True)
                 ]
-                for cell in cells
+                for ranks in classes
             ]
         )
-        low, high = first.min(axis=0), (first + [cell.shape for cell in cells]).max(axis=0)
+        low, high = first.min(axis=0), (first + [ranks.shape for ranks in classes]).max(axis=0)
         run = [(each, slice(*ends)) for each, *ends in zip(whole, low, high, strict=True)]
         return cls(
-            cells,
+            classes,
             dimensions,
             tuple((high - low).tolist()),
             tuple(tuple(start) for start in (first - low).tolist()),
@@ -73,16 +73,16 @@ class Row:
 
     @cached_property
     def members(self) -> int:
-        """Members of each communicator that are run."""
+        """Return how many members of each communicator are run."""
         return int(np.prod([self.shape[each] for each in self.dimensions], dtype=np.int64))
 
     @cached_property
     def ranks(self) -> int:
-        """Members of each communicator."""
+        """Return how many members each communicator has."""
         return int(np.prod([sum(self.weights[each]) for each in self.dimensions], dtype=np.int64))
 
     def joined(self, parts: Sequence[NDArray[Any]], lead: int) -> NDArray[Any]:
-        """Return arrays of the cells as one of the row; `lead` dimensions are before ranks."""
+        """Return arrays of the classes as one of the row; `lead` dimensions are before ranks."""
         ranks = np.broadcast_shapes(*(part.shape[lead:-1] for part in parts))
         full = [self.shape[n] if n in self.dimensions else size for n, size in enumerate(ranks)]
         width = max(part.shape[-1] for part in parts)
@@ -92,10 +92,10 @@ class Row:
         return found
 
     def part(self, place: int, array: NDArray[Any], lead: int) -> NDArray[Any]:
-        """Return what cell number `place` has of an array of the row."""
-        cell, start = self.cells[place], self.starts[place]
+        """Return what class number `place` has of an array of the row."""
+        own, start = self.classes[place], self.starts[place]
         ranks = tuple(
-            slice(start[n], start[n] + cell.shape[n])
+            slice(start[n], start[n] + own.shape[n])
             if n in self.dimensions and array.shape[lead + n] > 1
             else slice(None)
             for n in range(len(self.shape))
@@ -125,11 +125,11 @@ class Row:
         return np.moveaxis(apart, range(-1 - len(axes), -1), axes)
 
 
-Bring = tuple[RunCell, Collective, Datum]
-"""A cell's part in a collective: the operation of its program, and what its source holds."""
+Bring = tuple[RankArray, Collective, Datum]
+"""A class's part in a collective: the operation of its program, and what its source holds."""
 
 
-class Meetings:
+class CollectiveRunner:
     """Carries out collectives."""
 
     def __init__(self, grid: Grid, tensors: Tensors) -> None:
@@ -137,26 +137,26 @@ class Meetings:
         self.tensors = tensors
         self.unordered = False
         """Whether the last meeting took a maximum of numbers, which have no order in a field."""
-        self._rows: dict[tuple[str, tuple[int, ...]], Row] = {}
+        self._rows: dict[tuple[str, tuple[int, ...]], CommunicatorRow] = {}
         self._takes: dict[tuple[object, ...], Integers] = {}
 
-    def row(self, cells: tuple[RunCell, ...], name: str) -> Row:
-        """Return the layout of cells along a group."""
-        key = (name, tuple(cell.index for cell in cells))
+    def row(self, classes: tuple[RankArray, ...], name: str) -> CommunicatorRow:
+        """Return the layout of classes along a group."""
+        key = (name, tuple(ranks.index for ranks in classes))
         if key not in self._rows:
             group = self.tensors.schedule.group_by_name[name]
-            self._rows[key] = Row.of(self.grid, cells, group)
+            self._rows[key] = CommunicatorRow.of(self.grid, classes, group)
         return self._rows[key]
 
     def meet(self, brings: Sequence[Bring]) -> list[Datum]:
-        """Return what each cell gets.
+        """Return what each class gets.
 
         Raises:
             UnfollowedError: pieces do not correspond.
         """
         operation = brings[0][1]
         self.unordered = False
-        row = self.row(tuple(cell for cell, _, _ in brings), operation.group)
+        row = self.row(tuple(ranks for ranks, _, _ in brings), operation.group)
         data = [datum for _, _, datum in brings]
         views = tuple(bring.source for _, bring, _ in brings)
         targets = tuple(bring.target for _, bring, _ in brings)
@@ -186,12 +186,13 @@ class Meetings:
             return [found]
         return [self._own(row, found, place, target) for place, target in enumerate(targets)]
 
-    def _own(self, row: Row, datum: Datum, place: int, target: View) -> Datum:
-        """Return what cell number `place` of a row gets."""
+    def _own(self, row: CommunicatorRow, datum: Datum, place: int, target: View) -> Datum:
+        """Return what class number `place` of a row gets."""
         own = changed((datum,), lambda arrays, n: row.part(place, arrays[0], n), ranks_only=True)
-        return read(own, Index(0, self.tensors.index(row.cells[place], target).count))
+        count = self.tensors.index(row.classes[place], target).count
+        return read(own, Index(0, count, is_whole=count == own.count))
 
-    def _root(self, row: Row, operation: Broadcast) -> int:
+    def _root(self, row: CommunicatorRow, operation: Broadcast) -> int:
         """Return the number of the root among the members that are run."""
         group = self.tensors.schedule.group_by_name[operation.group]
         limits = self.tensors.mesh.limits(group.where)
@@ -203,7 +204,7 @@ class Meetings:
             stride *= row.shape[place]
         return found
 
-    def _reduced(self, row: Row, reduction: Reduction, datum: Datum) -> Datum:
+    def _reduced(self, row: CommunicatorRow, reduction: Reduction, datum: Datum) -> Datum:
         """Return what a reduction leaves on every rank."""
         ranks, dimensions = row.dimensions, tuple(1 + each for each in row.dimensions)
         found = Datum(self._reduced_values(row, reduction, datum.values))
@@ -219,7 +220,9 @@ class Meetings:
             found.covered = np.bitwise_or.reduce(datum.covered, axis=dimensions, keepdims=True)
         return found
 
-    def _reduced_values(self, row: Row, reduction: Reduction, values: Numbers) -> Numbers:
+    def _reduced_values(
+        self, row: CommunicatorRow, reduction: Reduction, values: Numbers
+    ) -> Numbers:
         dimensions = tuple(1 + each for each in row.dimensions)
         if reduction is Reduction.MAX:
             first: Numbers = values.max(axis=dimensions, keepdims=True)
@@ -231,11 +234,11 @@ class Meetings:
             values = product(values, share(row.ranks, values.ndim))
         return values
 
-    def _counts(self, row: Row, views: tuple[View, ...]) -> Integers:
+    def _counts(self, row: CommunicatorRow, views: tuple[View, ...]) -> Integers:
         """Return how many pieces each member has of its view, by member."""
         parts = [
-            self.tensors.filled(cell, view).sum(axis=-1, keepdims=True)
-            for cell, view in zip(row.cells, views, strict=True)
+            self.tensors.filled(ranks, view).sum(axis=-1, keepdims=True)
+            for ranks, view in zip(row.classes, views, strict=True)
         ]
         lengths = row.flat(row.joined(parts, 0), 0).reshape(-1, row.members)
         if (lengths != lengths[0]).any():
@@ -243,32 +246,34 @@ class Meetings:
         found: Integers = lengths[0]
         return found
 
-    def _gathering(self, row: Row, views: tuple[View, ...], targets: tuple[View, ...]) -> Integers:
+    def _gathering(
+        self, row: CommunicatorRow, views: tuple[View, ...], targets: tuple[View, ...]
+    ) -> Integers:
         """Return for each place of the target which place it is of what members bring in a row."""
-        kinds = (map(self.tensors.kind, row.cells, each) for each in (views, targets))
+        kinds = (map(self.tensors.kind, row.classes, each) for each in (views, targets))
         key = (row, *chain.from_iterable(kinds))
         if key not in self._takes:
             counts = self._counts(row, views)
             width = max(
-                self.tensors.index(cell, view).count
-                for cell, view in zip(row.cells, views, strict=True)
+                self.tensors.index(ranks, view).count
+                for ranks, view in zip(row.classes, views, strict=True)
             )
             take = [np.arange(count) + member * width for member, count in enumerate(counts)]
             whole = np.concatenate(take)
-            for cell, target in zip(row.cells, targets, strict=True):
-                if self.tensors.index(cell, target).count != len(whole):
+            for ranks, target in zip(row.classes, targets, strict=True):
+                if self.tensors.index(ranks, target).count != len(whole):
                     raise UnfollowedError(f"{target.buffer} is not cut as what is gathered into it")
             self._takes[key] = whole
         return self._takes[key]
 
-    def _scattering(self, row: Row, targets: tuple[View, ...]) -> Integers:
+    def _scattering(self, row: CommunicatorRow, targets: tuple[View, ...]) -> Integers:
         """Return by member which places of the whole it gets."""
-        key = (row, *map(self.tensors.kind, row.cells, targets))
+        key = (row, *map(self.tensors.kind, row.classes, targets))
         if key not in self._takes:
             counts = self._counts(row, targets)
             width = max(
-                self.tensors.index(cell, target).count
-                for cell, target in zip(row.cells, targets, strict=True)
+                self.tensors.index(ranks, target).count
+                for ranks, target in zip(row.classes, targets, strict=True)
             )
             take = np.full((row.members, width), NOTHING, np.int64)
             start = 0
@@ -279,13 +284,15 @@ class Meetings:
         return self._takes[key]
 
 
-def _gathered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
+def _gathered(row: CommunicatorRow, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
     flat = row.flat(array, lead)
     whole = flat.reshape(*flat.shape[:-2], -1)
     return whole[..., take]
 
 
-def _scattered(row: Row, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
+def _scattered(
+    row: CommunicatorRow, array: NDArray[Any], lead: int, take: Integers
+) -> NDArray[Any]:
     parts = chosen(array, take.reshape(-1))
     apart = parts.reshape(*parts.shape[:-1], *take.shape)
     return row.unflat(apart, lead)
