@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +107,7 @@ class Random:
 
     def draw(self, shape: Sequence[int]) -> Numbers:
         """Return new numbers, lanes first."""
-        count = int(np.prod(shape, dtype=np.int64))
+        count = prod(shape)
         if self._place + count > self._pool.shape[1]:
             size = max(count, 1 << 16)
             drawn = [self._generator.integers(1, prime, size, np.uint64) for prime in PRIMES]
