@@ -35,7 +35,7 @@ UNITS = 32
 """Equal units of a model that is known by its parameters alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LargestResult(AnswerInFacts):
     """The largest model of a scenario that fits.
 
@@ -76,6 +76,12 @@ class LargestResult(AnswerInFacts):
     def usable_memory_bytes(self) -> int | None:
         """Bytes of a GPU that a rank may reserve."""
         return None if self.found.fits is None else self.found.fits.footprint.usable_bytes
+
+    def __repr__(self) -> str:
+        return (
+            f"LargestResult(title={self.title!r}, parameters={self.parameters}, "
+            f"layers={self.layers}, peak_reserved_bytes={self.peak_reserved_bytes})"
+        )
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the lines that `zsim largest` prints: what each is about, and the text."""
@@ -247,7 +253,7 @@ def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
         needed = f"needs {format_bytes(lack.needed_bytes)}"
         when = f" at {moment(lack.operation)}" if lack.operation else ""
         lines.append(("the next size", f"{_size(by, refused)}: {needed}{when}"))
-        lines.append(("alive then", alive_text(lack)))
+        lines.append(("allocated then", alive_text(lack)))
     return lines
 
 

@@ -118,7 +118,7 @@ def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
     """Return when memory ran out in a run that does not fit, what had it, what would help."""
-    lines = [("out of memory at", moment(lack.operation)), ("alive then", alive_text(lack))]
+    lines = [("out of memory at", moment(lack.operation)), ("allocated then", alive_text(lack))]
     if outcome.remedies is not None:
         lines += remedy_lines(outcome.remedies)
     if outcome.summary.step_time_s:

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from notebook import shown_as
 
 import zsim
 from zsim.api.launch import RefutedError
+from zsim.api.shipped import installed
+from zsim.api.topology_result import read_topology
 from zsim.backend.backend import Job, NoWayError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer
@@ -260,13 +263,35 @@ def test_ranks_without_a_way_to_each_other_raise() -> None:
 
 def test_a_notebook_shows_what_every_result_says() -> None:
     run = zsim.run("tiny", {"title": "<x>"})
-    for result in (run, zsim.compare(run, "tiny"), zsim.check("tiny"), zsim.sweep(STUDY)):
+    largest = zsim.largest("zero_table1")
+    for result in (run, zsim.compare(run, "tiny"), zsim.check("tiny"), zsim.sweep(STUDY), largest):
         shown = shown_as(result, "html")
         assert shown.startswith("<div><b>")
         assert "<x>" not in shown
         assert len(repr(result)) < 1000
     assert "&lt;x&gt;" in shown_as(run, "html")
     assert f"step_time_s={run.step_time_s}" in repr(run)
+
+
+PRINTED: dict[str, Callable[[], object]] = {
+    "plan tiny --set zero.stage=1": lambda: zsim.load("tiny", ["zero.stage=1"]).plan(),
+    "check tiny": lambda: zsim.check("tiny"),
+    "compare tiny --but zero.stage=1": lambda: zsim.compare("tiny", changes="zero.stage=1"),
+    "largest zero_table1": lambda: zsim.largest("zero_table1"),
+    "topology dgx_h100 --nodes 4 --fabric fat_tree_2": lambda: read_topology(
+        "dgx_h100", nodes=4, fabric="fat_tree_2"
+    ),
+    "list": installed,
+}
+
+
+@pytest.mark.parametrize("words", PRINTED)
+def test_a_result_prints_what_its_command_prints(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(words.split()) == 0
+    said = capsys.readouterr().out
+    assert f"{PRINTED[words]()}\n" == said
 
 
 @pytest.mark.parametrize(
