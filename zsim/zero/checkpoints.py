@@ -1,4 +1,4 @@
-"""Where checkpoints are between forward and backward: a store, put away on and brought back from.
+"""Stores of checkpoints between forward and backward: put away in them, and brought back.
 
 A checkpoint is what a unit was given that is run again before its backward. It stays where forward
 made it unless a technique moves it: cut over the tensor axis (`partition`), out to host memory
@@ -21,15 +21,15 @@ class CheckpointStore(Protocol):
     """Memory in which checkpoints lie."""
 
     def make_room(self, value: str) -> View:
-        """Where the checkpoint `value` goes."""
+        """Return where the checkpoint `value` goes."""
         ...
 
     def view(self, value: str) -> View:
-        """Where it is."""
+        """Return where it is."""
         ...
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """It is not needed after `uses`, which are on other streams."""
+        """Forget it after `uses`, which are on other streams."""
         ...
 
 
@@ -45,16 +45,16 @@ class SeparateStore:
         self._on_host = pool == HOST_POOL
 
     def make_room(self, value: str) -> View:
-        """Memory for it is taken."""
+        """Take memory for it."""
         self._writer.allocate(self._buffer(value))
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """All of its buffer."""
+        """Return all of its buffer."""
         return self._writer.all(self._buffer(value))
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """The memory is given back."""
+        """Give the memory back."""
         self._writer.free(self._buffer(value), uses=uses)
 
     def _buffer(self, value: str) -> str:
@@ -82,7 +82,7 @@ class Checkpoints:
             self._shelve(value, self.store.make_room(value))
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """It is there again for the unit's backward, after what is returned."""
+        """Bring it back for the unit's backward, which comes after what is returned."""
         if self.strategy.cuts_checkpoints:
             for value in visit.parts:
                 gather(self.writer, self.model, value, source=self.store.view(value))
@@ -90,13 +90,13 @@ class Checkpoints:
         return ()
 
     def view(self, value: str) -> View:
-        """What the backward of its unit reads."""
+        """Return what the backward of its unit reads."""
         if self.strategy.cuts_checkpoints:
             return self.writer.all(brought_back(value))
         return self.store.view(value)
 
     def end(self, value: str, last: str) -> None:
-        """`last` was the last to read it."""
+        """Forget it: `last` was the last to read it."""
         if self.strategy.cuts_checkpoints:
             self.writer.free(brought_back(value))
         else:
@@ -112,5 +112,5 @@ class Checkpoints:
 
 
 def brought_back(value: str) -> str:
-    """The buffer of a checkpoint that is whole again."""
+    """Return the buffer of a checkpoint that is whole again."""
     return ValueInstance(value, Made.GATHERED).buffer

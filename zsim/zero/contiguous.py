@@ -56,19 +56,19 @@ class ContiguousStore:
         }
 
     def make_room(self, value: str) -> View:
-        """Its slot, which is there."""
+        """Return its slot, which is there."""
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """Its slot."""
+        """Return its slot."""
         return self._views[value]
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """Nothing: the slot stays, and what writes it next is ordered after what read it."""
+        """Do nothing: the slot stays, and what writes it next is ordered after what read it."""
 
 
 def allocate_gradients(writer: ScheduleWriter, strategy: Strategy, buckets: Buckets) -> None:
-    """What gradients collect in, and what they are reduced to, are there from set-up on."""
+    """Allocate in setup what gradients collect in, and what they are reduced to."""
     writer.prefix = "setup/gradients"
     for bucket in buckets.trained:
         for name in long_lived(writer, strategy, bucket):

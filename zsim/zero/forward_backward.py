@@ -102,7 +102,7 @@ class ForwardBackward:
         return last
 
     def transient(self, unit: int, position: int) -> str:
-        """The buffer of the gradients that autograd makes of a unit's run number `position`."""
+        """Return the buffer of the gradients that autograd makes of a unit's run."""
         run = self.buckets.runs[unit][position]
         return self.writer.buffer(
             f"{self.model.units[unit].name}/gradient{position}",
@@ -194,7 +194,7 @@ class ForwardBackward:
         writer.free(name)
 
     def _contribution(self, value: str) -> str:
-        """The buffer of what the next reader contributes to a gradient: the first one is kept."""
+        """Return the buffer of the next contribution to a gradient; the first is kept."""
         number = self._gradients[value]
         return f"{value}/gradient" + ("/other" if number else "") + (str(number) * (number > 1))
 
@@ -302,7 +302,7 @@ class ForwardBackward:
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
-        """The buffer of what a segment holds only while it runs; no name if it is nothing."""
+        """Return the buffer of what a segment holds only while it runs; no name if nothing."""
         keeps = self._segment(visit, part).saved_bytes
         saved = self._saved(visit, part) if keeps else ""
         return workspace_buffer(

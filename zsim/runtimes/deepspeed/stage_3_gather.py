@@ -37,7 +37,7 @@ class _OnTheWay:
 
 
 class CoalescedGathers:
-    """What is whole, what is on its way, and what has a secondary shard.
+    """Parameters that are whole, those on their way, and those with a secondary shard.
 
     `layouts` are those of flat buffers and secondary shards, as they come up.
     """

@@ -33,7 +33,7 @@ REDUCTIONS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
-    """What is reduced at once.
+    """Gradients that are reduced at once.
 
     Attributes:
         name: of the layout in which it is put together.

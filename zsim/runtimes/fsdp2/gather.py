@@ -22,7 +22,7 @@ ALL_GATHER = "all_gather"
 
 
 class GroupGathers:
-    """What is whole, what is on its way, and what is kept sharded over the inner ranks."""
+    """Groups that are whole, on their way, or kept sharded over the inner ranks."""
 
     def __init__(self, step: WrappedStep, options: FSDP2) -> None:
         self.writer = step.writer
