@@ -9,7 +9,7 @@ from zsim.strategy.runtime_setting import floating
 
 
 class ShardingStrategy(StrEnum):
-    """Parts that are sharded over the data axis; the hybrid ones are those with several replicas."""
+    """States sharded over the data axis; the hybrid strategies are those with several replicas."""
 
     FULL_SHARD = "full_shard"
     SHARD_GRAD_OP = "shard_grad_op"
