@@ -6,8 +6,8 @@ made it unless a technique moves it: cut over the tensor axis (`partition`), out
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.schedule import Kind
@@ -17,24 +17,8 @@ from zsim.zero.partitioned_checkpoints import gather, own_elements, own_slice
 from zsim.zero.visit_order import Made, UnitVisit, ValueInstance
 
 
-class CheckpointStore(Protocol):
-    """Memory in which checkpoints lie."""
-
-    def make_room(self, value: str) -> View:
-        """Return where the checkpoint `value` goes."""
-        ...
-
-    def view(self, value: str) -> View:
-        """Return where it is."""
-        ...
-
-    def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """Forget it after `uses`, which are on other streams."""
-        ...
-
-
-class SeparateStore:
-    """A buffer for each checkpoint, while it lies there."""
+class CheckpointStore:
+    """Memory in which checkpoints lie: here a buffer for each, while it lies there."""
 
     def __init__(
         self, writer: ScheduleWriter, model: Model, strategy: Strategy, *, pool: str
@@ -42,27 +26,30 @@ class SeparateStore:
         self._writer = writer
         self._model = model
         self._strategy = strategy
-        self._on_host = pool == HOST_POOL
+        self._pool = pool
 
     def make_room(self, value: str) -> View:
-        """Take memory for it."""
+        """Take memory for the checkpoint `value`, and return where it goes."""
         self._writer.allocate(self._buffer(value))
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """Return all of its buffer."""
+        """Return where it is."""
         return self._writer.all(self._buffer(value))
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """Give the memory back."""
+        """Give the memory back after `uses`, which are on other streams."""
         self._writer.free(self._buffer(value), uses=uses)
 
     def _buffer(self, value: str) -> str:
+        name = f"{value}/{'host' if self._pool == HOST_POOL else 'part'}"
         elements = own_elements(self._model, self._strategy, value)
-        dtype = self._model.values[value].dtype
-        if self._on_host:
-            return self._writer.host_buffer(f"{value}/host", elements, dtype, Kind.SAVED)
-        return self._writer.buffer(f"{value}/part", elements, dtype, Kind.SAVED)
+        return self._declare(name, elements, self._model.values[value].dtype)
+
+    def _declare(self, name: str, elements: int, dtype: DType) -> str:
+        if self._pool == HOST_POOL:
+            return self._writer.host_buffer(name, elements, dtype, Kind.SAVED)
+        return self._writer.buffer(name, elements, dtype, Kind.SAVED)
 
 
 class Checkpoints:

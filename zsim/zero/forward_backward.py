@@ -15,7 +15,7 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.checkpoints import Checkpoints, SeparateStore
+from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.names import TENSOR
 from zsim.zero.sequence import Tokens
@@ -49,7 +49,7 @@ class ForwardBackward:
         self.buckets = buckets
         self.held = held
         self.checkpoints = checkpoints or Checkpoints(
-            writer, model, strategy, SeparateStore(writer, model, strategy, pool=POOL)
+            writer, model, strategy, CheckpointStore(writer, model, strategy, pool=POOL)
         )
         self.micro_batch = 0
         self.tokens = Tokens(writer, model)
