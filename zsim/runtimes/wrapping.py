@@ -1,4 +1,4 @@
-"""What both FSDPs share: parameters wrapped by block or in the root, shards that are updated.
+"""Common to both FSDPs: parameters wrapped by block or in the root, shards that are updated.
 
 Functions named in comments are those of `torch/distributed/fsdp` in torch 2.13.
 """

@@ -53,7 +53,7 @@ class UnitRun:
 
     @property
     def start(self) -> int:
-        """Where the first parameter begins."""
+        """Start of the first parameter."""
         return self.starts[0]
 
     def place(self, buffer: str) -> View:
@@ -188,7 +188,7 @@ class Packed:
 
 
 Packing = Callable[[Sequence[Parameter]], Packed]
-"""How a runtime packs the parameters of a bucket."""
+"""The way of a runtime to pack the parameters of a bucket."""
 
 
 def one_after_the_other(ranks: int, *, alignment: int = 1) -> Packing:

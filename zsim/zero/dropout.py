@@ -16,7 +16,7 @@ class Drawn:
     def draw(
         self, segment: Segment, part: SegmentVisit, which: tuple[int, int], path: str
     ) -> Draw | None:
-        """The state that the operation `path` draws with, of a micro-batch and a unit."""
+        """Return the state that the operation `path` draws with, of a micro-batch and a unit."""
         if segment.draws is None:
             return None
         key = (*which, part.segment)

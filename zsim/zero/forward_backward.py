@@ -15,7 +15,7 @@ from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.checkpoints import Checkpoints, SeparateStore
+from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
 from zsim.zero.names import TENSOR
 from zsim.zero.sequence import Tokens
@@ -49,7 +49,7 @@ class ForwardBackward:
         self.buckets = buckets
         self.held = held
         self.checkpoints = checkpoints or Checkpoints(
-            writer, model, strategy, SeparateStore(writer, model, strategy, pool=POOL)
+            writer, model, strategy, CheckpointStore(writer, model, strategy, pool=POOL)
         )
         self.micro_batch = 0
         self.tokens = Tokens(writer, model)
@@ -102,7 +102,7 @@ class ForwardBackward:
         return last
 
     def transient(self, unit: int, position: int) -> str:
-        """The buffer of the gradients that autograd makes of a unit's run number `position`."""
+        """Return the buffer of the gradients that autograd makes of a unit's run."""
         run = self.buckets.runs[unit][position]
         return self.writer.buffer(
             f"{self.model.units[unit].name}/gradient{position}",
@@ -194,7 +194,7 @@ class ForwardBackward:
         writer.free(name)
 
     def _contribution(self, value: str) -> str:
-        """The buffer of what the next reader contributes to a gradient: the first one is kept."""
+        """Return the buffer of the next contribution to a gradient; the first is kept."""
         number = self._gradients[value]
         return f"{value}/gradient" + ("/other" if number else "") + (str(number) * (number > 1))
 
@@ -302,7 +302,7 @@ class ForwardBackward:
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
-        """The buffer of what a segment holds only while it runs; no name if it is nothing."""
+        """Return the buffer of what a segment holds only while it runs; no name if nothing."""
         keeps = self._segment(visit, part).saved_bytes
         saved = self._saved(visit, part) if keeps else ""
         return workspace_buffer(

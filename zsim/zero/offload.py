@@ -79,11 +79,11 @@ class Offloaded(Checkpoints):
         return ()
 
     def view(self, value: str) -> View:
-        """What was copied back, whole."""
+        """Return what was copied back, whole."""
         return self.writer.all(brought_back(value))
 
     def end(self, value: str, last: str) -> None:
-        """Its memory is free again: at once where it was gathered, after `last` otherwise."""
+        """Free its memory: at once where it was gathered, after `last` otherwise."""
         uses = () if self.strategy.cuts_checkpoints else (last,)
         self.writer.free(brought_back(value), uses=uses)
 
@@ -108,7 +108,7 @@ class Offloaded(Checkpoints):
         return copied
 
     def _slice(self, name: str, value: str, home: str) -> str:
-        """A buffer of the rank's share on the device: on its way out, or back."""
+        """Declare a buffer of the rank's share on the device: on its way out, or back."""
         return self.writer.buffer(
             f"{value}/{name}",
             own_elements(self.model, self.strategy, value),
@@ -118,6 +118,6 @@ class Offloaded(Checkpoints):
         )
 
     def _forget(self) -> None:
-        """The device's memory of the oldest checkpoint on its way is given back."""
+        """Give the device's memory of the oldest checkpoint on its way back."""
         oldest = self._leaving.pop(0)
         self.writer.free(oldest.buffer, uses=(oldest.copied,))

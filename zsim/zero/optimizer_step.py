@@ -77,7 +77,7 @@ def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWrite
 
 
 Updated = Callable[[ScheduleWriter, UpdatedTensor, str], None]
-"""What follows the update of a tensor: the writer, the tensor, the operation that wrote it."""
+"""Called after the update of a tensor: the writer, the tensor, the operation that wrote it."""
 
 
 def nothing(_writer: ScheduleWriter, _item: UpdatedTensor, _operation: str) -> None:
@@ -173,7 +173,7 @@ class OptimizerStep:
         trained: Sequence[UpdatedTensor],
         group: str,
     ) -> None:
-        """One number over the gradients of `trained`, then over all ranks of `group`."""
+        """Reduce one number over the gradients of `trained`, then over all ranks of `group`."""
         operands = [(Role.GRADIENT, item.measured) for item in trained]
         elements = sum(item.measured.size for item in trained)
         measured = writer.compute(
@@ -215,7 +215,7 @@ class OptimizerStep:
             )
 
     def _norm(self, writer: ScheduleWriter) -> str | None:
-        """The buffer of the squared norm, which `norm/reduce` makes; None if nothing is clipped."""
+        """Return the buffer of the squared norm, made by `norm/reduce`; None without clipping."""
         if self.strategy.clip_norm is None:
             return None
         self._measure_norm(writer, "norm", self.tensors)
@@ -224,7 +224,7 @@ class OptimizerStep:
     def _measure_norm(
         self, writer: ScheduleWriter, name: str, trained: Sequence[UpdatedTensor]
     ) -> None:
-        """The square of the norm of the gradients of `trained`, in a buffer called `name`."""
+        """Put the squared norm of the gradients of `trained` in a buffer called `name`."""
         writer.allocate(self._one_number(name))
         group = replica_group(self.strategy)
         self._measure(writer, Action.NORM, name, Reduction.SUM, trained=trained, group=group)

@@ -15,7 +15,7 @@ from zsim.zero.visit_order import Made, ValueInstance
 
 
 def own_elements(model: Model, strategy: Strategy, value: str) -> int:
-    """Elements of a checkpoint that a rank keeps.
+    """Return elements of a checkpoint that a rank keeps.
 
     Raises:
         ModelError: ranks of the tensor axis do not divide it.
@@ -32,7 +32,7 @@ def own_elements(model: Model, strategy: Strategy, value: str) -> int:
 
 
 def own_slice(model: Model, strategy: Strategy, value: str) -> View:
-    """The share of what forward made that the rank keeps."""
+    """Return the share of what forward made that the rank keeps."""
     size = own_elements(model, strategy, value)
     return View(buffer=value, size=size, axis=TENSOR if strategy.cuts_checkpoints else None)
 

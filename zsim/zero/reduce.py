@@ -31,7 +31,7 @@ class Reduced:
 
 
 class UnitsLeft:
-    """How many units have yet to contribute to each bucket before it is complete."""
+    """Number of units that have yet to contribute to each bucket before it is complete."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._all = buckets.uses

@@ -16,7 +16,7 @@ from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
 
 def shared_parameters(model: Model) -> frozenset[str]:
-    """Parameters of which ranks of the tensor axis have copies, but gradients of other tokens."""
+    """Return parameters that ranks have copies of, and gradients of different tokens."""
     if not any(value.tensor_sharded for value in model.values.values()):
         return frozenset()
     return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
@@ -43,7 +43,7 @@ class Tokens:
         self.shared = shared_parameters(model)
 
     def gathers(self, segment: Segment, value: str) -> bool:
-        """Whether `segment` reads the tokens of all ranks of its input `value`."""
+        """Tell whether `segment` reads the tokens of all ranks of its input `value`."""
         return segment.reduces_input_gradient and self.model.values[value].tensor_sharded
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Tokens:
     def gather_gradients(
         self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
-        """The same of the gradients of what it scattered, as far as they are in `gradients`."""
+        """Gather the gradients of what it scattered, as far as they are in `gradients`."""
         return tuple(
             self._gather(each.name, self.gradient(each.name), f"{each.name}/gradient", part)
             for each in segment.outputs
@@ -79,16 +79,16 @@ class Tokens:
         self.writer.free(summands)
 
     def read(self, part: SegmentVisit, instance: ValueInstance) -> str:
-        """The buffer of all tokens of what `part` reads: one for each pass that gathers them."""
+        """Return the buffer of all tokens of what `part` reads, one for each pass."""
         name = f"{instance.buffer}/{part.action}/whole"
         return self._all_tokens(instance.value, name, produced=False)
 
     def gradient(self, value: str) -> str:
-        """The buffer of the gradients of all tokens of `value`."""
+        """Return the buffer of the gradients of all tokens of `value`."""
         return self._all_tokens(value, f"{value}/gradient/whole", produced=False)
 
     def summands(self, value: str, buffer: str) -> str:
-        """The buffer of summands of all tokens of `buffer`."""
+        """Return the buffer of summands of all tokens of `buffer`."""
         return self._all_tokens(value, f"{buffer}/summands", produced=True)
 
     def _all_tokens(self, value: str, name: str, *, produced: bool) -> str:

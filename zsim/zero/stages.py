@@ -9,7 +9,7 @@ from zsim.schedule.schedule import Schedule
 from zsim.schedule.schedule_writer import FROM_HOST, HOST_POOL, POOL, TO_HOST, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import fill
-from zsim.zero.checkpoints import Checkpoints, CheckpointStore, SeparateStore
+from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.contiguous import ContiguousStore, allocate_gradients
 from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_updated
 from zsim.zero.offload import Offloaded
@@ -113,7 +113,7 @@ def _checkpoints(
 ) -> Checkpoints:
     """Return how checkpoints are put away: on the device or out of it, separate or in a row."""
     pool = HOST_POOL if strategy.offload_checkpoints else POOL
-    store: CheckpointStore = SeparateStore(writer, model, strategy, pool=pool)
+    store = CheckpointStore(writer, model, strategy, pool=pool)
     if strategy.contiguous:
         store = ContiguousStore(writer, model, strategy, pool=pool, visits=once)
     if strategy.offload_checkpoints:

@@ -1,4 +1,4 @@
-"""What lives from step to step: parameters, masters, moments; and setup, which fills them."""
+"""Model states, which live from step to step, and setup, which fills them."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What ranks hold of every bucket, in which format, and whether whole or as shards.
+    """Formats of what ranks hold of every bucket, and whether it is whole or a shard.
 
     Attributes:
         parameter: format of the parameters; what is trained, without masters.

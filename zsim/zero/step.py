@@ -171,3 +171,15 @@ class Step:
             layouts=self.buckets.layouts if layouts is None else layouts,
             peak_of=peak_of,
         )
+
+
+class StepPart:
+    """Base of what a step is composed of: how it gathers parameters, how it reduces gradients."""
+
+    def __init__(self, step: Step) -> None:
+        self.writer = step.writer
+        self.strategy = step.strategy
+        self.buckets = step.buckets
+        self.states = step.states
+        self.passes = step.passes
+        self.compute = step.strategy.precision.compute

@@ -66,7 +66,7 @@ class Stage12Step(Step):
         holding = Holding(parameter=strategy.precision.compute, has_master=True)
         super().__init__(model, strategy, buckets, holding)
         self.options = strategy.options(DeepSpeed)
-        self.reductions = AllReducedBuckets(self.writer, strategy, self.options, buckets.trained)
+        self.reductions = AllReducedBuckets(self, self.options)
         self._uses = Counter(each.name for unit in model.units for each in unit.parameters)
         self._places = {
             parameter.name: (buckets.all[run.bucket], start)

@@ -4,18 +4,16 @@ Functions named in comments are those of `DeepSpeedZeroOptimizer` in
 `runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import ScheduleWriter
-from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
 from zsim.zero.reduce import Reduced
+from zsim.zero.step import Step, StepPart
 
 REDUCTION = "reduction"  # __init__: reduction_stream
 
@@ -30,28 +28,20 @@ class BucketedGradient:
     size: int
 
 
-class AllReducedBuckets:
+class AllReducedBuckets(StepPart):
     """The bucket that gradients are copied into; two that take turns if reductions overlap.
 
     It takes gradients of all flat tensors, of which there is one for each group of parameters.
     """
 
-    def __init__(
-        self,
-        writer: ScheduleWriter,
-        strategy: Strategy,
-        options: DeepSpeed,
-        flats: Sequence[Bucket],
-    ) -> None:
-        self.writer = writer
-        self.strategy = strategy
-        self.flats = flats
+    def __init__(self, step: Step, options: DeepSpeed) -> None:
+        super().__init__(step)
+        self.flats = step.buckets.trained
         self.reduced: dict[int, Reduced] = {}
         self._limit = options.reduce_bucket_size
         self._overlaps = bool(options.overlap_comm)
         self._stream = REDUCTION if self._overlaps else COMPUTE
-        self._compute = strategy.precision.compute
-        self._wire = options.communication_data_type or self._compute
+        self._wire = options.communication_data_type or self.compute
         self._members: list[BucketedGradient] = []
         self._filled = 0
         self._flushed = 0
@@ -75,7 +65,7 @@ class AllReducedBuckets:
     def _buckets(self) -> list[str]:
         """Buffers of `reduce_bucket_size` elements, taken whole."""
         return [
-            self.writer.buffer(f"ipg{index}", self._limit, self._compute, Kind.COMMUNICATION)
+            self.writer.buffer(f"ipg{index}", self._limit, self.compute, Kind.COMMUNICATION)
             for index in range(2 if self._overlaps else 1)
         ]
 
@@ -88,7 +78,7 @@ class AllReducedBuckets:
 
     def _owned(self, flat: Bucket) -> str:
         return flat.shard_buffer(
-            self.writer, "owned", self._compute, Kind.GRADIENT, home=self._stream
+            self.writer, "owned", self.compute, Kind.GRADIENT, home=self._stream
         )
 
     def add(self, name: str, source: View, flat: Bucket, start: int, *, divisor: int) -> None:

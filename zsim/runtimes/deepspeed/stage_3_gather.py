@@ -22,7 +22,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
-from zsim.zero.step import Step
+from zsim.zero.step import Step, StepPart
 
 FETCHES_IN_FLIGHT = 2
 """Unfinished fetches with which the host goes on."""  # __max_ongoing_fetch_events
@@ -36,20 +36,17 @@ class _OnTheWay:
     flat: str | None
 
 
-class CoalescedGathers:
-    """What is whole, what is on its way, and what has a secondary shard.
+class CoalescedGathers(StepPart):
+    """Parameters that are whole, those on their way, and those with a secondary shard.
 
     `layouts` are those of flat buffers and secondary shards, as they come up.
     """
 
     def __init__(self, step: Step, shards: Shards, *, stream: str, updated: str) -> None:
-        self.writer = step.writer
-        self.strategy = step.strategy
-        self.states = step.states
+        super().__init__(step)
         self.shards = shards
         self.stream = stream
         self._mode = FreeMode.WAITED if stream == COMPUTE else FreeMode.DEFERRED
-        self._compute = step.strategy.precision.compute
         self.layouts: list[Layout] = []
         self._pending: dict[int, _OnTheWay] = {}
         self._events: deque[str] = deque()
@@ -64,7 +61,7 @@ class CoalescedGathers:
         """Return the buffer of a whole parameter, with its padding."""
         bucket = self.shards.bucket(number)
         layout = bucket.plain
-        return bucket.buffer(self.writer, "whole", self._compute, home=self.stream, layout=layout)
+        return bucket.buffer(self.writer, "whole", self.compute, home=self.stream, layout=layout)
 
     def fetch(self, needs: Sequence[int], fetch: Fetch) -> tuple[Edge, ...]:
         """Gather what is needed, wait, then gather ahead; return what the compute stream awaits."""
@@ -141,7 +138,7 @@ class CoalescedGathers:
             assert ranks is not None
             names = (f"{name}/flat", f"{name}/shard")
             flat_buffers(
-                self.writer, layout, names, ranks=ranks, dtype=self._compute, home=self.stream
+                self.writer, layout, names, ranks=ranks, dtype=self.compute, home=self.stream
             )
         return self._flats[key]
 
@@ -188,7 +185,7 @@ class CoalescedGathers:
         layout = bucket.over_inner("secondary")
         if name not in writer.buffers:
             self.layouts.append(layout)
-            bucket.inner_buffer(writer, layout, inner, self._compute, home=COMPUTE)
+            bucket.inner_buffer(writer, layout, inner, self.compute, home=COMPUTE)
         if name not in writer.alive:
             writer.allocate(name)
             self._secondary[number] = ()

@@ -25,7 +25,7 @@ from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
 from zsim.zero.reduce import UnitsLeft
 from zsim.zero.state import persist_zeros
-from zsim.zero.step import Step
+from zsim.zero.step import Step, StepPart
 
 REDUCTIONS_IN_FLIGHT = 2
 """Unfinished reductions with which the host goes on."""  # max_param_reduce_events
@@ -33,7 +33,7 @@ REDUCTIONS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
-    """What is reduced at once.
+    """Gradients that are reduced at once.
 
     Attributes:
         name: of the layout in which it is put together.
@@ -46,21 +46,18 @@ class _Filling:
     bucket: str | None
 
 
-class FilledBuckets:
+class FilledBuckets(StepPart):
     """Takes the gradients of each unit's backward, fills the bucket and reduces it."""
 
     def __init__(self, step: Step, options: DeepSpeed, shards: Shards, *, stream: str) -> None:
-        self.writer = step.writer
-        self.strategy = step.strategy
+        super().__init__(step)
         self.shards = shards
-        self.passes = step.passes
         self.stream = stream
         self._mode = FreeMode.WAITED if stream == COMPUTE else FreeMode.DEFERRED
         self.finished = ""
         self.layouts: list[Layout] = []
-        self._compute = step.strategy.precision.compute
-        self._wire = options.communication_data_type or self._compute
-        self._left = UnitsLeft(shards.parameters)
+        self._wire = options.communication_data_type or self.compute
+        self._left = UnitsLeft(self.buckets)
         self._sums: dict[int, str] = {}
         self._events: deque[str] = deque()
         self._limit = options.reduce_bucket_size
@@ -80,11 +77,11 @@ class FilledBuckets:
     def _fill(self) -> list[_Filling]:
         """Return what is reduced at once, in the order in which gradients are complete."""
         # reduce_independent_p_g_buckets_and_remove_grads
-        left = UnitsLeft(self.shards.parameters)
+        left = UnitsLeft(self.buckets)
         found: list[list[int]] = []
         filled = self._limit
-        for unit in reversed(range(len(self.shards.parameters.runs))):
-            for _, run in reversed(self.shards.parameters.trained_runs(unit)):
+        for unit in reversed(range(len(self.buckets.runs))):
+            for _, run in reversed(self.buckets.trained_runs(unit)):
                 size = self.shards.bucket(run.bucket).elements
                 if not left.complete(run.bucket) or not size:
                     continue
@@ -113,7 +110,7 @@ class FilledBuckets:
     def _bucket_buffer(self, name: str, layout: str | None) -> str:
         """Declare the bucket in the form of what fills it; without one if no gradient fits in."""
         limit, kind = self._limit, Kind.COMMUNICATION
-        return self.writer.buffer(name, limit, self._compute, kind, home=self.stream, layout=layout)
+        return self.writer.buffer(name, limit, self.compute, kind, home=self.stream, layout=layout)
 
     def write_setup(self) -> None:
         """Take memory for the bucket and the gradients of sub-groups."""
@@ -126,11 +123,11 @@ class FilledBuckets:
 
     def gradient(self, group: Bucket) -> str:
         """Return the buffer of a sub-group's gradient: the rank's shard."""
-        return group.shard_buffer(self.writer, "gradient", self._compute, Kind.GRADIENT)
+        return group.shard_buffer(self.writer, "gradient", self.compute, Kind.GRADIENT)
 
     def collect(self, unit: int, done: str, micro_batch: int) -> None:
         """Put the gradients into the bucket that backward of `unit`, which ended `done`, made."""
-        for position, run in reversed(self.shards.parameters.trained_runs(unit)):
+        for position, run in reversed(self.buckets.trained_runs(unit)):
             number, source = run.bucket, self.passes.transient(unit, position)
             complete = self._left.complete(number)
             if not self.shards.bucket(number).elements:

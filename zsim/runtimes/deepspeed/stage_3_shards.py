@@ -1,4 +1,4 @@
-"""What ZeRO-3 keeps of parameters: each padded by itself, shards of many in one flat sub-group.
+"""Parameters as ZeRO-3 keeps them: each padded by itself, shards of many in one flat sub-group.
 
 Functions named in comments are those of `runtime/zero/stage3.py` in DeepSpeed 0.19.
 """

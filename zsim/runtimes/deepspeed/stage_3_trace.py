@@ -1,4 +1,4 @@
-"""What ZeRO-3 gathers, gathers ahead and frees at each submodule, once it knows their order.
+"""Gathers and frees of ZeRO-3 at each submodule, once it knows their order.
 
 From the second iteration on: the first records the order. Every unit is one submodule here; its
 forward, and its backward with what is run again for it, are visits of it. Parameters are numbers,
@@ -18,7 +18,7 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """What happens to parameters at one visit.
+    """Gathers and frees of one visit.
 
     Attributes:
         needed: gathered before the visit, which waits for them.
@@ -46,7 +46,7 @@ def fetches(
 
 
 class _Coordinator:
-    """Which parameters are there or on their way, and how far it has looked ahead."""
+    """Parameters that are there or on their way, and the queue of uses ahead."""
 
     def __init__(
         self,

@@ -13,24 +13,21 @@ from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket, UnitRun
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import Reduced, copy_run, divide, set_or_add
+from zsim.zero.step import StepPart
 
 # _init_streams
 POST_BACKWARD = "post_backward"
 ALL_REDUCE = "all_reduce"
 
 
-class FlatReductions:
+class FlatReductions(StepPart):
     """Takes the gradients of each unit's backward and reduces them, one flat gradient at a time."""
 
     def __init__(self, step: WrappedStep, options: FSDP1) -> None:
-        self.writer = step.writer
-        self.strategy = step.strategy
-        self.buckets = step.buckets
-        self.passes = step.passes
+        super().__init__(step)
         self.reduced: dict[int, Reduced] = {}
         self.finished: tuple[str, ...] = ()
-        self._compute = step.strategy.precision.compute
-        self._wire = options.reduce_dtype or self._compute
+        self._wire = options.reduce_dtype or self.compute
         self._collected: dict[int, list[tuple[str, UnitRun]]] = {}
         self._written: dict[int, str] = {}
 
@@ -73,7 +70,7 @@ class FlatReductions:
         before, after = two_parts(strategy.replicas)
         written = self._written[bucket.index]
         source = flat = self._flat(bucket)
-        if self._wire is not self._compute:
+        if self._wire is not self.compute:
             # _post_backward_hook casts on its stream, and records it for autograd's gradient
             source = bucket.buffer(writer, "wide", self._wire, home=stream)
             writer.allocate(source)
@@ -112,7 +109,7 @@ class FlatReductions:
         self.finished = (done,)
 
     def _flat(self, bucket: Bucket) -> str:
-        return bucket.buffer(self.writer, "flat_gradient", self._compute, Kind.GRADIENT)
+        return bucket.buffer(self.writer, "flat_gradient", self.compute, Kind.GRADIENT)
 
     def _gradient(self, bucket: Bucket, home: str) -> str:
         optimizer = self.strategy.precision.optimizer

@@ -25,6 +25,7 @@ from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA
+from zsim.zero.step import StepPart
 from zsim.zero.visit_order import UnitVisit
 
 # _init_streams: one stream for each of these, and the current one for compute.
@@ -200,15 +201,13 @@ class FSDP1Step(WrappedStep):
             self.reductions.reduce(self.buckets.all[bucket])
 
 
-class FlatGathers:
+class FlatGathers(StepPart):
     """Flat parameters that are whole or on their way, and the limit of gathers."""
 
     def __init__(self, step: WrappedStep, options: FSDP1, left: tuple[str, ...]) -> None:
-        self.writer = step.writer
+        super().__init__(step)
         self.options = options
-        self.buckets = step.buckets
-        self.states = step.states
-        self.precision = step.strategy.precision
+        self._casts = step.strategy.precision.has_master
         self.begun_with = left
         self._prefetched: set[int] = set()
         self._freed: deque[Edge] = deque(Previous(operation) for operation in left)
@@ -224,7 +223,7 @@ class FlatGathers:
 
     def whole(self, bucket: Bucket) -> str:
         """Return the buffer of the bucket's whole flat parameter."""
-        return bucket.buffer(self.writer, "whole", self.precision.compute, home=UNSHARD)
+        return bucket.buffer(self.writer, "whole", self.compute, home=UNSHARD)
 
     def need(self, number: int) -> tuple[Edge, ...]:
         """Gather unless that was done ahead; return what the compute stream waits for."""
@@ -259,21 +258,20 @@ class FlatGathers:
             return
         source, after = self.states[number].parameter, self._after_update.take()
         # _unshard: the cast comes before the rate limiter, the memory of the gather after it
-        if self.precision.has_master:
+        if self._casts:
             source, after = self._cast(bucket, after)
         self.limit(number)
         writer.allocate(whole)
         path = f"gather/{bucket.name}"
         self._gathered = writer.all_gather(path, DATA, source, whole, stream=UNSHARD, after=after)
-        if self.precision.has_master:
+        if self._casts:
             # FlatParamHandle._free_low_precision_sharded_param (_flat_param.py) records the stream
             writer.free(source, uses=(self._gathered,), mode=FreeMode.DEFERRED)
 
     def _cast(self, bucket: Bucket, after: tuple[Edge, ...]) -> tuple[str, tuple[Edge, ...]]:
         """Return the shard in the format of the gather, and what completes it."""
         # FlatParamHandle._use_low_precision_shard (_flat_param.py), on the pre-unshard stream
-        compute = self.precision.compute
-        cast = bucket.shard_buffer(self.writer, "cast_shard", compute, home=PRE_UNSHARD)
+        cast = bucket.shard_buffer(self.writer, "cast_shard", self.compute, home=PRE_UNSHARD)
         self.writer.allocate(cast)
         shard = self.states[bucket.index].parameter
         path = f"cast/{bucket.name}"

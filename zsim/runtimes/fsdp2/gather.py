@@ -15,24 +15,22 @@ from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
+from zsim.zero.step import StepPart
 
 # FSDPCommContext.lazy_init: copies in have a stream of their own, so that they overlap gathers
 COPY_IN = "copy_in"
 ALL_GATHER = "all_gather"
 
 
-class GroupGathers:
-    """What is whole, what is on its way, and what is kept sharded over the inner ranks."""
+class GroupGathers(StepPart):
+    """Groups that are whole, on their way, or kept sharded over the inner ranks."""
 
     def __init__(self, step: WrappedStep, options: FSDP2) -> None:
-        self.writer = step.writer
-        self.strategy = step.strategy
+        super().__init__(step)
         self.options = options
-        self.buckets = step.buckets
         self._shards: dict[int, list[str]] = {}
         for shard, state in zip(step.kept.all, step.states, strict=True):
             self._shards.setdefault(shard.index, []).append(state.parameter)
-        self._compute = step.strategy.precision.compute
         self._inner = step.strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}
@@ -45,7 +43,7 @@ class GroupGathers:
 
     def whole(self, bucket: Bucket) -> str:
         """Return the buffer of a bucket's whole parameters."""
-        return bucket.buffer(self.writer, "whole", self._compute, layout=bucket.plain)
+        return bucket.buffer(self.writer, "whole", self.compute, layout=bucket.plain)
 
     def gather(self, number: int) -> None:
         """Unshard: gather the bucket, unless it is whole or on its way."""
@@ -88,14 +86,14 @@ class GroupGathers:
             cast = writer.buffer(
                 f"{bucket.name}/inner_input",
                 bucket.padded // self._inner,
-                self._compute,
+                self.compute,
                 Kind.COMMUNICATION,
                 home=COPY_IN,
                 layout=self.layouts[bucket.index].name,
                 shard=INNER,
             )
         else:
-            cast = bucket.shard_buffer(writer, "input", self._compute, home=COPY_IN)
+            cast = bucket.shard_buffer(writer, "input", self.compute, home=COPY_IN)
         writer.allocate(cast)
         after = self._after_update(bucket.index)
         for source in sources:
@@ -187,10 +185,10 @@ class GroupGathers:
     def _gathered(self, bucket: Bucket, *, inner: bool) -> str:
         name = "inner_gathered" if inner else "gathered"
         layout = self.layouts[bucket.index] if inner else None
-        return bucket.buffer(self.writer, name, self._compute, home=COPY_IN, layout=layout)
+        return bucket.buffer(self.writer, name, self.compute, home=COPY_IN, layout=layout)
 
     def _inner_shard(self, bucket: Bucket) -> str:
         """Return the buffer of the rank's shard among the inner ranks, in the compute format."""
         assert self._inner is not None
         layout = self.layouts[bucket.index]
-        return bucket.inner_buffer(self.writer, layout, self._inner, self._compute, home=COMPUTE)
+        return bucket.inner_buffer(self.writer, layout, self._inner, self.compute, home=COMPUTE)

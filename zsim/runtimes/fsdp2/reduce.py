@@ -18,6 +18,7 @@ from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import Reduced, divide, set_or_add
+from zsim.zero.step import StepPart
 
 # FSDPCommContext.lazy_init
 REDUCE_SCATTER = "reduce_scatter"
@@ -27,15 +28,12 @@ Sources = list[tuple[str, set[str]]]
 """Buffers of gradients, with the parameters that each has."""
 
 
-class GroupReductions:
+class GroupReductions(StepPart):
     """Takes the gradients of each unit's backward and reduces those of each bucket's shards."""
 
     def __init__(self, step: WrappedStep, options: FSDP2) -> None:
-        self.writer = step.writer
-        self.strategy = step.strategy
+        super().__init__(step)
         self.options = options
-        self.buckets = step.buckets
-        self.passes = step.passes
         self.reduced: dict[int, Reduced] = {}
         self._trained = {bucket.index: bucket for bucket in step.kept.trained}
         accumulates = step.strategy.gradient_accumulation_steps > 1

@@ -10,16 +10,13 @@ from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
 from zsim.zero.state import own_view
-from zsim.zero.step import Step
+from zsim.zero.step import StepPart
 
 GATHER = "step/update/gather"
 
 
-class Lists:
+class Lists(StepPart):
     """Writes these collectives."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
 
     def reduce_scatter(self, bucket: Bucket, gradient: str, after: tuple[str, ...]) -> str:
         """Average `gradient` over the data axis into the rank's own part; return the operation.
@@ -28,7 +25,7 @@ class Lists:
         """
         # distributed.reduce_scatter_coalesced (src/nanotron, 2025-02): _flatten_dense_tensors of
         # what each rank is to get, from get_fp32_accum_hook, which does not wait
-        writer = self.step.writer
+        writer = self.writer
         flat = self._flat(bucket, "flat", writer.buffers[gradient].dtype)
         writer.allocate(flat)
         launches, path = self._pieces(bucket), f"reduce/{bucket.name}"
@@ -43,9 +40,8 @@ class Lists:
     def all_gather(self, writer: ScheduleWriter, after: str) -> str:
         """Gather what the ranks have updated, as one; return the last copy into place."""
         # distributed.all_gather_coalesced (src/nanotron, 2025-02): update_output after it
-        compute = self.step.strategy.precision.compute
-        flats = [self._flat(bucket, "gathered", compute) for bucket in self.step.buckets.all]
-        pairs = tuple(zip(self.step.buckets.all, self.step.states, flats, strict=True))
+        flats = [self._flat(bucket, "gathered", self.compute) for bucket in self.buckets.all]
+        pairs = tuple(zip(self.buckets.all, self.states, flats, strict=True))
         writer.allocate(*flats)
         place, writer.prefix = writer.prefix, "step/update"
         for bucket, state, flat in pairs:
@@ -68,7 +64,7 @@ class Lists:
         return last
 
     def _flat(self, bucket: Bucket, name: str, dtype: DType) -> str:
-        return bucket.buffer(self.step.writer, name, dtype)
+        return bucket.buffer(self.writer, name, dtype)
 
     def _pieces(self, bucket: Bucket) -> int:
-        return len(bucket.layout.pieces) * self.step.strategy.data
+        return len(bucket.layout.pieces) * self.strategy.data
