@@ -13,7 +13,7 @@ from zsim.api.scenario import Changed, as_settings
 from zsim.cluster.bisection import Cut, cuts, narrowest
 from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files import Part, TopologyError
-from zsim.cluster.links import LinkClass, link_classes
+from zsim.cluster.links import LinkClass, link_classes, summed_up
 from zsim.config_error import line
 from zsim.files.installed import part_names, topology
 from zsim.files.picture import need_format, write_picture
@@ -98,7 +98,7 @@ class TopologyResult(AnswerInFacts):
                 }
                 for tier in cluster.fabric.tiers
             ],
-            "links": [_link_object(each) for each in link_classes(cluster)],
+            "links": [_link_object(each) for each in summed_up(link_classes(cluster))],
             "bisection_bytes_per_s": self.cuts[-1].bytes_per_s if self.cuts else None,
             "narrowest_cut": None if narrow is None else _cut_object(narrow),
             "cuts": [_cut_object(cut) for cut in self.cuts],
@@ -182,7 +182,7 @@ def _facts(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]
         yield "NVSwitch domains", f"{cluster.domains:,} of {cluster.nodes_per_domain} nodes"
     yield "NICs", _who_is_served(cluster)
     yield "fabric", _fabric(cluster)
-    for each in link_classes(cluster):
+    for each in summed_up(link_classes(cluster)):
         what = f"{each.count:,} x {speed(each.link)}"
         yield "links", f"{each.source} to {each.target}: {what} each way"
     if found:

@@ -1,54 +1,128 @@
-"""The links of a cluster by class: what each joins, how many there are, how fast they are."""
+"""The links of a cluster by class: what each joins, how many there are, how fast they are.
+
+This is the only list of them: tables and pictures show it, and the simulation numbers it.
+"""
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster, FabricEdge, Link
+
+TO_SWITCH, FROM_SWITCH = "gpu->switch", "switch->gpu"
+TO_PCIE, FROM_PCIE = "gpu->pcie", "pcie->gpu"
+TO_HOST, FROM_HOST = "pcie->host", "host->pcie"
+BOARD = "board->board"
+TO_NIC, FROM_NIC = "switch->nic", "nic->switch"
+NETWORK = "network"
+"""Above the last tier."""
+_NODE = re.compile(r"node(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkClass:
-    """Equal links: `count` of them between `source` and `target`, per direction."""
+    """Equal links between `source` and `target`.
+
+    Attributes:
+        count: how many there are.
+        link: one of them, per direction, in whole bytes per second; `bytes_per_s` is exact.
+        hops: names of what they are on the way, by direction: those of a NIC carry the same bytes
+            at the same rate, so they limit as one. Both directions of a name are told apart by
+            number.
+        loads: how many of each of `hops` may carry different bytes. There are `multiple` links of
+            each load.
+    """
 
     source: str
     target: str
     count: int
     link: Link
+    bytes_per_s: Fraction
+    hops: tuple[tuple[str, ...], ...]
+    loads: int
+    multiple: Fraction = Fraction(1)
 
 
-def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
-    """All links, from the GPUs up. A full group's uplinks count even where it lacks nodes."""
-    found = [
-        LinkClass(source="GPU", target="NVSwitch", count=cluster.ranks, link=cluster.switch_link)
-    ]
+def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
+    """Yield all classes of links, from the GPUs up.
+
+    Links of GPUs to their switch and to PCIe are numbered by rank; of PCIe switches to the host,
+    one as fast as a GPU's, by node and switch; between boards, two by node; NICs, by node and
+    bundle; uplinks of each tier, by group and perhaps rail, also where a group lacks nodes.
+    Each edge of a fabric that is given link by link is a class of its own.
+    """
+    ranks, nodes = cluster.ranks, cluster.nodes
+    yield _equal("GPU", "NVSwitch", ranks, cluster.switch_link, hops=((TO_SWITCH,), (FROM_SWITCH,)))
+    if (pcie := cluster.pcie_link) is not None:
+        yield _equal("GPU", "PCIe switch", ranks, pcie, hops=((TO_PCIE,), (FROM_PCIE,)))
+        switches = nodes * cluster.pcie_switches
+        yield _equal("PCIe switch", "host", switches, pcie, hops=((TO_HOST,), (FROM_HOST,)))
     if cluster.board_link is not None:
-        found.append(
-            LinkClass(source="board", target="board", count=cluster.nodes, link=cluster.board_link)
+        found = _equal("board", "board", nodes, cluster.board_link, hops=((BOARD,),))
+        yield replace(found, loads=2 * nodes)
+    bundles = rail_count(cluster)
+    width = Fraction(cluster.nics_per_node, bundles)
+    tiers = cluster.fabric.tiers
+    above = [*(tier.name for tier in tiers), NETWORK]
+    hops = (TO_NIC, f"nic->{above[0]}"), (f"{above[0]}->nic", FROM_NIC)
+    nics = nodes * cluster.nics_per_node
+    found = _equal("NIC", above_nics(cluster), nics, cluster.nic_link, hops=hops)
+    yield replace(found, loads=nodes * bundles, multiple=width)
+    shown = [*(tier.name for tier in tiers), top_name(cluster)]
+    for number, tier in enumerate(tiers):
+        groups, switches = -(-nodes // tier.nodes_below), rails(cluster, number)
+        per_rail = has_rails(cluster, number)
+        speed = cluster.uplink_bytes_per_s(number) / switches
+        low, high = above[number : number + 2]
+        yield LinkClass(
+            source=tier.name,
+            target=shown[number + 1],
+            count=groups * switches,
+            link=Link(bytes_per_s=max(1, int(speed)), latency_ps=tier.latency_ps),
+            bytes_per_s=speed,
+            hops=((f"{low}->{high}",), (f"{high}->{low}",)),
+            loads=groups * bundles if per_rail else groups,
+            multiple=width if per_rail else Fraction(1),
         )
-    if cluster.pcie_link is not None:
-        found.append(
-            LinkClass(
-                source="GPU", target="PCIe switch", count=cluster.ranks, link=cluster.pcie_link
-            )
-        )
-        switches = cluster.nodes * cluster.pcie_switches
-        found.append(
-            LinkClass(source="PCIe switch", target="host", count=switches, link=cluster.pcie_link)
-        )
-    found.append(
-        LinkClass(
-            source="NIC",
-            target=above_nics(cluster),
-            count=cluster.nodes * cluster.nics_per_node,
-            link=cluster.nic_link,
-        )
+    for edge in edges_in_use(cluster):
+        source, target = sorted(map(_end, (edge.source, edge.target)))
+        there, back = f"{edge.source}->{edge.target}", f"{edge.target}->{edge.source}"
+        yield _equal(source, target, 1, edge.link, hops=((there,), (back,)))
+
+
+def summed_up(classes: Iterable[LinkClass]) -> tuple[LinkClass, ...]:
+    """Return classes with those as one that join the same and are as fast, in order."""
+    counts: Counter[tuple[str, str, Link]] = Counter()
+    firsts: dict[tuple[str, str, Link], LinkClass] = {}
+    for each in classes:
+        key = each.source, each.target, each.link
+        counts[key] += each.count
+        firsts.setdefault(key, each)
+    return tuple(replace(each, count=counts[key]) for key, each in firsts.items())
+
+
+def _equal(
+    source: str, target: str, count: int, link: Link, *, hops: tuple[tuple[str, ...], ...]
+) -> LinkClass:
+    return LinkClass(
+        source=source,
+        target=target,
+        count=count,
+        link=link,
+        bytes_per_s=Fraction(link.bytes_per_s),
+        hops=hops,
+        loads=count,
     )
-    return (*found, *_uplinks(cluster), *_edges(cluster))
+
+
+def _end(name: str) -> str:
+    return "node" if _NODE.fullmatch(name) else "switch"
 
 
 def above_nics(cluster: Cluster) -> str:
-    """What NICs are plugged into."""
+    """Return what NICs are plugged into."""
     fabric = cluster.fabric
     if fabric.tiers:
         return fabric.tiers[0].name
@@ -56,61 +130,32 @@ def above_nics(cluster: Cluster) -> str:
 
 
 def top_name(cluster: Cluster) -> str:
-    """The level above the last tier: what is above leaves is spines, above these cores."""
+    """Return the level above the last tier: what is above leaves is spines, above these cores."""
     return "core" if len(cluster.fabric.tiers) > 1 else "spine"
 
 
 def rails(cluster: Cluster, tier: int) -> int:
-    """Switches of a tier over one group of nodes: one for each rail, or one in all."""
+    """Return the switches of a tier over one group of nodes: one for each rail, or one in all."""
     return cluster.nics_per_node if has_rails(cluster, tier) else 1
 
 
 def has_rails(cluster: Cluster, tier: int) -> bool:
-    """Whether a group of `tier` is one switch for each rail."""
+    """Return whether a group of `tier` is one switch for each rail."""
     return cluster.fabric.kind.has_rails(tier)
 
 
 def rail_count(cluster: Cluster) -> int:
-    """Bundles of NICs of a node: those that serve the same GPUs are one."""
+    """Return the bundles of NICs of a node: those that serve the same GPUs are one."""
     return min(cluster.gpus_per_node, cluster.nics_per_node)
 
 
 def edges_in_use(cluster: Cluster) -> list[FabricEdge]:
-    """Links of an explicit fabric, without those of nodes that the cluster does not have."""
-    node = re.compile(r"node(\d+)")
+    """Return the edges of the fabric without those of nodes that the cluster does not have."""
     return [
         edge
         for edge in cluster.fabric.edges
         if not any(
-            (found := node.fullmatch(end)) and int(found.group(1)) >= cluster.nodes
+            (found := _NODE.fullmatch(end)) and int(found.group(1)) >= cluster.nodes
             for end in (edge.source, edge.target)
         )
-    ]
-
-
-def _uplinks(cluster: Cluster) -> list[LinkClass]:
-    """The way up of each switch of a tier, all its cables as one."""
-    found: list[LinkClass] = []
-    tiers = cluster.fabric.tiers
-    for number, tier in enumerate(tiers):
-        above = tiers[number + 1].name if number + 1 < len(tiers) else top_name(cluster)
-        switches = rails(cluster, number)
-        each = Link(
-            bytes_per_s=max(1, int(cluster.uplink_bytes_per_s(number) / switches)),
-            latency_ps=tier.latency_ps,
-        )
-        groups = -(-cluster.nodes // tier.nodes_below)
-        found.append(LinkClass(source=tier.name, target=above, count=groups * switches, link=each))
-    return found
-
-
-def _edges(cluster: Cluster) -> list[LinkClass]:
-    """Links of an explicit fabric: of nodes, and of switches among each other."""
-    counts: Counter[tuple[str, Link]] = Counter()
-    for edge in edges_in_use(cluster):
-        of_node = {edge.source, edge.target} & {f"node{node}" for node in range(cluster.nodes)}
-        counts["node" if of_node else "switch", edge.link] += 1
-    return [
-        LinkClass(source=source, target="switch", count=count, link=link)
-        for (source, link), count in counts.items()
     ]

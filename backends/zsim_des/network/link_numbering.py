@@ -1,25 +1,36 @@
-"""The links of a cluster, numbered: kind after kind, each in the order that `link_kinds` says."""
+"""The links of a cluster, numbered: class after class, each in the order of `link_classes`."""
 
 from collections.abc import Collection
 
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.links import edges_in_use, has_rails, rail_count
-from zsim_des.network.edge_routes import Routes
-from zsim_des.network.link_kinds import (
+from zsim.cluster.links import (
     BOARD,
     FROM_HOST,
     FROM_PCIE,
     FROM_SWITCH,
     TO_HOST,
+    TO_NIC,
     TO_PCIE,
     TO_SWITCH,
-    LinkKind,
-    link_kinds,
+    LinkClass,
+    edges_in_use,
+    has_rails,
+    link_classes,
+    rail_count,
 )
+from zsim_des.network.edge_routes import Routes
+
+Direction = tuple[tuple[str, ...], LinkClass]
+"""One direction of equal links: the names of the hops that they are, and the links."""
+
+
+def directions(cluster: Cluster) -> list[Direction]:
+    """Return the directions of all links, in the order in which they are numbered."""
+    return [(names, links) for links in link_classes(cluster) for names in links.hops]
 
 
 class Wiring:
-    """Numbers of links: where those of each kind begin.
+    """Numbers of links: where those of each direction begin.
 
     A GPU's links have its rank's number on top, those between boards twice the node's and 1 for
     the way back, NICs their node's times the rails and their rail.
@@ -27,15 +38,15 @@ class Wiring:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.kinds: list[LinkKind] = link_kinds(cluster)
+        self.directions = directions(cluster)
         self.rails = rail_count(cluster)
         self.on_rails = cluster.fabric.kind.on_rails
         self.firsts: list[int] = []
         self.link_count = 0
-        for kind in self.kinds:
+        for _, links in self.directions:
             self.firsts.append(self.link_count)
-            self.link_count += kind.count
-        names = [kind.names[0] for kind in self.kinds]
+            self.link_count += links.loads
+        names = [names[0] for names, _ in self.directions]
         self._first_of = dict(zip(reversed(names), reversed(self.firsts), strict=True))
         self.up, self.down = self._first_of[TO_SWITCH], self._first_of[FROM_SWITCH]
         self.to_pcie = self._first_of.get(TO_PCIE, -1)
@@ -43,7 +54,7 @@ class Wiring:
         self.to_host = self._first_of.get(TO_HOST, -1)
         self.from_host = self._first_of.get(FROM_HOST, -1)
         self.board = self._first_of.get(BOARD, -1)
-        nics = names.index("switch->nic")
+        nics = names.index(TO_NIC)
         self.out, self.into = self.firsts[nics : nics + 2]
         tiers = len(cluster.fabric.tiers)
         self.tier_up = self.firsts[nics + 2 : nics + 2 + 2 * tiers : 2]

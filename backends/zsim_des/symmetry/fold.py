@@ -278,7 +278,7 @@ class _Folding:
                 FoldedLink(
                     number=number,
                     kind=kind,
-                    count=count * self._wiring.kinds[kind].multiple,
+                    count=count * self._wiring.directions[kind][1].multiple,
                     states=tuple(taken[where] for taken in states),
                     slow=tuple(self._slow.get(number, ())),
                 )

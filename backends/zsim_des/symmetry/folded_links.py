@@ -6,10 +6,10 @@ from fractions import Fraction
 from zsim.cluster.fault import Window
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.ring import RingShape
-from zsim.network.link_graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
 from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ringed, Ways
+from zsim.network.way_latency import far_ps, near_ps
 from zsim_des.network.communicator_placement import COPY
-from zsim_des.network.link_kinds import link_kinds
+from zsim_des.network.link_numbering import directions
 from zsim_des.network.max_min_fair import Shape
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, RankClass, SendKey
 from zsim_des.symmetry.faults import Trouble
@@ -41,10 +41,10 @@ class LinkTable:
         cluster = trouble.cluster
         self.classes: list[FoldedLinks] = []
         self.slow: list[tuple[int, Fraction, Window]] = []
-        self._graph = class_graph(cluster)
+        self._cluster = cluster
         ways = Ways(
-            near_ps=latency_ps(self._graph, WITHIN_NODE),
-            far_ps=latency_ps(self._graph, BETWEEN_NODES),
+            near_ps=near_ps(cluster),
+            far_ps=far_ps(cluster),
         )
         self._demands = LinkLoads(cluster=cluster, decision=decision or Decision(), ways=ways)
         self._count = len(trouble.outages.states)
@@ -54,20 +54,20 @@ class LinkTable:
         for neighbour in trouble.neighbours:
             own = self._add(("neighbour",), Fraction(1), Fraction(neighbour.bytes_per_s))
             self.neighbours.append(tuple({own: Fraction(1)} for _ in range(self._count)))
-        kinds = link_kinds(cluster)
+        found = directions(cluster)
         none = Fraction(0)
         for each in fold.links:
-            kind = kinds[each.kind]
-            number = self._add(kind.names, each.count, kind.bytes_per_s)
+            names, links = found[each.kind]
+            number, multiple = self._add(names, each.count, links.bytes_per_s), links.multiple
             self.slow += [(number, factor, window) for factor, window in each.slow]
             for state, taken in enumerate(each.states):
                 for owner in taken.near.keys() | taken.far.keys():
                     near, far = taken.near.get(owner, none), taken.far.get(owner, none)
                     of = self._rings.setdefault(owner, [{} for _ in range(self._count)])
-                    of[state][number] = near / kind.multiple, far / kind.multiple
+                    of[state][number] = near / multiple, far / multiple
                 for sender, load in taken.sends.items():
                     sent = self._sends.setdefault(sender, tuple({} for _ in range(self._count)))
-                    sent[state][number] = load / kind.multiple
+                    sent[state][number] = load / multiple
                 for index, load in taken.neighbours.items():
                     self.neighbours[index][state][number] = load
 
@@ -108,13 +108,13 @@ class LinkTable:
     def lap_ps(self, communicator: CommunicatorClass, state: int) -> int:
         """Picoseconds in which the first byte goes once around the ring."""
         shape = RingShape(ranks=communicator.ranks, nodes=communicator.domains)
-        return shape.lap_ps(self._graph) + communicator.climb_ps[state]
+        return shape.lap_ps(self._cluster) + communicator.climb_ps[state]
 
     def send_latency_ps(self, source: RankClass, group: str, offset: int, state: int) -> int:
         """Picoseconds of the way to the peer."""
         peer = source.peers[group, offset]
-        way = BETWEEN_NODES if peer.is_far else WITHIN_NODE
-        return latency_ps(self._graph, way) + peer.climb_ps[state]
+        way_ps = far_ps(self._cluster) if peer.is_far else near_ps(self._cluster)
+        return way_ps + peer.climb_ps[state]
 
 
 def shapes(loads: States) -> tuple[Shape, ...]:

@@ -6,11 +6,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wired_graph import WiredGraph, link_bytes, ring_edges
+from wired_graph import WiredGraph, hop_name, link_bytes, ring_edges
 
 from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.links import link_classes
 from zsim.network.algorithm.ring import RingShape
-from zsim.network.link_graph import BETWEEN_NODES, WITHIN_NODE, class_graph, latency_ps
+from zsim.network.way_latency import far_ps, near_ps
 
 GPU = Gpu(name="any", memory_bytes=1, memory_bytes_per_s=1, rates=())
 
@@ -31,18 +32,24 @@ small_clusters = st.builds(cluster, st.integers(1, 4), st.integers(1, 6), st.int
 
 
 @given(small_clusters)
-def test_the_class_graph_counts_the_links_of_the_full_graph(given: Cluster) -> None:
-    classes, full = class_graph(given), WiredGraph(given).capacities()
-    counted = Counter((source[0], target[0]) for source, target in full)
-    assert counted == {edge: classes.edges[edge]["count"] for edge in classes.edges}
-    for (source, target), bytes_per_s in full.items():
-        assert bytes_per_s == classes.edges[source[0], target[0]]["bytes_per_s"]
+def test_link_classes_count_the_links_of_the_full_graph(given: Cluster) -> None:
+    full = WiredGraph(given).capacities()
+    counted = Counter(hop_name(*ends) for ends in full)
+    found = {
+        hop: (each.count, each.bytes_per_s)
+        for each in link_classes(given)
+        for hops in each.hops
+        for hop in hops
+    }
+    assert counted == {hop: count for hop, (count, _) in found.items()}
+    for ends, bytes_per_s in full.items():
+        assert bytes_per_s == found[hop_name(*ends)][1]
 
 
 def test_the_way_between_nodes_crosses_two_nics() -> None:
-    graph = class_graph(cluster(2, 2, 1))
-    assert latency_ps(graph, WITHIN_NODE) == 5 + 5
-    assert latency_ps(graph, BETWEEN_NODES) == 5 + 100 + 100 + 5
+    two = cluster(2, 2, 1)
+    assert near_ps(two) == 5 + 5
+    assert far_ps(two) == 5 + 100 + 100 + 5
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def test_the_way_between_nodes_crosses_two_nics() -> None:
     ],
 )
 def test_a_lap_passes_every_edge_but_the_fastest(ranks: int, nodes: int, expected_ps: int) -> None:
-    assert RingShape(ranks=ranks, nodes=nodes).lap_ps(class_graph(cluster(4, 4, 1))) == expected_ps
+    assert RingShape(ranks=ranks, nodes=nodes).lap_ps(cluster(4, 4, 1)) == expected_ps
 
 
 @given(small_clusters, st.data())

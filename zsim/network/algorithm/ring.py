@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import assert_never
 
+from zsim.cluster.cluster import Cluster
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes
 from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm, Request
-from zsim.network.link_graph import BETWEEN_NODES, WITHIN_NODE, Graph, latency_ps
+from zsim.network.way_latency import far_ps, near_ps
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
@@ -36,9 +37,9 @@ class RingShape:
     ranks: int
     nodes: int
 
-    def lap_ps(self, graph: "Graph[str]") -> int:
+    def lap_ps(self, cluster: Cluster) -> int:
         """Return the picoseconds in which a chunk passes every edge of the ring but the fastest."""
-        near, far = latency_ps(graph, WITHIN_NODE), latency_ps(graph, BETWEEN_NODES)
+        near, far = near_ps(cluster), far_ps(cluster)
         if self.ranks == 1:
             return 0
         if self.nodes == 1:

@@ -12,7 +12,7 @@ from statistics import fmean
 import networkx as nx
 
 from zsim.cluster.cluster import Cluster, FabricEdge
-from zsim.cluster.links import edges_in_use, link_classes
+from zsim.cluster.links import edges_in_use, link_classes, summed_up
 from zsim.report.svg.canvas import FAINT, Box, Canvas
 from zsim.report.svg.note import LEFT, NODE, RIGHT, SWITCH, TOP, note, rate
 from zsim.report.svg.utilization_color import Loads, between, hue
@@ -127,8 +127,8 @@ def draw_irregular(canvas: Canvas, cluster: Cluster, found: FabricLayout, loads:
         canvas.arc(start, end, found.rise(edge), width=width, **look)
     for name, box in found.boxes.items():
         canvas.box(box, name, SWITCH if found.rows[name] else NODE)
-    switched = [each for each in link_classes(cluster) if each.target == "switch"]
-    for row, each in enumerate(switched):
+    switched = [each for each in link_classes(cluster) if each.source in {"node", "switch"}]
+    for row, each in enumerate(summed_up(switched)):
         note(canvas, TOP + 34 + 44 * row, each)
     return found.boxes["node0"]
 
