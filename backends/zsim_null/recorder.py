@@ -7,7 +7,6 @@ so a schedule that would hang elsewhere runs here.
 from zsim.backend.backend import Job
 from zsim.memory import book
 from zsim.network.volume import (
-    COLLECTIVE,
     communications,
     element_count,
     is_scalar,
@@ -87,7 +86,7 @@ def _transfer(schedule: Schedule, step: int, member: Communication) -> Transfer:
         operation=member.id,
         step=step,
         group=member.group,
-        collective=COLLECTIVE[type(member)],
+        collective=member.name,
         elements=element_count(member),
         bytes=ring_equivalent_bytes(member, count),
         scalar=is_scalar(member),

@@ -10,18 +10,15 @@ from typing import Final
 import torch
 from torch import nn
 
-from zsim.network.volume import COLLECTIVE
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
     Action,
-    AllReduce,
     Compute,
     Copy,
     Fill,
     Operation,
-    Receive,
-    ReduceScatter,
-    Send,
+    PointToPoint,
+    ReducingOperation,
     Together,
     walk,
 )
@@ -60,7 +57,7 @@ def _of_operation(operation: Operation) -> str | None:
         return reason
     members = operation.members if isinstance(operation, Together) else (operation,)
     for member in members:
-        if isinstance(member, AllReduce | ReduceScatter) and member.accumulate is not member.wire:
+        if isinstance(member, ReducingOperation) and member.accumulate is not member.wire:
             return (
                 f"{member.id}: adds up in {member.accumulate}; the torch backend adds up in the "
                 f"wire format, here {member.wire}"
@@ -71,12 +68,12 @@ def _of_operation(operation: Operation) -> str | None:
 def _as_one(together: Together) -> str | None:
     """Why `together` is not issued as one: NCCL and Gloo take one kind and reduction, or pairs."""
     kinds = {
-        f"{COLLECTIVE[type(member)]} ({member.reduction})"
-        if isinstance(member, AllReduce | ReduceScatter)
-        else str(COLLECTIVE[type(member)])
+        f"{member.name} ({member.reduction})"
+        if isinstance(member, ReducingOperation)
+        else member.name
         for member in together.members
     }
-    if len(kinds) == 1 or all(isinstance(each, Send | Receive) for each in together.members):
+    if len(kinds) == 1 or all(isinstance(each, PointToPoint) for each in together.members):
         return None
     *others, last = sorted(kinds)
     return (

@@ -7,7 +7,6 @@ compute the same when it is run again: no dropout, no batch norm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import assert_never
 
 import torch
@@ -18,23 +17,17 @@ from zsim.dtype import DType
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
     Action,
-    AllGather,
-    AllReduce,
-    Broadcast,
     Communication,
     Compute,
     Copy,
     Fill,
-    Receive,
-    ReduceScatter,
-    Reduction,
     Role,
-    Send,
     View,
 )
 from zsim.schedule.parameter_copy import Rearrangement, held, rearrangement
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
+from zsim_torch.execute.collectives import received
 from zsim_torch.execute.rank_memory import spoil
 from zsim_torch.feed import place_of_data
 from zsim_torch.module import autograd
@@ -264,7 +257,7 @@ class TorchValues:
         self, members: Sequence[Communication], sources: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """Return what each member gets: see `Values.meet`. Sums are in the order of ranks."""
-        return [_received(member, place, sources) for place, member in enumerate(members)]
+        return [received(member, place, sources) for place, member in enumerate(members)]
 
 
 def _moved(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> torch.Tensor:
@@ -311,31 +304,3 @@ def _optimized(
         case _:
             raise AssertionError(compute.action)
     return of
-
-
-def _received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    match member:
-        case AllGather():
-            return torch.cat(list(sources))
-        case ReduceScatter(reduction=reduction):
-            return _reduction(reduction, [each.chunk(len(sources))[place] for each in sources])
-        case AllReduce(reduction=reduction):
-            return _reduction(reduction, sources)
-        case Broadcast(root=root):
-            return sources[root]
-        case Send() | Receive():
-            return sources[0]
-        case _:
-            assert_never(member)
-
-
-def _reduction(reduction: Reduction, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    match reduction:
-        case Reduction.SUM:
-            return reduce(torch.add, parts)
-        case Reduction.AVERAGE:
-            return reduce(torch.add, parts) / len(parts)
-        case Reduction.MAX:
-            return reduce(torch.maximum, parts)
-        case _:
-            assert_never(reduction)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from zsim.memory import Peak, book, peak
 from zsim.model.model import Model
 from zsim.network.volume import (
-    COLLECTIVE,
     communications,
     is_scalar,
     ring_equivalent_bytes,
@@ -108,7 +107,7 @@ def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
     totals: dict[tuple[str, str, bool], int] = {}
     for operation in taken(program.step, overflows=False):
         for member in communications(operation):
-            key = (member.group, COLLECTIVE[type(member)], is_scalar(member))
+            key = (member.group, member.name, is_scalar(member))
             size = ring_equivalent_bytes(member, count[member.group])
             totals[key] = totals.get(key, 0) + size
     return tuple(

@@ -10,19 +10,14 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from zsim.schedule.operation import (
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
+    Communication,
     Compute,
     Copy,
     Fill,
     Free,
     HostWait,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     Together,
 )
@@ -109,15 +104,7 @@ def _kind(program: Program, event: Event) -> tuple[str, str]:
     match operation:
         case Compute():
             return COMPUTE, ""
-        case (
-            AllGather()
-            | ReduceScatter()
-            | AllReduce()
-            | Broadcast()
-            | Send()
-            | Receive()
-            | Together()
-        ):
+        case Communication() | Together():
             return COMMUNICATION, operation.group
         case Copy() | Fill():
             return COPY, ""

@@ -3,7 +3,8 @@
 A kind is what all fabrics of it have in common; `zsim.cluster.files.fabric` reads files of each.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,26 @@ class FabricKind:
 
     def __str__(self) -> str:
         return self.name
+
+    def as_json(self) -> object:
+        """Return the form of the kind in files of jobs: its name, or all of it if it is new."""
+        return self.name if self in SHIPPED else asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> "FabricKind":
+        """Return the kind that `as_json` made `value` from."""
+        for kind in SHIPPED:
+            if value == kind.name:
+                return kind
+        if not isinstance(value, dict):
+            names = ", ".join(kind.name for kind in SHIPPED)
+            raise ValueError(f"{value!r} must be one of {names}, or an object")  # noqa: TRY004 (told as a line)
+        given = cast("dict[str, Any]", value)
+        wanted = {each.name: type(getattr(SINGLE_SWITCH, each.name)) for each in fields(cls)}
+        wrong = [name for name in given if not isinstance(given[name], wanted.get(name, ()))]
+        if wrong or set(given) != set(wanted):
+            raise ValueError(f"an object must have {', '.join(wanted)}, true or false or a string")
+        return cls(**given)
 
     @property
     def on_rails(self) -> bool:

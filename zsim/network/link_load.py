@@ -7,20 +7,17 @@ link and from what is between nodes, after another latency.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import assert_never
 
 from zsim.cluster.cluster import Cluster
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.registry import algorithms, check
 from zsim.network.tuner import choose
-from zsim.schedule.operation import AllGather, AllReduce, Broadcast, ReduceScatter
+from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of
 
 TENSOR = "tensor"
 """The group of the tensor axis."""
-
-Ringed = AllGather | AllReduce | Broadcast | ReduceScatter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +58,6 @@ class LinkLoad:
     far: Fraction
 
 
-def tensor_bytes(operation: Ringed) -> int:
-    """Return the bytes of the whole tensor: S of zsim.network.algorithm.activity."""
-    match operation:
-        case AllGather(target=whole) | ReduceScatter(source=whole):
-            return whole.size * operation.wire.size_bytes
-        case AllReduce(source=whole) | Broadcast(source=whole):
-            return whole.size * operation.wire.size_bytes
-        case _:
-            assert_never(operation)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLoads:
     """Link loads of collectives on a cluster with its constants, under a decision.
@@ -88,7 +74,9 @@ class LinkLoads:
         if self.cluster.network is not None:
             check(self.cluster.network)
 
-    def of(self, operation: Ringed, ring_bytes: int, shape: GroupShape) -> LinkLoad | None:
+    def of(
+        self, operation: CollectiveOperation, ring_bytes: int, shape: GroupShape
+    ) -> LinkLoad | None:
         """Return what `operation` asks for over `shape`, whose ring would pass `ring_bytes`.
 
         None if it is a plain ring: nothing is forced and no constants are fitted, or what is
@@ -96,8 +84,8 @@ class LinkLoads:
         """
         if not ring_bytes:
             return None
-        size_bytes = tensor_bytes(operation)
-        activity = self._activity(_collective(operation), size_bytes, shape)
+        size_bytes = operation.whole.size * operation.wire.size_bytes
+        activity = self._activity(Collective(operation.name), size_bytes, shape)
         if activity is None:
             return None
         per_ring_byte = Fraction(size_bytes, ring_bytes)
@@ -107,11 +95,10 @@ class LinkLoads:
             far=activity.node_bytes / activity.nic_efficiency * per_ring_byte,
         )
 
-    def _wait_ps(self, operation: Ringed, shape: GroupShape) -> int:
+    def _wait_ps(self, operation: CollectiveOperation, shape: GroupShape) -> int:
         if operation.group != TENSOR or shape.nodes == 1:
             return 0
-        rounds = 2 if isinstance(operation, AllReduce) else 1
-        return rounds * shape.ranks * self.decision.tensor_wait_ps
+        return operation.laps * shape.ranks * self.decision.tensor_wait_ps
 
     def _activity(
         self, collective: Collective, size_bytes: int, shape: GroupShape
@@ -142,17 +129,3 @@ class LinkLoads:
         nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s
         used = min(Fraction(1), shape.ranks_per_node / gpus)
         return Bandwidths(gpu=cluster.switch_link.bytes_per_s, node=max(1, int(nics * used)))
-
-
-def _collective(operation: Ringed) -> Collective:
-    match operation:
-        case AllGather():
-            return Collective.ALL_GATHER
-        case ReduceScatter():
-            return Collective.REDUCE_SCATTER
-        case AllReduce():
-            return Collective.ALL_REDUCE
-        case Broadcast():
-            return Collective.BROADCAST
-        case _:
-            assert_never(operation)

@@ -19,7 +19,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from zsim.memory import peak_bytes
 from zsim.network.volume import (
-    COLLECTIVE,
     communications,
     element_count,
     is_scalar,
@@ -232,7 +231,7 @@ def _transfers(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
             (step, member.id),
             (
                 member.group,
-                COLLECTIVE[type(member)],
+                member.name,
                 element_count(member),
                 ring_equivalent_bytes(member, sizes[member.group]),
                 is_scalar(member),

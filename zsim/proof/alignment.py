@@ -19,7 +19,11 @@ from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Mesh
-from zsim.schedule.operation import AllGather, Communication, ReduceScatter, View
+from zsim.schedule.operation import (
+    CollectiveOperation,
+    Communication,
+    View,
+)
 from zsim.schedule.schedule import Program, Schedule
 
 INVARIANT = "alignment"
@@ -98,11 +102,10 @@ def _views(schedule: Schedule, program: Program, member: Communication) -> Itera
 def _taken(member: Communication) -> Iterator[tuple[View, int]]:
     """Yield views, and how far it is in them from one rank's slot to the next one's, 0 for none."""
     match member:
-        case AllGather(source=part, target=whole) | ReduceScatter(source=whole, target=part):
+        case CollectiveOperation(part=View() as part, whole=whole):
             yield part, 0 if part.axis is None else part.size
             yield whole, part.size
         case _:
-            for name in ("source", "target"):
-                view = getattr(member, name, None)
-                if isinstance(view, View):
+            for view in (member.reads, member.writes):
+                if view is not None:
                     yield view, 0 if view.axis is None else view.size

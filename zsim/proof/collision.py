@@ -9,12 +9,9 @@ from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.access import Access, accesses, touching
 from zsim.schedule.happens_before import Timeline, Way
 from zsim.schedule.operation import (
-    AllGather,
-    AllReduce,
-    Broadcast,
+    CollectiveOperation,
     Copy,
     Operation,
-    ReduceScatter,
     View,
 )
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST
@@ -199,9 +196,11 @@ def inside(
 def _in_place(schedule: Schedule, operation: Operation, overlap: Overlap) -> bool:
     """Return whether an operation from a buffer into itself is legal."""
     match operation:
-        case AllReduce() | Broadcast() | Copy():
+        case Copy():
             return operation.source == operation.target
-        case AllGather(source=part, target=whole) | ReduceScatter(source=whole, target=part):
+        case CollectiveOperation(part=None):
+            return operation.moves_in_place and operation.source == operation.target
+        case CollectiveOperation(part=View() as part, whole=whole):
             group = schedule.group_by_name[operation.group]
             if group.size(schedule.mesh) == 1:
                 return part == whole or overlap.is_own_slot(part, whole, group)

@@ -17,11 +17,10 @@ from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     Action,
     AllGather,
-    AllReduce,
     Compute,
     Copy,
     Operation,
-    ReduceScatter,
+    ReducingOperation,
     Reduction,
     Role,
     walk,
@@ -123,7 +122,7 @@ class _Narrow:
                 }
             case Compute(action=Action.UPDATE):
                 return self._update(operation)
-            case AllReduce() | ReduceScatter():
+            case ReducingOperation():
                 return self._reduction(operation)
             case Copy():
                 return self._copy(operation)
@@ -145,7 +144,7 @@ class _Narrow:
                 return f"updates with {each.role} in {dtype}, and not in {self.wanted.optimizer}"
         return ""
 
-    def _reduction(self, operation: AllReduce | ReduceScatter) -> str:
+    def _reduction(self, operation: ReducingOperation) -> str:
         source, target = operation.source.buffer, operation.target.buffer
         if source in self.norms:
             for dtype in (operation.wire, operation.accumulate, self._dtype(target)):

@@ -16,22 +16,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import assert_never
 
-from zsim.network.volume import COLLECTIVE
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.proof.rank_class import AlikeCommunicators, communicators, outside, rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
-    AllGather,
-    AllReduce,
     Branch,
-    Broadcast,
     Communication,
     Operation,
+    PointToPoint,
     Receive,
-    ReduceScatter,
     Send,
     Together,
     walk,
@@ -114,9 +109,7 @@ def _mixed(context: Context) -> Iterator[Finding]:
             if not isinstance(operation, Together):
                 continue
             kinds = [
-                "send or receive"
-                if isinstance(member, Send | Receive)
-                else COLLECTIVE[type(member)]
+                "send or receive" if isinstance(member, PointToPoint) else member.name
                 for member in operation.members
             ]
             if len(set(kinds)) > 1:
@@ -151,7 +144,7 @@ def _issues(program: Program, group: str, count: int) -> Issues:
         for member in touching((operation,)):
             assert isinstance(member, Communication)
             what, says = _describe(member)
-            if isinstance(member, Send | Receive):
+            if isinstance(member, PointToPoint):
                 peers = found.sends if isinstance(member, Send) else found.receives
                 peers[member.offset % count].append(Issue((path, *what), member.id, says))
             else:
@@ -177,22 +170,10 @@ def _uses(branch: Branch, group: str) -> bool:
 
 def _describe(operation: Communication) -> tuple[Key, str]:
     """Return what has to agree, and the same in words."""
-    wire = operation.wire
-    match operation:
-        case AllGather(source=source):
-            return ("all_gather", source.size, wire), f"all_gather of {source.size} {wire}"
-        case ReduceScatter(target=shard) | AllReduce(target=shard):
-            name = "all_reduce" if isinstance(operation, AllReduce) else "reduce_scatter"
-            how = operation.reduction
-            key = (name, shard.size, wire, operation.accumulate, how)
-            return key, f"{name} ({how}) of {shard.size} {wire} in {operation.accumulate}"
-        case Broadcast(source=source, root=root):
-            what = f"broadcast of {source.size} {wire} from member {root}"
-            return ("broadcast", source.size, wire, root), what
-        case Send(source=view) | Receive(target=view):
-            return (view.size, wire), f"{view.size} {wire}"
-        case _:
-            assert_never(operation)
+    key: Key = (operation.size, operation.wire, *operation.agreed)
+    if not isinstance(operation, PointToPoint):
+        key = (operation.name, *key)
+    return key, operation.words
 
 
 def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:

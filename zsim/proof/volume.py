@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from zsim.closed_form import host_bytes
-from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.runtimes.registry import wire_bytes
@@ -77,7 +77,7 @@ def _wire(context: Context, each: NumberedProgram, promised: Counter[Line]) -> I
         for member in communications(step.operations[number]):
             size = ring_equivalent_bytes(member, counts[member.group])
             if size:
-                line = (member.group, COLLECTIVE[type(member)], is_scalar(member))
+                line = (member.group, member.name, is_scalar(member))
                 sent[line] += size
                 senders.setdefault(line, []).append((member.id, size))
     for line in sorted(sent.keys() | promised.keys()):

@@ -15,21 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from zsim.dtype import DType
-from zsim.network.volume import COLLECTIVE, communications
+from zsim.network.volume import communications
 from zsim.proof.finding import Finding
 from zsim.proof.witnessed_rank import FOREVER, ByteRange, MarkedInterval, WitnessedRank, sides
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
-    AllReduce,
     Branch,
     Broadcast,
+    CollectiveOperation,
     Communication,
     Edge,
     HostWait,
+    PointToPoint,
     Previous,
-    Receive,
-    ReduceScatter,
-    Send,
+    ReducingOperation,
     StreamOperation,
     View,
 )
@@ -59,7 +58,7 @@ def handed_over(rank: WitnessedRank) -> Iterator[Finding]:
                 why = f"torch.distributed was handed one more {seen.kind}"
                 yield rank.refuted(interval, why, _shown(seen))
             elif seen is None:
-                why = f"torch.distributed was not handed its {COLLECTIVE[type(member)]}"
+                why = f"torch.distributed was not handed its {member.name}"
                 yield rank.refuted(interval, why)
             else:
                 for what, expected, found in _compared(rank, member, seen, homes):
@@ -86,21 +85,25 @@ def _compared(
     group = schedule.group_by_name[member.group]
     ranks = group.members(schedule.mesh, coordinates)
     place = group.index(schedule.mesh, coordinates)
-    yield "kind", COLLECTIVE[type(member)], seen.kind
+    yield "kind", member.name, seen.kind
     yield "ranks", ranks, seen.ranks
     yield "format", TORCH_NAME.get(member.wire, str(member.wire)), seen.dtype
-    if isinstance(member, AllReduce | ReduceScatter):
+    if isinstance(member, ReducingOperation):
         yield "reduction", str(member.reduction), seen.reduction
     match member:
         case Broadcast(root=root):
             yield "root", ranks[root], seen.peer
-        case Send(offset=offset) | Receive(offset=offset):
+        case PointToPoint(offset=offset):
             yield "other end", ranks[(place + offset) % len(ranks)], seen.peer
         case _:
             pass
-    source = None if isinstance(member, Receive | AllReduce | Broadcast) else member.source
-    target = None if isinstance(member, Send) else member.target
-    for what, view, region in (("source", source, seen.source), ("target", target, seen.target)):
+    # torch hands a collective that cuts neither view one tensor, in which it works in place.
+    in_place = isinstance(member, CollectiveOperation) and not (member.splits or member.joins)
+    source = None if in_place else member.reads
+    for what, view, region in (
+        ("source", source, seen.source),
+        ("target", member.writes, seen.target),
+    ):
         if view is not None:
             yield what, *_placed(rank, view, region, homes)
 

@@ -15,11 +15,9 @@ from zsim.analysis.summary import last_step
 from zsim.model.model import Model
 from zsim.schedule.operation import (
     Action,
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
+    CollectiveOperation,
     Communication,
     Compute,
     Copy,
@@ -27,9 +25,7 @@ from zsim.schedule.operation import (
     Free,
     HostWait,
     Operation,
-    Receive,
-    ReduceScatter,
-    Send,
+    ReducingOperation,
     SetScalar,
     Together,
 )
@@ -95,13 +91,11 @@ def _sort(operation: Operation) -> Sort:
     match operation:
         case Compute(action=action):
             return _sort_of_action(action)
-        case AllGather():
+        case ReducingOperation():
+            return Sort.REDUCE if operation.splits else Sort.ALL_REDUCE
+        case CollectiveOperation(joins=True, splits=False):
             return Sort.GATHER
-        case ReduceScatter():
-            return Sort.REDUCE
-        case AllReduce():
-            return Sort.ALL_REDUCE
-        case Broadcast() | Send() | Receive():
+        case Communication():
             return Sort.SEND
         case Together(members=members):
             return _sort(members[0])
@@ -155,7 +149,7 @@ class _Labels:
                 return unit, _short(unit)
             case Together(members=members):
                 return self._collective(members)
-            case AllGather() | ReduceScatter() | AllReduce():
+            case CollectiveOperation() if _sort(operation) is not Sort.SEND:
                 return self._collective((operation,))
             case _:
                 return ()
@@ -164,7 +158,8 @@ class _Labels:
         carried: set[str] = set()
         size_bytes = 0
         for member in members:
-            view = member.source if isinstance(member, ReduceScatter | Send) else member.target
+            in_target = isinstance(member, CollectiveOperation) and not member.splits
+            view = (in_target and member.writes) or member.brought
             size_bytes += view.size * member.wire.size_bytes
             layout = self.program.by_name[view.buffer].layout
             if layout is not None:

@@ -1,25 +1,20 @@
-"""What each operation reads and writes. One table, for every interpreter and every check."""
+"""Reads and writes of each operation. One table, for every interpreter and every check."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, assert_never
 
 from zsim.schedule.operation import (
     Action,
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
+    Communication,
     Compute,
     Copy,
     Fill,
     Free,
     HostWait,
     Operation,
-    Receive,
-    ReduceScatter,
     Role,
-    Send,
     SetScalar,
     Together,
     View,
@@ -78,24 +73,17 @@ assert set(COMPUTE_ACCESS) == set(Action)
 
 
 def accesses(operation: Operation) -> list[Access]:
-    """Views that `operation` touches itself: a branch reads its value, its lists stand apart."""
+    """Return the views that `operation` itself touches: of a branch its value, not its lists."""
     match operation:
         case Compute(action=action, operands=operands):
             table = COMPUTE_ACCESS[action]
             return [Access(operand.view, *table[operand.role]) for operand in operands]
-        case (
-            AllGather(source=source, target=target)
-            | ReduceScatter(source=source, target=target)
-            | AllReduce(source=source, target=target)
-            | Broadcast(source=source, target=target)
-        ):
-            return [
-                Access(source, reads=True, writes=False),
-                Access(target, reads=False, writes=True),
-            ]
-        case Send(source=source):
-            return [Access(source, reads=True, writes=False)]
-        case Receive(target=target) | Fill(target=target):
+        case Communication(reads=source, writes=target):
+            found = [] if source is None else [Access(source, reads=True, writes=False)]
+            if target is not None:
+                found.append(Access(target, reads=False, writes=True))
+            return found
+        case Fill(target=target):
             return [Access(target, reads=False, writes=True)]
         case Together(members=members):
             return [access for member in members for access in accesses(member)]

@@ -1,6 +1,7 @@
 """Frozen dataclasses to plain JSON values and back, driven by their declared types.
 
-A field that may hold several classes carries `"type": CLASS`. A field that is empty, and empty by
+A field that may hold several classes carries `"type": CLASS`. A class that has a form of its own
+has `as_json()` and `from_json(value)`, which raises ValueError. A field that is empty, and empty by
 default, is left out. Floats are exact; infinite and undefined ones, which JSON lacks, are strings.
 """
 
@@ -12,11 +13,13 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 TAG = "type"
+LATE = "written_after_others"
+"""Metadata of a field that stands behind the others of its class."""
 Hint = Any
 """A type as an annotation writes it: classes, `tuple[int, ...]` and `A | B` have no common one."""
 
@@ -76,6 +79,10 @@ def codec_of(hint: Hint) -> Codec:
         return Codec(str, _decode_fraction)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum(hint)
+    if isinstance(hint, type) and hasattr(hint, "from_json"):
+        return Codec(lambda value: value.as_json(), partial(_from_json, hint))
+    if len(kinds := _kinds(hint)) > 1:
+        return _union(kinds)
     if is_dataclass(hint) and isinstance(hint, type):
         return _record(hint)
     if _is_tuple(hint):
@@ -84,6 +91,13 @@ def codec_of(hint: Hint) -> Codec:
     if origin in (Union, UnionType):
         return _union(tuple(kind for each in get_args(hint) for kind in _kinds(each)))
     raise TypeError(f"no JSON form for {hint}")
+
+
+def _from_json(kind: Hint, value: object) -> object:
+    try:
+        return kind.from_json(value)
+    except ValueError as error:
+        raise FieldError(str(error)) from None
 
 
 def shown(value: object) -> str:
@@ -275,7 +289,8 @@ def _record(kind: type) -> Codec:
     @cache
     def slots() -> tuple[_Slot, ...]:  # at first use, since Branch holds operations
         hints = get_type_hints(kind)
-        return tuple(_slot(field, hints[field.name]) for field in fields(kind) if field.init)
+        written = sorted(fields(kind), key=lambda each: each.metadata.get(LATE, False))
+        return tuple(_slot(field, hints[field.name]) for field in written if field.init)
 
     def encode(value: object) -> dict[str, object]:
         made: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""What a schedule can say: the operations, and the views they act on. All immutable values.
+"""The operations of a schedule, and the views they act on. All immutable values.
 
 Every operation has an `id`: a path, unique in its program and stable when it is generated again
 (`step/backward/mb1/unit7/reduce3`), which `after`, findings and traces name. On a stream it starts
@@ -7,8 +7,9 @@ when those before it there and those named in `after` have finished. `Allocate`,
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from zsim.dtype import DType
 from zsim.model.generator import Draw
@@ -162,6 +163,10 @@ class Compute:
     draw: Draw | None = None
 
 
+AFTER_OTHERS = {"written_after_others": True}
+"""Of a field that stands behind the others in a file."""
+
+
 class Reduction(StrEnum):
     """How a reduction combines what the ranks bring."""
 
@@ -171,90 +176,215 @@ class Reduction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllGather:
+class Communication:
+    """Base of the operations of a communicator: what they share, and what each is like.
+
+    Whatever reads schedules asks these attributes, so that a new operation says here alone what it
+    is: which views it reads and writes, how they are cut, how it combines them.
+
+    Class attributes:
+        name: in reports and contracts, as NCCL's tests call it.
+        laps: how many times all bytes but one rank's part go through each rank's link.
+    """
+
+    name: ClassVar[str]
+    laps: ClassVar[int] = 0
+
+    id: str
+    stream: str
+    after: tuple[Edge, ...] = ()
+    group: str
+    wire: DType = field(metadata=AFTER_OTHERS)
+
+    @staticmethod
+    def kinds() -> tuple[type["Communication"], ...]:
+        """Return all operations of a communicator."""
+        return _KINDS
+
+    @property
+    def reads(self) -> View | None:
+        """The view that a rank brings."""
+        return None
+
+    @property
+    def writes(self) -> View | None:
+        """The view that a rank gets."""
+        return None
+
+    @property
+    def brought(self) -> View:
+        """The view that a rank brings, or where it brings none gets."""
+        view = self.reads or self.writes
+        assert view is not None
+        return view
+
+    @property
+    def whole(self) -> View:
+        """The view of the whole tensor, of all ranks' parts where it is cut."""
+        return self.brought
+
+    @property
+    def size(self) -> int:
+        """Elements that ranks that meet agree on: of one rank's part, or of the whole."""
+        return self.whole.size
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """What ranks that meet agree on beside name, size and wire format."""
+        return ()
+
+    @property
+    def words(self) -> str:
+        """All that ranks that meet agree on, in words."""
+        return f"{self.name} of {self.size} {self.wire}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveOperation(Communication):
+    """Base of the operations of all ranks of a group, in which each brings and gets something.
+
+    Class attributes:
+        splits: the source is a block for each member, and each gets those of its own number.
+        joins: the target is a block from each member, in their order.
+        moves_in_place: one view may be source and target; where only one of them is cut, the other
+            may be the own slot of it.
+    """
+
+    laps: ClassVar[int] = 1
+    splits: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+    moves_in_place: ClassVar[bool] = True
+
+    source: View
+    target: View
+
+    @property
+    def reads(self) -> View | None:
+        """The source."""
+        return self.source
+
+    @property
+    def writes(self) -> View | None:
+        """The target."""
+        return self.target
+
+    @property
+    def whole(self) -> View:
+        """The larger of both."""
+        return self.target if self.joins else self.source
+
+    @property
+    def part(self) -> View | None:
+        """The view that is one rank's part of the whole, if one is."""
+        if self.splits is self.joins:
+            return None
+        return self.source if self.joins else self.target
+
+    @property
+    def size(self) -> int:
+        """Elements of a part, or of the whole if there are no parts."""
+        return (self.part or self.whole).size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducingOperation(CollectiveOperation):
+    """Base of the collectives that combine what ranks bring, in the format `accumulate`."""
+
+    reduction: Reduction = Reduction.SUM
+    accumulate: DType = field(metadata=AFTER_OTHERS)
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """Format and kind of the reduction."""
+        return self.accumulate, self.reduction
+
+    @property
+    def words(self) -> str:
+        """The same in words, with the reduction."""
+        return f"{self.name} ({self.reduction}) of {self.size} {self.wire} in {self.accumulate}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointToPoint(Communication):
+    """Base of the operations with the member `offset` places on in the group, cyclically."""
+
+    offset: int
+
+    @property
+    def words(self) -> str:
+        """Size and format: a send meets a receive."""
+        return f"{self.size} {self.wire}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllGather(CollectiveOperation):
     """Every rank brings `source`; `target`, N times as large, holds all of them in rank order."""
 
-    id: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    group: str
-    source: View
-    target: View
-    wire: DType
+    name: ClassVar[str] = "all_gather"
+    joins: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceScatter:
+class ReduceScatter(ReducingOperation):
     """`source`, N times as large as `target`, is reduced over ranks; each keeps its own part."""
 
-    id: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    group: str
-    source: View
-    target: View
-    reduction: Reduction = Reduction.SUM
-    wire: DType
-    accumulate: DType
+    name: ClassVar[str] = "reduce_scatter"
+    splits: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
+class AllReduce(ReducingOperation):
     """`target` on every rank is the reduction of all ranks' `source`."""
 
-    id: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    group: str
-    source: View
-    target: View
-    reduction: Reduction = Reduction.SUM
-    wire: DType
-    accumulate: DType
+    name: ClassVar[str] = "all_reduce"
+    laps: ClassVar[int] = 2  # a reduce-scatter and an all-gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broadcast:
+class Broadcast(CollectiveOperation):
     """`target` on every rank is the `source` of the group's member number `root`."""
 
-    id: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    group: str
-    source: View
-    target: View
+    name: ClassVar[str] = "broadcast"
     root: int
-    wire: DType
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """The root."""
+        return (self.root,)
+
+    @property
+    def words(self) -> str:
+        """The same in words, with the root."""
+        return f"{self.name} of {self.size} {self.wire} from member {self.root}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(PointToPoint):
     """`source` goes to the member `offset` places on in the group, cyclically. A rendezvous."""
 
-    id: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    group: str
-    offset: int
+    name: ClassVar[str] = "send"
     source: View
-    wire: DType
+
+    @property
+    def reads(self) -> View | None:
+        """The source."""
+        return self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receive:
+class Receive(PointToPoint):
     """`target` comes from the member `offset` places on in the group, cyclically. A rendezvous."""
 
-    id: str
-    stream: str
-    after: tuple[Edge, ...] = ()
-    group: str
-    offset: int
+    name: ClassVar[str] = "receive"
     target: View
-    wire: DType
+
+    @property
+    def writes(self) -> View | None:
+        """The target."""
+        return self.target
 
 
-Communication = AllGather | ReduceScatter | AllReduce | Broadcast | Send | Receive
-"""One operation of a communicator."""
+_KINDS = (AllGather, ReduceScatter, AllReduce, Broadcast, Send, Receive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +412,7 @@ class Together:
 
     @property
     def group(self) -> str:
-        """The group that all members use."""
+        """Group that all members use."""
         return self.members[0].group
 
 
@@ -368,7 +498,7 @@ Operation = Allocate | Free | StreamOperation | HostWait | SetScalar | Branch
 
 
 def walk(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """All in program order, both lists of a branch after it; no members of a `Together`."""
+    """Yield all in program order, both lists of a branch after it; no members of a `Together`."""
     for operation in operations:
         yield operation
         if type(operation) is Branch:

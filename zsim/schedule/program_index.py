@@ -11,11 +11,9 @@ from typing import Any, assert_never, cast
 from zsim.schedule.access import COMPUTE_ACCESS, accesses
 from zsim.schedule.operation import (
     Action,
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
+    CollectiveOperation,
     Communication,
     Compute,
     Copy,
@@ -26,9 +24,6 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     StreamOperation,
     Together,
@@ -316,7 +311,7 @@ class Numbered:
     def _move(self, number: int, stream: int, operation: Movement) -> None:
         """What a copy, a fill or a communication does to its buffers."""
         match operation:
-            case Copy() | AllGather() | ReduceScatter() | AllReduce() | Broadcast():
+            case Copy() | CollectiveOperation():
                 source, target = operation.source.buffer, operation.target.buffer
                 if source == target:
                     self.doubled.append(number)
@@ -326,10 +321,12 @@ class Numbered:
                 code = UPDATE if adds else self._code(operation.target)
                 self._touch(number, stream, source, READ)
                 self._touch(number, stream, target, code)
-            case Fill(target=written) | Receive(target=written):
+            case Fill(target=written) | Communication(writes=View() as written):
                 self._touch(number, stream, written.buffer, self._code(written))
-            case Send(source=read):
+            case Communication(reads=View() as read):
                 self._touch(number, stream, read.buffer, READ)
+            case Communication():
+                pass
             case Together():
                 for buffer, code in self._together(number, operation):
                     self._touch(number, stream, buffer, code)

@@ -11,11 +11,10 @@ from zsim.schedule.access import COMPUTE_ACCESS
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
     Action,
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
     Broadcast,
+    CollectiveOperation,
     Communication,
     Compute,
     Copy,
@@ -25,10 +24,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
-    Receive,
-    ReduceScatter,
     Role,
-    Send,
     SetScalar,
     Together,
     View,
@@ -225,7 +221,7 @@ class _Inspector:
             case Together(members=members):
                 for member in members:
                     self._inspect_communication(member)
-            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            case Communication():
                 self._inspect_communication(operation)
             case _:
                 assert_never(operation)
@@ -340,26 +336,20 @@ class _Inspector:
         if operation.group not in self.sizes:
             raise ScheduleError(f"{where}: no group {operation.group!r}")
         count = self.sizes[operation.group]
-        views: tuple[View, ...]
-        match operation:
-            case AllGather(source=source, target=target):
-                self._need_sizes(where, target, count * source.size)
-                views = (source, target)
-            case ReduceScatter(source=source, target=target):
-                self._need_sizes(where, source, count * target.size)
-                views = (source, target)
-            case AllReduce(source=source, target=target) | Broadcast(source=source, target=target):
+        if isinstance(operation, CollectiveOperation):
+            source, target = operation.source, operation.target
+            if operation.splits is operation.joins:
                 self._need_sizes(where, target, source.size)
-                views = (source, target)
-            case Send(source=source):
-                views = (source,)
-            case Receive(target=target):
-                views = (target,)
-            case _:
-                assert_never(operation)
+                if operation.splits and source.size % count:
+                    raise ScheduleError(f"{where}: {source.size} elements are not {count} blocks")
+            elif operation.joins:
+                self._need_sizes(where, target, count * source.size)
+            else:
+                self._need_sizes(where, source, count * target.size)
         if isinstance(operation, Broadcast) and not 0 <= operation.root < count:
             raise ScheduleError(f"{where}: root {operation.root} is outside 0 to {count - 1}")
-        for view in views:
+        views = (operation.reads, operation.writes)
+        for view in (each for each in views if each is not None):
             self._inspect_view(where, view)
             if view.layout is not None:
                 raise ScheduleError(f"{where}: a collective needs equal sizes on all ranks")

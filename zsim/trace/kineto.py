@@ -6,15 +6,12 @@ set memory, all else computes. That is how Holistic Trace Analysis tells them ap
 collective carries stands in `args`, under the names that PyTorch's profiler uses.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from zsim.schedule.operation import (
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
     Communication,
     Compute,
     Copy,
@@ -22,11 +19,9 @@ from zsim.schedule.operation import (
     Free,
     HostWait,
     Operation,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     Together,
+    View,
 )
 from zsim.schedule.schedule import Place, Program, Schedule
 from zsim.trace.trace import RankTrace, Trace
@@ -142,15 +137,7 @@ def _kernel(schedule: Schedule, program: Program, operation: Operation) -> tuple
     match operation:
         case Compute(action=action, unit=unit):
             return "kernel", f"{unit} {action}".strip()
-        case (
-            AllGather()
-            | ReduceScatter()
-            | AllReduce()
-            | Broadcast()
-            | Send()
-            | Receive()
-            | Together()
-        ):
+        case Communication() | Together():
             kinds = dict.fromkeys(type(each).__name__ for each in _members(operation))
             return "kernel", f"ncclDevKernel_{'_'.join(kinds)}"
         case Copy(source=source, target=target):
@@ -185,26 +172,10 @@ def _carried(schedule: Schedule, operation: Operation) -> Json:
         "Process Group Name": operation.group,
         "Group size": group.size(schedule.mesh),
         "dtype": str(members[0].wire),
-        "In msg nelems": sum(map(_source, members)),
-        "Out msg nelems": sum(map(_target, members)),
+        "In msg nelems": _elements(each.reads for each in members),
+        "Out msg nelems": _elements(each.writes for each in members),
     }
 
 
-def _source(each: Communication) -> int:
-    match each:
-        case Receive():
-            return 0
-        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send():
-            return each.source.size
-        case _:
-            assert_never(each)
-
-
-def _target(each: Communication) -> int:
-    match each:
-        case Send():
-            return 0
-        case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Receive():
-            return each.target.size
-        case _:
-            assert_never(each)
+def _elements(views: Iterable[View | None]) -> int:
+    return sum(view.size for view in views if view is not None)

@@ -9,11 +9,8 @@ from zsim.compute.roofline import operation_ps
 from zsim.network.volume import ring_equivalent_bytes
 from zsim.schedule.host_traffic import copied_bytes, leaves_device
 from zsim.schedule.operation import (
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
     Communication,
     Compute,
     Copy,
@@ -24,9 +21,6 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     StreamOperation,
     Together,
@@ -185,7 +179,7 @@ class _Lowering:
                 return self._enqueue(operation, time_ps=time_ps)
             case Free():
                 return self._free(operation)
-            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            case Communication():
                 return self._enqueue(operation, members=(operation,))
             case Together(members=members):
                 return self._enqueue(operation, members=members)

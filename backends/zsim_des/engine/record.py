@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from zsim.backend.backend import Job
 from zsim.memory import Deferred, book, deferred_frees, defers, reservations
-from zsim.network.volume import COLLECTIVE, element_count, is_scalar
+from zsim.network.volume import element_count, is_scalar
 from zsim.schedule.operation import Allocate, Free, Operation
 from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine.host_bound import host_bound_ps
@@ -92,7 +92,7 @@ def _transfers(rank: Rank) -> tuple[Transfer, ...]:
                 operation=member.id,
                 step=instance.step,
                 group=member.group,
-                collective=COLLECTIVE[type(member)],
+                collective=member.name,
                 elements=element_count(member),
                 bytes=size_bytes,
                 scalar=is_scalar(member),

@@ -3,10 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zsim.network.algorithm.ring import laps
-from zsim.network.link_load import Ringed
 from zsim.network.volume import element_count
-from zsim.schedule.operation import Broadcast, Communication, Receive, Send
+from zsim.schedule.operation import (
+    Broadcast,
+    CollectiveOperation,
+    Communication,
+    PointToPoint,
+    Receive,
+    Send,
+)
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.watch import Durations
 from zsim_des.network.fluid import Network
@@ -76,7 +81,7 @@ class Rendezvous:
         self._network = network
         self._meetings: dict[Key, MetRanks] = {}
         self._counts: dict[Key, int] = {}
-        self._rings: dict[tuple[int, type[Ringed], int, int], tuple[int, int]] = {}
+        self._rings: dict[tuple[int, type[CollectiveOperation], int, int], tuple[int, int]] = {}
 
     def keys(
         self, rank_class: RankClass, members: tuple[tuple[Communication, int], ...]
@@ -84,7 +89,7 @@ class Rendezvous:
         """Return the keys at which members of an operation that is issued now will meet."""
         if len(members) == 1:
             member, _ = members[0]
-            if not isinstance(member, Send | Receive):
+            if not isinstance(member, PointToPoint):
                 communicator = rank_class.communicators[member.group]
                 if len(communicator.classes) == 1:
                     return ALONE
@@ -93,7 +98,7 @@ class Rendezvous:
     def _key(self, rank_class: RankClass, member: Communication) -> Key:
         communicator = rank_class.communicators[member.group]
         own = rank_class.index
-        if isinstance(member, Send | Receive):
+        if isinstance(member, PointToPoint):
             peer = rank_class.peers[member.group, member.offset].rank_class
             sends = isinstance(member, Send)
             offset = (member.offset if sends else -member.offset) % communicator.ranks
@@ -114,14 +119,14 @@ class Rendezvous:
         if entry.keys is ALONE:
             self._start([entry])
             return
-        if len(entry.keys) == 1 and not isinstance(entry.members[0][0], Send | Receive):
+        if len(entry.keys) == 1 and not isinstance(entry.members[0][0], PointToPoint):
             self._gather(entry, entry.keys[0])
             return
         for key, (member, _) in zip(entry.keys, entry.members, strict=True):
             meeting = self._meetings.get(key)
             if meeting is None:
                 communicator = entry.rank_class.communicators[member.group]
-                is_pair = isinstance(member, Send | Receive)
+                is_pair = isinstance(member, PointToPoint)
                 meeting = MetRanks(2 if is_pair else len(communicator.classes))
                 self._meetings[key] = meeting
             if meeting.come:
@@ -186,7 +191,7 @@ class Rendezvous:
             meeting = self._meetings.get(key)
             if meeting is None or len(meeting.come) >= meeting.needed:
                 continue
-            if isinstance(member, Send | Receive):
+            if isinstance(member, PointToPoint):
                 other = "Receive" if isinstance(member, Send) else "Send"
                 return f"the {other} of member {member.offset:+d} on group {member.group}"
             communicator = entry.rank_class.communicators[member.group]
@@ -206,7 +211,7 @@ class Rendezvous:
             return
         member, size_bytes = first.members[0]
         is_one = len(met) == 1 or all(len(entry.keys) == 1 for entry in met)
-        if is_one and len(first.keys) == 1 and not isinstance(member, Send | Receive):
+        if is_one and len(first.keys) == 1 and isinstance(member, CollectiveOperation):
             number, latency_ps = self._ring(first.rank_class, member, size_bytes)
         else:
             number, size_bytes, latency_ps = self._together(met)
@@ -251,7 +256,9 @@ class Rendezvous:
         Alarm(env, delay_ps, lambda: join(number, size_bytes, step, finish))
         return True
 
-    def _ring(self, rank_class: RankClass, member: Ringed, size_bytes: int) -> tuple[int, int]:
+    def _ring(
+        self, rank_class: RankClass, member: CollectiveOperation, size_bytes: int
+    ) -> tuple[int, int]:
         """Shape number and latency of a collective that starts now."""
         communicator = rank_class.communicators[member.group]
         state = self._network.state
@@ -261,7 +268,7 @@ class Rendezvous:
             demand = self._links.demand(communicator, member, size_bytes, state)
             loads = self._links.ring(communicator, demand)
             if demand is None:
-                latency_ps = self._links.lap_ps(communicator, state) * laps(member)
+                latency_ps = self._links.lap_ps(communicator, state) * member.laps
             else:
                 latency_ps = demand.latency_ps
             found = self._rings[key] = (self._network.number(shapes(loads)), latency_ps)
@@ -282,6 +289,7 @@ class Rendezvous:
                     loads = self._links.send(*peer)
                     latency_ps = self._links.send_latency_ps(*peer, self._network.state)
                 else:
+                    assert isinstance(member, CollectiveOperation)
                     number, latency_ps = self._ring(entry.rank_class, member, size_bytes)
                     loads = tuple(dict(shape) for shape in self._network.shapes(number))
                 longest_ps = max(longest_ps, latency_ps)
@@ -296,13 +304,11 @@ class Rendezvous:
 def _must_match(one: tuple[Arrival, Communication], other: tuple[Arrival, Communication]) -> None:
     """Raise unless two members that meet are the same collective on views of the same size."""
     (entry, mine), (before, theirs) = one, other
-    if isinstance(mine, Send | Receive):
-        fits = element_count(mine) == element_count(theirs) and mine.wire is theirs.wire
-    else:
-        fits = type(mine) is type(theirs) and mine.wire is theirs.wire
-        fits = fits and element_count(mine) == element_count(theirs)
-        if isinstance(mine, Broadcast) and isinstance(theirs, Broadcast):
-            fits = fits and mine.root == theirs.root
+    fits = element_count(mine) == element_count(theirs) and mine.wire is theirs.wire
+    if not isinstance(mine, PointToPoint):
+        fits = fits and type(mine) is type(theirs)
+    if isinstance(mine, Broadcast) and isinstance(theirs, Broadcast):
+        fits = fits and mine.root == theirs.root
     if not fits:
         raise MismatchError(
             f"group {mine.group}: {entry.name} of role {entry.rank_class.program.role} meets "

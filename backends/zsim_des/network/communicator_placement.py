@@ -9,13 +9,9 @@ import numpy.typing as npt
 from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import (
-    AllGather,
-    AllReduce,
-    Broadcast,
+    Communication,
     Copy,
-    Receive,
-    ReduceScatter,
-    Send,
+    PointToPoint,
     Together,
 )
 from zsim.schedule.schedule import Schedule
@@ -38,8 +34,6 @@ class Used:
 
 COPY = {True: "to host", False: "from host"}
 """What Copies out of device memory and into it are called; no group has such a name."""
-
-COLLECTIVES = (AllGather, AllReduce, Broadcast, Receive, ReduceScatter, Send, Together)
 
 
 @dataclass(slots=True)
@@ -142,12 +136,12 @@ def used_of(schedule: Schedule) -> Used:
             if has_host and isinstance(operation, Copy):
                 outward = leaves_device(operation, program, places)
                 copies |= set() if outward is None else {outward}
-            if not isinstance(operation, COLLECTIVES):
+            if not isinstance(operation, Communication | Together):
                 continue
             members = operation.members if isinstance(operation, Together) else (operation,)
             for member in members:
                 offsets = groups.setdefault(member.group, [])
-                if not isinstance(member, Send | Receive):
+                if not isinstance(member, PointToPoint):
                     rings.add(member.group)
                 elif member.offset not in offsets:
                     offsets.append(member.offset)

@@ -6,8 +6,9 @@ from fractions import Fraction
 from zsim.cluster.fault import Window
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.ring import RingShape
-from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ringed, Ways
+from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ways
 from zsim.network.way_latency import far_ps, near_ps
+from zsim.schedule.operation import CollectiveOperation
 from zsim_des.network.communicator_placement import COPY
 from zsim_des.network.link_numbering import directions
 from zsim_des.network.max_min_fair import Shape
@@ -76,7 +77,11 @@ class LinkTable:
         return len(self.classes) - 1
 
     def demand(
-        self, communicator: CommunicatorClass, operation: Ringed, ring_bytes: int, state: int
+        self,
+        communicator: CommunicatorClass,
+        operation: CollectiveOperation,
+        ring_bytes: int,
+        state: int,
     ) -> LinkLoad | None:
         """Return the demand of a collective that is no plain ring of so many bytes; else None."""
         shape = GroupShape(ranks=communicator.ranks, nodes=communicator.domains)

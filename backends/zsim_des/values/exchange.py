@@ -1,9 +1,10 @@
 """Collectives on numbers: each member's result, from what all of them bring."""
 
-from collections.abc import Sequence
-from typing import assert_never
+from collections.abc import Callable, Sequence
+from typing import TypeVar, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from zsim.schedule.operation import (
     AllGather,
@@ -17,24 +18,38 @@ from zsim.schedule.operation import (
 )
 from zsim_des.values.field import Numbers, inverse, product, reduced
 
+Scalar = TypeVar("Scalar", bound=np.generic)
+Array = npt.NDArray[Scalar]
 
-def received(member: Communication, place: int, sources: Sequence[Numbers]) -> Numbers:
-    """Return what the member at `place` of a communicator gets."""
+
+def received(
+    member: Communication,
+    place: int,
+    sources: Sequence[Array[Scalar]],
+    combine: Callable[[Reduction, Sequence[Array[Scalar]]], Array[Scalar]],
+) -> Array[Scalar]:
+    """Return what the member at `place` of a communicator gets.
+
+    `combine` combines what members bring; elements lie along the first axis.
+    """
+
+    def own(source: Array[Scalar]) -> Array[Scalar]:
+        size = len(source) // len(sources)
+        return source[place * size : (place + 1) * size]
+
     match member:
         case AllGather():
             return np.concatenate(sources)
         case ReduceScatter(reduction=reduction):
-            size = len(sources[0]) // len(sources)
-            parts = [source[place * size : (place + 1) * size] for source in sources]
-            return reduced_by(reduction, parts)
+            return combine(reduction, [own(source) for source in sources])
         case AllReduce(reduction=reduction):
-            return reduced_by(reduction, sources)
+            return combine(reduction, sources)
         case Broadcast(root=root):
             return sources[root]
         case Send() | Receive():
             return sources[0]
         case _:
-            assert_never(member)
+            raise TypeError(f"{member.id}: nothing is known of the values of {member.name}")
 
 
 def reduced_by(reduction: Reduction, parts: Sequence[Numbers]) -> Numbers:

@@ -17,19 +17,15 @@ from zsim.dtype import DType
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
     Action,
-    AllGather,
-    AllReduce,
-    Broadcast,
     Communication,
     Compute,
     Copy,
     Fill,
-    Receive,
-    ReduceScatter,
+    Reduction,
     Role,
-    Send,
 )
 from zsim_des.values.carrier import Carrier
+from zsim_des.values.exchange import received
 from zsim_des.values.modular import Modular, shared
 from zsim_des.values.noted_memory import NotedMemory
 from zsim_des.values.planted import Planted
@@ -137,28 +133,15 @@ class MarkValues(NotedMemory):
 
     def meet(self, members: Sequence[Communication], sources: Sequence[Marks]) -> Sequence[Marks]:
         """Return what each member of a communicator gets: see `Values.meet`."""
-        return [_received(member, place, sources) for place, member in enumerate(members)]
+        return [received(member, place, sources, _combined) for place, member in enumerate(members)]
 
 
 GRADIENT = Role.GRADIENT
 
 
-def _received(member: Communication, place: int, sources: Sequence[Marks]) -> Marks:
-    match member:
-        case AllGather():
-            return np.concatenate(sources)
-        case ReduceScatter():
-            size = len(sources[0]) // len(sources)
-            parts = [source[place * size : (place + 1) * size] for source in sources]
-            return np.asarray(np.bitwise_or.reduce(parts, axis=0))
-        case AllReduce():
-            return np.asarray(np.bitwise_or.reduce(list(sources), axis=0))
-        case Broadcast(root=root):
-            return sources[root]
-        case Send() | Receive():
-            return sources[0]
-        case _:
-            assert_never(member)
+def _combined(reduction: Reduction, parts: Sequence[Marks]) -> Marks:
+    del reduction
+    return np.asarray(np.bitwise_or.reduce(list(parts), axis=0))
 
 
 def unseen(job: Job, places: Sequence[Planted]) -> list[Planted]:

@@ -17,7 +17,7 @@ from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim_des.values import passes, stand_in
 from zsim_des.values.carrier import STATE
 from zsim_des.values.drawn import Masks, Segments
-from zsim_des.values.exchange import received
+from zsim_des.values.exchange import received, reduced_by
 from zsim_des.values.field import (
     NOT_FINITE,
     PRIME,
@@ -287,7 +287,9 @@ class Modular:
         self, members: Sequence[Communication], sources: Sequence[Numbers]
     ) -> Sequence[Numbers]:
         """Return what each member gets: see `Values.meet`."""
-        return [received(member, place, sources) for place, member in enumerate(members)]
+        return [
+            received(member, place, sources, reduced_by) for place, member in enumerate(members)
+        ]
 
 
 def shared(

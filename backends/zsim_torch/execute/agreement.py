@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar, cast
 
 from torch import distributed
 
-from zsim.network.volume import COLLECTIVE
 from zsim.schedule.operation import Receive, Send
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Transfer
@@ -24,7 +23,7 @@ from zsim_torch.execute.collectives import communicators
 
 Told = TypeVar("Told")
 
-ONE_SIDED = (COLLECTIVE[Send], COLLECTIVE[Receive])
+ONE_SIDED = (Send.name, Receive.name)
 
 
 class DivergedError(RuntimeError):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, assert_never, cast
 
 import torch
@@ -211,6 +212,35 @@ def _hand_over(handed: IssuedCollective, member: OwnGroup, *, asynchronous: bool
             receive = distributed.irecv if asynchronous else distributed.recv
             work = receive(target, src=member.peer(offset), group=group)
         case _:
-            assert_never(operation)
+            raise CollectiveError(f"{operation.id}: torch is not told how to {operation.name}")
     # Without `async_op` most return None; `recv` returns the rank that it heard.
     return cast("Work | None", work) if asynchronous else None
+
+
+def received(member: Communication, place: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what the member at `place` of a communicator gets, from what all of them bring."""
+    match member:
+        case AllGather():
+            return torch.cat(list(sources))
+        case ReduceScatter(reduction=reduction):
+            return _reduction(reduction, [each.chunk(len(sources))[place] for each in sources])
+        case AllReduce(reduction=reduction):
+            return _reduction(reduction, sources)
+        case Broadcast(root=root):
+            return sources[root]
+        case Send() | Receive():
+            return sources[0]
+        case _:
+            raise TypeError(f"{member.id}: nothing is known of the values of {member.name}")
+
+
+def _reduction(reduction: Reduction, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    match reduction:
+        case Reduction.SUM:
+            return reduce(torch.add, parts)
+        case Reduction.AVERAGE:
+            return reduce(torch.add, parts) / len(parts)
+        case Reduction.MAX:
+            return reduce(torch.maximum, parts)
+        case _:
+            assert_never(reduction)

@@ -7,15 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, assert_never
 
-from zsim.network.volume import COLLECTIVE, element_count, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import element_count, is_scalar, ring_equivalent_bytes
 from zsim.schedule.access import accesses
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import (
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
     Communication,
     Compute,
     Copy,
@@ -24,9 +21,6 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     StreamOperation,
     Together,
@@ -147,7 +141,7 @@ class Executor:
                 self._compute(operation, lambda: _fill(machine.memory, target, number))
             case Copy():
                 self._compute(operation, lambda: self._copier.run(operation))
-            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            case Communication():
                 self._communicate(operation, (operation,))
             case Together(members=members):
                 self._communicate(operation, members)
@@ -205,7 +199,7 @@ class Executor:
                 operation=member.id,
                 step=self.step,
                 group=member.group,
-                collective=COLLECTIVE[type(member)],
+                collective=member.name,
                 elements=element_count(member),
                 bytes=ring_equivalent_bytes(member, count),
                 scalar=is_scalar(member),
@@ -315,11 +309,8 @@ def _fill(memory: RankMemory, target: View, value: float) -> None:
 def _hand_over(machine: RankMachine, members: tuple[Communication, ...]) -> list[PendingWork]:
     handed: list[IssuedCollective] = []
     for member in members:
-        source = target = None
-        if not isinstance(member, Receive):
-            source = machine.memory.flat(member.source)
-        if not isinstance(member, Send):
-            target = machine.memory.flat(member.target)
+        source = None if member.reads is None else machine.memory.flat(member.reads)
+        target = None if member.writes is None else machine.memory.flat(member.writes)
         handed.append(IssuedCollective(member, source, target))
     if not machine.poison.is_on:
         return [*machine.communicators.issue(handed)]

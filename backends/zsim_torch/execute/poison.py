@@ -14,12 +14,9 @@ import numpy as np
 import torch
 
 from zsim.schedule.operation import (
-    AllGather,
-    AllReduce,
     Broadcast,
-    Receive,
-    ReduceScatter,
-    Send,
+    CollectiveOperation,
+    ReducingOperation,
 )
 from zsim_torch.execute.collectives import IssuedCollective
 from zsim_torch.execute.rank_memory import spoil
@@ -113,14 +110,12 @@ class Veil:
             spoil(target)
             return
         start = source.storage_offset() - target.storage_offset()
-        match self._operation:
-            case AllGather():
-                spoil(target[:start])
-                spoil(target[start + source.numel() :])
-            case AllReduce():
-                spoil(target)
-            case ReduceScatter() | Broadcast() | Send() | Receive():
-                pass
+        operation = self._operation
+        if isinstance(operation, CollectiveOperation) and operation.part == operation.source:
+            spoil(target[:start])
+            spoil(target[start + source.numel() :])
+        elif isinstance(operation, ReducingOperation) and operation.part is None:
+            spoil(target)
 
     def wait(self) -> None:
         """Wait, then copy the result to the target.

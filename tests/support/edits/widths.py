@@ -231,7 +231,7 @@ def _received(member: Communication, place: int, sources: Sequence[Limits]) -> L
         case Send() | Receive():
             return sources[0]
         case _:
-            assert_never(member)
+            raise TypeError(member.name)
 
 
 def formats_of(job: Job, precision: Precision) -> Formats:

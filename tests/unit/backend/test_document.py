@@ -1,9 +1,11 @@
 """What one line says about a file that is no schedule: the path inside it, and what is allowed."""
 
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from drawn_clusters import NO_MODEL, RATES
 
 from zsim.backend.document import (
     Document,
@@ -13,6 +15,9 @@ from zsim.backend.document import (
     encode,
     encode_trace,
 )
+from zsim.calibration.constants import START
+from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Tier
+from zsim.cluster.fabric_kind import FAT_TREE, FabricKind
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import Contract, Kind, Schedule
 from zsim.strategy.strategy import LossScale, Strategy
@@ -24,6 +29,16 @@ from zsim.trace.trace import (
     RankTrace,
     Trace,
     Transfer,
+)
+
+CLUSTER = Cluster(
+    name="four",
+    nodes=1,
+    gpus_per_node=4,
+    gpu=Gpu(name="any", memory_bytes=1, memory_bytes_per_s=1, rates=RATES),
+    switch_link=Link(bytes_per_s=1),
+    nics_per_node=1,
+    nic_link=Link(bytes_per_s=1),
 )
 
 
@@ -54,6 +69,23 @@ def test_an_infinite_number_survives_in_plain_json() -> None:
     text = encode(Document(schedule=schedule()))
     assert "Infinity" not in text
     assert decode(text).schedule == schedule()
+
+
+OTHER_KIND = FabricKind(name="of somebody else", has_tiers=True, rails_meet=False)
+
+
+@pytest.mark.parametrize("kind", [FAT_TREE, OTHER_KIND], ids=str)
+def test_constants_of_a_network_and_kinds_of_fabrics_survive(kind: FabricKind) -> None:
+    fabric = Fabric(kind=kind, tiers=(Tier(name="leaf", nodes_below=2),))
+    cluster = replace(CLUSTER, network=START, fabric=fabric)
+    document = Document(schedule=schedule(), model=NO_MODEL, cluster=cluster)
+    data = cast("dict[str, Any]", json.loads(encode(document)))
+    assert data["cluster"]["network"] == dict(START.numbers)
+    assert decode(json.dumps(data)).cluster == cluster
+    data["cluster"]["fabric"]["kind"] = "mesh"
+    assert "cluster.fabric.kind: 'mesh' must be one of single_switch, " in refusal(data)
+    data["cluster"]["fabric"]["kind"] = {"name": "mesh"}
+    assert "cluster.fabric.kind: an object must have name, has_tiers, " in refusal(data)
 
 
 def test_a_wrong_value_is_named_with_its_path() -> None:

@@ -20,7 +20,6 @@ from zsim.memory import book
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.network.volume import (
-    COLLECTIVE,
     communications,
     is_scalar,
     ring_equivalent_bytes,
@@ -100,7 +99,7 @@ def expected_volume(flow: Flow) -> dict[str, float]:
         for member in communications(operation):
             count = schedule.group_by_name[member.group].size(schedule.mesh)
             what = "scalar_wire" if is_scalar(member) else "wire"
-            key = f"{member.group}/{COLLECTIVE[type(member)]}"
+            key = f"{member.group}/{member.name}"
             found[f"{what}_bytes/{key}"] += ring_equivalent_bytes(member, count)
             found[f"{what}_count/{key}"] += 1
     return dict(found)

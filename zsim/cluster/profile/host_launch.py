@@ -5,11 +5,9 @@ from typing import assert_never
 
 from zsim.schedule.operation import (
     Action,
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
+    Communication,
     Compute,
     Copy,
     Fill,
@@ -17,9 +15,6 @@ from zsim.schedule.operation import (
     FreeMode,
     HostWait,
     Operation,
-    Receive,
-    ReduceScatter,
-    Send,
     SetScalar,
     Together,
 )
@@ -75,9 +70,7 @@ class LaunchCosts:
                 return self.operation_ps * operation.launches + self.wait_ps * len(operation.after)
             case Fill():
                 return self.operation_ps + self.wait_ps * len(operation.after)
-            case (
-                AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive()
-            ) | Together():
+            case Communication() | Together():
                 return self.collective_ps + self.wait_ps * len(operation.after)
             case Free():
                 uses = 0 if operation.mode is FreeMode.DEFERRED else len(operation.uses)

@@ -7,6 +7,7 @@ may be (`zsim.network.constant.check`). Constants are made by `zsim calibrate` a
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import cast
 
 
 class ProfileError(ValueError):
@@ -32,6 +33,17 @@ class NetworkProfile:
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
+
+    def as_json(self) -> dict[str, float]:
+        """Return the form of the constants in files of jobs."""
+        return dict(self.numbers)
+
+    @classmethod
+    def from_json(cls, value: object) -> "NetworkProfile":
+        """Return the constants that `as_json` made `value` from."""
+        if not isinstance(value, dict):
+            raise ProfileError(f"{value!r} must be an object of numbers")
+        return cls(cast("dict[str, float]", value))
 
     def changed(self, **numbers: float) -> "NetworkProfile":
         """Return the same constants but those given, in the same order."""

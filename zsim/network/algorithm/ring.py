@@ -19,15 +19,6 @@ from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes
 from zsim.network.algorithm.algorithm import ALL_PROTOCOLS, Algorithm, Request
 from zsim.network.way_latency import far_ps, near_ps
-from zsim.schedule.operation import (
-    AllGather,
-    AllReduce,
-    Broadcast,
-    Communication,
-    Receive,
-    ReduceScatter,
-    Send,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +39,6 @@ class RingShape:
         if edges_within:
             return (edges_within - 1) * near + self.nodes * far
         return (self.nodes - 1) * far
-
-
-def laps(operation: Communication) -> int:
-    """Return how many times data goes around the ring: 2 in an all-reduce, 0 without a ring.
-
-    A broadcast is a chain through all ranks: one lap.
-    """
-    match operation:
-        case AllGather() | ReduceScatter() | Broadcast():
-            return 1
-        case AllReduce():
-            return 2
-        case Send() | Receive():
-            return 0
-        case _:
-            assert_never(operation)
 
 
 class Ring(Algorithm):

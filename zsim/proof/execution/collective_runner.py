@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,12 @@ from zsim.schedule.operation import (
     AllGather,
     AllReduce,
     Broadcast,
+    CollectiveOperation,
     ReduceScatter,
     Reduction,
     View,
 )
 from zsim.specification.residues import Numbers, product, share, weighted
-
-Collective = AllGather | ReduceScatter | AllReduce | Broadcast
 
 
 class UnfollowedError(Exception):
@@ -125,7 +124,7 @@ class CommunicatorRow:
         return np.moveaxis(apart, range(-1 - len(axes), -1), axes)
 
 
-Bring = tuple[RankArray, Collective, Datum]
+Bring = tuple[RankArray, CollectiveOperation, Datum]
 """A class's part in a collective: the operation of its program, and what its source holds."""
 
 
@@ -181,7 +180,7 @@ class CollectiveRunner:
                     ranks_only=True,
                 )
             case _:
-                assert_never(operation)
+                raise UnfollowedError(f"{operation.id}: the proof does not follow {operation.name}")
         if len(brings) == 1:
             return [found]
         return [self._own(row, found, place, target) for place, target in enumerate(targets)]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
 from zsim.model.model import Model, Segment
 from zsim.proof.execution.grid import Grid, RankArray
@@ -13,19 +13,15 @@ from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.access import accesses, touching
 from zsim.schedule.operation import (
     Action,
-    AllGather,
-    AllReduce,
     Branch,
-    Broadcast,
+    CollectiveOperation,
     Communication,
     Compute,
     Copy,
     Fill,
     Operation,
-    Receive,
-    ReduceScatter,
+    PointToPoint,
     Role,
-    Send,
     View,
 )
 
@@ -86,7 +82,7 @@ class ElementLinks:
                     self._link(ranks, source, target)
             case Fill(target=view) | Branch(value=view):
                 self.tensors.cut(ranks, view)
-            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+            case Communication():
                 self._communication(ranks, operation)
             case _:
                 pass  # touches no buffer
@@ -98,19 +94,16 @@ class ElementLinks:
             self.tensors.link(ranks, one, other)
 
     def _communication(self, ranks: RankArray, member: Communication) -> None:
-        match member:
-            case AllGather(source=source, target=target):
-                self._parts(ranks, member.group, source, target)
-            case ReduceScatter(source=source, target=target):
-                self._parts(ranks, member.group, target, source)
-            case AllReduce(source=source, target=target) | Broadcast(source=source, target=target):
-                self.tensors.cut(ranks, source)
-                self.tensors.cut(ranks, target)
-                self._link(ranks, source, target)
-            case Send(source=view) | Receive(target=view):
+        part = member.part if isinstance(member, CollectiveOperation) else None
+        if part is not None:
+            self._parts(ranks, member.group, part, member.whole)
+            return
+        source, target = member.reads, member.writes
+        for view in (source, target):
+            if view is not None:
                 self.tensors.cut(ranks, view)
-            case _:
-                assert_never(member)
+        if source is not None and target is not None:
+            self._link(ranks, source, target)
 
     def _parts(self, ranks: RankArray, name: str, part: View, whole: View) -> None:
         """Link the part of each member with its place in the whole."""
@@ -214,7 +207,7 @@ class ElementLinks:
                 group = by_name[member.group]
                 row = tuple(each.index for each in self.grid.row(ranks, group))
                 route = None
-                if isinstance(member, Send | Receive):
+                if isinstance(member, PointToPoint):
                     route = self.grid.route(ranks, member)
                 queue = queues.setdefault((group.name, row, route), {})
                 queue.setdefault(ranks.index, []).append((ranks, member))
@@ -227,7 +220,7 @@ class ElementLinks:
         (first, one), *others = together
         for ranks, other in others:
             pairs = [(_whole(one), _whole(other))]
-            if isinstance(one, AllReduce | Broadcast) and isinstance(other, AllReduce | Broadcast):
+            if _keeps_places(one) and _keeps_places(other):
                 pairs.append((one.target, other.target))
             for mine, theirs in pairs:
                 if mine.size == theirs.size:
@@ -243,4 +236,9 @@ class ElementLinks:
 
 def _whole(member: Communication) -> View:
     """Return the view of a member that is as that of the others."""
-    return member.target if isinstance(member, AllGather | Receive) else member.source
+    return member.whole
+
+
+def _keeps_places(member: Communication) -> TypeGuard[CollectiveOperation]:
+    """Return whether what is at a place of the source comes to that place of the target."""
+    return isinstance(member, CollectiveOperation) and not (member.splits or member.joins)

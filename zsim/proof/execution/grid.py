@@ -12,7 +12,11 @@ from itertools import product
 from zsim.proof.rank_class import rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.mesh import Coordinates, Group
-from zsim.schedule.operation import Receive, Send
+from zsim.schedule.operation import (
+    PointToPoint,
+    Receive,
+    Send,
+)
 from zsim.schedule.schedule import Program, Schedule
 
 Placed = tuple[tuple[int, ...], Coordinates]
@@ -118,7 +122,7 @@ class Grid:
             self._ranks[key] = [(place, self.at(ranks, place)) for place in product(*ranges)]
         return self._ranks[key]
 
-    def route(self, ranks: RankArray, message: Send | Receive) -> tuple[str, int, int]:
+    def route(self, ranks: RankArray, message: PointToPoint) -> tuple[str, int, int]:
         """Return the group of a message of the first rank of a class, who sends it and who gets it.
 
         Along axes on which ranks send, a class has one coordinate.

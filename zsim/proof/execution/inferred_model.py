@@ -13,8 +13,7 @@ from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit,
 from zsim.schedule.operation import (
     Action,
     Allocate,
-    AllReduce,
-    Broadcast,
+    CollectiveOperation,
     Compute,
     Copy,
     Operand,
@@ -126,10 +125,7 @@ class _Reader:
                     self.names = {key: each for key, each in self.names.items() if key[0] != name}
                 case Copy(source=source, target=target):
                     self._moves(source, target)
-                case (
-                    AllReduce(source=source, target=target)
-                    | Broadcast(source=source, target=target)
-                ):
+                case CollectiveOperation(splits=False, joins=False, source=source, target=target):
                     self._moves(source, target)
                 case Compute():
                     self._compute(operation)

@@ -11,7 +11,6 @@ from typing import assert_never
 
 from zsim.proof.execution.collective_runner import (
     Bring,
-    Collective,
     CollectiveRunner,
     UnfollowedError,
 )
@@ -22,11 +21,10 @@ from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.tensors import Tensors
 from zsim.schedule.access import COMPUTE_ACCESS
 from zsim.schedule.operation import (
-    AllGather,
     Allocate,
-    AllReduce,
     Branch,
-    Broadcast,
+    CollectiveOperation,
+    Communication,
     Compute,
     Copy,
     Fill,
@@ -34,7 +32,7 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Receive,
-    ReduceScatter,
+    ReducingOperation,
     Send,
     SetScalar,
     Together,
@@ -42,7 +40,7 @@ from zsim.schedule.operation import (
 )
 from zsim.specification.residues import Numbers
 
-Host = Generator[Collective | Receive, Datum, None]
+Host = Generator[CollectiveOperation | Receive, Datum, None]
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class Interpreter:
         self.troubles: dict[tuple[str, str], str] = {}
         self._mail: dict[tuple[object, ...], deque[Datum]] = defaultdict(deque)
         self._decided: list[list[tuple[Branch, Numbers]]] = []
-        self._waiting: list[tuple[Host, Collective | Receive] | None] = []
+        self._waiting: list[tuple[Host, CollectiveOperation | Receive] | None] = []
 
     def run(self, memory: list[ClassMemory], *, setup: bool, overflows: bool) -> None:
         """Run setup or a step; `memory` of each class is changed.
@@ -150,7 +148,7 @@ class Interpreter:
             self._trouble(ranks, operation.id, why)
         return answers
 
-    def _collective(self, ranks: RankArray, operation: Collective) -> Host:
+    def _collective(self, ranks: RankArray, operation: CollectiveOperation) -> Host:
         """Carry out a collective, at once where no ranks of another class take part."""
         group = self.tensors.schedule.group_by_name[operation.group]
         if len(self.tensors.grid.row(ranks, group)) > 1:
@@ -159,10 +157,10 @@ class Interpreter:
             (answer,) = self._meet([(ranks, operation, self._source(ranks, operation))])
         self.write(ranks, operation.target, answer)
 
-    def _source(self, ranks: RankArray, operation: Collective) -> Datum:
+    def _source(self, ranks: RankArray, operation: CollectiveOperation) -> Datum:
         """Return what a rank brings; what is added up has to have been written."""
         datum = self.read(ranks, operation.source)
-        if isinstance(operation, AllReduce | ReduceScatter):
+        if isinstance(operation, ReducingOperation):
             self._need_written(ranks, operation.id, operation.source, datum)
         return datum
 
@@ -216,7 +214,7 @@ class Interpreter:
                     self.write(
                         ranks, operation.target, self.moves.filled(ranks, operation, memory.scalars)
                     )
-                case AllGather() | ReduceScatter() | AllReduce() | Broadcast():
+                case CollectiveOperation():
                     yield from self._collective(ranks, operation)
                 case Send():
                     self._send(ranks, operation)
@@ -231,6 +229,8 @@ class Interpreter:
                     yield from self._host(ranks, side)
                 case HostWait():
                     pass
+                case Communication():
+                    raise UnfollowedError(f"{operation.id}: the proof knows no {operation.name}")
                 case _:
                     assert_never(operation)
 
@@ -242,7 +242,7 @@ class Interpreter:
         for member in members:
             if isinstance(member, Receive):
                 self.write(ranks, member.target, (yield member))
-            elif isinstance(member, Collective):
+            elif isinstance(member, CollectiveOperation):
                 yield from self._collective(ranks, member)
 
     def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:

@@ -9,11 +9,10 @@ scattered into it, or gathered from it: it is looked at as if it had the layout.
 from zsim.schedule.access import accesses, touching
 from zsim.schedule.operation import (
     Action,
-    AllGather,
+    CollectiveOperation,
     Compute,
     Copy,
     Operation,
-    ReduceScatter,
     View,
 )
 from zsim.schedule.schedule import Program, Schedule
@@ -88,10 +87,7 @@ class _Parts:
             case Compute(action=Action.UPDATE, operands=(first, *others)):
                 for each in others:
                     self.same[id(first.view), id(each.view)] = first.view, each.view
-            case (
-                AllGather(source=part, target=whole, group=group)
-                | ReduceScatter(source=whole, target=part, group=group)
-            ):
+            case CollectiveOperation(part=View() as part, whole=whole, group=group):
                 self.gathered[id(part), id(whole), group] = part, whole, group
             case _:
                 pass
