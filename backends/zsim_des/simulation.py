@@ -11,7 +11,7 @@ from math import ceil, inf
 import simpy
 from simpy.core import EmptySchedule
 
-from zsim.backend.backend import Job, NoWayError, RefusedError, RunFailedError
+from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Neighbour, Window
 from zsim.network.link_load import Decision
@@ -64,6 +64,9 @@ class SimBackend:
     """
 
     name = "sim"
+    traits = BackendTraits(
+        predicts=True, options=frozenset({"faults", "neighbours", "decision", "progress"})
+    )
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ It shows what the protocol of a backend asks for. It moves no bytes, has no cloc
 so a schedule that would hang elsewhere runs here.
 """
 
-from zsim.backend.backend import Job
+from zsim.backend.backend import BackendTraits, Job
 from zsim.memory import book
 from zsim.network.volume import (
     communications,
@@ -31,9 +31,10 @@ class NullBackend:
     """Records one rank of each role; branches find zero."""
 
     name = "null"
+    traits = BackendTraits()
 
     def refusal(self, job: Job) -> str | None:
-        """None: a schedule that can be written down can be recorded."""
+        """Return None: a schedule that can be written down can be recorded."""
         del job
         return None
 

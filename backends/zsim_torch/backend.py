@@ -6,9 +6,10 @@ from pathlib import Path
 
 from torch import distributed, nn
 
-from zsim.backend.backend import Job, RefusedError
+from zsim.backend.backend import BackendTraits, Job, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission
+from zsim_torch.capability import SINGLE_AXES
 from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
@@ -52,6 +53,11 @@ class TorchBackend:
     """
 
     name = "torch"
+    traits = BackendTraits(
+        is_real=True,
+        single_axes=SINGLE_AXES,
+        options=frozenset({"data", "timeout_s", "poison", "witness"}),
+    )
 
     def __init__(
         self,

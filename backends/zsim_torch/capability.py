@@ -27,12 +27,15 @@ from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.module.visit import LaterUses, parameter_order
 
+SINGLE_AXES: Final = frozenset({"tensor"})
+"""Axes along which there is one rank: units are not cut."""
+
 
 def of_schedule(schedule: Schedule) -> str | None:
     """Why no torch backend can execute `schedule`, or None."""
     for axis in schedule.mesh.axes:
-        if axis.name == "tensor" and axis.size > 1:
-            return f"tensor: {axis.size} ranks; the torch backend runs tensor degree 1"
+        if axis.name in SINGLE_AXES and axis.size > 1:
+            return f"{axis.name}: {axis.size} ranks; the torch backend runs {axis.name} degree 1"
     for parameter in schedule.contract.parameters:
         if parameter.frozen:
             return f"{parameter.name}: frozen; the torch backend trains every parameter"

@@ -6,7 +6,7 @@ from zsim.analysis.memory_footprint import (
     footprint,
     footprint_of_run,
 )
-from zsim.backend.backend import Job, load
+from zsim.backend.backend import Job, simulator
 
 
 def footprint_of(job: Job) -> Footprint:
@@ -14,4 +14,4 @@ def footprint_of(job: Job) -> Footprint:
     try:
         return footprint(job)
     except DependsOnTimeError:
-        return footprint_of_run(job, load("sim")().run(job, seed=0))
+        return footprint_of_run(job, simulator().run(job, seed=0))

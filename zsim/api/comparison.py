@@ -14,7 +14,7 @@ from zsim.api.data_frame import data_frame
 from zsim.api.notebook import table_html
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, as_settings, load
-from zsim.backend.backend import BackendError, NoWayError
+from zsim.backend.backend import BackendError, NoWayError, predicts
 from zsim.backend.document import DocumentError, decode_trace
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.trace import Trace
@@ -92,7 +92,7 @@ class ComparisonResult(Answer):
     def _how_surely(self) -> str:
         """Say how sure it is that steps of two simulations differ; nothing of measured ones."""
         traces = (self.first.trace, self.second.trace)
-        if not self.found.step.relative or any(each.backend != "sim" for each in traces):
+        if not self.found.step.relative or not all(predicts(each.backend) for each in traces):
             return ""
         if self.steps_differ is None:
             return "No measurement has judged predictions like these, so their error is unknown."

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from inspect import signature
 from os import PathLike
 from pathlib import Path
 from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
@@ -16,7 +15,15 @@ from zsim.api.proof_result import ProofResult
 from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
-from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
+from zsim.backend.backend import (
+    SIMULATOR,
+    Backend,
+    BackendError,
+    BackendTraits,
+    Job,
+    NoWayError,
+    RunFailedError,
+)
 from zsim.backend.backend import load as load_backend
 from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster, Gpu, Link
@@ -33,9 +40,6 @@ OPERATIONS_MAX: Final = 2_000_000
 
 PHASES: Final = 2
 """Parts of a run before its first step, each about as long: its schedule is made, and proved."""
-
-SIMULATED: Final = ("sim", "null")
-"""Backends that compute no values."""
 
 RANKS_MAX: Final = 1_000_000
 """Ranks of a run, told apart or not: at 0.75 kB each, what a laptop holds."""
@@ -70,7 +74,7 @@ def run(
     scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
     changes: Changed = None,
     *,
-    backend: str = "sim",
+    backend: str = SIMULATOR,
     seed: int = 0,
     check: bool = True,
     progress: Progress | None = None,
@@ -95,7 +99,9 @@ def run(
     """
     for name in options.keys() - BackendOptions.__annotations__:
         raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-    loaded, source = _source(scenario, changes, backend)
+    with mistakes(BackendError):
+        traits = load_backend(backend).traits
+    loaded, source = _source(scenario, changes, traits)
     data = options.get("data")
     text = None if data is None else Path(data)
     asked = {**options, "data": text, "decision": source.decision}
@@ -106,11 +112,12 @@ def run(
     told(1, phases)
     how = _How(name=backend, settings=settings, seed=seed)
     made = how.backend(source, _after(PHASES, progress, phases))
-    _need_bounded(backend, source, job)
-    if backend == "torch":
+    if traits.is_real:
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
+    else:
+        _need_bounded(source, job)
     if check:
-        _need_proof(source, job, backend)
+        _need_proof(source, job, traits)
     told(PHASES, phases)
     begin = perf_counter()
     with mistakes(BackendError):
@@ -129,7 +136,7 @@ def run(
 def _source(
     scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
     changes: Changed,
-    backend: str,
+    traits: BackendTraits,
 ) -> tuple[LoadedScenario | None, Source]:
     """Return what is run, and the scenario that it was loaded from, if it was."""
     if isinstance(scenario, Job):
@@ -145,17 +152,17 @@ def _source(
         return None, Source(name=name, title=name, document=document)
     loaded = load(scenario, changes)
     joined = os.environ.get("WORLD_SIZE", "")
-    if backend == "torch" and loaded.changes.ranks is None and joined.isdecimal():
+    if traits.is_real and loaded.changes.ranks is None and joined.isdecimal():
         loaded = loaded.changed(ranks=int(joined))  # torchrun started so many
     return loaded, loaded.source
 
 
-def _need_proof(source: Source, job: Job, backend: str) -> None:
+def _need_proof(source: Source, job: Job, traits: BackendTraits) -> None:
     """Raise unless the schedule is proved.
 
     No figure of a simulation depends on values, and zsim's own schedules are tested for them.
     """
-    compares = not source.is_scenario or backend not in SIMULATED
+    compares = not source.is_scenario or traits.is_real
     findings = findings_of(job.schedule, job.model, compares=compares)
     if findings:
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
@@ -189,7 +196,7 @@ class _How:
 
     def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> tuple[Remedy, ...] | None:
         """Return what would make a simulated run fit; None if it fits, or is none."""
-        if trace.out_of_memory is None or self.name != "sim":
+        if trace.out_of_memory is None or not load_backend(self.name).traits.predicts:
             return None
         if loaded is None or loaded.tables is None:
             return ()
@@ -200,7 +207,7 @@ class _How:
     def _with(self, settings: Mapping[str, object], progress: Progress | None) -> Backend:
         with mistakes(BackendError):
             kind = load_backend(self.name)
-        known = signature(kind).parameters
+        known = kind.traits.options
         without = {
             "data": f"--data: {settings.get('data')}: backend {self.name} reads no data",
             "timeout_s": (
@@ -219,10 +226,8 @@ class _How:
             return kind(**settings, **told)
 
 
-def _need_bounded(backend: str, source: Source, job: Job) -> None:
+def _need_bounded(source: Source, job: Job) -> None:
     """Refuse a slip of an exponent in the numbers of ranks and steps, instead of computing it."""
-    if backend == "torch":
-        return
     ranks = job.schedule.mesh.size
     if ranks > RANKS_MAX:
         raise MistakeError(f"ranks: {ranks} must be at most {RANKS_MAX:,}")

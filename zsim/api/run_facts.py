@@ -7,7 +7,7 @@ from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
 from zsim.api.remedy_runs import remedy_lines, remedy_objects
-from zsim.backend.backend import Job
+from zsim.backend.backend import Job, predicts
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Place
@@ -95,7 +95,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     lines.append(("memory at the peak", _memory(found)))
     if found.peak_host_bytes:
         lines.append(("host memory", _host_memory(outcome)))
-    if trace.backend == "sim" and outcome.job.cluster.gpu.overheads.total_bytes(1):
+    if predicts(trace.backend) and outcome.job.cluster.gpu.overheads.total_bytes(1):
         lines.append(("other memory", _overheads(outcome.job)))
     observed = dict(trace.observed)
     if LIVE in observed and BOOKED in observed:
@@ -149,7 +149,7 @@ def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
 def _fits(outcome: RunOutcome) -> str:
     job, found = outcome.job, outcome.summary
     where = f"{format_bytes(found.peak_allocated_bytes)} at the peak"
-    if outcome.trace.backend != "sim":
+    if not predicts(outcome.trace.backend):
         return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
     reserved = f"{_reserved(outcome)} reserved"
     usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"

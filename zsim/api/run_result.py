@@ -161,6 +161,8 @@ class RunResult(AnswerInFacts):
 
     @property
     def _outcome(self) -> RunOutcome:
+        from zsim.backend.backend import predicts
+
         return RunOutcome(
             title=self.title,
             job=self.job,
@@ -170,7 +172,7 @@ class RunResult(AnswerInFacts):
             wall_time_s=self.wall_time_s,
             healthy_step_time_s=self.healthy_step_time_s,
             remedies=self.remedies,
-            fitted=fitted_for(self.job.cluster) if self.backend == "sim" else (),
+            fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),
         )
 
     def facts(self) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from zsim.api.forecast import FEW, accumulating
-from zsim.backend.backend import Job, load
+from zsim.backend.backend import Job, simulator
 from zsim.calibration import fsdp2_llama, fsdp_mpt
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
@@ -208,7 +208,7 @@ def _timed(
     """Return the job of `run`, and seconds of its step by the slowdown beside collectives."""
     bare = {name: table for name, table in tables.items() if name != "compute"}
     job = resolved(f"{run.file}, line {run.line}", from_tables(bare)).job()
-    backend = cast("_Timer", load("sim")())
+    backend = cast("_Timer", simulator())
 
     def step_s(slowdown: Fraction) -> float:
         gpu = job.cluster.gpu.timed_by(constants)

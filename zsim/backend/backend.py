@@ -1,4 +1,8 @@
-"""What every world owes: the protocol of a backend, and the registry of those installed."""
+"""The protocol of a backend, and the registry of those that are installed.
+
+A backend is registered as an entry point of the group "zsim.backends": its name, and its class.
+`zsim.conformance` tests what every backend owes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +18,8 @@ from zsim.suggestion import one_of
 from zsim.trace.trace import LastStep, Trace
 
 GROUP = "zsim.backends"
+SIMULATOR = "sim"
+"""The backend that is taken where nobody names one."""
 
 
 class BackendError(ValueError):
@@ -54,13 +60,33 @@ class Job:
             raise BackendError(f"steps: {self.steps} must be at least 1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendTraits:
+    """What a backend is, as far as those who use one go by it.
+
+    Attributes:
+        is_real: it trains on ranks of this machine, or those that torchrun started. So it computes
+            values, and the cluster of a scenario says nothing of it.
+        predicts: times and memory of its traces are predictions for the cluster of the job.
+        single_axes: axes of a mesh along which it runs one rank only.
+        options: settings that its constructor takes, by name: those of `zsim.run`, faults,
+            neighbours and decision of a scenario, and `progress`, which is told of steps.
+    """
+
+    is_real: bool = False
+    predicts: bool = False
+    single_axes: frozenset[str] = frozenset()
+    options: frozenset[str] = frozenset()
+
+
 class Backend(Protocol):
     """Runs a job and says what happened. Its own settings are its constructor's, all optional."""
 
     name: str
+    traits: BackendTraits
 
     def refusal(self, job: Job) -> str | None:
-        """One line that says why this backend cannot execute `job`, or None if it can."""
+        """Return one line that says why this backend cannot execute `job`, or None if it can."""
         ...
 
     def run(self, job: Job, *, seed: int) -> Trace:
@@ -74,7 +100,7 @@ class Backend(Protocol):
 
 
 class Trier(Backend, Protocol):
-    """A backend that tries one schedule again and again, on clusters and in trouble of any kind."""
+    """A backend that tries one schedule again and again, on any cluster, with any faults."""
 
     def under(
         self,
@@ -83,11 +109,11 @@ class Trier(Backend, Protocol):
         neighbours: Sequence[Neighbour] = (),
         decision: Decision | None = None,
     ) -> Self:
-        """The same backend in other circumstances; what it knows of a schedule it keeps."""
+        """Return the same backend in other circumstances; what it knows of a schedule it keeps."""
         ...
 
     def last_step(self, job: Job, *, seed: int) -> LastStep:
-        """The times that the trace of `run` has of its last step, without the rest of it.
+        """Return the times that the trace of `run` has of its last step, without the rest of it.
 
         Raises:
             RefusedError, NoWayError, RunFailedError: as `run`.
@@ -96,16 +122,17 @@ class Trier(Backend, Protocol):
 
 
 def names() -> tuple[str, ...]:
-    """Names of all registered backends, sorted."""
+    """Return the names of all registered backends, sorted."""
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
 def load(name: str) -> type[Backend]:
-    """The backend class registered under `name`; imports nothing else.
+    """Return the backend class registered under `name`; imports nothing else.
 
     Raises:
         UnknownBackendError: `name` is not registered.
         BackendUnavailableError: a package the backend needs is not installed.
+        BackendError: two are registered under it, or it does not say what it is.
     """
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
@@ -114,9 +141,25 @@ def load(name: str) -> type[Backend]:
         owners = ", ".join(entry.value for entry in found)
         raise BackendError(f"backend {name!r} is registered more than once: {owners}")
     try:
-        return cast("type[Backend]", next(iter(found)).load())
+        kind = next(iter(found)).load()
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zsim"):
             raise
         hint = f"backend {name!r} needs {error.name}: pip install 'zsim[{name}]'"
         raise BackendUnavailableError(hint) from error
+    if not isinstance(getattr(kind, "traits", None), BackendTraits):
+        raise BackendError(f"backend {name!r}: traits must be a BackendTraits, it has none")
+    return cast("type[Backend]", kind)
+
+
+def simulator() -> Trier:
+    """Return the backend that predicts where nobody names one."""
+    return cast("Trier", load(SIMULATOR)())
+
+
+def predicts(name: str) -> bool:
+    """Return whether times in traces of a backend are predictions; False if it is not known."""
+    try:
+        return load(name).traits.predicts
+    except (UnknownBackendError, BackendUnavailableError):
+        return False

@@ -79,12 +79,12 @@ class Source:
 
     def simulation(self) -> "Backend":
         """The simulation, with the faults, neighbours and algorithms that it names."""
-        from zsim.backend.backend import load
+        from zsim.backend.backend import SIMULATOR, load
 
         settings: dict[str, object] = {"faults": self.faults, "neighbours": self.neighbours}
         if self.decision is not None:
             settings["decision"] = self.decision
-        return load("sim")(**settings)
+        return load(SIMULATOR)(**settings)
 
 
 def read(name: str, changes: Changes) -> Source:

@@ -1,6 +1,6 @@
-"""Whether a schedule can be read at all: names exist, views fit their buffers, sizes agree.
+"""Check that a schedule can be read at all: names exist, views fit their buffers, sizes agree.
 
-Raises on the first fault, with its path. Whether the schedule is right is `zsim.proof`.
+Raises on the first fault, with its path. Whether the schedule is right is for `zsim.proof`.
 """
 
 from collections.abc import Iterable
@@ -30,13 +30,13 @@ from zsim.schedule.operation import (
     View,
     walk,
 )
-from zsim.schedule.schedule import Buffer, Contract, Program, Schedule, ScheduleError
+from zsim.schedule.program import Buffer, Contract, Program, ScheduleError, UncheckedSchedule
 from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
 
 
-def inspect(schedule: Schedule) -> None:
-    """Return if `schedule` is well formed.
+def inspect(schedule: UncheckedSchedule) -> None:
+    """Check that `schedule` is well formed.
 
     Raises:
         ScheduleError: it is not; the message names where and what is allowed.
@@ -84,7 +84,7 @@ def _inspect_axes(mesh: Mesh, where: str, axes: tuple[str, ...]) -> None:
     _names_differ(f"{where}: axis", axes)
 
 
-def _inspect_roles(schedule: Schedule) -> None:
+def _inspect_roles(schedule: UncheckedSchedule) -> None:
     mesh = schedule.mesh
     names = [role.name for role in schedule.roles]
     if sorted(names) != sorted(program.role for program in schedule.programs):
@@ -102,7 +102,7 @@ def _inspect_roles(schedule: Schedule) -> None:
         raise ScheduleError(f"roles: cover {covered} ranks of {mesh.size}")
 
 
-def _inspect_contract(schedule: Schedule) -> None:
+def _inspect_contract(schedule: UncheckedSchedule) -> None:
     contract = schedule.contract
     given = {scalar.name for scalar in schedule.scalars if scalar.given}
     for rule in contract.rules.values():
@@ -134,7 +134,7 @@ HOST_ACTIONS = (Allocate, Free, HostWait, SetScalar, Branch)
 class _Inspector:
     """Walks one program, with the names that it may use at hand."""
 
-    def __init__(self, schedule: Schedule, program: Program) -> None:
+    def __init__(self, schedule: UncheckedSchedule, program: Program) -> None:
         self.schedule = schedule
         self.program = program
         self.mesh: Mesh = schedule.mesh

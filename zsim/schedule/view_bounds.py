@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import View
-from zsim.schedule.schedule import Buffer, Schedule, ScheduleError
+from zsim.schedule.program import Buffer, ScheduleError, UncheckedSchedule
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def at(where: str) -> Generator[None]:
         raise ScheduleError(f"{where}: {error}") from error
 
 
-def inspect_view(schedule: Schedule, buffer: Buffer, where: str, view: View) -> None:
+def inspect_view(schedule: UncheckedSchedule, buffer: Buffer, where: str, view: View) -> None:
     """Return if `view` of `buffer` is there on every rank.
 
     Raises:
@@ -41,7 +41,7 @@ def inspect_view(schedule: Schedule, buffer: Buffer, where: str, view: View) -> 
         _need_on_every_rank(schedule, buffer, where, end)
 
 
-def _inspect_window(schedule: Schedule, buffer: Buffer, where: str, view: View) -> None:
+def _inspect_window(schedule: UncheckedSchedule, buffer: Buffer, where: str, view: View) -> None:
     layout = schedule.layout_by_name.get(view.layout or "")
     if layout is None or layout.axis is None:
         raise ScheduleError(f"{where}: no layout {view.layout!r} that is cut along an axis")
@@ -56,7 +56,7 @@ def _inspect_window(schedule: Schedule, buffer: Buffer, where: str, view: View) 
         raise ScheduleError(f"{where}: the window leaves {view.buffer}")
 
 
-def _need_on_every_rank(schedule: Schedule, buffer: Buffer, where: str, end: int) -> None:
+def _need_on_every_rank(schedule: UncheckedSchedule, buffer: Buffer, where: str, end: int) -> None:
     """Refuse a part of a shard that some rank does not have."""
     layout = schedule.layout_by_name[buffer.layout or ""]
     count = schedule.mesh.axis_size(buffer.shard or "")

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter  # noqa: TID251  (how long runs take is told to who waits for them)
-from typing import cast
 
-from zsim.backend.backend import RunFailedError, Trier, load
+from zsim.backend.backend import RunFailedError, simulator
 from zsim.scenario.outline import Outline, Recipe
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.proved import Proved, proved
@@ -43,7 +42,7 @@ class FinishedRun:
 
 def simulated(recipe: Recipe) -> Proved | StudyOutcome:
     """Return the schedule of `recipe`, to be tried in the simulation."""
-    return proved(recipe, _simulation)
+    return proved(recipe, simulator)
 
 
 def run_batch(batch: RunBatch) -> list[FinishedRun]:
@@ -60,10 +59,6 @@ def run_batch(batch: RunBatch) -> list[FinishedRun]:
 
 _LOCK = Lock()
 _KNOWN: OrderedDict[tuple[Maker, Recipe], Proved | StudyOutcome] = OrderedDict()
-
-
-def _simulation() -> Trier:
-    return cast("Trier", load("sim")())
 
 
 def _run(outline: Outline, maker: Maker) -> FinishedRun:

@@ -1,0 +1,297 @@
+"""The parts of a schedule: roles, programs, buffers, pools, and the contract. Immutable values.
+
+There is one `Program` per role, so the size of a schedule does not depend on the number of ranks.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from zsim.dtype import DType
+from zsim.model.generator import Generator
+from zsim.model.tensor_lifetime import Course
+from zsim.schedule.layout import Layout
+from zsim.schedule.mesh import Box, Coordinates, Group, Mesh
+from zsim.schedule.operation import Operation, Together, View, walk
+from zsim.strategy.optimizer_rule import Optimizer
+from zsim.strategy.strategy import Strategy
+
+
+class ScheduleError(ValueError):
+    """A schedule that is not well formed; the message starts with the path of the fault."""
+
+
+class Place(StrEnum):
+    """Where a pool's memory is."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+class Scope(StrEnum):
+    """Who shares a pool: nobody, or the ranks of a node."""
+
+    RANK = "rank"
+    NODE = "node"
+
+
+class Discipline(StrEnum):
+    """How a pool hands out memory: see `zsim.memory`."""
+
+    EXACT = "exact"
+    """A block is as large as the buffer asks for, and nothing is kept."""
+    CACHING = "caching"
+    """As PyTorch's caching allocator does by default."""
+    EXPANDABLE = "expandable"
+    """As PyTorch's caching allocator does with `expandable_segments`."""
+
+
+class Kind(StrEnum):
+    """What a buffer is for; memory is reported by it."""
+
+    PARAMETER = "parameter"
+    GRADIENT = "gradient"
+    MASTER = "master"
+    MOMENT = "moment"
+    SAVED = "saved"
+    COMMUNICATION = "communication"
+    WORKSPACE = "workspace"
+
+
+MODEL_STATE = (Kind.PARAMETER, Kind.GRADIENT, Kind.MASTER, Kind.MOMENT)
+"""Kinds that ZeRO calls model states (Rajbhandari et al. 2020, section 3.1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Memory at one place. Without `capacity_bytes` the cluster's hardware is the limit."""
+
+    name: str
+    place: Place = Place.DEVICE
+    scope: Scope = Scope.RANK
+    capacity_bytes: int | None = None
+    discipline: Discipline = Discipline.EXACT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """`elements` of `dtype` in `pool`, on every rank of the role.
+
+    `home` is the stream on which its memory is reused: that of its first writer. A `produced`
+    buffer is made by autograd (outputs, saved tensors, gradients): `Allocate` books it, the backend
+    binds it when the operation that writes it returns, and drops it at `Free`. With `layout` the
+    buffer holds that flat tensor, or with `shard` only the segment that the rank owns along that
+    axis. One that `has_room` may be larger than the tensor, which then stands at its start. With a
+    `course` it is the last one that is allocated before a segment runs whose tensors are known.
+    """
+
+    name: str
+    pool: str
+    elements: int
+    dtype: DType
+    kind: Kind
+    home: str
+    produced: bool = False
+    layout: str | None = None
+    shard: str | None = None
+    course: Course | None = None
+
+    def __post_init__(self) -> None:
+        if self.elements < 0:
+            raise ScheduleError(f"buffer {self.name}: elements {self.elements} must be >= 0")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the buffer takes on one rank."""
+        return self.elements * self.dtype.size_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be larger than its layout: runtimes give buckets a size of their own."""
+        return self.kind is Kind.COMMUNICATION and self.shard is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A number that every host keeps from step to step: loss scale, step, skipped steps.
+
+    One that is `given` is a learning rate on a schedule: the caller gives it before each step.
+    """
+
+    name: str
+    initial: float
+    given: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRole:
+    """Ranks that run the same program: those in any of the boxes."""
+
+    name: str
+    boxes: tuple[Box, ...] = ((),)
+
+    def holds(self, mesh: Mesh, coordinates: Coordinates) -> bool:
+        """Whether the rank at `coordinates` plays this role."""
+        return any(mesh.box_holds(box, coordinates) for box in self.boxes)
+
+    def size(self, mesh: Mesh) -> int:
+        """Ranks in the role."""
+        return sum(mesh.box_size(box) for box in self.boxes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What the ranks of one role do: `setup` once, then `step` again and again.
+
+    `persistent` buffers are alive before and after every step, and no others are.
+    """
+
+    role: str
+    buffers: tuple[Buffer, ...]
+    persistent: tuple[str, ...]
+    setup: tuple[Operation, ...]
+    step: tuple[Operation, ...]
+    by_name: dict[str, Buffer] = field(init=False, repr=False, compare=False)
+    by_id: dict[str, Operation] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name = {buffer.name: buffer for buffer in self.buffers}
+        if len(by_name) != len(self.buffers):
+            raise ScheduleError(f"program {self.role}: two buffers have one name")
+        for buffer in self.buffers:
+            for name in buffer.course.buffers if buffer.course is not None else ():
+                if name and (name not in by_name or by_name[name].pool != buffer.pool):
+                    raise ScheduleError(
+                        f"buffer {buffer.name}: course: {name} must be a buffer of its pool"
+                    )
+        by_id: dict[str, Operation] = {}
+        for part in (self.setup, self.step):
+            for operation in walk(part):
+                if operation.id in by_id:
+                    raise ScheduleError(f"program {self.role}: id {operation.id} is used twice")
+                by_id[operation.id] = operation
+        members: set[str] = set()
+        for operation in by_id.values():
+            if isinstance(operation, Together):
+                for member in operation.members:
+                    if member.id in by_id or member.id in members:
+                        raise ScheduleError(f"program {self.role}: id {member.id} is used twice")
+                    members.add(member.id)
+        object.__setattr__(self, "by_name", by_name)
+        object.__setattr__(self, "by_id", by_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalParameter:
+    """A tensor of weights: its name, and its elements on one rank of the tensor axis.
+
+    One that is `frozen` is not trained: it stays as set-up leaves it. `rule` is how it is updated,
+    where that is not the optimizer of the contract's strategy.
+    """
+
+    name: str
+    elements: int
+    frozen: bool = False
+    rule: Optimizer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireBytes:
+    """Ring-equivalent bytes that one rank sends in a step, by group and collective.
+
+    `scalar` marks collectives of one element per rank (norm, overflow), which are listed apart.
+    Without a `role` they are those of any rank.
+    """
+
+    group: str
+    collective: str
+    bytes: int
+    scalar: bool = False
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBytes:
+    """Bytes that one rank copies in a step from its device to the host's memory, and back."""
+
+    to_host: int = 0
+    from_host: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What the schedule promises, and is judged against.
+
+    `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
+    Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
+    `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
+    promised volume of a step, of every role that they name or of all, `host_bytes` what it copies
+    between device and host; of a branch, `otherwise` counts. What is left out is not promised.
+    """
+
+    parameters: tuple[LogicalParameter, ...] = ()
+    strategy: Strategy | None = None
+    loss_divisor: int = 1
+    data_axes: tuple[str, ...] = ("data",)
+    peak_bytes: tuple[tuple[str, str, int], ...] = ()
+    wire_bytes: tuple[WireBytes, ...] | None = None
+    host_bytes: HostBytes | None = None
+
+    @property
+    def rules(self) -> dict[str, Optimizer]:
+        """By name of a parameter the rule that it is updated by, where somebody says one."""
+        default = None if self.strategy is None else self.strategy.optimizer
+        rules = {each.name: each.rule or default for each in self.parameters}
+        return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncheckedSchedule:
+    """Programs of all roles over one mesh, with the groups, pools and layouts they name.
+
+    Nobody has looked whether they are: that is what `Schedule` adds.
+    """
+
+    name: str
+    mesh: Mesh
+    roles: tuple[RankRole, ...]
+    groups: tuple[Group, ...]
+    streams: tuple[str, ...]
+    pools: tuple[Pool, ...]
+    layouts: tuple[Layout, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
+    generators: tuple[Generator, ...] = ()
+    programs: tuple[Program, ...]
+    contract: Contract = Contract()
+    group_by_name: dict[str, Group] = field(init=False, repr=False, compare=False)
+    layout_by_name: dict[str, Layout] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group_by_name", {group.name: group for group in self.groups})
+        object.__setattr__(self, "layout_by_name", {lay.name: lay for lay in self.layouts})
+
+    def role_of(self, rank: int) -> RankRole:
+        """Return the role that `rank` plays."""
+        coordinates = self.mesh.coordinates(rank)
+        return next(role for role in self.roles if role.holds(self.mesh, coordinates))
+
+    def program_of(self, rank: int) -> Program:
+        """Return the program that `rank` runs."""
+        name = self.role_of(rank).name
+        return next(program for program in self.programs if program.role == name)
+
+    def extent(self, view: View, coordinates: Coordinates) -> tuple[int, int]:
+        """Return start and size, in elements, of `view` in its buffer on the rank at `coordinates`.
+
+        `coordinates` are along joined axes too, as `Mesh.coordinates` has them.
+        """
+        if view.layout is not None:
+            layout = self.layout_by_name[view.layout]
+            assert layout.axis is not None
+            count, own = self.mesh.axis_size(layout.axis), coordinates[layout.axis]
+            start, size = layout.window(view.start, view.size, own, count)
+            if view.origin is not None and size:
+                start += view.origin + layout.segment(own, count)[0] - view.start
+            return start, size
+        if view.axis is not None:
+            return view.start + coordinates[view.axis] * view.size, view.size
+        return view.start, view.size

@@ -1,0 +1,45 @@
+"""Views that operations act on, and the edges between operations."""
+
+from dataclasses import dataclass
+
+
+class OperationError(ValueError):
+    """An operation that cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """`size` elements of `buffer` from `start` on.
+
+    With `axis`, the start grows by the rank's coordinate along it times `size`: the own shard. With
+    `layout`, `start` and `size` are a window on that whole tensor, and the view is what the rank's
+    segment has of it, or nothing: so are named parts of uneven shards, and single parameters. The
+    buffer holds the rank's segment or, with `origin`, the window, from its element `origin` on.
+    """
+
+    buffer: str
+    start: int = 0
+    size: int
+    axis: str | None = None
+    layout: str | None = None
+    origin: int | None = None
+
+    def __post_init__(self) -> None:
+        where = f"view of {self.buffer}"
+        if self.start < 0 or self.size < 0:
+            raise OperationError(f"{where}: start {self.start} and size {self.size} must be >= 0")
+        if self.axis is not None and self.layout is not None:
+            raise OperationError(f"{where}: name an axis or a layout, not both")
+        if self.origin is not None and (self.layout is None or self.origin < 0):
+            raise OperationError(f"{where}: origin {self.origin} needs a layout, and to be >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """An edge to the latest earlier instance of `operation` that ran; setup counts as one."""
+
+    operation: str
+
+
+Edge = str | Previous
+"""What must have finished: an operation by id, or its previous instance."""
