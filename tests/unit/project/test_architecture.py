@@ -28,7 +28,7 @@ LEVELS = (
     {"study"},
     {"report"},
     {"files"},
-    {"workers"},
+    {"workers", "conformance"},
     {"api"},
     {"cli"},
 )

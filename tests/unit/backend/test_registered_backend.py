@@ -1,0 +1,74 @@
+"""A package of somebody else adds a backend, and holds it to the suite that ships."""
+
+from pathlib import Path
+
+import pytest
+from other_package import install, python, zsim
+
+from zsim.backend.backend import load, names
+from zsim.conformance.jobs import NAMES, job
+
+OURS = ("null", "sim", "torch")
+ENTRY = """[zsim.backends]
+metronome = metronome:Metronome
+forgetful = metronome:Forgetful
+silent = metronome:Silent
+"""
+WRONG = """
+
+class Forgetful(Metronome):
+    name = "forgetful"
+
+    def run(self, job, *, seed):
+        trace = super().run(job, seed=seed)
+        ranks = tuple(replace(rank, transfers=rank.transfers[1:]) for rank in trace.ranks)
+        return replace(trace, ranks=ranks)
+
+
+class Silent:
+    name = "silent"
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = install(tmp_path_factory.mktemp("site"), "metronome", ENTRY)
+    with (site / "metronome.py").open("a", encoding="utf-8") as file:
+        file.write(WRONG)
+    return site
+
+
+def test_all_of_our_backends_are_registered_load_and_refuse_no_job_of_the_suite() -> None:
+    assert set(names()) >= set(OURS)
+    for backend in OURS:
+        assert load(backend).name == backend
+    for backend in ("null", "sim"):
+        assert {load(backend)().refusal(job(name)) for name in NAMES} == {None}
+
+
+def test_it_runs_a_scenario_and_passes_the_suite(installed: Path) -> None:
+    ran = zsim(installed, "run", "tiny", "--backend", "metronome")
+    assert ran.returncode == 0, ran.stderr
+    tested = python(installed, "-m", "zsim.conformance", "metronome", cwd=installed)
+    assert tested.returncode == 0, tested.stdout
+    assert " passed" in tested.stdout
+    assert "skipped" not in tested.stdout
+
+
+def test_one_that_loses_a_transfer_fails_it(installed: Path) -> None:
+    tested = python(installed, "-m", "zsim.conformance", "forgetful", cwd=installed)
+    assert tested.returncode == 1
+    assert "test_communicators_are_handed_the_same_in_the_same_order[" in tested.stdout
+
+
+def test_one_that_does_not_say_what_it_is_and_one_that_is_not_there_are_refused(
+    installed: Path, tmp_path: Path
+) -> None:
+    refused = python(installed, "-m", "zsim.conformance", "silent")
+    assert refused.returncode == 2
+    assert "backend 'silent': traits must be a BackendTraits, it has none" in refused.stderr
+    refused = zsim(installed, "run", "tiny", "--backend", "metronome", "--poison")
+    assert refused.returncode == 2
+    assert "--poison: backend metronome has no memory to poison" in refused.stderr
+    refused = python(tmp_path, "-m", "zsim.conformance", "metronome")
+    assert "backend: 'metronome' must be one of null, sim, torch" in refused.stderr
