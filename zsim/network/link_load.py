@@ -12,7 +12,7 @@ from zsim.cluster.cluster import Cluster
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
 from zsim.network.algorithm.registry import algorithms, check
-from zsim.network.tuner import choose
+from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of
 
@@ -103,24 +103,23 @@ class LinkLoads:
     def _activity(
         self, collective: Collective, size_bytes: int, shape: GroupShape
     ) -> Activity | None:
-        forced, network = self.decision.algorithm, self.cluster.network
-        links = self._bandwidths(shape)
-        if forced is not None:
-            request = Request(
-                collective=collective,
-                size_bytes=size_bytes,
-                shape=shape,
-                links=links,
-                near_ps=self.ways.near_ps,
-                far_ps=self.ways.far_ps,
-                chunks=self.decision.chunks,
-            )
-            found = algorithms()[forced].activity(request, network)
+        network = self.cluster.network
+        request = Request(
+            collective=collective,
+            size_bytes=size_bytes,
+            shape=shape,
+            links=self._bandwidths(shape),
+            near_ps=self.ways.near_ps,
+            far_ps=self.ways.far_ps,
+            chunks=self.decision.chunks,
+        )
+        if self.decision.algorithm is not None:
+            found = algorithms()[self.decision.algorithm].activity(request, network)
             if found is not None:
                 return found
         if network is None:
-            return None
-        return choose(network, collective, size_bytes, shape, links=links)
+            return algorithms()[first_able(collective, shape)].activity(request, network)
+        return choose(network, collective, size_bytes, shape, links=request.links)
 
     def _bandwidths(self, shape: GroupShape) -> Bandwidths:
         """Return those of a GPU's link, and of the NICs of a domain that the group uses."""

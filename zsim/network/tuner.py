@@ -33,7 +33,7 @@ def choose(
     """
     if shape.ranks == 1 or size_bytes == 0:
         return Activity(
-            algorithm=forced or _able(collective, shape),
+            algorithm=forced or first_able(collective, shape),
             protocol=Protocol.SIMPLE,
             latency_ps=0,
             gpu_bytes=Fraction(0),
@@ -58,8 +58,8 @@ def choose(
     return chosen.timed(request, *best[1:])
 
 
-def _able(collective: Collective, shape: GroupShape) -> str:
-    """Return the first algorithm that can do the collective."""
+def first_able(collective: Collective, shape: GroupShape) -> str:
+    """Return the first algorithm that can do the collective: a ring if that can."""
     return next(n for n, each in algorithms().items() if each.link_bytes(collective, shape))
 
 

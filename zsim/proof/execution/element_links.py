@@ -98,12 +98,11 @@ class ElementLinks:
         if part is not None:
             self._parts(ranks, member.group, part, member.whole)
             return
-        source, target = member.reads, member.writes
-        for view in (source, target):
+        for view in (member.reads, member.writes):
             if view is not None:
                 self.tensors.cut(ranks, view)
-        if source is not None and target is not None:
-            self._link(ranks, source, target)
+        if _keeps_places(member):
+            self._link(ranks, member.source, member.target)
 
     def _parts(self, ranks: RankArray, name: str, part: View, whole: View) -> None:
         """Link the part of each member with its place in the whole."""
