@@ -99,8 +99,7 @@ def run(
     """
     for name in options.keys() - BackendOptions.__annotations__:
         raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-    with mistakes(BackendError):
-        traits = load_backend(backend).traits
+    traits = _traits(backend)
     loaded, source = _source(scenario, changes, traits)
     data = options.get("data")
     text = None if data is None else Path(data)
@@ -131,6 +130,11 @@ def run(
         healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
         look_for_remedies=lambda trace: how.remedies(loaded, trace),
     )
+
+
+def _traits(backend: str) -> BackendTraits:
+    with mistakes(BackendError):
+        return load_backend(backend).traits
 
 
 def _source(

@@ -56,7 +56,7 @@ def encode_trace(trace: Trace, profile: Mapping[str, object] | None = None) -> s
 
 
 def decode(text: str) -> Document:
-    """The document that `encode` wrote.
+    """Return the document that `encode` wrote.
 
     Raises:
         DocumentError: `text` is none.
@@ -65,7 +65,7 @@ def decode(text: str) -> Document:
 
 
 def decode_trace(text: str) -> Trace:
-    """The trace that `encode_trace` wrote.
+    """Return the trace that `encode_trace` wrote.
 
     Raises:
         DocumentError: `text` is none.

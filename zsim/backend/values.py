@@ -26,7 +26,7 @@ class Values(Protocol[A]):
     """Memory that can be spoiled, and what operations make of what they read."""
 
     def memory(self, elements: int, dtype: DType) -> A:
-        """New memory, spoiled."""
+        """Return new memory, spoiled."""
         ...
 
     def window(self, memory: A, start: int, size: int) -> A:
@@ -42,7 +42,7 @@ class Values(Protocol[A]):
         ...
 
     def taken(self, window: A) -> A:
-        """A copy."""
+        """Return a copy."""
         ...
 
     def same(self, one: A, other: A) -> bool:
@@ -66,7 +66,7 @@ class Values(Protocol[A]):
         step: int,
         scalars: Mapping[str, float],
     ) -> Sequence[A | None]:
-        """What `operation` writes.
+        """Return what `operation` writes.
 
         Args:
             operation: what runs.
@@ -82,7 +82,7 @@ class Values(Protocol[A]):
         ...
 
     def meet(self, members: Sequence[Communication], sources: Sequence[A]) -> Sequence[A]:
-        """What each member of a communicator gets, in their order.
+        """Return what each member of a communicator gets, in their order.
 
         `members` are what each rank brings, `sources` what each read; a pair is a Send and a
         Receive, and both get what was sent.

@@ -47,7 +47,7 @@ class Cut:
 
 
 def cuts(cluster: Cluster) -> tuple[Cut, ...]:
-    """A cut around one of each kind of group, from a GPU up, and at last the bisection.
+    """Return a cut around one of each kind of group, from a GPU up, and at last the bisection.
 
     Empty for a cluster of one GPU.
     """
@@ -79,7 +79,7 @@ def cuts(cluster: Cluster) -> tuple[Cut, ...]:
 
 
 def bisection(cluster: Cluster) -> Cut:
-    """The cut between the first half of the nodes (of the GPUs, in one node) and the rest."""
+    """Return the cut between the first half of the nodes (in one node: GPUs) and the rest."""
     whole = cluster.gpus_per_node if cluster.nodes > 1 else 1
     gpus = cluster.ranks // whole // 2 * whole
     sent = carried(cluster, gpus)
@@ -87,7 +87,7 @@ def bisection(cluster: Cluster) -> Cut:
 
 
 def narrowest(found: tuple[Cut, ...]) -> Cut:
-    """The cut of `found` with the least for each GPU; of equal ones the first."""
+    """Return the cut of `found` with the least for each GPU; of equal ones the first."""
     return min(found, key=lambda cut: cut.bytes_per_s_per_gpu)
 
 
@@ -125,7 +125,7 @@ class _Parted:
             self._add(("end", edge.source), ("end", edge.target), edge.link.bytes_per_s)
 
     def _key(self, node: int, size: int) -> Vertex:
-        """The class of the group of `size` nodes that `node` is in."""
+        """Return the class of the group of `size` nodes that `node` is in."""
         if self._explicit:
             return (size, node // size)
         nodes, per_node = self._cluster.nodes, self._cluster.gpus_per_node
@@ -163,13 +163,13 @@ class _Parted:
             self._add(below, self._above_nic(node, nic), cluster.nic_link.bytes_per_s * count)
 
     def _above_nic(self, node: int, nic: int) -> Vertex:
-        """What NIC number `nic` of `node` is plugged into."""
+        """Return what NIC number `nic` of `node` is plugged into."""
         if self._explicit:
             return ("end", f"node{node}")
         return self._switch(0, node, nic % self._rails)
 
     def _switch(self, tier: int, node: int, rail: int) -> Vertex:
-        """The switch of a tier above `node`, on a rail; past the last tier the top."""
+        """Return the switch of a tier above `node`, on a rail; past the last tier the top."""
         fabric = self._cluster.fabric
         rail = rail if fabric.kind.has_rails(tier) else 0
         if tier == len(fabric.tiers):
@@ -177,7 +177,7 @@ class _Parted:
         return (tier, self._key(node, fabric.tiers[tier].nodes_below), rail)
 
     def _add_tier(self, number: int) -> None:
-        """The links up from all switches of a tier."""
+        """Add the links up from all switches of a tier."""
         tier = self._cluster.fabric.tiers[number]
         each = self._cluster.uplink_bytes_per_s(number) / self._rails
         for node in range(0, self._cluster.nodes, tier.nodes_below):
@@ -189,14 +189,14 @@ class _Parted:
                 self._add(below, above, each)
 
     def _add(self, one: Vertex, other: Vertex, bytes_per_s: int | Fraction) -> None:
-        """A link between two vertices, beside those that are there."""
+        """Add a link between two vertices, beside those that are there."""
         if self.graph.has_edge(one, other):
             bytes_per_s += self.graph.edges[one, other]["capacity"]
         self.graph.add_edge(one, other, capacity=bytes_per_s)
 
 
 def _explicit_cuts(cluster: Cluster) -> Iterator[Cut]:
-    """The narrowest cuts between any two nodes of an explicit fabric (Gomory and Hu 1961)."""
+    """Yield the narrowest cuts between any two nodes of listed links (Gomory and Hu 1961)."""
     graph: Graph[str] = nx.Graph()
     for edge in edges_in_use(cluster):
         graph.add_edge(edge.source, edge.target, capacity=edge.link.bytes_per_s)

@@ -36,7 +36,7 @@ class Rate:
                 raise ClusterError(f"rate of {self.dtype}: {name} must be more than 0")
 
     def peak_of(self, shape: tuple[int, ...]) -> int:
-        """The peak of products of `shape` (batch, m, n, k); without matrix units the other rate."""
+        """Return the peak of products of `shape` (batch, m, n, k), with matrix units or without."""
         off = any(extent % self.multiple for extent in shape[1:])
         return self.elementwise if off and len(shape) == 4 else self.peak
 
@@ -100,7 +100,7 @@ class Gpu:
             )
 
     def usable_bytes(self, communicators: int) -> int:
-        """What is left for the tensors of a rank that is in so many communicators."""
+        """Return what is left for the tensors of a rank that is in so many communicators."""
         visible = self.memory_bytes if self.visible_bytes is None else self.visible_bytes
         return max(0, visible - self.overheads.total_bytes(communicators))
 
@@ -110,7 +110,7 @@ class Gpu:
         return self.launch if self.kernels is None else self.kernels.launch
 
     def timed_by(self, kernels: KernelProfile) -> "Gpu":
-        """This GPU with fitted constants of its kernels, and of what collectives do to them."""
+        """Return this GPU with fitted constants of its kernels, also beside collectives."""
         beside = kernels.training.beside_collective
         slowdown = Fraction(str(beside)) if beside else self.slowdown_beside_collective
         return replace(self, kernels=kernels, slowdown_beside_collective=slowdown)
@@ -324,7 +324,7 @@ class Cluster:
         return self.nics_per_node * self.nic_link.bytes_per_s
 
     def uplink_bytes_per_s(self, tier: int) -> Fraction:
-        """What a full group of the fabric's tier number `tier` sends up, over all rails."""
+        """Return what a full group of the fabric's tier number `tier` sends up, over all rails."""
         found = Fraction(self.fabric.tiers[tier].nodes_below * self.node_bytes_per_s)
         for each in self.fabric.tiers[: tier + 1]:
             found /= each.oversubscription

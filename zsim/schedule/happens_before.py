@@ -40,12 +40,12 @@ OUTCOMES_MAX = 64
 
 
 def later(one: Clock, other: Clock) -> Clock:
-    """What is known by who knows both."""
+    """Return the element-wise maximum of two vector clocks (join)."""
     return tuple(map(max, one, other))
 
 
 def sooner(one: Clock, other: Clock) -> Clock:
-    """What both know."""
+    """Return the element-wise minimum of two vector clocks (meet)."""
     return tuple(map(min, one, other))
 
 
@@ -77,7 +77,7 @@ class State:
     taken: dict[View, tuple[int, int]] = field(default_factory=dict[View, tuple[int, int]])
 
     def copy(self) -> "State":
-        """The same, to go another way from here."""
+        """Return the same, to go another way from here."""
         return State(self.host, list(self.tails), dict(self.latest), dict(self.taken))
 
 
@@ -106,7 +106,7 @@ class Way:
         return position
 
     def finished(self, number: int) -> Clock | None:
-        """What is known by who knows that operation `number` of a stream has finished."""
+        """Return the clock of who knows that operation `number` of a stream has finished."""
         known = self.known[number]
         if known is None:
             return None
@@ -122,13 +122,13 @@ class Way:
 
 
 def drained(numbered: Numbered) -> Entry:
-    """The entry of setup: there is nothing before it."""
+    """Return the entry of setup: there is nothing before it."""
     nothing = (0,) * len(numbered.streams)
     return Entry(nothing, [nothing] * len(numbered.streams))
 
 
 def unknown(numbered: Numbered) -> Entry:
-    """The entry of a step of whose past only the order of each stream is known."""
+    """Return the entry of a step of whose past only the order of each stream is known."""
     count, length = len(numbered.streams), numbered.length
 
     def alone(stream: int, position: int) -> Clock:
@@ -163,7 +163,7 @@ def outcomes(numbered: Numbered, items: Sequence[int]) -> int:
 
 
 def weaker(one: Entry, other: Entry) -> Entry:
-    """What both claim."""
+    """Return what both claim."""
     return Entry(
         sooner(one.host, other.host),
         list(map(sooner, one.streams, other.streams)),
@@ -262,7 +262,7 @@ class Timeline:
         )
 
     def _act(self, number: int, state: State, way: Way) -> Clock:
-        """An action of the host; what is known after it, as `Way` says."""
+        """Carry out an action of the host; return what is known after it, as `Way` says."""
         numbered = self.numbered
         operation = numbered.operations[number]
         edges = numbered.edges[number]
@@ -281,12 +281,12 @@ class Timeline:
         return state.host
 
     def _host_knows(self, state: State, known: Clock) -> None:
-        """What the host knows holds for everything that it issues from now on."""
+        """Make what the host knows hold for everything that it issues from now on."""
         state.host = known
         state.tails[:] = [later(tail, known) for tail in state.tails]
 
     def _after(self, edges: Iterable[int], known: Clock, way: Way) -> Clock:
-        """What is known once `edges` have finished too."""
+        """Return the clock once `edges` have finished too."""
         streams, positions = self.numbered.stream, self.numbered.position
         for edge in edges:
             clock = way.known[edge]
@@ -361,7 +361,7 @@ ROUNDS_MAX = 12
 
 
 def settled(numbered: Numbered) -> Timeline:
-    """The timeline of a step with all that is known of the steps before it, however many.
+    """Return the timeline of a step with all that is known of the steps before it, however many.
 
     The claim starts with what the first step knows and shrinks to what every step leaves. What
     still shrinks in the third round would do so for ever, and is given up.

@@ -25,7 +25,7 @@ def copied_bytes(copy: Copy, program: Program) -> int:
 
 
 def host_bytes(schedule: Schedule, program: Program) -> HostBytes:
-    """What one rank copies each way in a step; of a branch, the side that updates counts."""
+    """Return what a rank copies each way in a step; of a branch, the side that updates."""
     places = {pool.name: pool.place for pool in schedule.pools}
     moved = {True: 0, False: 0}
     if len(set(places.values())) > 1:

@@ -35,7 +35,7 @@ class FieldError(ValueError):
         self.path: list[str | int] = []
 
     def under(self, key: str | int) -> "FieldError":
-        """This error, seen from the container in which the value stands at `key`."""
+        """Return this error, seen from the container in which the value stands at `key`."""
         self.path.insert(0, key)
         return self
 
@@ -58,7 +58,7 @@ def encode_value(value: object, hint: object) -> object:
 
 
 def decode_value(value: object, hint: object) -> object:
-    """The `hint` that `encode_value` made `value` from.
+    """Return the `hint` that `encode_value` made `value` from.
 
     Raises:
         FieldError: `value` is none; it names the path inside.
@@ -68,7 +68,7 @@ def decode_value(value: object, hint: object) -> object:
 
 @cache
 def codec_of(hint: Hint) -> Codec:
-    """The codec of a type: scalars, enums, dataclasses, tuples and unions of them.
+    """Return the codec of a type: scalars, enums, dataclasses, tuples and unions of them.
 
     Raises:
         TypeError: there is none for such a type.
@@ -101,7 +101,7 @@ def _from_json(kind: Hint, value: object) -> object:
 
 
 def shown(value: object) -> str:
-    """A JSON value as an error names it: short, on one line."""
+    """Return a JSON value as an error names it: short, on one line."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

@@ -100,7 +100,7 @@ class Mesh:
         return prod(self.axis_size(part) for part in self.parts(name))
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """The axes that axis `name` consists of: itself, or those that it joins.
+        """Return the axes that axis `name` consists of: itself, or those that it joins.
 
         Raises:
             MeshError: the mesh has no such axis.
@@ -135,7 +135,7 @@ class Mesh:
         return found
 
     def rank(self, coordinates: Coordinates) -> int:
-        """The rank number at `coordinates`, which name every single axis."""
+        """Return the rank number at `coordinates`, which name every single axis."""
         number = 0
         for axis in self.axes:
             number = number * axis.size + coordinates[axis.name]
@@ -163,7 +163,7 @@ class Mesh:
         return limits
 
     def box_size(self, box: Box) -> int:
-        """Number of ranks in `box`."""
+        """Return the number of ranks in `box`."""
         return prod(len(limit) for limit in self.limits(box).values())
 
     def box_holds(self, box: Box, coordinates: Coordinates) -> bool:

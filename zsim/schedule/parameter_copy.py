@@ -36,7 +36,7 @@ class Rearrangement:
 def rearrangement(
     schedule: Schedule, program: Program, copy: Copy, coordinates: Coordinates
 ) -> Rearrangement:
-    """What `copy`, which is by parameter, does on the rank at `coordinates`.
+    """Return what `copy`, which is by parameter, does on the rank at `coordinates`.
 
     Places are counted in elements from the start of each buffer. Costs as much as there are pieces
     of parameters that lie in one, so it is asked once and kept.

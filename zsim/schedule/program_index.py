@@ -63,7 +63,7 @@ _CODES = {
 
 
 def _both(one: int, other: int) -> int:
-    """What two views of one buffer come to."""
+    """Return what two views of one buffer come to."""
     if one == other:
         return one
     return UPDATE if READ in (one, other) or UPDATE in (one, other) else WHOLE
@@ -194,7 +194,7 @@ class Numbered:
             self.defers = True
 
     def _act(self, number: int, operation: HostAction) -> tuple[int, ...]:
-        """What an action of the host waits for."""
+        """Return what an action of the host waits for."""
         match operation:
             case HostWait(operation=edge):
                 return self._edges(number, (edge,))
@@ -237,14 +237,14 @@ class Numbered:
             history.away = True
 
     def _of(self, buffer: str) -> "History":
-        """The history of `buffer`."""
+        """Return the history of `buffer`."""
         history = self.history.get(buffer)
         if history is None:
             history = self.history[buffer] = History(self.home[buffer], [], bytearray())
         return history
 
     def _enter(self, stream: int, number: int) -> int:
-        """The position of a new entry of `stream`."""
+        """Return the position of a new entry of `stream`."""
         entries = self.entries[stream]
         entries.append(number)
         return len(entries)
@@ -265,12 +265,12 @@ class Numbered:
         return tuple(found)
 
     def _code(self, view: View) -> int:
-        """What writing `view` does to its buffer."""
+        """Return what writing `view` does to its buffer."""
         whole = view.size == self._elements[view.buffer] and view.axis is view.layout is None
         return WHOLE if whole else WRITE
 
     def _computes(self, number: int, compute: Compute) -> Touched:
-        """What a segment does to each buffer; found once for operands that come again."""
+        """Return what a segment does to each buffer; found once for operands that come again."""
         operands = compute.operands
         seen = self._seen.get(id(operands))
         if seen is not None and seen[0].action is compute.action:
@@ -298,7 +298,7 @@ class Numbered:
         return made
 
     def _fill_up(self, compute: Compute, found: dict[str, int]) -> None:
-        """Views that are written together may be the whole buffer; overlaps are a fault."""
+        """Count views that are written together as the whole buffer if they fill it."""
         written: dict[str, int] = {}
         for operand in compute.operands:
             view = operand.view
@@ -309,7 +309,7 @@ class Numbered:
                 found[buffer] = WHOLE
 
     def _move(self, number: int, stream: int, operation: Movement) -> None:
-        """What a copy, a fill or a communication does to its buffers."""
+        """Note what a copy, a fill or a communication does to its buffers."""
         match operation:
             case Copy() | CollectiveOperation():
                 source, target = operation.source.buffer, operation.target.buffer

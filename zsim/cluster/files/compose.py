@@ -23,7 +23,7 @@ Find = Callable[[Part, str], dict[str, Any]]
 
 
 def nothing_ships(part: Part, name: str) -> dict[str, Any]:
-    """A `Find` that finds nothing: for tables that say everything themselves.
+    """Find nothing, as a `Find`: for tables that say everything themselves.
 
     Raises:
         UnknownTopologyError: always.

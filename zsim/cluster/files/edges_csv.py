@@ -19,7 +19,7 @@ from zsim.config_error import line
 
 
 def fabric_from_edges(name: str, text: str) -> dict[str, Any]:
-    """The table of the explicit fabric that the CSV `text` of the file `name` lists.
+    """Return the table of the explicit fabric that the CSV `text` of the file `name` lists.
 
     Raises:
         TopologyError: it is no such list; one line with the number of the line.

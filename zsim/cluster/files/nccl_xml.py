@@ -49,7 +49,7 @@ class _Gpu:
 def node_from_nccl(
     name: str, text: str, gpu_by_device: Callable[[str], str | None]
 ) -> dict[str, Any]:
-    """The table of the node that the XML `text` of the file `name` describes.
+    """Return the table of the node that the XML `text` of the file `name` describes.
 
     `gpu_by_device` names the GPU that ships under a PCI device such as "0x2330".
 
@@ -151,7 +151,7 @@ def _nics(root: Element) -> tuple[int, int, int]:
 
 
 def _pcie(name: str, gpus: list[_Gpu]) -> dict[str, Any] | None:
-    """The PCIe table, where speeds are given and each switch holds as many GPUs."""
+    """Return the PCIe table, where speeds are given and each switch holds as many GPUs."""
     first = gpus[0]
     rate, _, unit = first.speed.partition(" ")
     sharing = set(Counter(gpu.switch for gpu in gpus).values())

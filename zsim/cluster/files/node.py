@@ -78,7 +78,7 @@ class _GpuTable(Table):
     rates: dict[DType, _Rates]
 
     def gpu(self) -> Gpu:
-        """The GPU that the table describes."""
+        """Return the GPU that the table describes."""
         return Gpu(
             name=self.name,
             memory_bytes=self.memory,
@@ -130,7 +130,7 @@ class _HostTable(Table):
     memory_bandwidth_source: str | None = None
 
     def host(self) -> Host:
-        """The host that the table describes."""
+        """Return the host that the table describes."""
         return Host(memory_bytes=self.memory, memory_bytes_per_s=self.memory_bandwidth)
 
 
@@ -144,7 +144,7 @@ class _DrivesTable(Table):
     rates_source: str | None = None
 
     def drives(self) -> Drives:
-        """The drives that the table describes."""
+        """Return the drives that the table describes."""
         return Drives(
             count=self.count,
             capacity_bytes=self.capacity,

@@ -71,7 +71,7 @@ class LinkTable(Table):
     latency_source: str
 
     def link(self) -> Link:
-        """The link that the table describes."""
+        """Return the link that the table describes."""
         return Link(bytes_per_s=self.bandwidth_per_direction, latency_ps=self.latency)
 
 

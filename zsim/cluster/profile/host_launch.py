@@ -113,7 +113,7 @@ def launch_costs(seconds: dict[str, float]) -> LaunchCosts:
 
 
 def seconds_of(costs: LaunchCosts) -> dict[str, float]:
-    """What `launch_costs` makes `costs` from."""
+    """Return what `launch_costs` makes `costs` from."""
     return {
         name.removesuffix("_ps") + "_s": getattr(costs, name) / PICOSECONDS_PER_SECOND
         for name in NAMES

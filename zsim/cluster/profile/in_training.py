@@ -114,12 +114,12 @@ class InTraining:
             )
 
     def constant(self, name: str) -> float:
-        """The constant called `name`."""
+        """Return the constant called `name`."""
         found: float = getattr(self, name)
         return found
 
     def changed(self, name: str, value: float) -> "InTraining":
-        """The same with another value of the constant called `name`."""
+        """Return the same with another value of the constant called `name`."""
         constants = {each: self.constant(each) for each in CONSTANTS} | {name: value}
         return InTraining(
             product=constants["product"],
@@ -132,12 +132,12 @@ class InTraining:
         )
 
     def share(self, kernel: Kernel) -> float:
-        """What the time that `kernel` takes alone is divided by."""
+        """Return what the time that `kernel` takes alone is divided by."""
         return self.constant(share_of(kernel))
 
 
 def share_of(kernel: Kernel) -> str:
-    """The name of the share that `kernel` has."""
+    """Return the name of the share that `kernel` has."""
     if kernel.kind is KernelKind.MATMUL:
         return "product"
     if kernel.kind is KernelKind.ATTENTION and kernel.version == 2:
@@ -187,7 +187,7 @@ def _span_line(name: str, span: Span) -> str:
 
 
 def parse(table: Mapping[str, object]) -> InTraining:
-    """What `text` wrote, read as a table.
+    """Return what `text` wrote, read as a table.
 
     Raises:
         InTrainingError: a key is missing, unknown or of the wrong kind.

@@ -123,7 +123,7 @@ class FittedKernels:
 
 
 def text(fitted: FittedKernels) -> str:
-    """The file, in TOML."""
+    """Return the file, in TOML."""
     lines = [
         "# Written by `zsim calibrate --from DIR`. Do not edit: calibrate again.",
         f'gpu = "{fitted.gpu}"',
@@ -160,7 +160,7 @@ def _flash2_text(published: Flash2 | None) -> list[str]:
 
 
 def parse(name: str, table: Mapping[str, object]) -> FittedKernels:
-    """What a file that was read as `table` says; `name` is for messages.
+    """Return what a file that was read as `table` says; `name` is for messages.
 
     Raises:
         KernelProfileError: a key is missing, unknown or of the wrong kind.
