@@ -44,19 +44,21 @@ class Footprint:
 
     Attributes:
         allocated_bytes: largest book.
+        needed_bytes: the least that it holds at its peak, however long its host waits.
         reserved_bytes: the most that the allocator takes; after a lack it takes no more.
         usable_bytes: what there is for it; 0 if that is not known.
         lack: the first rank's and pool's that does not suffice, host memory among them.
     """
 
     allocated_bytes: int
+    needed_bytes: int
     reserved_bytes: int
     usable_bytes: int
     lack: Lack | None
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has what it reserves."""
+        """Return whether every rank goes on, waits for memory included."""
         return self.lack is None
 
 
@@ -82,7 +84,11 @@ def footprint(job: Job) -> Footprint:
                 continue
             found = lack(program, each.shortage, each.capacity_bytes)
     return Footprint(
-        allocated_bytes=allocated, reserved_bytes=reserved, usable_bytes=usable, lack=found
+        allocated_bytes=allocated,
+        needed_bytes=allocated,
+        reserved_bytes=reserved,
+        usable_bytes=usable,
+        lack=found,
     )
 
 
@@ -91,6 +97,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
     found = summary(job, trace)
     return Footprint(
         allocated_bytes=found.peak_allocated_bytes,
+        needed_bytes=found.needed_bytes,
         reserved_bytes=found.peak_reserved_bytes,
         usable_bytes=found.usable_bytes,
         lack=lack_of_run(job.schedule, trace),
@@ -117,6 +124,7 @@ def states_alone(job: Job) -> Footprint:
     all_of_it = Shortage(operation="", needed_bytes=total, alive=tuple(states.items()))
     return Footprint(
         allocated_bytes=total,
+        needed_bytes=total,
         reserved_bytes=total,
         usable_bytes=capacity_bytes,
         lack=lack(program, all_of_it, capacity_bytes) if total > capacity_bytes else None,

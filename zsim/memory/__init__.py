@@ -1,7 +1,8 @@
 """Memory: the book of what hosts allocate and free, its peak, and PyTorch's caching allocator."""
 
-from zsim.memory.ledger import Returns, WorstCase, book
+from zsim.memory.ledger import AtOnce, Returns, WorstCase, book, needed_bytes
 from zsim.memory.peak import Peak, peak, peak_bytes, pools, witness
+from zsim.memory.rank_memory import MemoryWait, Pending, RankMemory
 from zsim.memory.reserved import (
     capacity_bytes,
     communicators,
@@ -14,8 +15,12 @@ from zsim.memory.reserved import (
 from zsim.memory.service import Deferred
 
 __all__ = [
+    "AtOnce",
     "Deferred",
+    "MemoryWait",
     "Peak",
+    "Pending",
+    "RankMemory",
     "Returns",
     "WorstCase",
     "book",
@@ -24,6 +29,7 @@ __all__ = [
     "deferred_frees",
     "defers",
     "handed_out",
+    "needed_bytes",
     "peak",
     "peak_bytes",
     "pools",

@@ -9,6 +9,7 @@ rounding and fragmentation are for `zsim.memory.caching`.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from zsim.memory.peak import peak_bytes
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP, issued
 from zsim.schedule.operation import (
     Allocate,
@@ -68,10 +69,10 @@ def book(
                 continue
         if isinstance(operation, Allocate):
             buffer = by_name[operation.buffer]
-            entries.append(_entry(operation.id, step, buffer, buffer.size_bytes))
+            entries.append(entry_of(operation.id, step, buffer, buffer.size_bytes))
         elif isinstance(operation, Free):
             buffer = by_name[operation.buffer]
-            entries.append(_entry(operation.id, step, buffer, -buffer.size_bytes))
+            entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
     return tuple(entries)
 
 
@@ -89,13 +90,14 @@ def _return(
     for when, free in pending[begin:]:
         if judge.over(when, free):
             buffer = program.by_name[free.buffer]
-            yield _entry(allocate.id, step, buffer, -buffer.size_bytes)
+            yield entry_of(allocate.id, step, buffer, -buffer.size_bytes)
         else:
             still.append((when, free))
     pending[:] = still
 
 
-def _entry(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
+def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
+    """Return a line of the book."""
     return BookEntry(
         operation=operation,
         step=step,
@@ -104,6 +106,23 @@ def _entry(operation: str, step: int, buffer: Buffer, change_bytes: int) -> Book
         kind=buffer.kind,
         change_bytes=change_bytes,
     )
+
+
+class AtOnce:
+    """Deferred frees return at the next allocation: the host waits for their uses before it."""
+
+    def issue(self, step: int, operation: Operation) -> None:
+        """The host issues `operation`."""
+
+    def over(self, step: int, free: Free) -> bool:
+        """Return that the uses are over."""
+        del step, free
+        return True
+
+
+def needed_bytes(program: Program, pool: str, overflow_steps: frozenset[int] = NO_OVERFLOW) -> int:
+    """Return the least that a rank holds of a pool at its peak, however long its host waits."""
+    return peak_bytes(book(program, 2, overflow_steps, AtOnce()), pool)
 
 
 class WorstCase:

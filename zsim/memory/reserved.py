@@ -7,7 +7,6 @@ for all uses before it gives up, as in PyTorch.
 
 from dataclasses import replace
 from itertools import accumulate, takewhile
-from typing import assert_never
 
 from zsim.cluster.cluster import Cluster
 from zsim.memory.caching import UNLIMITED, CachingAllocator
@@ -82,29 +81,33 @@ def reserve(
 
     Without `deferred`, such a block is freed where the book gives it back.
     """
-    match pool.discipline:
-        case Discipline.EXACT:
-            return _exact(entries, pool.name, capacity_bytes)
-        case Discipline.CACHING:
-            allocator = CachingAllocator(capacity_bytes=capacity_bytes)
-        case Discipline.EXPANDABLE:
-            allocator = ExpandableAllocator(capacity_bytes=capacity_bytes)
-        case _:
-            assert_never(pool.discipline)
+    if pool.discipline is Discipline.EXACT:
+        return _exact(entries, pool.name, capacity_bytes)
+    service = Service(allocator_of(pool, capacity_bytes), program, pool.name)
     own = [entry for entry in entries if entry.pool == pool.name]
-    service = Service(allocator, program, pool.name)
     course = tuple(service.course(entries, deferred))
     shortage: Shortage | None = None
     if len(course) < len(own):
         refused = own[len(course)]
         shortage = Shortage(
             operation=refused.operation,
-            needed_bytes=allocator.reserved_bytes + allocator.growth_bytes(service.refused_bytes),
+            needed_bytes=service.needed_bytes,
             alive=witness(own[: len(course) + 1], pool.name, UNLIMITED).alive,
         )
     return Reservation(
-        pool=pool.name, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+        pool=pool.name,
+        capacity_bytes=capacity_bytes,
+        course_bytes=course,
+        shortage=shortage,
+        waits=service.waits,
     )
+
+
+def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator:
+    """Return the allocator that hands out a pool, which is not exact."""
+    if pool.discipline is Discipline.EXPANDABLE:
+        return ExpandableAllocator(capacity_bytes=capacity_bytes)
+    return CachingAllocator(capacity_bytes=capacity_bytes)
 
 
 def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:
