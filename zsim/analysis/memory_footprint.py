@@ -72,7 +72,7 @@ def footprint(job: Job) -> Footprint:
     if depends_on_time(schedule):
         raise DependsOnTimeError("frees are deferred: memory depends on when their uses end")
     device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
-    allocated = reserved = usable = 0
+    allocated = needed = reserved = usable = 0
     found: Lack | None = None
     for program in schedule.programs:
         entries = book(program, job.steps)
@@ -80,12 +80,14 @@ def footprint(job: Job) -> Footprint:
         for each in reservations(schedule, program, entries, job.cluster):
             if each.pool in device and each.peak_bytes >= reserved:
                 reserved, usable = each.peak_bytes, each.capacity_bytes or 0
+            if each.pool in device:
+                needed = max(needed, each.needed_bytes)
             if each.shortage is None or each.capacity_bytes is None or found is not None:
                 continue
             found = lack(program, each.shortage, each.capacity_bytes)
     return Footprint(
         allocated_bytes=allocated,
-        needed_bytes=allocated,
+        needed_bytes=needed,
         reserved_bytes=reserved,
         usable_bytes=usable,
         lack=found,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
 from zsim.dtype import DType
-from zsim.memory import Peak, defers, needed_bytes, peak, peak_bytes, reservations
+from zsim.memory import Peak, peak, peak_bytes, reservations
 from zsim.model.kernel import Kernel
 from zsim.schedule.operation import Action, Communication, Compute, Together
 from zsim.schedule.schedule import Kind, Place, Program
@@ -46,7 +46,7 @@ class Summary:
         peak_allocated_bytes: largest book of a rank in device memory.
         memory_by_kind: what was booked then, by kind.
         needed_bytes: the least that a rank holds of device memory at its peak, however long its
-            host waits for memory to come back; what an allocator rounds up or caches is on top.
+            host waits for memory to come back; what an allocator caches is on top.
         peak_reserved_bytes: the most that a rank reserves of device memory: with PyTorch's caching
             allocator, what is rounded up, split off or kept for another stream counts too. Where
             the rank runs out of memory, only what it had reserved until then.
@@ -200,7 +200,7 @@ def room(job: Job, trace: Trace) -> Room:
         full_at=None if full is None else full.operation,
         peak_host_bytes=_on_node(job, trace),
         reserved_is_known=all(each.shortage is None for each in reservations_made),
-        needed_bytes=_needed(job, largest.bytes),
+        needed_bytes=max(each.needed_bytes for each in reservations_made),
     )
 
 
@@ -281,14 +281,6 @@ def _largest(job: Job, trace: Trace) -> Peak:
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
     return max(peaks, key=lambda each: each.bytes)
-
-
-def _needed(job: Job, allocated_bytes: int) -> int:
-    """Return what the rank that needs most needs: all of its book, where no free is deferred."""
-    if not any(defers(program) for program in job.schedule.programs):
-        return allocated_bytes
-    device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
-    return max(needed_bytes(each, pool) for each in job.schedule.programs for pool in device)
 
 
 def _on_node(job: Job, trace: Trace) -> int:

@@ -1,6 +1,6 @@
 """Memory: the book of what hosts allocate and free, its peak, and PyTorch's caching allocator."""
 
-from zsim.memory.ledger import AtOnce, Returns, WorstCase, book, needed_bytes
+from zsim.memory.ledger import AtOnce, Returns, WorstCase, book
 from zsim.memory.peak import Peak, peak, peak_bytes, pools, witness
 from zsim.memory.rank_memory import MemoryWait, Pending, RankMemory
 from zsim.memory.reserved import (
@@ -9,6 +9,7 @@ from zsim.memory.reserved import (
     deferred_frees,
     defers,
     handed_out,
+    needed_bytes,
     reservations,
     reserve,
 )

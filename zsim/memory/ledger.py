@@ -9,7 +9,6 @@ rounding and fragmentation are for `zsim.memory.caching`.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from zsim.memory.peak import peak_bytes
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP, issued
 from zsim.schedule.operation import (
     Allocate,
@@ -118,11 +117,6 @@ class AtOnce:
         """Return that the uses are over."""
         del step, free
         return True
-
-
-def needed_bytes(program: Program, pool: str, overflow_steps: frozenset[int] = NO_OVERFLOW) -> int:
-    """Return the least that a rank holds of a pool at its peak, however long its host waits."""
-    return peak_bytes(book(program, 2, overflow_steps, AtOnce()), pool)
 
 
 class WorstCase:

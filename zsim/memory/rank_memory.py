@@ -17,7 +17,7 @@ from zsim.cluster.cluster import Cluster
 from zsim.memory.caching import UNLIMITED
 from zsim.memory.ledger import entry_of
 from zsim.memory.peak import witness
-from zsim.memory.reserved import allocator_of, capacity_bytes
+from zsim.memory.reserved import allocator_of, capacity_bytes, needed_bytes
 from zsim.memory.service import ExactMemory, Service
 from zsim.schedule.operation import Allocate, Free, FreeMode
 from zsim.schedule.schedule import Buffer, Discipline, Pool, Program, Schedule
@@ -129,6 +129,7 @@ class _PoolMemory:
 
     def __init__(self, pool: Pool, program: Program, capacity: int | None) -> None:
         self.pool = pool.name
+        self._pool, self._program = pool, program
         self.capacity_bytes = capacity
         self.course: list[int] = []
         self.shortage: Shortage | None = None
@@ -146,4 +147,10 @@ class _PoolMemory:
             course_bytes=tuple(self.course),
             shortage=self.shortage,
             waits=self.served.waits,
+            needed_bytes=self._needed_bytes(),
         )
+
+    def _needed_bytes(self) -> int:
+        if self.shortage is None:
+            return self.served.allocated_bytes
+        return needed_bytes(self._program, self._pool)

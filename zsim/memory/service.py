@@ -49,6 +49,11 @@ class Service:
         """Return what the device would have to have for the request that could not be served."""
         return self.reserved_bytes + self._allocator.growth_bytes(self.refused_bytes)
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Return the most that was allocated, without what waits for the uses of its free."""
+        return self._allocator.journal.peak_allocated_bytes
+
     def synchronized_streams(self) -> frozenset[str] | None:
         """Return the streams that the host has waited for since asked last; None is all of them."""
         return self._allocator.synchronized_streams()
@@ -153,7 +158,7 @@ class ExactMemory:
     """Serves a pool that reserves what is booked; the same methods as `Service`."""
 
     def __init__(self, capacity_bytes: int | None, program: Program) -> None:
-        self.reserved_bytes = self.needed_bytes = self.waits = 0
+        self.reserved_bytes = self.needed_bytes = self.allocated_bytes = self.waits = 0
         self._capacity_bytes = UNLIMITED if capacity_bytes is None else capacity_bytes
         self._sizes = {buffer.name: buffer.size_bytes for buffer in program.buffers}
         self._deferred: Counter[str] = Counter()
@@ -173,6 +178,8 @@ class ExactMemory:
         if self.needed_bytes > self._capacity_bytes:
             return False
         self.reserved_bytes = self.needed_bytes
+        pending = sum(count * self._sizes[name] for name, count in self._deferred.items())
+        self.allocated_bytes = max(self.allocated_bytes, self.reserved_bytes - pending)
         return True
 
     def give(self, name: str) -> None:

@@ -76,6 +76,7 @@ class Reservation:
         course_bytes: what it has after each line of the book that is of this pool. What of it no
             line has booked is rounded up, split off, or cached. After a shortage nothing is served.
         shortage: the first line for which there was no memory.
+        needed_bytes: the least that the rank holds at its peak, however long its host waits.
         waits: how often the host waited until memory came back. A run that knows nothing of it is
             too fast.
     """
@@ -84,6 +85,7 @@ class Reservation:
     capacity_bytes: int | None
     course_bytes: tuple[int, ...]
     shortage: Shortage | None = None
+    needed_bytes: int = 0
     waits: int = 0
 
     @property

@@ -154,7 +154,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
 ) -> None:
     model, strategy = drawn
     schedule = exact(model, strategy)
-    needed = max(needed_bytes(each, "device") for each in schedule.programs)
+    needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
     most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
     sizes = sorted({needed, most, *(needed + int((most - needed) * part) for part in parts)})
     took: list[float] = []
@@ -193,7 +193,7 @@ def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
 ) -> None:
     model, strategy = drawn
     schedule = exact(model, strategy)
-    needed = max(needed_bytes(each, "device") for each in schedule.programs)
+    needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
     most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
     assume(needed < most)
     on = cluster(needed + int((most - needed) * part), ranks=64)
