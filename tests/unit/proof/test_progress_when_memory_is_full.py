@@ -46,7 +46,7 @@ def crossing(*, in_order: bool) -> Schedule:
         for buffer in buffers.values():
             part.step.fill(f"{buffer.name}/fill", buffer.all, 0.0)
         part.step.free(small)
-        first, second = order
+        first, second = order[0], order[1]
         _sum(part, first, groups, buffers)
         part.step.allocate(large)
         part.step.fill("large", large.all, 0.0)
