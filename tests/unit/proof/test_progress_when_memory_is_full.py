@@ -21,7 +21,7 @@ from zsim.schedule.operation import FreeMode
 from zsim.schedule.schedule import Discipline, Pool, Schedule
 from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
-from zsim_des.worst_case import WorstCases
+from zsim_des.engine.worst_case import WorstCases
 
 MIB = 2**20
 ORDER = ("matching", "progress", "order across communicators")
