@@ -87,18 +87,15 @@ class Service:
         self._alive.setdefault(buffer.name, deque()).append(group)
         course = buffer.course
         size = self._rest.get(buffer.name, 0 if course is not None else buffer.size_bytes)
-        before = self._given_back
+        allocator = self._allocator
+        before = allocator.device_frees + allocator.synchronizations
         if size and not self._allocate(group, buffer.name, size, buffer.home):
             return False
         if course is not None and not self._run(buffer.name, course, buffer.home):
             return False
-        self.waits += self._given_back > before
+        # Memory went back to the device, or the host waited for streams so that it might.
+        self.waits += allocator.device_frees + allocator.synchronizations > before
         return True
-
-    @property
-    def _given_back(self) -> int:
-        """Return how often the allocator gave memory back to the device, or waited to do so."""
-        return self._allocator.device_frees + self._allocator.synchronizations
 
     def _allocate(self, group: list[str], name: str, size: int, stream: str) -> bool:
         self._count += 1

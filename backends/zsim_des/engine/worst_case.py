@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from zsim.backend.backend import Job
-from zsim.memory import book, capacity_bytes, deferred_frees, defers, reservations
+from zsim.memory import Deferred, book, capacity_bytes, deferred_frees, defers, reservations
 from zsim.schedule.schedule import Program
 from zsim.trace.trace import BookEntry, Reservation
 
@@ -28,41 +28,53 @@ class WorstCase:
 
 
 class WorstCases:
-    """Worst cases of the roles of one schedule, each kept for the next job that has the same."""
+    """Worst cases of the roles of one schedule, kept while jobs have as much memory."""
 
     def __init__(self, overflow_steps: frozenset[int]) -> None:
         self._overflow_steps = overflow_steps
-        self._kept: dict[str, tuple[object, WorstCase]] = {}
+        self._key: object = None
+        self._kept: dict[str, WorstCase] = {}
+        self._may_wait: bool | None = None
 
     def may_wait(self, job: Job) -> bool:
         """Return whether some host may have to wait for memory."""
-        programs = job.schedule.programs
-        return any(_is_limited(job, each) for each in programs) and any(
-            self.of(job, program).may_wait for program in programs
-        )
+        self._keep(job)
+        if self._may_wait is None:
+            self._may_wait = _is_limited(job) and any(
+                self.of(job, program).may_wait for program in job.schedule.programs
+            )
+        return self._may_wait
 
     def of(self, job: Job, program: Program) -> WorstCase:
         """Return the worst case of a role."""
-        schedule, cluster = job.schedule, job.cluster
-        limits = [capacity_bytes(pool, schedule, program, cluster) for pool in schedule.pools]
-        key = (job.steps, *limits)
-        kept = self._kept.get(program.role)
-        if kept is not None and kept[0] == key:
-            return kept[1]
+        self._keep(job)
+        found = self._kept.get(program.role)
+        if found is None:
+            found = self._kept[program.role] = self._made(job, program)
+        return found
+
+    def _keep(self, job: Job) -> None:
+        """Drop what is kept of jobs with other memory."""
+        cluster = job.cluster
+        key = (job.steps, cluster.gpu, cluster.host, cluster.gpus_per_node)
+        if key != self._key:
+            self._key, self._may_wait = key, None
+            self._kept.clear()
+
+    def _made(self, job: Job, program: Program) -> WorstCase:
         entries = book(program, job.steps, self._overflow_steps)
-        deferring = defers(program)
-        late = (
-            deferred_frees(program, entries, job.steps, self._overflow_steps) if deferring else ()
-        )
-        reserved = reservations(schedule, program, entries, cluster, deferred=late)
-        made = WorstCase(entries, reserved, deferring)
-        self._kept[program.role] = key, made
-        return made
+        is_late = defers(program)
+        late: Deferred = ()
+        if is_late:
+            late = deferred_frees(program, entries, job.steps, self._overflow_steps)
+        reserved = reservations(job.schedule, program, entries, job.cluster, deferred=late)
+        return WorstCase(entries, reserved, is_late)
 
 
-def _is_limited(job: Job, program: Program) -> bool:
+def _is_limited(job: Job) -> bool:
     """Return whether some pool has a capacity that is known."""
-    found = (
-        capacity_bytes(pool, job.schedule, program, job.cluster) for pool in job.schedule.pools
+    return any(
+        capacity_bytes(pool, job.schedule, program, job.cluster) is not None
+        for program in job.schedule.programs
+        for pool in job.schedule.pools
     )
-    return any(each is not None for each in found)
