@@ -12,7 +12,9 @@ Memory depends on when a run was made. Until pull request 391 (12 June 2024, "de
 3.9G memory") the loop held the logits, which the model returned in fp32, while backward ran. Later
 its script (`run_llama_train.sh`, `run_train.sh`) set `expandable_segments:True`: it did before
 train.py moved into a package, and logs of March 2025 show it (issue 929). When it began to is not
-known; runs of December 2024 are taken to have it.
+known; runs of December 2024 are taken to have it. Since pull request
+1033 (2 April 2025) the loss is compiled where blocks are: one kernel reads the logits, and keeps
+them as they are. The chunked loss is that of pull request 996.
 """
 
 from collections.abc import Mapping
@@ -49,6 +51,9 @@ FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 row
 FIRST_HALF_OF_2024 = ("83c879f18763", "40f8fd007957")
 """Commits whose messages publish runs of before that pull request: of March and of 5 June 2024."""
 
+LOSS_IS_COMPILED = ("d66b72a6ac57", "d9bdfbb20695")
+"""Commits whose messages publish runs of September 2025 or later."""
+
 RESHARD = {"always": True, "default": True, "": True, "never": False}
 """By the first word. The last block is not resharded by default, which is not told apart."""
 
@@ -80,9 +85,6 @@ class _Row(RunRow):
         node, profile = word("gpu", " ".join(self.gpu.split()[:2]), SYSTEMS)
         if self.pp != 1:
             raise NotModelledError("pipeline parallel")
-        if self.technique.startswith("chunked"):
-            reason = "logits are never there as a whole"
-            raise NotModelledError(f"technique {self.technique!r}: {reason}")
         early = self.source.endswith(FIRST_HALF_OF_2024)
         return {
             "title": self.model,
@@ -99,10 +101,16 @@ class _Row(RunRow):
             },
             "zero": self._runtime(),
             "activations": {"checkpointing": self._checkpointing(), "early_stop": True},
-            "train": self._train() | {"holds_logits": early},
+            "train": self._train() | {"holds_logits": early, "loss": self._loss()},
             "compute": {"profile": profile},
             "network": {"profile": NETWORKS.get(node, "h100")},
         }
+
+    def _loss(self) -> str:
+        if self.technique.startswith("chunked"):
+            return "chunked"
+        compiled = self.compile is True and self.source.endswith(LOSS_IS_COMPILED)
+        return "fused" if compiled else "torch"
 
     def _train(self) -> dict[str, object]:
         train: dict[str, object] = {

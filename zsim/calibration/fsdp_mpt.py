@@ -1,7 +1,8 @@
 """Throughput of MPT models under PyTorch's first FSDP, as MosaicML's llm-foundry published it.
 
 What the rows do not say is in the scripts and configurations of that repository: learned positions,
-biases, tied embeddings, flash attention in Triton, gradients clipped at a norm of 1, AdamW. FSDP's
+biases, tied embeddings, flash attention in Triton, gradients clipped at a norm of 1, AdamW. The
+loss is flash-attention's (`modeling_mpt`: `loss_fn` is `fused_crossentropy` by default). FSDP's
 units are whole blocks and the root. Precision DEFAULT reduces in fp32, PURE in bf16 (Composer's
 documentation of `fsdp_config.mixed_precision`). A100 nodes have eight NICs of 200 Gb/s (RoCE);
 those of H100 are not published, and taken to be InfiniBand's 400 Gb/s.
@@ -86,6 +87,7 @@ class _Row(RunRow):
                 "gradient_accumulation_steps": self.grad_accum,
                 "precision": "bf16",
                 "clip_norm": 1.0,
+                "loss": "fused",
             },
             "compute": {"profile": profile},
             "network": {"profile": profile},

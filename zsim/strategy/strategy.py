@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from zsim.dtype import DType
-from zsim.strategy.execution import PLAIN, Execution
+from zsim.strategy.execution import PLAIN, Execution, Loss
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -278,6 +278,9 @@ class Strategy:
             raise StrategyError(
                 f"stage: {self.stage} must be {allowed} for {type(runtime).__name__}"
             )
+        if runtime.in_place_loss and self.execution.loss is not Loss.TORCH:
+            name = type(runtime).__name__
+            raise StrategyError(f"loss: {self.execution.loss} must be torch for {name}")
         if not runtime.has_replicas and self.replicate > 1:
             name = type(runtime).__name__
             raise StrategyError(f"replicate: {self.replicate} is not modelled for {name}")

@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
     rows = [MPT, MPT | {"seq_len_tokens": 256}, MPT | {"precision": "amp_fp8"}]
     written(tmp_path, "fsdp_mpt_training_runs", rows)
     one = {"technique": "FSDP1"}, {"cp": 2, "dp_shard": 4, "precision": "float8 rowwise"}
-    rows = [LLAMA, LLAMA | one[0], LLAMA | one[1], LLAMA | {"technique": "chunked cross entropy"}]
+    rows = [LLAMA, LLAMA | one[0], LLAMA | one[1], LLAMA | {"pp": 2}]
     written(tmp_path, "fsdp2_llama_training_runs", rows)
     return tmp_path
 
@@ -113,7 +113,7 @@ def test_predictions_stand_beside_published_runs(
     printed = capsys.readouterr().out
     assert printed.endswith("not read, of a form that is not known: of_adapters.csv\n")
     assert "fsdp2_llama_training_runs: 3 of 4 rows are modelled" in printed
-    assert "not line 5: technique 'chunked cross entropy'" in printed
+    assert "not line 5: pipeline parallel" in printed
     assert "fsdp_mpt" not in printed  # no row has a peak
 
 
