@@ -10,14 +10,13 @@ those of H100 are not published, and taken to be InfiniBand's 400 Gb/s.
 
 from collections.abc import Mapping
 
+from zsim.calibration.hardware import gpu_in, memory_gb_in
 from zsim.calibration.runs import RunRow, Table
 from zsim.calibration.table import NotModelledError, Whole, word
 
-SYSTEMS = {
-    "a100_80gb": ("dgx_a100_infiniband", "a100"),
-    "h100_80gb": ("dgx_h100_infiniband", "h100"),
-}
-"""Topology and profiles of each kind of GPU."""
+SYSTEMS = {"a100": "dgx_a100_infiniband", "h100": "dgx_h100_infiniband"}
+"""Topology of each kind of GPU, which is also the name of its profiles."""
+MEMORY_GB = 80
 
 GPUS_PER_NODE = 8
 
@@ -46,7 +45,10 @@ class _Row(RunRow):
     grad_accum: Whole
 
     def scenario(self) -> Mapping[str, object]:
-        topology, profile = word("gpu", self.gpu, SYSTEMS)
+        profile = gpu_in(self.gpu)
+        if profile not in SYSTEMS or memory_gb_in(self.gpu) not in {MEMORY_GB, None}:
+            raise NotModelledError(f"gpu {self.gpu!r} is not one of {' or '.join(SYSTEMS)} 80 GB")
+        topology = SYSTEMS[profile]
         if self.precision not in HALF:
             raise NotModelledError(
                 f"precision {self.precision!r}: products in fp8 are not modelled"

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from zsim.calibration.measured import Measurement
+from zsim.calibration.table import Unmodelled
 from zsim.calibration.validate import SIZE_CLASSES, Verdict, verdict
 from zsim.cli.answer import print_json
 from zsim.cli.errors import errors_cells, errors_object
@@ -19,18 +21,25 @@ def validate_network(folder: Path, *, as_json: bool) -> None:
         MistakeError: there is nothing to read.
     """
     profiles = network_profiles()
-    verdicts = [
-        verdict(name, found, left, profiles) for name, (found, left) in measurements(folder).items()
-    ]
+    verdicts = network_verdicts(measurements(folder), profiles)
     if as_json:
-        files = {each.file: _object(each) for each in verdicts}
+        files = {each.file: network_object(each) for each in verdicts}
         print_json({"files": files, "held_out": _held_out(profiles)})
     else:
-        _print(verdicts)
+        print_network(verdicts)
         _print_held_out(profiles)
 
 
-def _object(found: Verdict) -> dict[str, object]:
+def network_verdicts(
+    tables: Mapping[str, tuple[Sequence[Measurement], Sequence[Unmodelled]]],
+    profiles: Mapping[str, Profiles],
+) -> list[Verdict]:
+    """Judge every table of collectives."""
+    return [verdict(name, found, left, profiles) for name, (found, left) in tables.items()]
+
+
+def network_object(found: Verdict) -> dict[str, object]:
+    """Return what `--json` says of a table of collectives."""
     errors = found.errors
     result: dict[str, object] = {
         "rows": found.rows,
@@ -51,7 +60,8 @@ def _object(found: Verdict) -> dict[str, object]:
     return result
 
 
-def _print(verdicts: Sequence[Verdict]) -> None:
+def print_network(verdicts: Sequence[Verdict]) -> None:
+    """Print the errors of tables of collectives, and the rows that are not modelled."""
     from rich.console import Console
     from rich.table import Table
 

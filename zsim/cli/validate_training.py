@@ -146,8 +146,9 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         table.add_column(name, justify="right")
     for found in verdicts:
         table.add_row(found.file, "all sweeps", "", *errors_cells(found.all))
-        table.add_row("", "sweeps that may be fitted", "", *errors_cells(found.fitted))
-        table.add_row("", "sweeps that judge", "all", *errors_cells(found.judged))
+        if not found.whole:
+            table.add_row("", "sweeps that may be fitted", "", *errors_cells(found.fitted))
+            table.add_row("", "sweeps that judge", "all", *errors_cells(found.judged))
         for name, errors in (*found.by_hardware.items(), *found.by_part.items()):
             table.add_row("", "", name, *errors_cells(errors))
     Console(width=120, highlight=False).print(table)
@@ -159,15 +160,17 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         if found.worst:
             print("  furthest off:")
         for each in found.worst:
-            print(f"    {_line(found.quantity, each)}")
+            print(f"    {_line(found, each)}")
 
 
-def _line(quantity: Quantity, each: Comparison) -> str:
+def _line(found: Verdict, each: Comparison) -> str:
     run = each.run
-    if quantity is Quantity.STEP_TIME:
+    if found.quantity is Quantity.STEP_TIME:
         given, said = format_seconds(each.published), format_seconds(each.predicted)
     else:
         given, said = format_bytes(round(each.published)), format_bytes(round(each.predicted))
-    part = "judges" if run.judged else "may be fitted"
-    where = f"line {run.line} ({run.hardware}, {run.model}, {run.sequence_length} tokens, {part})"
+    words = [run.hardware, run.model, f"{run.sequence_length} tokens"]
+    if not found.whole:
+        words.append("judges" if run.judged else "may be fitted")
+    where = f"line {run.line} ({', '.join(words)})"
     return f"{where}: published {given}, predicted {said}, {each.off:+.1%}"

@@ -13,11 +13,17 @@ KINDS = (NETWORK, TRAINING, MEMORY, PAPER)
 
 
 def validate(
-    what: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.")],
+    what: Annotated[
+        str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.", show_default=False)
+    ] = "",
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of published tables, in CSV; all but paper."),
     ] = None,
+    all_rows: Annotated[
+        bool,
+        typer.Option("--all-rows", help="Judge every row of all tables; none was fitted."),
+    ] = False,
     json: Json = False,
     picture: Annotated[
         Path | None,
@@ -25,7 +31,17 @@ def validate(
     ] = None,
 ) -> Code:
     """What is predicted beside what was published, with errors."""
-    if what == PAPER:
+    if all_rows:
+        from zsim.cli.validate_all import validate_all
+
+        if what:
+            raise MistakeError(f"--all-rows: judges all tables, not {what} alone")
+        if data is None:
+            raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
+        if picture is not None:
+            raise MistakeError(f"--picture: {picture}: is for {TRAINING} and {MEMORY}")
+        validate_all(data, as_json=json)
+    elif what == PAPER:
         from zsim.cli.validate_paper import validate_paper
 
         if data is not None:
