@@ -93,7 +93,10 @@ class _Row(RunRow):
         return (ALL_REDUCE, KEPT, AGAIN) if self.model == SMALLEST else (KEPT, AGAIN)
 
     def scenario(self) -> dict[str, Any]:
-        node, fabric, kernels, network = word("gpu", gpu_in(self.gpu), HARDWARE)
+        kind = gpu_in(self.gpu)
+        if kind not in HARDWARE:
+            raise NotModelledError(f"gpu {self.gpu!r} is not one of {', '.join(HARDWARE)}")
+        node, fabric, kernels, network = HARDWARE[kind]
         if self.dp * self.micro_batch_seqs * self.grad_accum != self.global_batch_seqs:
             raise NotModelledError("dp x micro_batch_seqs x grad_accum is not global_batch_seqs")
         return {

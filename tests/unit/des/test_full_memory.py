@@ -10,6 +10,7 @@ from drawn_emulated import emulated_jobs, pipelined_jobs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import zsim
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
@@ -144,6 +145,39 @@ clusters = st.builds(
     slowdown=st.sampled_from([Fraction(1), Fraction(3, 2)]),
     ranks=st.just(64),
 )
+
+
+def step_ms(gigabytes: float, **changes: object) -> float | None:
+    """Milliseconds of a step of Llama 2 7B with so much memory for each rank; None: it fails."""
+    given = {"cluster.gpu_memory": f"{gigabytes} GB", **changes}
+    found = zsim.run("llama2_7b", given)
+    return found.step_time_s * 1e3 if found.fits else None
+
+
+@pytest.mark.parametrize("allocator", ["caching", "expandable"])
+def test_a_host_that_runs_ahead_pays_for_memory_that_is_full(allocator: str) -> None:
+    changes = {
+        "zero.emulate": "fsdp1",
+        "zero.fsdp1.limit_all_gathers": False,
+        "cluster.allocator": allocator,
+    }
+    took = [step_ms(gigabytes, **changes) for gigabytes in (6, 6.5, 8, 20, 2000)]
+    assert took[0] is None
+    times = [each for each in took if each is not None]
+    assert len(times) == 4
+    assert all(less >= more * 0.99 for less, more in pairwise(times))
+    assert times[0] > times[-1] * 1.05
+
+
+def test_limits_of_deepspeed_count_where_memory_is_full() -> None:
+    def took(gigabytes: float, live: int) -> float | None:
+        limit = {"zero.deepspeed.stage3_max_live_parameters": live}
+        return step_ms(gigabytes, **{"zero.emulate": "deepspeed", **limit})
+
+    assert took(8.6, 10**9) is None
+    assert took(8.6, 1) is not None
+
+
 jobs = st.one_of(emulated_jobs(), pipelined_jobs())
 
 
