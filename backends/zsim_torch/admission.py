@@ -92,6 +92,8 @@ def _execution(asked: Execution) -> str | None:
         return f"train.float8: {asked.float8} is simulated only"
     if asked.loss is not Loss.TORCH:
         return f"train.loss: {asked.loss} is simulated only"
+    if asked.metrics:
+        return f"train.metrics: {asked.metrics} must be 0, none is computed"
     if asked.holds_logits:
         return "train.holds_logits: true is simulated only"
     if asked.context > 1:

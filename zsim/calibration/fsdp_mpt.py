@@ -19,6 +19,9 @@ SYSTEMS = {"a100": "dgx_a100_infiniband", "h100": "dgx_h100_infiniband"}
 MEMORY_GB = 80
 
 GPUS_PER_NODE = 8
+METRICS = 2
+"""`ComposerMPTCausalLM` has `use_train_metrics`, on by default: cross entropy and perplexity, each
+of which computes `torch.nn.CrossEntropyLoss` (llm-foundry; Composer's `LanguageCrossEntropy`)."""
 
 REDUCE = {"DEFAULT": "fp32", "PURE": "bf16"}
 STRATEGIES = {"FULL_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op"}
@@ -90,6 +93,7 @@ class _Row(RunRow):
                 "precision": "bf16",
                 "clip_norm": 1.0,
                 "loss": "fused",
+                "metrics": METRICS,
             },
             "compute": {"profile": profile},
             "network": {"profile": profile},

@@ -271,6 +271,7 @@ class TrainTable(RuleTable):
     compile: Flag = False
     float8: Float8 | None = None
     loss: Loss = Loss.TORCH
+    metrics: Whole = 0
     holds_logits: Flag = False
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rates: LearningRatesTable | None = None

@@ -50,6 +50,8 @@ class Execution:
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
         loss: how the loss is computed.
+        metrics: cross entropies that a training loop computes once more of the logits, in their
+            own format and without a gradient, to report them (Composer's `train_metrics`).
         holds_logits: who calls the model holds its logits, in the format of the loss, while
             backward runs, as a training loop does that keeps them in a variable.
     """
@@ -60,13 +62,12 @@ class Execution:
     float8: Float8 | None = None
     context: int = 1
     loss: Loss = Loss.TORCH
+    metrics: int = 0
     holds_logits: bool = False
 
     def __post_init__(self) -> None:
         if self.context < 1:
             raise ExecutionError(f"context: {self.context} must be at least 1")
-        if self.holds_logits and self.loss is Loss.CHUNKED_HEAD:
-            raise ExecutionError("holds_logits: a chunked loss has no logits that could be held")
 
 
 PLAIN = Execution()

@@ -243,6 +243,10 @@ class Strategy:
                 raise StrategyError(f"{name}: true needs checkpointing = full")
         if self.fused_buffers is FusedBuffers.MODEL:
             self._inspect_fused()
+        asked = self.execution
+        if asked.loss is Loss.CHUNKED_HEAD and (asked.holds_logits or asked.metrics):
+            name, value = ("metrics", asked.metrics) if asked.metrics else ("holds_logits", "true")
+            raise StrategyError(f"{name}: {value} needs whole logits, which chunked_head has not")
 
     def _inspect_optimizer(self) -> None:
         if self.clip_norm is not None and self.clip_norm <= 0:

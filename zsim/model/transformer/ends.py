@@ -123,6 +123,10 @@ def _scores(size: Size, normed: Value, weight: Parameter, target: Tensor) -> tup
     way = size.shape.execution.loss
     if way is Loss.CHUNKED_HEAD:
         return _chunked_head(size, project, target)
+    # Cross entropies that are reported read logits twice and write, as PyTorch's does.
+    area = (size.tokens, size.vocabulary)
+    again = streaming(KernelKind.CROSS_ENTROPY, area, size.dtype, streams=3)
+    project = replace(project, forward=(*project.forward, *[again] * size.shape.execution.metrics))
     if way is Loss.CHUNKED:
         return (project, _chunked_cross_entropy(size, logits, target))
     if way is Loss.FUSED:
