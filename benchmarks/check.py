@@ -4,29 +4,42 @@ Of DeepSpeed's stage 3, whose schedules cost most, also how long it takes to mak
 
     python benchmarks/check.py
 
-Each block has twelve parameters; there are 512 ranks, through which a proof does not go one by one.
-The fastest of a few repetitions in one process, in processor time, after import.
+Each block has twelve parameters; there are 512 ranks, through which a proof does not go one by one:
+for 8 and for 4,096 it takes as long. Last, values with each of 64 ranks run by itself. The fastest
+of a few repetitions in one process, in processor time, after import.
 """
 
 import time
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.proof import FAMILIES, check
-from zsim.proof.context import Subject
+from zsim.model.model import Model
+from zsim.proof import FAMILIES, check, values
+from zsim.proof.context import Context
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
+from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Precision, Strategy
 
 REPETITIONS = 7
 LAYERS = {96: (12288, 96), 1000: (1024, 16)}
 """Width and heads by number of layers."""
-CASES = ((96, 1, 1.0), (96, 4, 1.0), (1000, 1, 2.0), (1000, 4, 2.0))
-"""Layers, accumulation steps, and seconds that a proof may take."""
+CASES = (
+    (96, 1, 512, 1.0),
+    (96, 4, 8, 1.0),
+    (96, 4, 512, 1.0),
+    (96, 4, 4096, 1.0),
+    (1000, 1, 512, 2.0),
+    (1000, 4, 512, 2.0),
+)
+"""Layers, accumulation steps, ranks, and seconds that a proof may take."""
 
 
-DEEPSPEED = (96, 1, 1.0)
+DEEPSPEED = (96, 1, 512, 1.0)
 """The same of a step of DeepSpeed's stage 3, emulated."""
+
+UNFOLDED = (96, 4, 64, 10.0)
+"""The same of values alone, with every rank run."""
 
 
 def main() -> None:
@@ -34,10 +47,21 @@ def main() -> None:
     for case in CASES:
         prove(*case, emulate=None)
     prove(*DEEPSPEED, emulate=DeepSpeed())
+    layers, steps, ranks, target_s = UNFOLDED
+    made, model = make(layers, steps, ranks, emulate=None)
+    begin = time.process_time()
+    found = values.shown(Context.of(made, model), unfolded=True)
+    taken_s = time.process_time() - begin
+    print(
+        f"{layers} layers, accumulation {steps}, {found.classes} ranks in full: values in "
+        f"{taken_s:.3f} s, target {target_s} s, {len(found.findings)} findings"
+    )
 
 
-def prove(layers: int, steps: int, target_s: float, *, emulate: DeepSpeed | None) -> None:
-    """Make the schedule and prove it, as often as it takes."""
+def make(
+    layers: int, steps: int, ranks: int, *, emulate: DeepSpeed | None
+) -> tuple[Schedule, Model]:
+    """Make a schedule, and the model that it trains."""
     width, heads = LAYERS[layers]
     shape = GPT(
         layers=layers,
@@ -48,14 +72,21 @@ def prove(layers: int, steps: int, target_s: float, *, emulate: DeepSpeed | None
     )
     strategy = Strategy(
         stage=3,
-        data=512,
+        data=ranks,
         precision=Precision.BF16,
         gradient_accumulation_steps=steps,
         emulate=emulate,
     )
     model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+    return make_schedule(model, strategy), model
+
+
+def prove(
+    layers: int, steps: int, ranks: int, target_s: float, *, emulate: DeepSpeed | None
+) -> None:
+    """Prove a schedule, as often as it takes."""
     begin = time.process_time()
-    made = make_schedule(model, strategy)
+    made, model = make(layers, steps, ranks, emulate=emulate)
     making_s = time.process_time() - begin
     taken_s: list[float] = []
     families: dict[str, float] = {}
@@ -64,14 +95,14 @@ def prove(layers: int, steps: int, target_s: float, *, emulate: DeepSpeed | None
         begin = time.process_time()
         check(made, model)
         taken_s.append(time.process_time() - begin)
-        subject = Subject.of(made, model)
+        context = Context.of(made, model)
         for name, examine in FAMILIES.items():
             begin = time.process_time()
-            examine(subject)
+            examine(context)
             seconds = time.process_time() - begin
             families[name] = min(seconds, families.get(name, seconds))
     print(
-        f"{layers} layers, accumulation {steps}{', DeepSpeed' if emulate else ''}: "
+        f"{layers} layers, accumulation {steps}, {ranks} ranks{', DeepSpeed' if emulate else ''}: "
         f"{len(made.programs[0].step)} operations, made in {making_s:.3f} s, proved in "
         f"{min(taken_s):.3f} s, target {target_s} s, {len(findings)} findings"
     )

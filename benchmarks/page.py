@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.study import proved_step, study
-from zsim.files.page import render
-from zsim.report.study import study_page
-from zsim.study.outcome import Outcome
-from zsim.study.plan import StudyPlan
+from zsim.files.html_page import render
+from zsim.report.study_page import study_page
+from zsim.study.outcome import StudyOutcome
 from zsim.study.proved import Proved
 from zsim.study.result import StudyResult, result_of
+from zsim.study.study_plan import StudyPlan
 
 TARGET_S = 3
 FLAGS = (
@@ -46,7 +46,7 @@ def result(plan: StudyPlan) -> StudyResult:
     assert isinstance(proved, Proved)
     outcome = proved.tried(first)
     assert outcome.summary is not None
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, StudyOutcome] = {}
     for at, run in enumerate(plan.runs):
         longer = outcome.summary.step_time_s * (1 + at / len(plan.runs))
         outcomes[run.name] = replace(outcome, summary=replace(outcome.summary, step_time_s=longer))

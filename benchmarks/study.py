@@ -33,15 +33,15 @@ from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.study.file import parse
-from zsim.study.outcome import Outcome
-from zsim.study.plan import Reader, StudyPlan, planned
+from zsim.study.outcome import StudyOutcome
 from zsim.study.proved import Proved
 from zsim.study.result import result_of
+from zsim.study.study_plan import Reader, StudyPlan, planned
 from zsim.workers.code_version import code_version
-from zsim.workers.executor import crew
+from zsim.workers.crew import crew
 from zsim.workers.store import opened
 from zsim.workers.work import keys_of, left_of, work_off
-from zsim.workers.worker import Batch, Done
+from zsim.workers.worker import FinishedRun, RunBatch
 from zsim_des import SimBackend
 
 CORES = 2
@@ -105,7 +105,7 @@ def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
     return replace(like, nic_link=replace(like.nic_link, bytes_per_s=int(name) * 10**6))
 
 
-def proved_step(recipe: Recipe) -> Proved | Outcome:
+def proved_step(recipe: Recipe) -> Proved | StudyOutcome:
     """The 96 layers on so many GPUs as the recipe says, generated and checked."""
     found = make_schedule(LAYERS, recipe.strategy)
     assert not check(found, LAYERS, compares=False)
@@ -153,15 +153,15 @@ def swept(plan: StudyPlan, path: Path) -> tuple[str, list[Usage]]:
     keys = keys_of(plan.runs, code_version())
     names = {key: name for name, key in keys.items()}
     with opened(path) as store, crew(CORES, None) as found:
-        known: dict[str, Outcome] = {}
+        known: dict[str, StudyOutcome] = {}
 
-        def keep(done: Sequence[tuple[str, Done]]) -> None:
+        def keep(done: Sequence[tuple[str, FinishedRun]]) -> None:
             store.put((key, names[key], each.outcome, each.seconds) for key, each in done)
             known.update({key: each.outcome for key, each in done})
 
         before = all_usage(found.executor)
         begin = time.monotonic()
-        work_off(left_of(plan.runs, keys, {}), found, Batch((), proved_step), keep)
+        work_off(left_of(plan.runs, keys, {}), found, RunBatch((), proved_step), keep)
         result = result_of(plan, {name: known[key] for name, key in keys.items()})
         taken_s = time.monotonic() - begin
         after = all_usage(found.executor)

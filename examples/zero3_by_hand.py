@@ -8,7 +8,7 @@ the shards.
 """
 
 from zsim.dtype import DType
-from zsim.schedule.builder import COMMUNICATION, Named, ScheduleBuilder
+from zsim.schedule.builder import COMMUNICATION, BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Role
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
@@ -147,7 +147,7 @@ class Zero3:
         )
         step.free(layer.own, uses=[updated])
 
-    def read_by(self, layer: Layer) -> Named:
+    def read_by(self, layer: Layer) -> BufferHandle:
         """What `layer` reads: the output of the layer before it, or the batch."""
         return layer.source.output if layer.source else self.batch
 

@@ -15,11 +15,11 @@ from importlib import import_module
 TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest
 if TYPE_CHECKING:
     from zsim.api.comparison import compare as compare
-    from zsim.api.largest_model import largest as largest
-    from zsim.api.proof import check as check
-    from zsim.api.running import run as run
+    from zsim.api.largest_result import largest as largest
+    from zsim.api.launch import run as run
+    from zsim.api.proof_result import check as check
     from zsim.api.scenario import load as load
-    from zsim.api.study import sweep as sweep
+    from zsim.api.sweep_result import sweep as sweep
     from zsim.cluster.cluster import Cluster as Cluster
     from zsim.mistake import MistakeError as MistakeError
     from zsim.model.model import Model as Model
@@ -39,12 +39,12 @@ _INDEX = {
     "Strategy": "zsim.strategy.strategy:Strategy",
     "Trace": "zsim.trace.trace:Trace",
     "compare": "zsim.api.comparison:compare",
-    "largest": "zsim.api.largest_model:largest",
+    "largest": "zsim.api.largest_result:largest",
     "load": "zsim.api.scenario:load",
     "make_schedule": "zsim.runtimes.registry:make_schedule",
-    "check": "zsim.api.proof:check",
-    "run": "zsim.api.running:run",
-    "sweep": "zsim.api.study:sweep",
+    "check": "zsim.api.proof_result:check",
+    "run": "zsim.api.launch:run",
+    "sweep": "zsim.api.sweep_result:sweep",
 }
 
 __all__ = [

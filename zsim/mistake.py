@@ -1,4 +1,4 @@
-"""What the caller did wrong, in one line: the field, its value, what is allowed. Exit code 2."""
+"""Mistakes of the caller, in one line each: the field, its value, what is allowed."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +9,11 @@ LETTERS_MAX: Final = 1000
 
 
 class MistakeError(ValueError):
-    """The caller's mistake. The message is printed as it is, on one line."""
+    """Mistake of the caller. The message is printed as it is, on one line. Exit code 2."""
+
+
+class UnwrittenError(Exception):
+    """Files could not be written; the message names each and says why. Exit code 4."""
 
 
 def one_line(message: str) -> str:

@@ -1,19 +1,22 @@
 """`SimBackend`: a job in, a trace out."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import chain
-from math import ceil
+from math import ceil, inf
 
 import simpy
+from simpy.core import EmptySchedule
 
 from zsim.backend.backend import Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Neighbour, Window
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
+from zsim.prediction.trust import error, trust
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
@@ -34,9 +37,11 @@ from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.faults import Trouble
 from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import LinkTable, shapes
-from zsim_des.trust import error, trust
 
 FOLDS_KEPT = 1000
+
+EVENTS_AT_ONCE = 5000
+"""Events between two looks at how many steps are done: a tenth of a second of them."""
 
 At = Callable[[int, Callable[[], None]], None]
 """Does something at a time after the first step began."""
@@ -58,6 +63,7 @@ class SimBackend:
             without one the tuner chooses if the cluster has fitted constants, else it is a ring.
         durations: how long everything takes, instead of what the cluster says.
         watcher: is told what happens, as it becomes known.
+        progress: is told how many steps are simulated, and of how many.
     """
 
     name = "sim"
@@ -72,6 +78,7 @@ class SimBackend:
         decision: Decision | None = None,
         durations: Durations | None = None,
         watcher: RunWatcher | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         self.unfold = unfold
         self.overflow_steps = overflow_steps
@@ -80,6 +87,7 @@ class SimBackend:
         self.decision = decision
         self.durations = durations
         self.watcher = watcher
+        self.progress = progress
         self._lowered: _LoweredSchedule | None = None
 
     def refusal(self, job: Job) -> str | None:
@@ -256,7 +264,10 @@ class SimBackend:
             rank.begin(steps, begin_ps, self.overflow_steps)
         try:
             agenda.run()
-            agenda.env.run()
+            if self.progress is None or steps == [SETUP]:
+                agenda.env.run()
+            else:
+                self._run_telling(self.progress, agenda.env, ranks[0], len(steps))
         except MismatchError as error:
             raise RunFailedError(str(error)) from None
         stuck = list(chain.from_iterable(rank.stuck() for rank in ranks))
@@ -264,6 +275,22 @@ class SimBackend:
             first = f"deadlock: {len(stuck)} operations wait for ever"
             raise RunFailedError("\n  ".join([first, *stuck]))
         return max(rank.drained_ps() for rank in ranks)
+
+    @staticmethod
+    def _run_telling(
+        progress: Callable[[int, int], object], env: simpy.Environment, rank: Rank, steps: int
+    ) -> None:
+        """Run all events; on the way tell how many steps of `rank` have drained."""
+        done = 0
+        while env.peek() != inf:
+            with suppress(EmptySchedule):
+                for _ in range(EVENTS_AT_ONCE):
+                    env.step()
+            issued = rank.instances[1:]  # without setup
+            while done < len(issued) and issued[done].has_drained():
+                done += 1
+            progress(done, steps)
+        progress(steps, steps)
 
 
 @dataclass(frozen=True, slots=True)

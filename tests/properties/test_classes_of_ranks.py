@@ -15,7 +15,7 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.proof import check
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.values import shown
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
@@ -57,7 +57,7 @@ def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> No
     model, strategy = job
     made = make_schedule(model, strategy)
     assert check(made, model) == ()
-    every = shown(Subject.of(made, model), unfolded=True)
+    every = shown(Context.of(made, model), unfolded=True)
     assert every.findings == ()
     assert every.classes == every.ranks
 
@@ -69,8 +69,8 @@ def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) 
     strategy = replace(with_ranks(strategy, data), replicate=1)
     assume(strategy.ranks <= 100)
     made = make_schedule(model, strategy)
-    subject = Subject.of(made, model)
-    few, every = shown(subject), shown(subject, unfolded=True)
+    context = Context.of(made, model)
+    few, every = shown(context), shown(context, unfolded=True)
     assert few.findings == every.findings == ()
     assert every.classes == every.ranks == strategy.ranks
     assert few.classes <= few.ranks
@@ -80,7 +80,7 @@ def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) 
 def test_classes_are_fewer_than_ranks(stage: int) -> None:
     strategy = Strategy(stage=stage, data=40, gradient_accumulation_steps=2, clip_norm=1.0)
     model = small(strategy)
-    found = shown(Subject.of(make_schedule(model, strategy), model))
+    found = shown(Context.of(make_schedule(model, strategy), model))
     assert found.findings == ()
     assert found.classes < found.ranks == 40
 
@@ -104,6 +104,6 @@ def test_classes_and_every_rank_agree_on_faults(
     edits: list[Edit] = list(islice(AIMED[kind](make_schedule(model, strategy)), 4))
     assume(edits)
     edit = draws.draw(st.sampled_from(edits))
-    subject = Subject.of(edit.schedule, model)
-    few, every = shown(subject), shown(subject, unfolded=True)
+    context = Context.of(edit.schedule, model)
+    few, every = shown(context), shown(context, unfolded=True)
     assert bool(few.findings) == bool(every.findings), (edit.text, few.findings, every.findings)

@@ -5,7 +5,7 @@ from drawn_clusters import clusters
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
 from zsim.dtype import DType

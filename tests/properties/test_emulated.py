@@ -5,7 +5,7 @@ from drawn_gpus import cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.backend.backend import Job
 from zsim.model.model import Model
 from zsim.proof import check

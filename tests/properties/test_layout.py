@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Fragment, Layout, LayoutError, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh, Span
 from zsim.schedule.operation import Copy, View
@@ -163,7 +163,7 @@ def test_blocks_that_the_ranks_do_not_divide_are_refused(ranks: int, size: int) 
 def between(ranks: int, source: Layout, target: Layout, shards: tuple[bool, bool]) -> Schedule:
     """A schedule with one copy by parameter; a shard or the whole of each layout."""
     build = ScheduleBuilder.of("copy", data=ranks)
-    named: list[Named] = []
+    named: list[BufferHandle] = []
     for layout, sharded, name in zip((source, target), shards, ("source", "target"), strict=True):
         build.layout(layout)
         size = layout.elements

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.proof import check
-from zsim.schedule.builder import Named, RoleBuilder, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Mesh, Span
 from zsim.schedule.operation import Receive, Send, Together
 from zsim.schedule.program_index import HOST, Numbered
@@ -50,7 +50,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 def write(
     draw: st.DrawFn,
     role: RoleBuilder,
-    x: Named,
+    x: BufferHandle,
     *,
     exchanges: Sequence[tuple[str, int, bool]],
     collectives: Sequence[str],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.proof import races
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Branch
 from zsim.schedule.schedule import Schedule
@@ -53,7 +53,7 @@ def comes_to_a_race(schedule: Schedule) -> bool:
 
 def between_operations(schedule: Schedule) -> list[str]:
     """Races between operations; views of one operation that overlap are apart."""
-    return [each.why for each in races.examine(Subject.of(schedule)) if each.witness[3:]]
+    return [each.why for each in races.examine(Context.of(schedule)) if each.witness[3:]]
 
 
 @given(st.integers(1, 2).flatmap(lambda flags: programs(flags=flags)))

@@ -4,7 +4,7 @@ from drawn_programs import programs
 from hypothesis import given
 
 from zsim.proof import values
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.schedule.issue_order import taken
 from zsim.schedule.operation import AllGather, AllReduce, Copy, Fill, Operation, View
 from zsim.schedule.schedule import Schedule
@@ -67,11 +67,11 @@ def adds_nothing(schedule: Schedule) -> bool:
 
 @given(programs(filled=False))
 def test_what_nobody_wrote_is_found_where_it_is_added_up(schedule: Schedule) -> None:
-    found = values.shown(Subject.of(schedule)).findings
+    found = values.shown(Context.of(schedule)).findings
     assert bool(found) == adds_nothing(schedule)
     assert all(each.why.startswith("computes with") for each in found)
 
 
 @given(programs())
 def test_nothing_is_found_where_setup_writes_everything(schedule: Schedule) -> None:
-    assert values.shown(Subject.of(schedule)).findings == ()
+    assert values.shown(Context.of(schedule)).findings == ()

@@ -3,7 +3,7 @@
 from drawn import jobs
 from hypothesis import given
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model

@@ -14,8 +14,8 @@ import pytest
 from drawn_study import drawn_study
 
 from zsim.cli.main import answer
-from zsim.files.page import render
-from zsim.report.study import study_page
+from zsim.files.html_page import render
+from zsim.report.study_page import study_page
 
 pytestmark = [
     pytest.mark.studies,

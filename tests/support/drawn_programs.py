@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from zsim.schedule.builder import Named, Part, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, OperationList, ScheduleBuilder
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.schedule import Schedule
 
@@ -10,7 +10,7 @@ STREAMS = ("compute", "communication", "other")
 
 
 @st.composite
-def views(draw: st.DrawFn, buffer: Named, ranks: int, *, size: int | None = None) -> View:
+def views(draw: st.DrawFn, buffer: BufferHandle, ranks: int, *, size: int | None = None) -> View:
     """A part of `buffer`: the same on every rank, or the rank's own."""
     elements = buffer.buffer.elements
     if draw(st.booleans()):
@@ -32,7 +32,7 @@ class Writer:
         self.flags = [build.buffer(f"flag{n}", 1, persistent=True) for n in range(flags)]
         self.names: list[str] = []
 
-    def write(self, part: Part, count: int, *, inside: bool = False) -> None:
+    def write(self, part: OperationList, count: int, *, inside: bool = False) -> None:
         """Append `count` operations."""
         draw = self.draw
         for number in range(count):

@@ -7,9 +7,9 @@ import numpy as np
 from zsim.analysis.summary import Rates, Summary
 from zsim.study.file import GoalTable
 from zsim.study.goal import goal_of, ranked
-from zsim.study.outcome import Outcome, Status
+from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.result import StudyResult
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 
 
 def drawn_study(
@@ -45,7 +45,7 @@ def _row(
     *,
     full: float,
     error: float | None,
-) -> Row:
+) -> StudyRow:
     seconds = float(random.uniform(0.5, 2.0))
     rates = Rates(model_tflops_per_gpu=1.0, hardware_tflops_per_gpu=1.0, mfu=0.1, hfu=0.1)
     summary = Summary(
@@ -71,14 +71,14 @@ def _row(
         status, reason, summary_or_none = Status.IMPOSSIBLE, "two fields contradict", None
     else:
         summary_or_none = summary
-    return Row(
+    return StudyRow(
         name=", ".join(f"{axis}={label}" for axis, label in zip(axes, labels, strict=True)),
         labels=labels,
         values={},
         gpus=8,
         micro_batch_size=1,
         accumulation_steps=1,
-        outcome=Outcome(
+        outcome=StudyOutcome(
             status=status, reason=reason, summary=summary_or_none, trust="drawn", error=error
         ),
     )

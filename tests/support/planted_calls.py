@@ -10,7 +10,7 @@ import torch
 from planted_memory import allocated
 from planting import FAULTS, FSDP, ZERO0, ZERO1, ZERO2, ZERO3, Function, altered, fault
 from torch import distributed
-from witnessed_jobs import CALLS
+from witnessed_jobs import CALLS, FOUR
 
 from zsim.schedule.operation import AllGather, AllReduce, Compute, Copy, Operation
 from zsim_torch.execute import collectives, executor
@@ -126,6 +126,26 @@ def the_communicator_of_another_group_is_used(
     right: Function, self: ProcessGroups, group: str
 ) -> Any:
     return right(self, "data")
+
+
+@fault(FOUR, ProcessGroups, "member")
+@altered
+def a_communicator_has_the_members_of_another(
+    right: Function, self: ProcessGroups, group: str
+) -> Any:
+    return right(self, "replicate" if group == "data" else group)
+
+
+@fault(FOUR, OwnGroup, "peer")
+@altered
+def messages_go_around_the_ring_the_other_way(right: Function, self: OwnGroup, offset: int) -> Any:
+    return right(self, -offset)
+
+
+@fault(FOUR, OwnGroup, "peer")
+@altered
+def two_pairs_of_ranks_send_to_each_other(right: Function, self: OwnGroup, offset: int) -> Any:
+    return self.ranks[self.place ^ 1]
 
 
 @fault(CALLS, ProcessGroups, "member")

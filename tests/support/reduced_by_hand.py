@@ -11,7 +11,7 @@ from sharded_net import MAXIMUM, ROWS, UNITS, WIDTH, Flow, Net, batch, plain_loo
 from torch import distributed
 
 from zsim.dtype import DType
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
@@ -66,7 +66,7 @@ class Reduced:
 
     def _state(
         self, name: str, elements: int, dtype: DType, kind: Kind, *, shard: bool = False
-    ) -> Named:
+    ) -> BufferHandle:
         return self.build.buffer(
             name,
             elements,
@@ -77,7 +77,7 @@ class Reduced:
             persistent=name != "own",
         )
 
-    def _flowing(self, name: str, elements: int, kind: Kind = Kind.WORKSPACE) -> Named:
+    def _flowing(self, name: str, elements: int, kind: Kind = Kind.WORKSPACE) -> BufferHandle:
         return self.build.buffer(
             name, elements, dtype=self.plan.parameter, kind=kind, produced=True
         )
@@ -89,7 +89,7 @@ class Reduced:
         setup.compute("parameters", Action.INITIALIZE, [(Role.PARAMETER, self.parameters.all)])
         setup.compute("master", Action.INITIALIZE, [(Role.MASTER, self.master.all)])
 
-    def pieces(self, role: Role, buffer: Named, start: int) -> list[tuple[Role, View]]:
+    def pieces(self, role: Role, buffer: BufferHandle, start: int) -> list[tuple[Role, View]]:
         """Both parameters of a unit, from `start` of a buffer on."""
         middle = start + WIDTH * WIDTH
         return [(role, buffer[start:middle]), (role, buffer[middle : start + UNIT])]
@@ -127,7 +127,12 @@ class Reduced:
         self.build.step.compute(name, action, operands, unit=UNITS[index], micro_batch=number)
 
     def backward(
-        self, number: int, index: int, source: Named, given: list[Named], slope: Named | None
+        self,
+        number: int,
+        index: int,
+        source: BufferHandle,
+        given: list[BufferHandle],
+        slope: BufferHandle | None,
     ) -> None:
         """Gradients of a unit, and its bucket; `given` was saved, and came from above."""
         step, name = self.build.step, f"mb{number}/{UNITS[index]}"
@@ -146,7 +151,7 @@ class Reduced:
         step.free(source, *given)
         self.reduce(name, gradient, index, first=number == 0)
 
-    def reduce(self, name: str, gradient: Named, index: int, *, first: bool) -> None:
+    def reduce(self, name: str, gradient: BufferHandle, index: int, *, first: bool) -> None:
         """Divide, sum on every rank, keep the slices that are the rank's own."""
         step, plan = self.build.step, self.plan
         bucket = self.build.buffer(f"{name}/bucket", UNIT, kind=Kind.COMMUNICATION)

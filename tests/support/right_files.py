@@ -12,7 +12,7 @@ import zsim_scenarios
 import zsim_topologies
 from zsim.backend.backend import Job
 from zsim.backend.document import Document, encode, encode_trace
-from zsim.cli.commands.check import check
+from zsim.cli.check import check
 from zsim.cluster.files import Part
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

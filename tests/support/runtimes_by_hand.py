@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from zsim.dtype import DType
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh
 from zsim.schedule.operation import Action, Role, View
@@ -43,7 +43,9 @@ class Runtime:
         self.saved = self.build.buffer("saved", 2, kind=Kind.SAVED, produced=True)
         self.seed = self.build.buffer("seed", 1)
 
-    def state(self, name: str, elements: int, kind: Kind, layout: str, shard: str | None) -> Named:
+    def state(
+        self, name: str, elements: int, kind: Kind, layout: str, shard: str | None
+    ) -> BufferHandle:
         """A model state in fp32, initialized."""
         made = self.build.buffer(
             name, elements, kind=kind, layout=layout, shard=shard, persistent=True
@@ -53,7 +55,9 @@ class Runtime:
         self.setup.compute(f"{name}/initialize", Action.INITIALIZE, [(role, made.all)])
         return made
 
-    def narrow(self, name: str, elements: int, layout: str, shard: str | None = None) -> Named:
+    def narrow(
+        self, name: str, elements: int, layout: str, shard: str | None = None
+    ) -> BufferHandle:
         """Parameters or gradients in bf16, for a while; allocated."""
         made = self.build.buffer(name, elements, dtype=DType.BF16, layout=layout, shard=shard)
         self.step.allocate(made)

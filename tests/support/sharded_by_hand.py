@@ -13,7 +13,7 @@ from sharded_net import MAXIMUM, ROWS, UNITS, WIDTH, Flow, Net, batch
 from torch import distributed
 
 from zsim.dtype import DType
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, HostWait, Operand, Previous, Reduction, Role, View
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
@@ -29,7 +29,7 @@ class Unit:
     name: str
     flow: Flow
     build: ScheduleBuilder
-    buffers: dict[str, Named] = field(default_factory=dict[str, Named])
+    buffers: dict[str, BufferHandle] = field(default_factory=dict[str, BufferHandle])
 
     def __post_init__(self) -> None:
         build, flow, name = self.build, self.flow, self.name
@@ -96,7 +96,7 @@ class Unit:
         *,
         shard: bool = False,
         tight: bool = False,
-    ) -> Named:
+    ) -> BufferHandle:
         """A buffer that holds the unit's layout: whole, the shard, or tight."""
         return self.build.buffer(
             f"{self.name}/{name}",
@@ -109,13 +109,13 @@ class Unit:
             persistent=name in ("own", "first", "second"),
         )
 
-    def flowing(self, name: str, elements: int, kind: Kind) -> Named:
+    def flowing(self, name: str, elements: int, kind: Kind) -> BufferHandle:
         """What autograd makes."""
         return self.build.buffer(
             f"{self.name}/{name}", elements, dtype=self.flow.parameter, kind=kind, produced=True
         )
 
-    def pieces(self, role: Role, buffer: Named) -> list[tuple[Role, View]]:
+    def pieces(self, role: Role, buffer: BufferHandle) -> list[tuple[Role, View]]:
         """Both parameters in a tight buffer."""
         return [(role, buffer[: WIDTH * WIDTH]), (role, buffer[WIDTH * WIDTH :])]
 
@@ -204,7 +204,7 @@ class ByHand:
         step.free(unit.gathered, mode=flow.free, uses=[*uses, out])
         return out
 
-    def forward(self, unit: Unit, source: Named) -> None:
+    def forward(self, unit: Unit, source: BufferHandle) -> None:
         """Gather, compute, free."""
         self.gather(unit, "forward")
         step = self.build.step
@@ -218,7 +218,7 @@ class ByHand:
         step.compute(f"{unit.name}/forward", Action.FORWARD, operands, unit=unit.name)
         step.free(unit.whole)
 
-    def backward(self, unit: Unit, source: Named, slope: Named | None) -> None:
+    def backward(self, unit: Unit, source: BufferHandle, slope: BufferHandle | None) -> None:
         """Gather again, compute gradients, free what is no longer needed."""
         step = self.build.step
         self.gather(unit, "backward")

@@ -1,6 +1,6 @@
 """A weight that is trained on 4 x 2 ranks; how its gradient gets to the update is up to a test."""
 
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Reduction, Role, View
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
@@ -29,7 +29,7 @@ class Trained:
         self.y, self.seed = self.made("y", 1), self.made("seed", 1)
         self.micro_batches = 0
 
-    def state(self, name: str, elements: int, kind: Kind, shard: str | None = None) -> Named:
+    def state(self, name: str, elements: int, kind: Kind, shard: str | None = None) -> BufferHandle:
         """An initialized buffer that outlives the step."""
         made = self.build.buffer(
             name, elements, kind=kind, layout="cut", shard=shard, persistent=True
@@ -39,7 +39,7 @@ class Trained:
         self.build.setup.compute(f"{name}/initialize", Action.INITIALIZE, [(role, made.all)])
         return made
 
-    def made(self, name: str, elements: int, **fields: str) -> Named:
+    def made(self, name: str, elements: int, **fields: str) -> BufferHandle:
         """A buffer of the step."""
         made = self.build.buffer(name, elements, **fields)  # type: ignore[arg-type]  # layout and shard
         self.step.allocate(made)

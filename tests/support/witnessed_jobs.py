@@ -1,4 +1,4 @@
-"""Jobs of two ranks whose runs are recorded."""
+"""Jobs of two ranks, and one of four, whose runs are recorded."""
 
 from dataclasses import replace
 from functools import cache
@@ -92,11 +92,33 @@ def calls() -> Schedule:
     return build.schedule()
 
 
+FOUR = "four ranks"
+
+
+def four() -> Schedule:
+    """Four ranks in two groups of two, and messages around the ring of all."""
+    build = ScheduleBuilder.of(FOUR, replicate=2, data=2)
+    data, ring = build.group("data", "data"), build.group("ring", "replicate", "data")
+    build.group("replicate", "replicate")
+    own, summed, came = (build.buffer(name, 4) for name in ("own", "summed", "came"))
+    step = build.step
+    step.allocate(own, summed, came)
+    filled = step.fill("fill", own.all, 1.0)
+    reduced = step.all_reduce("sum", data, own.all, summed.all, after=[filled])
+    step.send("to", ring, summed.all, 1)
+    step.receive("from", ring, came.all, -1)
+    passed = step.together("passed", 2, after=[reduced])
+    step.free(own, summed, came, uses=[passed])
+    return build.schedule()
+
+
 @cache
 def job(name: str) -> Job:
     """The job `name`: two steps."""
     if name == CALLS:
         return Job(schedule=calls(), model=NO_MODEL, cluster=cluster(RANKS), steps=2)
+    if name == FOUR:
+        return Job(schedule=four(), model=NO_MODEL, cluster=cluster(4), steps=2)
     strategy = STRATEGIES[name]
     model = gpt(SHAPE, micro_batch_size=1, precision=strategy.precision)
     return Job(

@@ -71,7 +71,7 @@ def largest(
 
 
 def _guess(points: list[Tried], fits: Tried | None) -> int | None:
-    """The size that would take what there is, on the line through the last two that were tried."""
+    """Return the size that would fill the memory, on the line through the last two sizes."""
     if len(points) < 2:
         return None
     before, last = (each.footprint for each in points[-2:])

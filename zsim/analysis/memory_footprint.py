@@ -1,11 +1,11 @@
-"""What a schedule takes of memory, known before it runs: its book, served by the allocator.
+"""Memory that a schedule takes, known before it runs: its ledger, served by the allocator.
 
 Where frees are deferred it depends on time when memory comes back, and only a run says.
 """
 
 from dataclasses import dataclass
 
-from zsim.analysis.plan import model_state_bytes, model_states
+from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.memory import book, peak, reservations
@@ -58,12 +58,12 @@ class Footprint:
 
     @property
     def fits(self) -> bool:
-        """Return whether every rank goes on, waits for memory included."""
+        """True if every rank goes on, waits for memory included."""
         return self.lack is None
 
 
 def footprint(job: Job) -> Footprint:
-    """The footprint of `job`, without running it.
+    """Return the footprint of `job`, without running it.
 
     Raises:
         DependsOnTimeError: only a run can say.
@@ -95,7 +95,7 @@ def footprint(job: Job) -> Footprint:
 
 
 def footprint_of_run(job: Job, trace: Trace) -> Footprint:
-    """The footprint that a run of `job` had."""
+    """Return the footprint that a run of `job` had."""
     found = summary(job, trace)
     return Footprint(
         allocated_bytes=found.peak_allocated_bytes,
@@ -107,7 +107,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
 
 
 def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
-    """What a run of `schedule` lacked; None if it had all."""
+    """Return what a run of `schedule` lacked; None if it had all."""
     full = trace.out_of_memory
     if full is None:
         return None
@@ -116,7 +116,7 @@ def lack_of_run(schedule: Schedule, trace: Trace) -> Lack | None:
 
 
 def states_alone(job: Job) -> Footprint:
-    """What model states take, and nothing else, of memory as its vendor prints it.
+    """Return what model states take, and nothing else, of memory as its vendor prints it.
 
     That is how Rajbhandari et al. 2020 (Table 2) count the theoretical size of a model.
     """
@@ -134,7 +134,7 @@ def states_alone(job: Job) -> Footprint:
 
 
 def depends_on_time(schedule: Schedule) -> bool:
-    """Whether some free is deferred."""
+    """Tell whether some free is deferred."""
     return any(
         isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
         for program in schedule.programs
@@ -143,7 +143,7 @@ def depends_on_time(schedule: Schedule) -> bool:
 
 
 def lack(program: Program, shortage: Shortage, capacity_bytes: int) -> Lack:
-    """What `shortage` says of a rank that runs `program`, by kind."""
+    """Return what `shortage` says of a rank that runs `program`, by kind."""
     buffers = program.by_name
     kinds: dict[Kind, int] = {}
     for name, size in shortage.alive:

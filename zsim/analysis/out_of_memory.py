@@ -6,7 +6,7 @@ from zsim.units import format_bytes
 
 
 def lack_object(lack: Lack) -> dict[str, object]:
-    """The same for `--json`."""
+    """Return an object for `--json`."""
     kind, size = lack.alive_bytes[0]
     return {
         "operation": lack.operation,
@@ -24,7 +24,7 @@ def lack_object(lack: Lack) -> dict[str, object]:
 
 
 def alive_text(lack: Lack) -> str:
-    """What was alive, the largest consumer first, with its largest buffer."""
+    """Return what was alive, the largest consumer first, with its largest buffer."""
     (kind, size), *others = lack.alive_bytes
     largest = f"{lack.largest_buffer} {format_bytes(lack.largest_buffer_bytes)}"
     first = f"most is {kind} {format_bytes(size)} (its largest: {largest})"

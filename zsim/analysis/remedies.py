@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: changes of its scenario, from mild to strong.
+"""Changes of a scenario that make a run fit that does not, from mild to strong.
 
 A change keeps the ranks and the sequences of a step. Which ones help, and what they cost in time,
 only trying says: `remedies` does that with functions that it is given.
@@ -26,7 +26,7 @@ WANTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TightScenario:
     """The run that does not fit: what was asked for, and what it was resolved to."""
 
     scenario: Scenario
@@ -36,7 +36,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RemedyChange:
     """Settings of a scenario, and what they make of its batches.
 
     Attributes:
@@ -49,16 +49,16 @@ class Change:
     parts: int = 1
     fewer: int = 1
 
-    def beside(self, other: "Change") -> "Change":
-        """Both changes."""
-        return Change(
+    def beside(self, other: "RemedyChange") -> "RemedyChange":
+        """Return both changes."""
+        return RemedyChange(
             settings=(*self.settings, *other.settings),
             parts=self.parts * other.parts,
             fewer=self.fewer * other.fewer,
         )
 
-    def all_settings(self, subject: Subject, *, fewest: bool = False) -> tuple[str, ...]:
-        """With those of batches: a step has as many sequences as before, or with `fewest` few.
+    def all_settings(self, subject: TightScenario, *, fewest: bool = False) -> tuple[str, ...]:
+        """Return its settings with those of batches: a step keeps its sequences, or has `fewest`.
 
         Beyond two micro-batches a step takes longer, but no more memory.
         """
@@ -71,12 +71,12 @@ class Change:
         return (*self.settings, *batches)
 
 
-Family = tuple[Change, ...]
+Family = tuple[RemedyChange, ...]
 """Changes of one kind, the mildest first."""
 
 
-def families(subject: Subject) -> tuple[Family, ...]:
-    """Every kind of change that the scenario leaves open."""
+def families(subject: TightScenario) -> tuple[Family, ...]:
+    """Return every kind of change that the scenario leaves open."""
     found = (
         _allocator(subject),
         _buckets(subject),
@@ -89,17 +89,17 @@ def families(subject: Subject) -> tuple[Family, ...]:
     return tuple(tuple(each) for each in found if each)
 
 
-def _set(*settings: str) -> Change:
-    return Change(settings=settings)
+def _set(*settings: str) -> RemedyChange:
+    return RemedyChange(settings=settings)
 
 
-def _allocator(subject: Subject) -> list[Change]:
+def _allocator(subject: TightScenario) -> list[RemedyChange]:
     if subject.scenario.cluster.allocator is not Discipline.CACHING:
         return []
     return [_set("cluster.allocator=expandable")]
 
 
-def _buckets(subject: Subject) -> list[Change]:
+def _buckets(subject: TightScenario) -> list[RemedyChange]:
     strategy = subject.strategy
     match strategy.emulate:
         case None if strategy.fused_buffers is FusedBuffers.MODEL:
@@ -112,7 +112,7 @@ def _buckets(subject: Subject) -> list[Change]:
             return _of_runtime(subject, runtime.smaller_buckets(SMALL_BUCKET))
 
 
-def _of_runtime(subject: Subject, option: str | None) -> list[Change]:
+def _of_runtime(subject: TightScenario, option: str | None) -> list[RemedyChange]:
     """Set an option of the runtime, unless a configuration of its own sets them all."""
     zero = subject.scenario.zero
     if option is None or zero.deepspeed_config is not None:
@@ -120,8 +120,8 @@ def _of_runtime(subject: Subject, option: str | None) -> list[Change]:
     return [_set(f"zero.{zero.emulate}.{option}")]
 
 
-def _ahead(subject: Subject) -> list[Change]:
-    """Fewer parameters gathered at once."""
+def _ahead(subject: TightScenario) -> list[RemedyChange]:
+    """Return fewer parameters gathered at once."""
     strategy = subject.strategy
     match strategy.emulate:
         case None if strategy.stage == 3 and strategy.keep_after_forward is not Keep.NOTHING:
@@ -134,13 +134,13 @@ def _ahead(subject: Subject) -> list[Change]:
             return _of_runtime(subject, runtime.fewer_gathered())
 
 
-def _activations(subject: Subject) -> list[Change]:
-    """Checkpoints, then cut over the tensor axis (ZeRO-R Pa), then in host memory (Pa+cpu)."""
+def _activations(subject: TightScenario) -> list[RemedyChange]:
+    """Yield checkpoints, cut over the tensor axis (ZeRO-R Pa), in host memory (Pa+cpu)."""
     strategy, shape = subject.strategy, subject.model.architecture
     if shape is None:
         return []
     now = strategy.checkpointing
-    found: list[Change] = []
+    found: list[RemedyChange] = []
     if now is Checkpointing.NONE and shape.attention is Attention.PLAIN:
         found.append(_set("activations.checkpointing=selective"))
     full = ("activations.checkpointing=full",) if now is not Checkpointing.FULL else ()
@@ -154,16 +154,16 @@ def _activations(subject: Subject) -> list[Change]:
     return found
 
 
-def _micro_batches(subject: Subject) -> list[Change]:
-    """Smaller micro-batches, with as many more of them."""
+def _micro_batches(subject: TightScenario) -> list[RemedyChange]:
+    """Return smaller micro-batches, with as many more of them."""
     size = subject.model.micro_batch_size
     if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
         return []
-    return [Change(parts=parts) for parts in range(2, MOST_PARTS + 1) if size % parts == 0]
+    return [RemedyChange(parts=parts) for parts in range(2, MOST_PARTS + 1) if size % parts == 0]
 
 
-def _stages(subject: Subject) -> list[Change]:
-    """Higher stages that the runtime has."""
+def _stages(subject: TightScenario) -> list[RemedyChange]:
+    """Return higher stages that the runtime has."""
     strategy, zero = subject.strategy, subject.scenario.zero
     if zero.deepspeed_config is not None:
         return []
@@ -171,18 +171,18 @@ def _stages(subject: Subject) -> list[Change]:
     return [_set(f"zero.stage={stage}") for stage in known if stage > strategy.stage]
 
 
-def _tensor(subject: Subject) -> list[Change]:
-    """Higher degrees inside a node; as many fewer replicas take as many more micro-batches."""
+def _tensor(subject: TightScenario) -> list[RemedyChange]:
+    """Yield higher degrees inside a node; the fewer replicas take more micro-batches each."""
     strategy, parallel = subject.strategy, subject.scenario.parallel
     if subject.model.architecture is None or subject.scenario.zero.deepspeed_config is not None:
         return []
-    found: list[Change] = []
+    found: list[RemedyChange] = []
     fewer = 2
     while strategy.data % fewer == 0 and strategy.tensor * fewer <= subject.cluster.gpus_per_node:
         settings = [f"parallel.tensor={strategy.tensor * fewer}"]
         if parallel.data is not None:
             settings.append(f"parallel.data={strategy.data // fewer}")
-        found.append(Change(settings=tuple(settings), fewer=fewer))
+        found.append(RemedyChange(settings=tuple(settings), fewer=fewer))
         fewer *= 2
     return found
 
@@ -203,17 +203,17 @@ Run = Callable[[tuple[str, ...]], Remedy | None]
 """The run with settings; None if it does not fit."""
 
 
-def remedies(subject: Subject, fits: Fits, run: Run) -> tuple[Remedy, ...]:
-    """The cheapest changes that make `subject` fit, each of them run; cheapest first.
+def remedies(subject: TightScenario, fits: Fits, run: Run) -> tuple[Remedy, ...]:
+    """Return the cheapest changes that make `subject` fit, each of them run; cheapest first.
 
     Of each kind the mildest that helps is taken. Where fewer than `WANTED` kinds help alone, pairs
     of the others are tried, and at last all of them together.
     """
 
-    def enough(change: Change) -> bool:
+    def enough(change: RemedyChange) -> bool:
         return fits(change.all_settings(subject, fewest=True))
 
-    helping: list[Change] = []
+    helping: list[RemedyChange] = []
     weak: list[Family] = []
     for family in families(subject):
         mildest = next(filter(enough, family), None)
@@ -236,7 +236,9 @@ def remedies(subject: Subject, fits: Fits, run: Run) -> tuple[Remedy, ...]:
     return tuple(sorted(found, key=lambda each: each.step_time_s)[:WANTED])
 
 
-def _mildest_pair(one: Family, other: Family, enough: Callable[[Change], bool]) -> Change:
-    """One of each, neither of which can be milder beside the other; the last two are enough."""
+def _mildest_pair(
+    one: Family, other: Family, enough: Callable[[RemedyChange], bool]
+) -> RemedyChange:
+    """Return one of each, neither of which can be milder beside the other."""
     first = next(change for change in one if enough(change.beside(other[-1])))
     return next(first.beside(change) for change in other if enough(first.beside(change)))

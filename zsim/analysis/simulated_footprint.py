@@ -1,4 +1,4 @@
-"""What a job takes of memory: by its book where that says it, else by a run."""
+"""Memory that a job takes: by its ledger where that says it, else by a run."""
 
 from zsim.analysis.memory_footprint import (
     DependsOnTimeError,
@@ -10,7 +10,7 @@ from zsim.backend.backend import Job, load
 
 
 def footprint_of(job: Job) -> Footprint:
-    """The footprint of `job`, simulated only where it depends on time."""
+    """Return the footprint of `job`, simulated only where it depends on time."""
     try:
         return footprint(job)
     except DependsOnTimeError:

@@ -1,4 +1,4 @@
-"""What a run comes to: step time, rates, exposed communication, peak memory. Pure arithmetic.
+"""Figures of a run: step time, rates, exposed communication, peak memory. Pure arithmetic.
 
 Everything is judged on the last step: from the end of the step before it (or the start) to its own.
 """
@@ -90,7 +90,7 @@ class Summary:
 
     @property
     def bound_by(self) -> str:
-        """What takes most of the step: the host, communication, or else compute."""
+        """Name of what takes most of the step: the host, communication, or else compute."""
         host_s, exposed_s = self.host_bound_s, self.exposed_communication_s
         compute_s = self.step_time_s - exposed_s - host_s
         if max(host_s, exposed_s) <= compute_s:
@@ -99,7 +99,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """FLOPs of all ranks in a step: of the model, of the products that were executed.
 
     `causal_` is without the half of attention that masks hide; `dtype` computes most.
@@ -131,12 +131,12 @@ class Room:
 
 
 def summary(job: Job, trace: Trace) -> Summary:
-    """The figures of `trace`, which a backend made of `job`."""
+    """Return the figures of `trace`, which a backend made of `job`."""
     return summed_up(job, work(job, trace), room(job, trace), step_of(job, trace))
 
 
-def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
-    """The figures of a run of `job` that did this work, took this memory and had these times."""
+def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
+    """Return the figures of a run of `job` with this work, this memory and these times."""
     seconds = (step.end_ps - step.begin_ps) / PICOSECONDS_PER_SECOND
     scale = _Scale(
         gpu_seconds=seconds * job.schedule.mesh.size, peak_rate=_peak_rate(job, done.dtype)
@@ -168,8 +168,8 @@ def summed_up(job: Job, done: Work, taken: Room, step: LastStep) -> Summary:
     )
 
 
-def work(job: Job, trace: Trace) -> Work:
-    """What all ranks compute in the last step of `trace`."""
+def work(job: Job, trace: Trace) -> StepWork:
+    """Return what all ranks compute in the last step of `trace`."""
     stages = (
         1 if job.schedule.contract.strategy is None else job.schedule.contract.strategy.pipeline
     )
@@ -177,7 +177,7 @@ def work(job: Job, trace: Trace) -> Work:
     batches = replicas * micro_batches(job)
     model_flops = batches * (job.model.forward_flops + job.model.backward_flops)
     flops, masked = _executed(job, trace)
-    return Work(
+    return StepWork(
         model_flops=model_flops,
         hardware_flops=sum(flops.values()),
         causal_model_flops=model_flops - batches * job.model.attention_flops // 2,
@@ -188,7 +188,7 @@ def work(job: Job, trace: Trace) -> Work:
 
 
 def room(job: Job, trace: Trace) -> Room:
-    """The memory of the rank that takes most."""
+    """Return the memory of the rank that takes most."""
     largest, reservations_made = _largest(job, trace), _reserved(job, trace)
     reserved = max(reservations_made, key=lambda each: each.peak_bytes)
     full = trace.out_of_memory
@@ -205,12 +205,12 @@ def room(job: Job, trace: Trace) -> Room:
 
 
 def last_step(trace: Trace) -> Interval:
-    """Picoseconds from the end of the step before the last (0 if there is none) to its own end."""
+    """Return from when to when the last step went, in picoseconds."""
     return (trace.step_end_ps[-2] if trace.steps > 1 else 0, trace.step_end_ps[-1])
 
 
 def micro_batches(job: Job) -> int:
-    """Micro-batches per replica and step: those that some rank runs forward."""
+    """Return micro-batches per replica and step: those that some rank runs forward."""
     found = {
         operation.micro_batch
         for program in job.schedule.programs
@@ -222,13 +222,13 @@ def micro_batches(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """What FLOPs of all ranks are divided by."""
+    """Divisors of the FLOPs of all ranks."""
 
     gpu_seconds: float
     peak_rate: int
 
     def rates(self, model_flops: int, hardware_flops: int) -> Rates:
-        """The rates of so many FLOPs."""
+        """Return the rates of so many FLOPs."""
         model = _per_second(model_flops, self.gpu_seconds)
         hardware = _per_second(hardware_flops, self.gpu_seconds)
         return Rates(
@@ -248,7 +248,7 @@ def _program(job: Job, rank: RankTrace) -> Program:
 
 
 def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
-    """FLOPs of matrix products of all ranks in the last step by format, and how many masks hide."""
+    """Return FLOPs of all matrix products in the last step by format, and how many masks hide."""
     totals: dict[DType, int] = {}
     masked = 0
     last = trace.steps - 1
@@ -269,7 +269,7 @@ def _executed(job: Job, trace: Trace) -> tuple[dict[DType, int], int]:
 
 
 def _peak_rate(job: Job, dtype: DType | None) -> int:
-    """The GPU's peak in the format that computes most; 0 if there is none."""
+    """Return the GPU's peak in the format that computes most; 0 if there is none."""
     try:
         return 0 if dtype is None else job.cluster.gpu.rate(dtype).peak
     except ClusterError:
@@ -277,14 +277,14 @@ def _peak_rate(job: Job, dtype: DType | None) -> int:
 
 
 def _largest(job: Job, trace: Trace) -> Peak:
-    """The peak of the device pool that holds most, of the rank whose book is largest."""
+    """Return the peak of the device pool that holds most, of the rank whose book is largest."""
     device = [pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE]
     peaks = [peak(rank.book, pool) for rank in trace.ranks for pool in device]
     return max(peaks, key=lambda each: each.bytes)
 
 
 def _on_node(job: Job, trace: Trace) -> int:
-    """Host memory that the ranks of a node hold, each the most that any rank does."""
+    """Return host memory that the ranks of a node hold, each the most that any rank does."""
     pools = [pool.name for pool in job.schedule.pools if pool.place is Place.HOST]
     books = {id(rank.book): rank.book for rank in trace.ranks}.values()
     each = sum(max(peak_bytes(entries, pool) for entries in books) for pool in pools)
@@ -305,7 +305,7 @@ def _reserved(job: Job, trace: Trace) -> list[Reservation]:
 
 
 def step_of(job: Job, trace: Trace) -> LastStep:
-    """The times of the last step of `trace`."""
+    """Return the times of the last step of `trace`."""
     begin_ps, end_ps = last_step(trace)
     ranks = tuple(_rank_step(_program(job, rank), rank, trace) for rank in trace.ranks)
     return LastStep(
@@ -335,7 +335,7 @@ def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
 
 
 def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:
-    """Picoseconds of the step in which a rank communicates and computes nothing.
+    """Return picoseconds of the step in which a rank communicates and computes nothing.
 
     In all and by group, of the rank with the most.
     """
@@ -353,7 +353,7 @@ def _exposed_of(rank: RankStep) -> tuple[int, dict[str, int]]:
 
 
 def _union(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """The intervals in order, those that touch made one."""
+    """Yield the intervals in order, those that touch made one."""
     current: Interval | None = None
     for start, end in sorted(intervals):
         if current is None or start > current[1]:
@@ -367,7 +367,7 @@ def _union(intervals: Iterable[Interval]) -> Iterator[Interval]:
 
 
 def _outside(intervals: Iterable[Interval], busy: list[Interval]) -> int:
-    """How much the intervals cover that `busy`, ordered and apart, does not."""
+    """Return how much the intervals cover that `busy`, ordered and apart, does not."""
     covered = list(_union(intervals))
     both = list(_union([*covered, *busy]))
     return sum(end - start for start, end in both) - sum(end - start for start, end in busy)

@@ -1,4 +1,4 @@
-"""Where the time of a rank goes: every moment is one thing, so the parts sum up to the whole.
+"""Breakdown of the time of a rank: every moment is one thing, so the parts sum up to the whole.
 
 A moment in which something computes is computing, whatever travels beside it. Else communication
 is exposed, then copies; what is left is idle. HTA's temporal breakdown (`kineto` writes what it
@@ -63,7 +63,7 @@ class Breakdown:
 
 
 def breakdown(program: Program, rank: RankTrace, begin_ps: int, end_ps: int) -> Breakdown:
-    """What `rank`, which runs `program`, did from `begin_ps` to `end_ps`."""
+    """Return what `rank`, which runs `program`, did from `begin_ps` to `end_ps`."""
     bounds: list[tuple[int, bool, int]] = []
     kinds: list[tuple[int, str, str]] = []
     for event in rank.events:
@@ -104,7 +104,7 @@ def _first(running: Iterable[tuple[int, str, str]]) -> tuple[str, str]:
 
 
 def _kind(program: Program, event: Event) -> tuple[str, str]:
-    """What an event is, and of which group."""
+    """Return what an event is, and of which group."""
     operation = program.by_id[event.operation]
     match operation:
         case Compute():

@@ -1,24 +1,37 @@
 """`zsim.compare`: two runs side by side, the largest difference first."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from zsim.analysis.compare import Comparison, Difference, counts
-from zsim.analysis.compare import compare as compared
-from zsim.api.html import table_html
+from zsim.analysis.run_comparison import Comparison, Difference, Measure, counts, sort_of
+from zsim.analysis.run_comparison import compare as compared
+from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
+from zsim.api.data_frame import data_frame
+from zsim.api.notebook import table_html
 from zsim.api.run_result import RunResult
-from zsim.api.scenario import LoadedScenario, load
-from zsim.api.table import data_frame
+from zsim.api.scenario import Changed, LoadedScenario, as_settings, load
 from zsim.backend.backend import BackendError, NoWayError
 from zsim.backend.document import DocumentError, decode_trace
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.trace import Trace
+from zsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+FIGURES, SORTS, OPERATIONS = 10, 6, 8
+"""Rows of each that are shown as text; `rows()` has all."""
+
+NOTHING = 1e-6
+"""No row is shown of a difference of a smaller share of the step, or of all bytes."""
+
+Given: TypeAlias = RunResult | LoadedScenario | str | PathLike[str] | Mapping[str, object]
+"""A result, a trace in a JSON file, or a scenario as `load` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +43,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonResult:
+class ComparisonResult(Answer):
     """Two runs side by side; each list has the largest difference first.
 
     Attributes:
@@ -52,6 +65,40 @@ class ComparisonResult:
         """True if the steps differ by more than predictions are off; None where nobody knows."""
         errors = [each.trace.error for each in (self.first, self.second)]
         return counts(self.found.step.relative or 0.0, errors)
+
+    def text(self) -> str:
+        """Return the step times, the figures, sorts and operations that differ most, how surely."""
+        found = self.found
+        rows = [_row(found.step)]
+        for title, differences, most in (
+            ("", found.figures, FIGURES),
+            ("time of operations by kind", found.sorts, SORTS),
+            ("the operation of each kind that differs most", _firsts(found.operations), OPERATIONS),
+        ):
+            shown = [_row(each) for each in differences if each.weight > NOTHING][:most]
+            rows += [(title, "", "", "", "")] if title and shown else []
+            rows += shown
+        lines = [
+            *(
+                f"{letter}: {side.name} ({side.trace.backend})"
+                for letter, side in (("A", self.first), ("B", self.second))
+            ),
+            table_text(("", "A", "B", "B - A", ""), rows),
+            _rest(found),
+            self._how_surely(),
+        ]
+        return "\n".join(filter(None, lines))
+
+    def _how_surely(self) -> str:
+        """Say how sure it is that steps of two simulations differ; nothing of measured ones."""
+        traces = (self.first.trace, self.second.trace)
+        if not self.found.step.relative or any(each.backend != "sim" for each in traces):
+            return ""
+        if self.steps_differ is None:
+            return "No measurement has judged predictions like these, so their error is unknown."
+        error = max(each.error or 0.0 for each in traces)
+        how = "more" if self.steps_differ else "less"
+        return f"The steps differ by {how} than the error of the prediction, {error:.1%}."
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim compare --json` prints."""
@@ -104,38 +151,44 @@ class ComparisonResult:
 
 
 def compare(
-    first: RunResult | LoadedScenario | str | PathLike[str] | Mapping[str, object],
-    second: RunResult | LoadedScenario | str | PathLike[str] | Mapping[str, object] | None = None,
-    changes: Mapping[str, object] | None = None,
+    first: Given,
+    second: Given | None = None,
+    changes: Changed = None,
+    *,
+    common: Changed = None,
 ) -> ComparisonResult:
     """Compare two runs; what did not run yet is simulated.
 
     Args:
         first: a result, a trace in a JSON file, or a scenario as `load` takes it.
         second: another one; without it the first scenario again, with `changes`.
-        changes: values by key that change the second alone.
+        changes: values by key that change the second alone, as `load` takes them.
+        common: likewise, but they change both.
 
     Raises:
         MistakeError: one of them cannot be read or simulated.
     """
+    changes, common = as_settings(changes), as_settings(common)
     if second is None and not changes:
         raise MistakeError("second: missing; give a second run, or changes of the first")
-    one, other = _side(first, None), _side(first if second is None else second, changes)
-    return ComparisonResult(first=one, second=other, found=compared(one.trace, other.trace))
+    one = _read(first, common)
+    other = _read(first if second is None else second, (*common, *changes))
+    sides = [each if isinstance(each, Side) else _simulated(each) for each in (one, other)]
+    return ComparisonResult(
+        first=sides[0], second=sides[1], found=compared(sides[0].trace, sides[1].trace)
+    )
 
 
-def _side(
-    given: RunResult | LoadedScenario | str | PathLike[str] | Mapping[str, object],
-    changes: Mapping[str, object] | None,
-) -> Side:
+def _read(given: Given, settings: tuple[str, ...]) -> Side | LoadedScenario:
+    """Return what has run, or the scenario that is to run."""
     if isinstance(given, RunResult):
         name, trace = given.title, given.recorded
     elif isinstance(given, str | PathLike) and is_trace(fspath(given)):
         name, trace = fspath(given), _trace(fspath(given))
     else:
-        return _simulated(load(given, changes))
-    if changes:
-        raise MistakeError(f"changes: {name} is a trace; changes are for scenarios")
+        return load(given, settings)
+    if settings:
+        raise MistakeError(f"{settings[0]}: {name} is a trace; settings are for scenarios")
     return Side(name=name, trace=trace)
 
 
@@ -178,3 +231,42 @@ def _entry(each: Difference) -> dict[str, object]:
         f"second_{each.measure}": each.second,
         "relative": each.relative,
     }
+
+
+def _firsts(operations: Iterable[Difference]) -> list[Difference]:
+    """Return the first operation of each sort."""
+    found: dict[str, Difference] = {}
+    for each in operations:
+        found.setdefault(sort_of(each.name), each)
+    return list(found.values())
+
+
+def _row(each: Difference) -> tuple[str, ...]:
+    shown = format_seconds if each.measure is Measure.SECONDS else _bytes
+    sign = "-" if each.change < 0 else "+" if each.change > 0 else ""
+    change = f"{sign}{shown(abs(each.change))}"
+    return each.name, shown(each.first), shown(each.second), change, _relative(each)
+
+
+def _relative(each: Difference) -> str:
+    """Return the change in percent, or from ten times as much on as a factor."""
+    if each.relative is None:
+        return ""
+    if each.relative < 9:
+        return f"{each.relative:+.1%}"
+    return f"x {each.second / each.first:,.0f}"
+
+
+def _bytes(amount: float) -> str:
+    return format_bytes(int(amount))
+
+
+def _rest(found: Comparison) -> str:
+    """Say what is not in the table: how many operations are the same, how many have no peer."""
+    count = len(found.operations)
+    same = sum(not each.change for each in found.operations)
+    text = f"{count:,} operations are in both"
+    text += f", {same:,} of them equal" if same else ""
+    for side, alone in (("A", found.only_first), ("B", found.only_second)):
+        text += f"; {alone:,} in {side} alone" if alone else ""
+    return f"{text}."

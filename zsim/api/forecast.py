@@ -1,4 +1,4 @@
-"""What a run of training would take, as `zsim run` says it: schedule, simulation, figures."""
+"""Forecasts of runs of training, as `zsim run` makes them: schedule, simulation, figures."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from zsim.backend.backend import BackendError, NoWayError, RunFailedError
-from zsim.calibration.verdict import Forecast, Quantity
+from zsim.calibration.training_verdict import Quantity, RunForecast
 from zsim.mistake import MistakeError
 
 FEW = 3
@@ -29,7 +29,7 @@ def forecasts(
     runs: Sequence[Ways],
     quantity: Quantity = Quantity.STEP_TIME,
     told: Callable[[int, int], None] = lambda done, of: None,
-) -> list[Forecast | str | None]:
+) -> list[RunForecast | str | None]:
     """Return forecasts of runs, on all processors; equal ones are made once.
 
     A line instead of a forecast says why there is none; None stands for a run without scenarios.
@@ -40,7 +40,7 @@ def forecasts(
     ways = {text: each for text, each in zip(texts, runs, strict=True) if text}
     workers = min(len(ways), os.cpu_count() or 1)
     make = partial(first_that_fits, quantity=quantity)
-    found: dict[str, Forecast | str] = {}
+    found: dict[str, RunForecast | str] = {}
     with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as pool:
         made = (
             map(make, ways.values())
@@ -53,7 +53,7 @@ def forecasts(
     return [found.get(text) for text in texts]
 
 
-def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> Forecast | str:
+def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> RunForecast | str:
     """Return the forecast of the first of `ways` that fits; of the last, where none does.
 
     Whether one fits is asked of its memory alone, which takes a fraction of a simulation.
@@ -68,8 +68,8 @@ def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> Fore
 
 def forecast(
     tables: Mapping[str, object], quantity: Quantity = Quantity.STEP_TIME
-) -> Forecast | str:
-    """What is predicted for the scenario in `tables`, or in a line why nothing is.
+) -> RunForecast | str:
+    """Return what is predicted for the scenario in `tables`, or in a line why nothing is.
 
     Of many micro-batches few are simulated: each after the first takes as long as the one before;
     in a pipeline, each after those that fill it. Where memory is asked for, the step time is that
@@ -96,14 +96,14 @@ def forecast(
 
 
 def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
-    """`tables` with so many micro-batches in a step."""
+    """Return `tables` with so many micro-batches in a step."""
     changed: dict[str, Any] = deepcopy(dict(tables))
     changed["train"]["gradient_accumulation_steps"] = steps
     return changed
 
 
-def _of_memory(tables: Mapping[str, object]) -> Forecast | str:
-    """Forecast memory; what depends on no time is not simulated, and has no step time."""
+def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
+    """RunForecast memory; what depends on no time is not simulated, and has no step time."""
     from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
     from zsim.files.source import resolved
     from zsim.scenario.tables import from_tables
@@ -114,7 +114,7 @@ def _of_memory(tables: Mapping[str, object]) -> Forecast | str:
         return _simulated(tables)
     except (MistakeError, BackendError, ValueError) as error:
         return str(error)
-    return Forecast(
+    return RunForecast(
         step_time_s=0.0,
         peak_allocated_bytes=found.allocated_bytes,
         peak_reserved_bytes=found.reserved_bytes,
@@ -123,7 +123,7 @@ def _of_memory(tables: Mapping[str, object]) -> Forecast | str:
     )
 
 
-def _simulated(tables: Mapping[str, object]) -> Forecast | str:
+def _simulated(tables: Mapping[str, object]) -> RunForecast | str:
     from zsim.analysis.summary import summary
     from zsim.files.source import resolved
     from zsim.scenario.tables import from_tables
@@ -134,7 +134,7 @@ def _simulated(tables: Mapping[str, object]) -> Forecast | str:
         found = summary(job, source.simulation().run(job, seed=0))
     except (MistakeError, BackendError, RunFailedError, NoWayError, ValueError) as error:
         return str(error)
-    return Forecast(
+    return RunForecast(
         step_time_s=found.step_time_s,
         peak_allocated_bytes=found.peak_allocated_bytes,
         peak_reserved_bytes=found.peak_reserved_bytes,

@@ -6,7 +6,7 @@ from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
-from zsim.api.remedies import remedy_lines, remedy_objects
+from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.backend.backend import Job
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment
@@ -19,7 +19,7 @@ LIVE, BOOKED = "live_bytes_peak/state", "booked_bytes_peak/state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """A run that has ended; with faults or neighbours, beside the step time without them.
 
     `remedies` are what would make it fit; None where nobody looked for them. `fitted` are settings
@@ -37,7 +37,7 @@ class Outcome:
     fitted: tuple[str, ...]
 
 
-def run_object(outcome: Outcome) -> dict[str, object]:
+def run_object(outcome: RunOutcome) -> dict[str, object]:
     """Return the object of `zsim run --json`."""
     found, trace = outcome.summary, outcome.trace
     lack = lack_of_run(outcome.job.schedule, trace)
@@ -78,7 +78,7 @@ def run_object(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
+def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
     """Return what a run came to, the answer first: what each line is about, and the line."""
     found, trace = outcome.summary, outcome.trace
     lines = [("fits", _fits(outcome))]
@@ -98,10 +98,10 @@ def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
     if found.peak_host_bytes:
         lines.append(("host memory", _host_memory(outcome)))
     if trace.backend == "sim" and outcome.job.cluster.gpu.overheads.total_bytes(1):
-        lines.append(("beside it", _overheads(outcome.job)))
+        lines.append(("other memory", _overheads(outcome.job)))
     observed = dict(trace.observed)
     if LIVE in observed and BOOKED in observed:
-        seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} booked"
+        seen = f"{observed[LIVE]:,.0f} bytes live, {observed[BOOKED]:,.0f} in the ledger"
         lines.append(("state and communication", seen))
     if outcome.losses:
         first, last = outcome.losses[0], outcome.losses[-1]
@@ -109,18 +109,18 @@ def run_facts(outcome: Outcome) -> list[tuple[str, str]]:
     return [*lines, *_trust(outcome)]
 
 
-def _trust(outcome: Outcome) -> list[tuple[str, str]]:
-    """How far to trust it, and what would be nearer to measurements."""
+def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:
+    """Return how far to trust it, and settings that take times from measurements."""
     lines = [("trust", outcome.trace.trust)]
     if outcome.fitted:
         settings = " ".join(f"--set {each}" for each in outcome.fitted)
-        lines.append(("nearer", f"{settings}, from measurements"))
+        lines.append(("more accurate", f"{settings}, from measurements"))
     return lines
 
 
-def _lacking(outcome: Outcome, lack: Lack) -> list[tuple[str, str]]:
-    """Of a run that does not fit: when memory ran out, what had it, what would help."""
-    lines = [("out of memory at", moment(lack.operation)), ("alive then", alive_text(lack))]
+def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
+    """Return when memory ran out in a run that does not fit, what had it, what would help."""
+    lines = [("out of memory at", moment(lack.operation)), ("allocated then", alive_text(lack))]
     if outcome.remedies is not None:
         lines += remedy_lines(outcome.remedies)
     if outcome.summary.step_time_s:
@@ -141,27 +141,27 @@ def _host(found: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _trouble(outcome: Outcome) -> list[tuple[str, str]]:
-    """What faults and neighbours cost, where there are some."""
+def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
+    """Return what faults and neighbours cost, where there are some."""
     healthy_s, step_s = outcome.healthy_step_time_s, outcome.summary.step_time_s
     if not healthy_s:
         return []
     lost_s = step_s - healthy_s
     lost = f"{'+' if lost_s >= 0 else '-'}{format_seconds(abs(lost_s))}" if lost_s else "nothing"
-    without = f"{format_seconds(healthy_s)} without faults and neighbours"
-    return [("they cost", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
+    without = f"{format_seconds(healthy_s)} without"
+    return [("faults and neighbours", f"{lost} ({step_s / healthy_s - 1:+.1%}): {without}")]
 
 
-def _fits(outcome: Outcome) -> str:
+def _fits(outcome: RunOutcome) -> str:
     job, found = outcome.job, outcome.summary
     needed = f"{'yes' if found.fits else 'no'}: {format_bytes(found.needed_bytes)} needed"
     if outcome.trace.backend != "sim":
         return f"{needed} on each of {job.schedule.mesh.size} ranks"
-    usable = f"{job.cluster.gpu.name} leaves {format_bytes(found.usable_bytes)}"
+    usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
     return f"{needed}, {_reserved(outcome)} reserved, {usable}"
 
 
-def _reserved(outcome: Outcome) -> str:
+def _reserved(outcome: RunOutcome) -> str:
     """Return the most that is reserved; a lower bound where memory ran out before the peak."""
     found, full = outcome.summary, outcome.trace.out_of_memory
     if found.reserved_bytes is not None:
@@ -180,7 +180,7 @@ def _exposed(found: Summary, share: float) -> str:
 
 
 def _rates(found: Summary) -> str:
-    """FLOPs per second and GPU; a second time with recomputation, where there is some."""
+    """Return FLOPs per second and GPU; a second time with recomputation, where there is some."""
     rates = [(found.model_tflops_per_gpu, "MFU", found.mfu, " per GPU")]
     if found.hardware_tflops_per_gpu > found.model_tflops_per_gpu * 1.0005:
         rates.append((found.hardware_tflops_per_gpu, "HFU", found.hfu, " with recomputation"))
@@ -196,14 +196,14 @@ def _memory(found: Summary) -> str:
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
 
 
-def _host_memory(outcome: Outcome) -> str:
-    """What the ranks of a node hold of its host's memory, and what there is."""
+def _host_memory(outcome: RunOutcome) -> str:
+    """Return what the ranks of a node hold of its host's memory, and what there is."""
     held, host = format_bytes(outcome.summary.peak_host_bytes), outcome.job.cluster.host
     return f"{held} on a node" + ("" if host is None else f" of {format_bytes(host.memory_bytes)}")
 
 
 def _overheads(job: Job) -> str:
-    """What CUDA and NCCL take of a GPU, and what there is."""
+    """Return what CUDA and NCCL take of a GPU, and what there is."""
     count = communicators(job.schedule, job.schedule.programs[0])
     gpu, taken = job.cluster.gpu, job.cluster.gpu.overheads
     visible = gpu.memory_bytes if gpu.visible_bytes is None else gpu.visible_bytes

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.summary import Summary, summary
-from zsim.api.html import facts_html
-from zsim.api.picture import Picture
-from zsim.api.run_facts import Outcome, run_facts, run_object
-from zsim.api.table import data_frame
+from zsim.api.answer import AnswerInFacts
+from zsim.api.data_frame import data_frame
+from zsim.api.notebook import Picture
+from zsim.api.run_facts import RunOutcome, run_facts, run_object
 from zsim.files.installed import fitted_for
 from zsim.files.picture import need_format, write_picture
-from zsim.files.trace import need_trace, write_trace
+from zsim.files.trace_file import need_trace, write_trace
 from zsim.files.written import unwritten, write
 from zsim.mistake import MistakeError
 from zsim.report.timeline import TimelineError, timeline
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunResult:
+class RunResult(AnswerInFacts):
     """Result of a run; every figure is of the last step, of the rank that has most of it.
 
     Attributes:
@@ -170,8 +170,8 @@ class RunResult:
         return self.look_for_remedies(self.recorded)
 
     @property
-    def _outcome(self) -> Outcome:
-        return Outcome(
+    def _outcome(self) -> RunOutcome:
+        return RunOutcome(
             title=self.title,
             job=self.job,
             trace=self.recorded,
@@ -226,8 +226,8 @@ class RunResult:
             MistakeError: it cannot be a page, or the extra `report` is not installed.
             UnwrittenError: it cannot be written.
         """
-        from zsim.files.page import need_html, render
-        from zsim.report.run import run_page
+        from zsim.files.html_page import need_html, render
+        from zsim.report.run_page import run_page
 
         need_html("report", Path(path))
         page = run_page(self.job, self.recorded, self.summary, title=self.title, facts=self.facts())
@@ -270,6 +270,3 @@ class RunResult:
             f"RunResult(title={self.title!r}, fits={self.fits}, step_time_s={self.step_time_s}, "
             f"peak_reserved_bytes={self.peak_reserved_bytes})"
         )
-
-    def _repr_html_(self) -> str:
-        return facts_html(self.title, self.facts())

@@ -1,16 +1,17 @@
 """Scenarios from Python: `zsim.load` reads one, changes it, and tells what is wrong in one line."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from zsim.api.html import facts_html
+from zsim.api.notebook import facts_html
 from zsim.files.source import (
     Changes,
     Source,
@@ -19,13 +20,14 @@ from zsim.files.source import (
     schedule_source,
     tables_or_schedule,
 )
+from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.tables import Scenario, ScenarioError, Table
 from zsim.scenario.toml import NONE, setting_value, with_settings
 from zsim.units import format_count
 
 if TYPE_CHECKING:
-    from zsim.analysis.plan import Plan
+    from zsim.api.plan_result import PlanResult
     from zsim.backend.backend import Job
     from zsim.backend.document import Document
     from zsim.cluster.cluster import Cluster
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 TABLES = "scenario"
 """Name in messages of a scenario that is given as tables."""
+
+Changed: TypeAlias = Mapping[str, object] | Iterable[str] | None
+"""Values by key, or settings as the command line has them: `"zero.stage=3"`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ class LoadedScenario:
 
     def changed(
         self,
-        changes: Mapping[str, object] | None = None,
+        changes: "Changed" = None,
         *,
         ranks: int | None = None,
         steps: int | None = None,
@@ -118,22 +123,17 @@ class LoadedScenario:
         Raises:
             MistakeError: a key or value is wrong.
         """
-        settings = tuple(as_setting(key, value) for key, value in (changes or {}).items())
-        made = self.but(Changes(settings=settings, ranks=ranks, steps=steps))
+        settings, mine = as_settings(changes), self.changes
+        made = self
+        if settings or (ranks, steps) != (None, None):
+            together = Changes(
+                settings=(*mine.settings, *settings),
+                ranks=mine.ranks if ranks is None else ranks,
+                steps=mine.steps if steps is None else steps,
+            )
+            made = replace(self, changes=together)
         _ = made.source if made.tables is None else made.scenario  # wrong ones are told now
         return made
-
-    def but(self, more: Changes) -> "LoadedScenario":
-        """Return this scenario with `more` changes, of which none is looked at yet."""
-        mine = self.changes
-        return replace(
-            self,
-            changes=Changes(
-                settings=(*mine.settings, *more.settings),
-                ranks=mine.ranks if more.ranks is None else more.ranks,
-                steps=mine.steps if more.steps is None else more.steps,
-            ),
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return its tables with all changes, as `load` takes them."""
@@ -141,17 +141,30 @@ class LoadedScenario:
             raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
         return with_settings(self.tables, self.changes.all_settings)
 
-    def plan(self) -> "Plan":
+    def plan(self) -> "PlanResult":
         """Return what a rank holds and sends in a step, in bytes, read off the schedule.
 
         Raises:
             MistakeError: it cannot be settled, or is a schedule without a model.
         """
-        from zsim.analysis.plan import plan
+        from zsim.analysis.schedule_plan import plan
+        from zsim.api.plan_result import PlanResult
 
         if self.document.model is None:
             raise MistakeError(f"{self.name}: model: missing; a plan needs it")
-        return plan(self.schedule, self.document.model)
+        return PlanResult(title=self.title, plan=plan(self.schedule, self.document.model))
+
+    def write_schedule(self, path: str | PathLike[str]) -> None:
+        """Write the schedule to `path` as JSON, with its model and cluster; `load` reads it.
+
+        Raises:
+            MistakeError: there is no such folder.
+            UnwrittenError: it cannot be written.
+        """
+        from zsim.backend.document import encode
+
+        need_folder("schedule", Path(path))
+        write(Path(path), encode(self.document))
 
     def _repr_html_(self) -> str:
         tables = {} if self.tables is None else self.to_dict()
@@ -169,7 +182,7 @@ class LoadedScenario:
 
 def load(
     scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
-    changes: Mapping[str, object] | None = None,
+    changes: Changed = None,
     *,
     ranks: int | None = None,
     steps: int | None = None,
@@ -182,7 +195,8 @@ def load(
 
     Args:
         scenario: what to load; a loaded one is changed.
-        changes: values by key, on top of what the scenario says.
+        changes: values by key, on top of what the scenario says; or settings as the command line
+            has them (`["zero.stage=3"]`).
         ranks: so many ranks instead of those of the cluster.
         steps: optimizer steps of a run.
 
@@ -216,6 +230,30 @@ def find_scenario(
             raise MistakeError(
                 f"scenario: {scenario!r} must be a name, a path, or tables by name in a dict"
             )
+
+
+def as_settings(changes: Changed) -> tuple[str, ...]:
+    """Return `changes` as the command line has them.
+
+    Raises:
+        MistakeError: no scenario has a value of such a type.
+    """
+    if changes is None:
+        return ()
+    if isinstance(changes, Mapping):
+        pairs = cast("Mapping[str, object]", changes).items()
+        return tuple(as_setting(key, value) for key, value in pairs)
+    return (changes,) if isinstance(changes, str) else tuple(changes)
+
+
+def setting_keys() -> list[str]:
+    """Return the keys of scenarios, with their tables: `zero.stage`."""
+    return [
+        f"{name}.{key}"
+        for name, field in Scenario.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table)
+        for key in field.annotation.model_fields
+    ]
 
 
 def as_setting(key: str, value: object) -> str:

@@ -82,12 +82,12 @@ _BOUNDS = (
 
 
 def searched(start: NetworkProfile) -> list[str]:
-    """Constants that are searched from `start` on; what hardware cannot do stays 0."""
+    """Return constants that are searched from `start` on; what hardware cannot do stays 0."""
     return [name for name, value in start.numbers.items() if name != "nvls_choice" and value]
 
 
 def bounds(name: str, start: NetworkProfile) -> tuple[float, float]:
-    """Logarithms of the least and most that a constant may be, by the end of its name."""
+    """Return logarithms of the least and most that a constant may be, by the end of its name."""
     low, high = next(limits for end, limits in _BOUNDS if name.endswith(end))
     if name == "nic" and start["nic"] < low:  # a rack, see RACK_NIC
         low = RACK_NIC / 4

@@ -20,9 +20,9 @@ them as they are. The chunked loss is that of pull request 996.
 from collections.abc import Mapping
 from typing import Literal
 
+from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, WholeOrOne, word
 from zsim.calibration.hardware import gpu_in, memory_gb_in
-from zsim.calibration.runs import RunRow, Table
-from zsim.calibration.table import MaybePositive, NotModelledError, Whole, WholeOrOne, word
+from zsim.calibration.run_rows import RunRow, RunTable
 
 SYSTEMS = {
     ("h100", 96): ("grand_teton_h100", "h100_hbm2e"),
@@ -61,7 +61,7 @@ RESHARD = {"always": True, "default": True, "": True, "never": False}
 """By the first word. The last block is not resharded by default, which is not told apart."""
 
 
-class _Row(RunRow):
+class _Fsdp2LlamaRow(RunRow):
     peak_reserved_memory_GiB: MaybePositive  # noqa: N815  (the column is called so)
     pp: WholeOrOne
     technique: str
@@ -169,4 +169,4 @@ class _Row(RunRow):
         return model
 
 
-TABLE = Table("fsdp2_llama_training_runs", _Row)
+TABLE = RunTable("fsdp2_llama_training_runs", _Fsdp2LlamaRow)

@@ -10,9 +10,9 @@ those of H100 are not published, and taken to be InfiniBand's 400 Gb/s.
 
 from collections.abc import Mapping
 
+from zsim.calibration.csv_rows import NotModelledError, Whole, word
 from zsim.calibration.hardware import gpu_in, memory_gb_in
-from zsim.calibration.runs import RunRow, Table
-from zsim.calibration.table import NotModelledError, Whole, word
+from zsim.calibration.run_rows import RunRow, RunTable
 
 SYSTEMS = {"a100": "dgx_a100_infiniband", "h100": "dgx_h100_infiniband"}
 """Topology of each kind of GPU, which is also the name of its profiles."""
@@ -31,7 +31,7 @@ twelfth less than those of bf16, without they take the same. PyTorch stops early
 scripts named 1.13 and 2.0 when rows of bf16 were published."""
 
 
-class _Row(RunRow):
+class _FsdpMptRow(RunRow):
     n_layers: Whole
     d_model: Whole
     n_heads: Whole
@@ -100,4 +100,4 @@ class _Row(RunRow):
         }
 
 
-TABLE = Table("fsdp_mpt_training_runs", _Row)
+TABLE = RunTable("fsdp_mpt_training_runs", _FsdpMptRow)

@@ -1,4 +1,4 @@
-"""What vendors say of the hardware in published measurements: nominal bandwidths, never fitted.
+"""Data sheets of the hardware in published measurements: nominal bandwidths, never fitted.
 
 A row names its hardware in free text. Here is how that text is read, and what the machine has.
 """
@@ -29,7 +29,7 @@ class Hardware:
 
     @property
     def is_rack(self) -> bool:
-        """Whether the domain is many nodes."""
+        """True if the domain is many nodes."""
         return self.domain > 16
 
 
@@ -71,7 +71,7 @@ OWN_TRANSPORT = ("aws_", "gcp_")
 
 
 def gpu_in(text: str) -> str:
-    """The kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
+    """Return the kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
     found = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", text.lower())]
     return found[0] if found else UNNAMED
 
@@ -92,7 +92,7 @@ def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:
 
 
 def speaks_verbs(system: str, gpu: str) -> bool:
-    """Whether ordinary InfiniBand nodes are judged by what was measured on this system.
+    """Tell whether ordinary InfiniBand nodes are judged by what was measured on this system.
 
     Not where the transport is a cloud's own, where a rack is the node, or where the NICs are not
     known by a data sheet.

@@ -16,9 +16,9 @@ from zlib import crc32
 
 import numpy as np
 
-from zsim.calibration.calibrate import publication
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
 from zsim.calibration.least_squares import SCALES, Array, minimized
+from zsim.calibration.network_profiles import publication
 from zsim.cluster.profile import flash_attention_2 as flash2
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.cluster.profile.kernels import ASSUMED, NAMES, FittedKernels, KernelProfile
@@ -90,17 +90,17 @@ FOLDS = 4
 
 
 def predicted_s(row: KernelRow, by: KernelProfile) -> float:
-    """Seconds that the constants give for `row`."""
+    """Return seconds that the constants give for `row`."""
     return sum(fitted_s(kernel, CHIPS[row.gpu].peaks, by) for kernel in row.kernels)
 
 
 def error(row: KernelRow, by: KernelProfile) -> float:
-    """How far the prediction is off, as a fraction of the measured time."""
+    """Return how far the prediction is off, as a fraction of the measured time."""
     return abs(predicted_s(row, by) / row.seconds - 1)
 
 
 def calibrated(rows: Sequence[KernelRow], *, report: Callable[[str], None]) -> list[FittedKernels]:
-    """Constants of every kind of GPU in `rows`, siblings first; `report` is told what is done."""
+    """Return constants of every kind of GPU in `rows`, siblings first; `report` gets progress."""
     found: dict[str, FittedKernels] = {}
     for gpu, sibling in SIBLINGS.items():
         own = [row for row in rows if row.gpu == gpu]
@@ -132,7 +132,7 @@ def _taken_from(sibling: str, found: Mapping[str, FittedKernels]) -> str:
 
 
 def fitted(rows: Sequence[KernelRow], start: KernelProfile) -> KernelProfile:
-    """`start` with every constant of which `rows` speak moved to where it fits them best."""
+    """Return `start` with every constant of which `rows` speak moved to where it fits them best."""
     products = [row for row in rows if _kind(row) == KernelKind.MATMUL]
     free = OF_PRODUCTS if len(products) >= FEW else ("product",)
     found = _searched(products, start, free) if products else start

@@ -12,13 +12,13 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from zsim.calibration.table import (
+from zsim.calibration.csv_rows import (
     Cells,
+    CsvRow,
     MaybeWhole,
     MeasuredError,
     NotModelledError,
     Positive,
-    Row,
     Unmodelled,
     Whole,
     must,
@@ -87,7 +87,7 @@ def _extents(text: str) -> tuple[int, int, int]:
     return m, n, k
 
 
-class _Product(Row):
+class _Product(CsvRow):
     gpu: Annotated[str, AfterValidator(_gpu)]
     batch: Whole
     m: Whole
@@ -103,7 +103,7 @@ class _Product(Row):
     time_us_derived: Positive
 
 
-class _Peak(Row):
+class _PeakRow(CsvRow):
     dtype: Annotated[str, must(lambda text: text == "bf16", "dtype {!r} is not modelled")]
     accelerator: Annotated[
         str,
@@ -116,7 +116,7 @@ class _Peak(Row):
     mamf_tflops: Positive
 
 
-class _Operator(Row):
+class _Operator(CsvRow):
     """An operator on `b` sequences of `length` tokens; `dim` wide, over `h` heads and `mp` ranks.
 
     Which of the last three there are depends on the operator.
@@ -177,7 +177,7 @@ def _product(number: int, cells: Cells) -> Iterable[KernelRow]:
 
 
 def _peak(number: int, cells: Cells) -> Iterable[KernelRow]:
-    row = parsed(PEAKS, _Peak, cells)
+    row = parsed(PEAKS, _PeakRow, cells)
     m, n, k = row.best_shape_MxNxK
     yield KernelRow(
         file=PEAKS,
@@ -213,7 +213,7 @@ SEVERAL = ("RMSlayernorm", "optimizer", "firstStage_optimizer", "middleStage_opt
 
 
 def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
-    """A linear layer from so many times the hidden size to so many; which of them ranks share."""
+    """Return a linear layer, sizes in multiples of the hidden size; ranks share its `cut`."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         hidden, ranks = row.stated("dim"), row.stated("mp")
@@ -232,7 +232,7 @@ def _linear(rows_of_hidden: float, columns_of_hidden: float, cut: str) -> Build:
 
 
 def _scores(*, inner: bool) -> Build:
-    """Products of plain attention: scores, or with `inner` what is made from their softmax."""
+    """Return products of plain attention: scores, or with `inner` those of their softmax."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         heads, length = row.stated("h"), row.length
@@ -259,7 +259,7 @@ def _flash(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
 def _moving(
     kind: KernelKind, streams: tuple[int, int], columns: float = 1.0, *, dtype: DType = DType.FP16
 ) -> Build:
-    """A kernel over so many times the hidden size for each token; 0 is the vocabulary."""
+    """Return a kernel over so many times the hidden size for each token; 0 is the vocabulary."""
 
     def build(row: _Operator, *, backward: bool) -> tuple[Kernel, ...]:
         wide = columns * row.stated("dim") if columns else VOCABULARY

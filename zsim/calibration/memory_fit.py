@@ -1,4 +1,4 @@
-"""Whether published runs fit, beside whether they are predicted to: runs that ended without result.
+"""Published runs that fit or did not, beside predictions: runs that ended without a result.
 
 A run without a result may have run out of memory, crashed or taken too long. Where a run of the
 same model with no more tensor ranks and no smaller micro-batch has a result, memory is not why: a
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from zsim.calibration.published import Published
-from zsim.calibration.verdict import Forecast
+from zsim.calibration.training_verdict import RunForecast
 
 NEAR = 0.05
 """A run without a result may be predicted this far below the limit."""
@@ -20,8 +20,8 @@ ABOVE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """How well it is predicted which runs of a file fit.
+class MemoryFit:
+    """Predictions of which runs of a file fit, beside what they did.
 
     The limit is what a rank may reserve: memory of its GPU less the context and buffers of NCCL.
 
@@ -42,13 +42,13 @@ class Fit:
 
 
 def fit(
-    file: str, runs: Sequence[Published], forecasts: Sequence[Forecast | str | None]
-) -> Fit | None:
-    """The fit of `runs` of `file`; None where every run has a result."""
+    file: str, runs: Sequence[Published], forecasts: Sequence[RunForecast | str | None]
+) -> MemoryFit | None:
+    """Return the fit of `runs` of `file`; None where every run has a result."""
     made = [
         (run, forecast)
         for run, forecast in zip(runs, forecasts, strict=True)
-        if isinstance(forecast, Forecast)
+        if isinstance(forecast, RunForecast)
     ]
     results = [(run, forecast) for run, forecast in made if not run.failed]
     hardest = [(run.model, *_hardness(run)) for run, _ in results]
@@ -59,7 +59,7 @@ def fit(
     ]
     if len(results) == len(made):
         return None
-    return Fit(
+    return MemoryFit(
         file=file,
         without=len(without),
         refused=sum(each.needed_bytes >= each.usable_bytes * (1 - NEAR) for each in without),
@@ -72,7 +72,7 @@ def fit(
 
 
 def _hardness(run: Published) -> tuple[int, int]:
-    """Tensor ranks, of which fewer are harder, and sequences of a micro-batch."""
+    """Return tensor ranks, of which fewer are harder, and sequences of a micro-batch."""
     parallel = cast("Mapping[str, int]", run.scenario["parallel"])
     train = cast("Mapping[str, int]", run.scenario["train"])
     return parallel.get("tensor", 1), train["micro_batch_size"]

@@ -8,8 +8,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from zsim.calibration.collective_rows import Measurement
 from zsim.calibration.least_squares import Array
-from zsim.calibration.measured import Measurement
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm import direct
 from zsim.network.algorithm.activity import Collective, GroupShape, Protocol
@@ -33,7 +33,7 @@ class Point:
 
 
 def points(rows: Collection[Measurement]) -> list[Point]:
-    """Configurations in `rows`, in order of appearance. Systems are told apart."""
+    """Return configurations in `rows`, in order of appearance. Systems are told apart."""
     found: defaultdict[tuple[str, str, Collective, GroupShape, int, Bandwidths], list[float]]
     found = defaultdict(list)
     for row in rows:

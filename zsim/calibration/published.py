@@ -49,11 +49,11 @@ class Published:
 
     @property
     def sweep(self) -> tuple[str, str, str, int]:
-        """What fitting and judging never share: (file, hardware, model, sequence length)."""
+        """Key of what fitting and judging never share: (file, hardware, model, sequence length)."""
         return (self.file, self.hardware, self.model, self.sequence_length)
 
     @property
     def judged(self) -> bool:
-        """Whether its sweep judges predictions; the others may fit constants. By hash: a coin."""
+        """True if its sweep judges predictions; the others may fit constants. By hash: a coin."""
         text = "\0".join(map(str, self.sweep))
         return sha256(text.encode()).digest()[0] % 2 == 0

@@ -51,7 +51,7 @@ class Observed:
     beside_s: float
 
     def predicted_s(self, by: InTraining) -> float:
-        """Seconds that constants give."""
+        """Return seconds that constants give."""
         work = sum(value / by.constant(name) for name, value in self.alone_s.items())
         return work + self.rest_s + self.beside_s * max(0.0, by.beside_collective - 1)
 
@@ -59,7 +59,7 @@ class Observed:
 def alone_s(
     kernels: Mapping[Kernel, int], peaks: Mapping[Kernel, Peaks], by: KernelProfile
 ) -> dict[str, float]:
-    """Seconds of work of `kernels`, each so many times, by the share that they have."""
+    """Return seconds of work of `kernels`, each so many times, by the share that they have."""
     sums = dict.fromkeys(SHARES, 0.0)
     for kernel, count in kernels.items():
         sums[share_of(kernel)] += count * work_s(kernel, peaks[kernel], by)

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, word
 from zsim.calibration.hardware import gpu_in
-from zsim.calibration.runs import RunRow, Table
-from zsim.calibration.table import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.run_rows import RunRow, RunTable
 
 HARDWARE = {"h100": ("p5", "fat_tree_2", "h100", "h100/aws_p5")}
 """Node, fabric, and profiles of kernels and network, by the kind of GPU."""
@@ -57,7 +57,7 @@ SMALLEST = "1B"
 """The model whose rows are all-reduces."""
 
 
-class _Row(RunRow):
+class _Zero01Row(RunRow):
     model: Annotated[str, Field(alias="model_size")]
     status: str
     peak_gpu_memory_GB: MaybePositive  # noqa: N815  (the column is called so)
@@ -158,4 +158,4 @@ class _Row(RunRow):
         }
 
 
-TABLE = Table("zero01_tp_pp_training_runs", _Row)
+TABLE = RunTable("zero01_tp_pp_training_runs", _Zero01Row)

@@ -1,95 +1,35 @@
-"""`zsim calibrate`: published rows in, profile files out."""
+"""`zsim calibrate --from DIR`."""
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
-from zsim.calibration import kernel_fit
-from zsim.calibration.calibrate import calibrated
-from zsim.calibration.validate import SIZE_CLASSES
-from zsim.cli.calibrate_training import FITTED, with_training
-from zsim.cli.measured import all_tables, runs_of, timed_links
-from zsim.cluster.profile import kernels as kernel_profile
-from zsim.cluster.profile.files import Profiles, text
-from zsim.files.written import UnwrittenError, write
-from zsim.mistake import file_fault, mistakes
+import typer
 
-KERNELS = "kernels"
-"""Folder of the files that speak of kernels, inside the one that was asked for."""
+from zsim.cli.option import Code
+from zsim.cli.printing import print_answer
+from zsim.mistake import MistakeError
 
 
-def calibrate(source: Path, target: Path) -> None:
-    """Fit the tables in the folder `source`; write files for each kind of GPU into `target`.
-
-    Raises:
-        MistakeError: there is nothing to read, or a file cannot be written.
-    """
-    of_networks, of_kernels = all_tables(source)
-    networks = [row for found, _ in of_networks.values() for row in found]
-    kernels = [row for found, _ in of_kernels.values() for row in found]
+def calibrate(
+    source: Annotated[
+        Path, typer.Option("--from", metavar="DIR", help="Folder of published tables, in CSV.")
+    ],
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that the profiles are written to.")
+    ] = Path("profiles"),
+) -> Code:
+    """Fit constants of networks and kernels to published rows."""
     try:
-        (target / KERNELS if kernels else target).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise file_fault(str(target), error) from None
-    links = timed_links(source)
-    for profiles in calibrated(networks, links=links, report=_report) if networks else ():
-        path = target / f"{profiles.gpu}.toml"
-        with mistakes(UnwrittenError):
-            write(path, text(profiles))
-        print(f"{path}: {_errors(profiles)}")
-    runs = [
-        run
-        for name, found in runs_of(source).items()
-        if name in FITTED
-        for run in found
-        if not run.reason
-    ]
-    alone = kernel_fit.calibrated(kernels, report=_report)
-    for fitted in with_training(alone, runs, today=datetime.now(UTC).date(), report=_report):
-        path = target / KERNELS / f"{fitted.gpu}.toml"
-        with mistakes(UnwrittenError):
-            write(path, kernel_profile.text(fitted))
-        print(f"{path}: {_kernel_errors(fitted)}")
+        from zsim.api.calibration import calibrate as calibrate_from
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "scipy":
+            raise
+        raise MistakeError("calibrate: needs scipy (pip install 'zsim[calibrate]')") from None
+
+    print_answer(calibrate_from(source, to, report=_report), as_json=False)
+    return Code.DONE
 
 
 def _report(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _errors(profiles: Profiles) -> str:
-    parts: list[str] = []
-    for size, name in SIZE_CLASSES.items():
-        fitted = profiles.errors.get(f"fitted_{name}")
-        if fitted is not None:
-            held_out = profiles.errors.get(f"held_out_{name}")
-            parts.append(f"{size}: median error {_median(fitted, held_out)}")
-    if profiles.scaled_from:
-        parts.append(f"links as timed, all else scaled from {profiles.scaled_from}")
-    return "; ".join(parts) or "no rows from 64 KiB up"
-
-
-def _kernel_errors(fitted: kernel_profile.FittedKernels) -> str:
-    parts: list[str] = []
-    for kind in ("matmul", "attention"):
-        error = fitted.errors.get(f"fitted_{kind}")
-        if error is not None:
-            held_out = fitted.errors.get(f"held_out_{kind}")
-            parts.append(f"{kind}: median error {_median(error, held_out)}")
-    if fitted.sibling == kernel_profile.ASSUMED:
-        parts.append("the rest is assumed")
-    elif fitted.sibling:
-        parts.append(f"the rest is scaled from {fitted.sibling}")
-    evidence = fitted.constants.training.evidence
-    if evidence is not None and evidence.gpu == fitted.gpu:
-        parts.append(
-            f"training: {evidence.fitted} runs fitted, {evidence.judged} judged, median error "
-            f"{evidence.median:.1%}"
-        )
-    elif evidence is not None:
-        parts.append(f"training is scaled from {evidence.gpu}")
-    return "; ".join(parts)
-
-
-def _median(fitted: float, held_out: float | None) -> str:
-    beside = "nothing to hold out" if held_out is None else f"{held_out:.1%} held out"
-    return f"{fitted:.1%} fitted, {beside}"

@@ -1,9 +1,9 @@
-"""What went wrong with the run itself: one line, and where the details were written."""
+"""Failures of the run itself: one line, and a file with the details."""
 
 import tempfile
 import traceback
 
-from zsim.backend.backend import RunFailedError
+from zsim.api.launch import RunFailedError
 
 
 def report(error: Exception) -> str:

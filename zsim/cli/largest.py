@@ -1,24 +1,15 @@
-"""`zsim largest`: its answer."""
+"""`zsim largest SCENARIO`."""
 
-from zsim.api.largest_model import largest
-from zsim.api.scenario import find_scenario
-from zsim.cli.answer import print_json, print_lines, print_title
-from zsim.cli.spinner import spinner
-from zsim.files.source import Changes
+from zsim.cli.option import Code, Json, Scenario, Settings
+from zsim.cli.printing import print_answer
+from zsim.cli.progress_bar import progress
 
 
-def print_largest(name: str, changes: Changes, *, as_json: bool) -> bool:
-    """Print the largest model that fits; return whether there is one.
+def largest(scenario: Scenario, settings: Settings = None, json: Json = False) -> Code:
+    """Find the largest model that fits, and what stops the next one."""
+    from zsim.api.largest_result import largest as largest_of
 
-    Raises:
-        MistakeError: `name` is no scenario, or cannot be used.
-    """
-    scenario = find_scenario(name).but(changes)
-    with spinner(f"the largest model of {name}"):
-        result = largest(scenario)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        print_title(result.title)
-        print_lines(result.facts())
-    return result.fits
+    with progress(f"the largest model of {scenario}") as told:
+        found = largest_of(scenario, settings, progress=told)
+    print_answer(found, as_json=json)
+    return Code.DONE if found.fits else Code.NO

@@ -9,20 +9,19 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
-from zsim.cli.commands.calibrate import calibrate
-from zsim.cli.commands.check import check
-from zsim.cli.commands.compare import compare
-from zsim.cli.commands.largest import largest
-from zsim.cli.commands.listing import list_
-from zsim.cli.commands.plan import plan
-from zsim.cli.commands.run import run
-from zsim.cli.commands.show import show
-from zsim.cli.commands.sweep import sweep
-from zsim.cli.commands.topology import topology
-from zsim.cli.commands.validate import validate
+from zsim.cli.calibrate import calibrate
+from zsim.cli.check import check
+from zsim.cli.compare import compare
+from zsim.cli.largest import largest
+from zsim.cli.listing import list_
 from zsim.cli.option import Code
-from zsim.files.written import UnwrittenError
-from zsim.mistake import MistakeError, one_line
+from zsim.cli.plan import plan
+from zsim.cli.run import run
+from zsim.cli.show import show
+from zsim.cli.sweep import sweep
+from zsim.cli.topology import topology
+from zsim.cli.validate import validate
+from zsim.mistake import MistakeError, UnwrittenError, one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that takes no more."""
@@ -52,7 +51,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """One ZeRO schedule, simulated on a cluster or run on real ranks."""
+    """Simulate ZeRO training on a cluster, or run the same schedule on real ranks."""
 
 
 app.command("run")(run)
@@ -134,7 +133,7 @@ def _refuse(message: str, code: Code) -> Code:
 
 
 def main() -> None:
-    """The command `zsim`."""
+    """Run the command `zsim`."""
     for stream in (sys.stdout, sys.stderr):  # a name may hold what the terminal cannot show
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

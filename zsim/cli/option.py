@@ -1,4 +1,4 @@
-"""What the commands of `zsim` share: exit codes, and options that several of them have.
+"""Exit codes, and options that several commands of `zsim` share.
 
 Exit codes: 0 done; 1 the answer is no (findings, does not fit); 2 the caller's mistake; 3 the run
 itself failed; 4 done and answered, but a file could not be written; 130 interrupted.
@@ -6,6 +6,7 @@ itself failed; 4 done and answered, but a file could not be written; 130 interru
 
 from collections.abc import Callable
 from enum import IntEnum
+from importlib import import_module
 from typing import Annotated, Final
 
 import typer
@@ -15,7 +16,7 @@ LONGEST_S: Final = 1e6
 
 
 class Code(IntEnum):
-    """What the process returns."""
+    """Exit code of the process."""
 
     DONE = 0
     NO = 1
@@ -26,7 +27,7 @@ class Code(IntEnum):
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `minimum` on, for an option."""
+    """Return a parser of whole numbers from `minimum` on, for an option."""
 
     def parse(given: str | int) -> int:
         text = str(given)  # a default comes as it is
@@ -38,7 +39,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def more_than_nothing(given: str | float) -> float:
-    """A number of more than 0, for an option."""
+    """Return a number of more than 0, for an option."""
     try:
         number = float(given)
     except ValueError:
@@ -50,54 +51,21 @@ def more_than_nothing(given: str | float) -> float:
     return number
 
 
-def scenario_names(begun: str) -> list[str]:
-    """Return the scenarios that ship whose names begin so, for completion."""
-    from zsim.files.installed import scenarios
+def completed(names: str) -> Callable[[str], list[str]]:
+    """Return what completes a word to what a function of `zsim.api.shipped` returns."""
 
-    return [name for name in scenarios() if name.startswith(begun)]
+    def complete(begun: str) -> list[str]:
+        known: Callable[[], list[str]] = getattr(import_module("zsim.api.shipped"), names)
+        return [name for name in known() if name.startswith(begun)]
 
-
-def study_names(begun: str) -> list[str]:
-    """Return the studies that ship whose names begin so."""
-    from zsim.files.installed import studies
-
-    return [name for name in studies() if name.startswith(begun)]
+    return complete
 
 
-def backend_names(begun: str) -> list[str]:
-    """Return the backends that are installed whose names begin so."""
-    from zsim.backend.backend import names
-
-    return [name for name in names() if name.startswith(begun)]
-
-
-def topology_names(begun: str) -> list[str]:
-    """Return the systems and nodes that ship whose names begin so."""
-    from zsim.cluster.files import Part
-    from zsim.files.installed import part_names
-
-    names = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
-    return [name for name in names if name.startswith(begun)]
-
-
-def shown_names(begun: str) -> list[str]:
-    """Return all names that ship which begin so."""
-    from zsim.files.source import shipped_names
-
-    return [name for name in shipped_names() if name.startswith(begun)]
-
-
-def setting_keys(begun: str) -> list[str]:
+def completed_keys(begun: str) -> list[str]:
     """Return the keys of a scenario that begin so, with what stands behind them."""
-    from zsim.scenario.tables import Scenario as Tables
-    from zsim.scenario.tables import Table
+    from zsim.api.scenario import setting_keys
 
-    keys: list[str] = []
-    for name, field in Tables.model_fields.items():
-        table = field.annotation
-        if isinstance(table, type) and issubclass(table, Table):
-            keys += [f"{name}.{key}=" for key in table.model_fields]
-    return [key for key in keys if key.startswith(begun)]
+    return [f"{key}=" for key in setting_keys() if key.startswith(begun)]
 
 
 Scenario = Annotated[
@@ -105,7 +73,7 @@ Scenario = Annotated[
     typer.Argument(
         help="A scenario that ships (zsim list), or a file.",
         show_default=False,
-        autocompletion=scenario_names,
+        autocompletion=completed("scenario_names"),
     ),
 ]
 Schedulish = Annotated[
@@ -114,7 +82,7 @@ Schedulish = Annotated[
         metavar="SCENARIO|FILE.json",
         help="A scenario that ships (zsim list), a file, or a schedule in JSON.",
         show_default=False,
-        autocompletion=scenario_names,
+        autocompletion=completed("scenario_names"),
     ),
 ]
 Settings = Annotated[
@@ -123,7 +91,7 @@ Settings = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change the scenario: zero.stage=3; none takes a key away. Many are allowed.",
-        autocompletion=setting_keys,
+        autocompletion=completed_keys,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -1,220 +1,50 @@
-"""`zsim topology`: what a cluster is made of, what it can carry, and its picture."""
+"""`zsim topology NAME`."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+import typer
 
-from zsim.cli.answer import print_json, print_lines
-from zsim.cluster.bisection import Cut, cuts, narrowest
-from zsim.cluster.cluster import Cluster, ClusterError
-from zsim.cluster.files import Part, TopologyError
-from zsim.cluster.links import LinkClass, link_classes
-from zsim.config_error import line
-from zsim.files.installed import part_names, topology
-from zsim.files.picture import need_format, write_picture
-from zsim.files.title import title_of
-from zsim.files.written import answer_before
-from zsim.mistake import MistakeError, mistakes
-from zsim.report.svg.cluster import draw
-from zsim.report.svg.note import rate, speed
-from zsim.scenario.resolve import with_overrides
-from zsim.scenario.tables import (
-    ClusterTable,
-    Count,
-    Ratio,
-    Repeat,
-    ScenarioError,
-    Size,
-    Table,
-)
-from zsim.scenario.toml import with_settings
-from zsim.suggestion import one_of
-from zsim.units import format_bytes, format_rate
-
-ONE_SWITCH = "single_switch"
-"""What a node is put on where no fabric is named."""
+from zsim.cli.option import Code, Json, at_least, completed
+from zsim.cli.printing import answer_before, outputs, print_answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What `zsim topology` was asked."""
+def topology(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A system or node that ships (zsim list), or a file.",
+            show_default=False,
+            autocompletion=completed("topology_names"),
+        ),
+    ],
+    nodes: Annotated[
+        int, typer.Option(metavar="N", parser=at_least(1), help="Number of nodes.")
+    ] = 1,
+    fabric: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Fabric that joins the nodes, where NAME is a node."),
+    ] = None,
+    drawing: Annotated[
+        Path | None, typer.Option("--draw", metavar="FILE", help="Draw the cluster: .svg or .png.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change it: cluster.oversubscription=2, or gpu_memory, nics_per_node, nodes.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> Code:
+    """Describe a cluster, and what it can carry; draw it."""
+    from zsim.api.output import FileKind, need_output
+    from zsim.api.topology_result import read_topology
 
-    name: str
-    nodes: int
-    fabric: str | None
-    drawing: Path | None
-    settings: tuple[str, ...]
-    as_json: bool
-
-
-def describe(request: Request) -> None:
-    """Print what the cluster is, and draw it if asked.
-
-    Raises:
-        MistakeError: there is no such cluster, or it cannot be drawn so.
-        UnwrittenError: the picture cannot be written.
-    """
-    if request.drawing is not None:
-        need_format("--draw", request.drawing)
-    cluster = _cluster(request)
-    found = cuts(cluster)
-
-    def picture() -> None:
-        if request.drawing is not None:
-            drawn = draw(cluster, narrowest(found) if found else None)
-            write_picture("--draw", request.drawing, drawn)
-
-    with answer_before(picture):
-        if request.as_json:
-            print_json(topology_object(cluster, found))
-        else:
-            print(cluster.name)
-            print_lines(_lines(cluster, found))
-
-
-def _cluster(request: Request) -> Cluster:
-    name, fabric = request.name, request.fabric
-    if fabric is None and (name in part_names(Part.NODE) or name.endswith(".xml")):
-        fabric = ONE_SWITCH
-    if fabric is None and name not in part_names(Part.SYSTEM) and not name.endswith(".toml"):
-        known = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
-        raise MistakeError(f"name: {one_of(name, known, or_else='a file (.toml, .xml) or ')}")
-    if fabric is not None and name in part_names(Part.SYSTEM):
-        raise MistakeError(f"--fabric: {name} is a node on a fabric already")
-    with mistakes(TopologyError, ClusterError, ScenarioError):
-        table = _changed(request.settings)
-        cluster = topology(name, fabric, table.nodes or request.nodes)
-        changed = with_overrides(ClusterTable().model_copy(update=dict(table)), cluster)
-    return replace(changed, name=title_of(cluster.name, {}, request.settings))
-
-
-class _ClusterSettings(Table):
-    """Keys of a topology that `--set` changes, as in a scenario."""
-
-    nodes: Count | None = None
-    gpu_memory: Size | None = None
-    nics_per_node: Repeat | None = None
-    oversubscription: Ratio | None = None
-
-
-class _Settings(Table):
-    """Tables that `--set` may name."""
-
-    cluster: _ClusterSettings = _ClusterSettings()
-
-
-def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
-    """Return what `settings` (`cluster.oversubscription=2`) say.
-
-    Raises:
-        ScenarioError: one is none of a topology.
-    """
-    try:
-        return _Settings.model_validate(with_settings({}, settings)).cluster
-    except ValidationError as error:
-        raise ScenarioError(line(error.errors(include_url=False), _Settings)) from None
-
-
-def _lines(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:
-    gpu, host, drives = cluster.gpu, cluster.host, cluster.drives
-    yield "nodes", f"{cluster.nodes:,} of {cluster.gpus_per_node} GPUs: {cluster.ranks:,} in all"
-    peak = max(gpu.rates, key=lambda each: each.peak)
-    memory = f"{format_bytes(gpu.memory_bytes)} at {rate(gpu.memory_bytes_per_s)}"
-    yield "GPU", f"{gpu.name}: {memory}, {format_rate(peak.peak)} in {peak.dtype}"
-    if host is not None:
-        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
-        local = ""
-        if drives is not None:
-            local = f", {drives.count} drives of {format_bytes(drives.capacity_bytes)}"
-            rates = {"read": drives.read_bytes_per_s, "written": drives.write_bytes_per_s}
-            known = [f"{how} at {rate(value)}" for how, value in rates.items() if value]
-            local += f", {' and '.join(known)}" if known else ""
-        yield "host", f"{memory}{local}"
-    if cluster.nodes_per_domain > 1:
-        yield "NVSwitch domains", f"{cluster.domains:,} of {cluster.nodes_per_domain} nodes"
-    yield "NICs", _who_is_served(cluster)
-    yield "fabric", _fabric(cluster)
-    for each in link_classes(cluster):
-        what = f"{each.count:,} x {speed(each.link)}"
-        yield "links", f"{each.source} to {each.target}: {what} each way"
-    if found:
-        bisection, least = found[-1], narrowest(found)
-        yield "bisection", _cut(bisection)
-        yield "narrowest cut", f"{least.where}: {_cut(least)}"
-
-
-def _cut(cut: Cut) -> str:
-    each = rate(int(cut.bytes_per_s_per_gpu))
-    return f"{rate(cut.bytes_per_s)} each way for {cut.gpus:,} GPUs, {each} for each"
-
-
-def _who_is_served(cluster: Cluster) -> str:
-    gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
-    if gpus == nics:
-        return f"{nics} of a node, one for each GPU"
-    if nics < gpus and gpus % nics == 0:
-        return f"{nics} of a node, one for each {gpus // nics} GPUs"
-    if nics % gpus == 0:
-        return f"{nics} of a node, {nics // gpus} for each GPU"
-    return f"{nics} of a node, each for the GPUs nearest to it"
-
-
-def _fabric(cluster: Cluster) -> str:
-    fabric = cluster.fabric
-    summary = fabric.kind.summary.format(edges=len(fabric.edges)) or fabric.kind.name
-    tiers = (
-        f"{tier.nodes_below} nodes below a {tier.name}, {tier.oversubscription} : 1"
-        for tier in fabric.tiers
-    )
-    return "; ".join([summary, *tiers])
-
-
-def topology_object(cluster: Cluster, found: tuple[Cut, ...]) -> dict[str, object]:
-    """`zsim topology --json`."""
-    return {
-        "name": cluster.name,
-        "nodes": cluster.nodes,
-        "gpus": cluster.ranks,
-        "gpus_per_node": cluster.gpus_per_node,
-        "nics_per_node": cluster.nics_per_node,
-        "nodes_per_domain": cluster.nodes_per_domain,
-        "gpu": cluster.gpu.name,
-        "gpu_memory_bytes": cluster.gpu.memory_bytes,
-        "host": None if cluster.host is None else asdict(cluster.host),
-        "drives": None if cluster.drives is None else asdict(cluster.drives),
-        "fabric": cluster.fabric.kind.name,
-        "tiers": [
-            {
-                "name": tier.name,
-                "nodes_below": tier.nodes_below,
-                "oversubscription": float(tier.oversubscription),
-            }
-            for tier in cluster.fabric.tiers
-        ],
-        "links": [_link_object(each) for each in link_classes(cluster)],
-        "bisection_bytes_per_s": found[-1].bytes_per_s if found else None,
-        "narrowest_cut": _cut_object(narrowest(found)) if found else None,
-        "cuts": [_cut_object(cut) for cut in found],
-        "sources": dict(cluster.cites),
-    }
-
-
-def _link_object(each: LinkClass) -> dict[str, object]:
-    return {
-        "source": each.source,
-        "target": each.target,
-        "count": each.count,
-        "bytes_per_s": each.link.bytes_per_s,
-        "latency_s": each.link.latency_ps / 1e12,
-    }
-
-
-def _cut_object(cut: Cut) -> dict[str, object]:
-    return {
-        "where": cut.where,
-        "gpus": cut.gpus,
-        "bytes_per_s": cut.bytes_per_s,
-        "bytes_per_s_per_gpu": float(cut.bytes_per_s_per_gpu),
-    }
+    need_output("--draw", drawing, FileKind.PICTURE)
+    found = read_topology(name, nodes=nodes, fabric=fabric, changes=settings)
+    with answer_before(outputs((drawing, found.picture))):
+        print_answer(found, as_json=json)
+    return Code.DONE

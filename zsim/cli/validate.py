@@ -1,109 +1,98 @@
-"""`zsim validate network`: what is predicted beside what others measured."""
+"""`zsim validate WHAT`."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from zsim.calibration.measured import Measurement
-from zsim.calibration.table import Unmodelled
-from zsim.calibration.validate import SIZE_CLASSES, Verdict, verdict
-from zsim.cli.answer import print_json
-from zsim.cli.errors import errors_cells, errors_object
-from zsim.cli.measured import measurements
-from zsim.cluster.profile.files import Profiles
-from zsim.files.installed import network_profiles
+import typer
 
+from zsim.cli.option import Code, Json
+from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
+from zsim.mistake import MistakeError
 
-def validate_network(folder: Path, *, as_json: bool) -> None:
-    """Print how well the profiles that ship predict the tables in `folder`.
+if TYPE_CHECKING:
+    from zsim.api.answer import Answer
 
-    Raises:
-        MistakeError: there is nothing to read.
-    """
-    profiles = network_profiles()
-    verdicts = network_verdicts(measurements(folder), profiles)
-    if as_json:
-        files = {each.file: network_object(each) for each in verdicts}
-        print_json({"files": files, "held_out": _held_out(profiles)})
-    else:
-        print_network(verdicts)
-        _print_held_out(profiles)
+NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
+PARTS = 20
+KINDS = (NETWORK, TRAINING, MEMORY, PAPER)
 
 
-def network_verdicts(
-    tables: Mapping[str, tuple[Sequence[Measurement], Sequence[Unmodelled]]],
-    profiles: Mapping[str, Profiles],
-) -> list[Verdict]:
-    """Judge every table of collectives."""
-    return [verdict(name, found, left, profiles) for name, (found, left) in tables.items()]
+def validate(
+    what: Annotated[
+        str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.", show_default=False)
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of published tables, in CSV; for all but paper."),
+    ] = None,
+    all_rows: Annotated[
+        bool,
+        typer.Option("--all-rows", help="Judge every row of all tables; none was fitted."),
+    ] = False,
+    json: Json = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw predicted against published; SVG or PNG."),
+    ] = None,
+) -> Code:
+    """Compare predictions with published measurements."""
+    from zsim.api.output import FileKind, need_output
+
+    if all_rows:
+        return _all_rows(what, data, picture, as_json=json)
+    if what not in KINDS:
+        raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
+    if what == PAPER and data is not None:
+        raise MistakeError(f"--data: {data}: {PAPER} takes none, its figures ship")
+    if what != PAPER and data is None:
+        raise MistakeError(f"--data: missing; {what} needs a folder of published tables")
+    if what == NETWORK and picture is not None:
+        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    need_output("--picture", picture, FileKind.PICTURE)
+    found, draw = _validated(what, data)
+    with answer_before(outputs((picture, draw))):
+        print_answer(found, as_json=json)
+    return Code.DONE
 
 
-def network_object(found: Verdict) -> dict[str, object]:
-    """Return what `--json` says of a table of collectives."""
-    errors = found.errors
-    result: dict[str, object] = {
-        "rows": found.rows,
-        "modelled": errors.rows if errors else 0,
-        **errors_object(errors),
-        "hardware": {},
-        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
-    }
-    hardware: dict[str, dict[str, object]] = {}
-    for (gpu, size), each in found.by_class.items():
-        hardware.setdefault(gpu, {})[size] = {
-            "modelled": each.rows,
-            **errors_object(each),
-        }
-    result["hardware"] = hardware
-    if found.in_band is not None:
-        result["inside_published_band"] = found.in_band
-    return result
+def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Judge a folder whole."""
+    if what:
+        raise MistakeError(f"--all-rows: judges all tables, not {what} alone")
+    if data is None:
+        raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    from zsim.api.all_rows_validation import validate_all_rows
+
+    with progress(f"rows of {data}") as told:
+        found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
 
 
-def print_network(verdicts: Sequence[Verdict]) -> None:
-    """Print the errors of tables of collectives, and the rows that are not modelled."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("file", "hardware", "size"):
-        table.add_column(name, no_wrap=True)
-    for name in ("rows", "median", "mean", "90 %"):
-        table.add_column(name, justify="right")
-    for found in verdicts:
-        if found.errors is not None:
-            table.add_row(found.file, "all", "all", *errors_cells(found.errors))
-        for (gpu, size), errors in found.by_class.items():
-            table.add_row("", gpu, size, *errors_cells(errors))
-    Console(width=100, highlight=False).print(table)
-    for found in verdicts:
-        modelled = found.errors.rows if found.errors else 0
-        print(f"{found.file}: {modelled} of {found.rows} rows are modelled")
-        for reason, count in Counter(each.reason for each in found.unmodelled).items():
-            rows = [str(each.row) for each in found.unmodelled if each.reason == reason]
-            print(f"  not {'line' if count == 1 else 'lines'} {', '.join(rows)}: {reason}")
-        if found.in_band is not None:
-            print(f"  {found.in_band:.0%} of the predictions are inside the published band")
+def _say(done: float, total: float) -> None:
+    """Say on standard error how much is done, in twentieths: this may take minutes."""
+    if int(done * PARTS / total) > int((done - 1) * PARTS / total):
+        print(f"{done:.0f} of {total:.0f} rows predicted", file=sys.stderr, flush=True)
 
 
-def _held_out(profiles: Mapping[str, Profiles]) -> dict[str, dict[str, dict[str, float]]]:
-    """By hardware and class of size: median errors on rows fitted, and on groups held out."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for gpu, each in sorted(profiles.items()):
-        for size, name in SIZE_CLASSES.items():
-            held_out = each.errors.get(f"held_out_{name}")
-            if held_out is not None:
-                found.setdefault(gpu, {})[size] = {
-                    "fitted_median_abs_error": each.errors[f"fitted_{name}"],
-                    "held_out_median_abs_error": held_out,
-                }
-    return found
+def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | str], object]]":
+    """Return the answer, and what draws it."""
+    if data is None:
+        from zsim.api.paper_validation import validate_papers
 
+        papers = validate_papers()
+        return papers, papers.picture
+    if what == NETWORK:
+        from zsim.api.network_validation import validate_network
 
-def _print_held_out(profiles: Mapping[str, Profiles]) -> None:
-    print("each (file, hardware, collective, size of group) held out once when the profiles were")
-    print("fitted, and predicted by a fit without it; median errors:")
-    for gpu, sizes in _held_out(profiles).items():
-        for size, errors in sizes.items():
-            fitted, held_out = errors.values()
-            print(f"  {gpu:6} {size:17} {held_out:6.1%} held out, {fitted:5.1%} of all rows fitted")
+        return validate_network(data), str  # which is not asked for a picture
+    from zsim.api.training_validation import Quantity, validate_training
+
+    quantity = Quantity.STEP_TIME if what == TRAINING else Quantity.MEMORY
+    runs = validate_training(data, quantity)
+    return runs, runs.picture

@@ -1,4 +1,4 @@
-"""What a step must move, from model and strategy alone: the second opinion on every schedule.
+"""Bytes that a step must move, from model and strategy alone: a second opinion on schedules.
 
 Written without the scheduler, which it may not import. Volumes are ring-equivalent bytes that one
 rank sends in a step, exact integers (Rajbhandari et al. 2020, section 7, extended by micro-batches,
@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from zsim.closed_form.checkpoint import host_bytes
 from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.pipeline import handed_on
-from zsim.closed_form.sequence import sequence
-from zsim.closed_form.tensor import tensor
+from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
-from zsim.model.pipeline_stages import stages
+from zsim.model.pipeline_stages import Stage, stages
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Precision, Strategy
 
@@ -23,7 +21,7 @@ __all__ = ["DataVolume", "host_bytes", "wire_bytes"]
 
 
 def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[WireBytes, ...]:
-    """Volume of a step by group and collective, sorted; what is zero is left out.
+    """Return the volume of a step by group and collective, sorted; what is zero is left out.
 
     With a pipeline, by stage.
 
@@ -35,14 +33,14 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     return tuple(
         replace(line, role=stage.name)
         for stage in stages(model, strategy.pipeline)
-        for line in _volume(stage.model, strategy, volume, handed_on(stage, strategy))
+        for line in _volume(stage.model, strategy, volume, _handed_on(stage, strategy))
     )
 
 
 def _volume(
     model: Model, strategy: Strategy, volume: DataVolume, others: Sequence[WireBytes] = ()
 ) -> tuple[WireBytes, ...]:
-    """That of ranks that run all units of `model`, and of what they do as well."""
+    """Return the volume of ranks that run all units of `model`, and do `others` as well."""
     found = [
         *others,
         *volume.data(model, strategy),
@@ -60,8 +58,15 @@ def _volume(
     )
 
 
+def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
+    """Return what a stage sends in a step: what it made, and the gradient of what it was given."""
+    size = sum(value.size_bytes for value in (stage.given, stage.sent) if value is not None)
+    times = strategy.gradient_accumulation_steps
+    return [WireBytes(group="pipeline", collective="send", bytes=times * size)]
+
+
 def _scalars(strategy: Strategy, norms: int) -> list[WireBytes]:
-    """The overflow flag with fp16, over all ranks; norms.
+    """Return the overflow flag with fp16, over all ranks, and norms.
 
     A norm is summed over the ranks that hold every gradient once.
     """

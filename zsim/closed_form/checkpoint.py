@@ -1,4 +1,4 @@
-"""What is kept of forward to run units again: which values, how large, and how far they move."""
+"""Checkpoints that are kept to run units again: their values, sizes, and the way they go."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ def goes_back(model: Model, unit: Unit) -> bool:
 
 
 def recomputed(model: Model, unit: Unit, strategy: Strategy) -> bool:
-    """Whether a unit is run again before its backward."""
+    """Tell whether a unit is run again before its backward."""
     full = strategy.checkpointing is Checkpointing.FULL
     return unit.checkpoint and full and goes_back(model, unit)
 
 
 def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
-    """Checkpoints that do not stay where they were made, once each: those of one unit alone."""
+    """Yield checkpoints that do not stay where they were made: those of one unit alone."""
     if not strategy.moves_checkpoints:
         return
     readers = Counter(name for unit in model.units for name in _given(unit))
@@ -32,13 +32,13 @@ def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
 
 
 def kept_bytes(model: Model, strategy: Strategy) -> int:
-    """What a rank keeps of all moved checkpoints of a micro-batch (Pa: an equal share of each)."""
+    """Return what a rank keeps of all moved checkpoints of a micro-batch; with Pa, its share."""
     parts = strategy.tensor if strategy.cuts_checkpoints else 1
     return sum(value.size_bytes // parts for value in moved(model, strategy))
 
 
 def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
-    """What a rank copies to its host and back in a step: each checkpoint once each way.
+    """Return what a rank copies to its host and back in a step: each checkpoint once each way.
 
     Twice the bytes of the checkpoints (Rajbhandari et al. 2020, section 8: Pa+cpu).
     """

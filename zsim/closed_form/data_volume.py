@@ -1,9 +1,10 @@
 """Volume of parameters and gradients over the data axes: each runtime has its own."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from zsim.model.model import Model
+from zsim.model.model import Model, Parameter, Unit
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 
@@ -20,3 +21,45 @@ class DataVolume:
 
     data: Callable[[Model, Strategy], list[WireBytes]]
     norms: Callable[[Model, Strategy], int] = clipped_once
+
+
+def all_reduces(
+    group: str, elements: Iterable[int], *, ranks: int, size_bytes: int
+) -> list[WireBytes]:
+    """Return what all-reduces of `elements` over `ranks` send as rings, those of one apart."""
+    sent = {True: 0, False: 0}
+    for count in elements:
+        sent[count == 1] += 2 * (ranks - 1) * -(-count // ranks) * size_bytes
+    return [
+        WireBytes(group=group, collective="all_reduce", bytes=total, scalar=scalar)
+        for scalar, total in sent.items()
+    ]
+
+
+def closed_before(sizes: Iterable[int], limit: int) -> Iterator[int]:
+    """Yield the elements of buckets, each closed before the next size would make it too large."""
+    filled = 0
+    for size in sizes:
+        if filled and filled + size > limit:
+            yield filled
+            filled = 0
+        filled += size
+    yield filled
+
+
+def use_counts(model: Model) -> Counter[str]:
+    """Return how many units use each parameter."""
+    return Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+
+
+def wrapped(model: Model) -> tuple[list[tuple[Unit, list[Parameter]]], list[Parameter]]:
+    """Return blocks with parameters of their own, and the root's: what FSDPs gather as one."""
+    uses = use_counts(model)
+    blocks: list[tuple[Unit, list[Parameter]]] = []
+    inside: set[str] = set()
+    for unit in model.units:
+        own = [each for each in unit.parameters if unit.checkpoint and uses[each.name] == 1]
+        inside.update(each.name for each in own)
+        if own:
+            blocks.append((unit, own))
+    return blocks, [each for each in model.parameters if each.name not in inside]

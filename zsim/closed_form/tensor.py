@@ -1,13 +1,13 @@
-"""Summands inside units, and partitioned checkpoints, over the tensor axis."""
+"""Summands inside units, partitioned checkpoints and cut hidden states, over the tensor axis."""
 
 from zsim.closed_form.checkpoint import moved, recomputed
-from zsim.model.model import Model, Unit
+from zsim.model.model import Model, Segment, Unit
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 
 
 def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Summands inside units, and partitioned checkpoints, over the tensor axis."""
+    """Return the volume of summands inside units, and of partitioned checkpoints."""
     reduced = sum(
         _unit_all_reduce(model, unit, recomputed=recomputed(model, unit, strategy))
         for unit in model.units
@@ -26,7 +26,7 @@ def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
-    """Bytes that a rank sends in the unit's all-reduces for one micro-batch."""
+    """Return bytes that a rank sends in the unit's all-reduces for one micro-batch."""
     total = 0
     for segment in unit.segments:
         if segment.reduces_output:
@@ -44,6 +44,45 @@ def _unit_all_reduce(model: Model, unit: Unit, *, recomputed: bool) -> int:
 
 
 def _ring(model: Model, value: str) -> int:
-    """Bytes that a rank sends when `value` is all-reduced over the tensor axis."""
+    """Return bytes that a rank sends when `value` is all-reduced over the tensor axis."""
     whole = model.values[value]
     return 2 * (model.tensor - 1) * -(-whole.elements // model.tensor) * whole.dtype.size_bytes
+
+
+def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the volume of hidden states cut by tokens: of a rank's own, to each other rank."""
+    gathered = scattered = 0
+    for unit in model.units:
+        runs = 2 if recomputed(model, unit, strategy) else 1
+        for segment in unit.segments:
+            made, read = _made(model, segment), _read(model, segment)
+            scattered += runs * made
+            gathered += runs * read
+            if model.runs_backward(segment):
+                scattered += _read(model, segment, differentiable=True)
+                gathered += made + (read if segment.saves_input else 0)
+    times = strategy.gradient_accumulation_steps * (model.tensor - 1)
+    return [
+        WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
+        WireBytes(group="tensor", collective="reduce_scatter", bytes=times * scattered),
+    ]
+
+
+def _made(model: Model, segment: Segment) -> int:
+    """Return bytes of what the segment makes that is cut by tokens after it was summed."""
+    if not segment.reduces_output:
+        return 0
+    values = [model.values[value.name] for value in segment.outputs]
+    return sum(value.size_bytes for value in values if value.tensor_sharded)
+
+
+def _read(model: Model, segment: Segment, *, differentiable: bool = False) -> int:
+    """Return bytes of what it reads whole that is cut before; or of what has a gradient."""
+    if not segment.reduces_input_gradient:
+        return 0
+    values = [model.values[name] for name in segment.inputs]
+    return sum(
+        value.size_bytes
+        for value in values
+        if value.tensor_sharded and (value.requires_gradient or not differentiable)
+    )

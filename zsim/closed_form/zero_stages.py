@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.closed_form.checkpoint import goes_back
-from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces
 from zsim.model.model import Model
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Keep, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class BucketSize:
     """Parameters that are gathered as one: their elements, without padding.
 
     Those that are not `frozen` are reduced and updated, too. `again` says that backward reads some.
@@ -34,7 +33,7 @@ def padded_elements(model: Model, strategy: Strategy, *, frozen: bool) -> int:
     return sum(each.padded(ranks) for each in buckets(model, strategy) if each.frozen is frozen)
 
 
-def buckets(model: Model, strategy: Strategy) -> list[Bucket]:
+def buckets(model: Model, strategy: Strategy) -> list[BucketSize]:
     """Every bucket; those of frozen parameters are filled apart.
 
     Parameters are taken from the last unit to the first; a bucket is closed when the next parameter
@@ -47,7 +46,7 @@ def buckets(model: Model, strategy: Strategy) -> list[Bucket]:
     ]
 
 
-def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucket]:
+def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[BucketSize]:
     limit = strategy.bucket_limit
     units = [
         (
@@ -64,23 +63,23 @@ def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucke
     reread = {parameter.name for own, again in units if again for parameter in own}
     for parameter in model.parameters:
         if uses[parameter.name] > 1:
-            yield Bucket(parameter.elements, frozen, parameter.name in reread)
+            yield BucketSize(parameter.elements, frozen, parameter.name in reread)
     filled: int | None = None
     last = True
     for own, again in reversed(units):
         if strategy.stage == 3 and filled is not None:
-            yield Bucket(filled, frozen, last)
+            yield BucketSize(filled, frozen, last)
             filled = None
         last = again
         for parameter in own:
             if uses[parameter.name] > 1:
                 continue
             if filled is not None and limit is not None and filled + parameter.elements > limit:
-                yield Bucket(filled, frozen, last)
+                yield BucketSize(filled, frozen, last)
                 filled = None
             filled = (filled or 0) + parameter.elements
     if filled is not None:
-        yield Bucket(filled, frozen, last)
+        yield BucketSize(filled, frozen, last)
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:

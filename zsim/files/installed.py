@@ -28,27 +28,27 @@ class Scenarios(Protocol):
     """A package that ships scenarios and studies, as files."""
 
     def names(self) -> tuple[str, ...]:
-        """Their names, sorted."""
+        """Return their names, sorted."""
         ...
 
     def text(self, name: str) -> str:
-        """The TOML of one of them."""
+        """Return the TOML of one of them."""
         ...
 
     def study_names(self) -> tuple[str, ...]:
-        """Names of its studies, sorted."""
+        """Return names of its studies, sorted."""
         ...
 
     def study_text(self, name: str) -> str:
-        """The TOML of one of these."""
+        """Return the TOML of one of these."""
         ...
 
     def published_names(self) -> tuple[str, ...]:
-        """Names of the papers whose figures it has, sorted."""
+        """Return names of the papers whose figures it has, sorted."""
         ...
 
     def published_text(self, name: str) -> str:
-        """The TOML of the figures of one of these."""
+        """Return the TOML of the figures of one of these."""
         ...
 
 
@@ -56,30 +56,30 @@ class Topologies(Protocol):
     """A package that ships descriptions of clusters and of their parts."""
 
     def names(self, part: Part) -> tuple[str, ...]:
-        """Names of its systems, nodes, fabrics or GPUs, sorted."""
+        """Return names of its systems, nodes, fabrics or GPUs, sorted."""
         ...
 
     def text(self, name: str, part: Part) -> str:
-        """The TOML of one of them."""
+        """Return the TOML of one of them."""
         ...
 
     def profiles(self) -> dict[str, str]:
-        """TOML of fitted constants of networks, by kind of GPU."""
+        """Return TOML of fitted constants of networks, by kind of GPU."""
         ...
 
     def kernel_profiles(self) -> dict[str, str]:
-        """TOML of fitted constants of kernels, by kind of GPU."""
+        """Return TOML of fitted constants of kernels, by kind of GPU."""
         ...
 
 
 def scenarios() -> dict[str, str]:
-    """TOML of every scenario that ships, by name."""
+    """Return TOML of every scenario that ships, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {name: package.text(name) for package in packages for name in package.names()}
 
 
 def studies() -> dict[str, str]:
-    """TOML of every study that ships, by name."""
+    """Return TOML of every study that ships, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {
         name: package.study_text(name) for package in packages for name in package.study_names()
@@ -87,7 +87,7 @@ def studies() -> dict[str, str]:
 
 
 def published_papers() -> dict[str, str]:
-    """TOML of the figures of every paper that ships, by name."""
+    """Return TOML of the figures of every paper that ships, by name."""
     packages = cast("Iterator[Scenarios]", _packages("zsim.scenarios"))
     return {
         name: package.published_text(name)
@@ -104,14 +104,14 @@ def _topologies(part: Part) -> dict[str, Topologies]:
 
 @cache
 def network_profiles() -> dict[str, Profiles]:
-    """Fitted constants of networks, by kind of GPU."""
+    """Return fitted constants of networks, by kind of GPU."""
     packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
     texts = {name: text for each in packages for name, text in each.profiles().items()}
     return {name: parse(name, tomllib.loads(text), check) for name, text in texts.items()}
 
 
 def network_profile(name: str) -> NetworkProfile:
-    """Fitted constants called `name`: of a kind of GPU, or GPU/SYSTEM.
+    """Return fitted constants called `name`: of a kind of GPU, or GPU/SYSTEM.
 
     Raises:
         ProfileError: there are none; the message names those that ship.
@@ -126,14 +126,14 @@ def network_profile(name: str) -> NetworkProfile:
 
 @cache
 def fitted_kernels() -> dict[str, FittedKernels]:
-    """Fitted constants of kernels, by kind of GPU."""
+    """Return fitted constants of kernels, by kind of GPU."""
     packages = cast("Iterator[Topologies]", _packages("zsim.topologies"))
     texts = {name: text for each in packages for name, text in each.kernel_profiles().items()}
     return {name: parse_kernels(name, tomllib.loads(text)) for name, text in texts.items()}
 
 
 def kernel_profile(name: str) -> KernelProfile:
-    """Fitted constants of the kernels of the kind of GPU `name`.
+    """Return fitted constants of the kernels of the kind of GPU `name`.
 
     Raises:
         KernelProfileError: there are none; the message names those that ship.
@@ -145,7 +145,7 @@ def kernel_profile(name: str) -> KernelProfile:
 
 
 def fitted_for(cluster: Cluster) -> tuple[str, ...]:
-    """Settings with which fitted constants that ship replace data sheets of `cluster`; few or none.
+    """Return settings that replace data sheets of `cluster` by fitted constants that ship, if any.
 
     A profile is for a GPU whose name has all parts of its own: h100_hbm2e for H100-SXM5-96GB-HBM2e.
     """
@@ -162,17 +162,17 @@ def fitted_for(cluster: Cluster) -> tuple[str, ...]:
 
 
 def part_names(part: Part) -> tuple[str, ...]:
-    """Names of every system, node, fabric or GPU that ships, sorted."""
+    """Return names of every system, node, fabric or GPU that ships, sorted."""
     return tuple(sorted(_topologies(part)))
 
 
 def part_text(part: Part, name: str) -> str:
-    """The TOML of a system, node, fabric or GPU, which ships."""
+    """Return the TOML of a system, node, fabric or GPU, which ships."""
     return _topologies(part)[name].text(name, part)
 
 
 def find(part: Part, name: str) -> dict[str, Any]:
-    """The table of a part that ships, or of the file `name`, which has a suffix.
+    """Return the table of a part that ships, or of the file `name`, which has a suffix.
 
     Raises:
         TopologyError: there is none, or it cannot be read; the message names those that ship.
@@ -191,7 +191,7 @@ def find(part: Part, name: str) -> dict[str, Any]:
 
 
 def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
-    """So many nodes of the system `name`, or of the node `name` on `fabric`.
+    """Return so many nodes of the system `name`, or of the node `name` on `fabric`.
 
     Raises:
         TopologyError: there is none, or it cannot be read; the message names those that ship.
@@ -220,7 +220,7 @@ def _toml(name: str, text: str) -> dict[str, Any]:
 
 
 def _gpu_by_device(device: str) -> str | None:
-    """The GPU that ships which machines report as PCI device `device`."""
+    """Return the GPU that ships which machines report as PCI device `device`."""
     for name in part_names(Part.GPU):
         if device in find(Part.GPU, name).get("pci_devices", ()):
             return name

@@ -12,7 +12,7 @@ class _Cairo(Protocol):
     """cairosvg, as far as it is used."""
 
     def svg2png(self, *, bytestring: bytes, scale: float) -> bytes:
-        """The picture as PNG."""
+        """Return the picture as PNG."""
         ...
 
 

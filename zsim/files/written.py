@@ -3,22 +3,14 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
 
-from zsim.mistake import MistakeError
-
-Output = Callable[[], object]
-"""Makes one of the files that were asked for beside the answer, and writes it."""
+from zsim.mistake import MistakeError, UnwrittenError
 
 STREAMS = (1, 2)
 """Standard output and standard error, which /dev/stdout and /dev/stderr may name."""
-
-
-class UnwrittenError(Exception):
-    """Files could not be written; the message names each and says why. Exit code 4."""
 
 
 def unwritten(path: Path, reason: str) -> UnwrittenError:
@@ -36,32 +28,6 @@ def need_folder(option: str, path: Path) -> None:
         raise MistakeError(f"{option}: {path}: {path.parent} is no folder")
     if path.is_dir():
         raise MistakeError(f"{option}: {path}: is a folder, must be a file")
-
-
-@contextmanager
-def answer_before(*outputs: Output) -> Generator[None]:
-    """Print the answer in the body; write `outputs` after it, also if its reader has gone.
-
-    Raises:
-        UnwrittenError: the answer stands, and some of the files could not be written.
-    """
-    gone: OSError | None = None
-    try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        gone = error
-    failures: list[str] = []
-    for output in outputs:
-        try:
-            output()
-        except UnwrittenError as failure:
-            failures.append(str(failure))
-    if failures:
-        raise UnwrittenError("; ".join(failures))
-    if gone is not None:
-        raise gone
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -7,6 +7,7 @@ rounding and fragmentation are for `zsim.memory.caching`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from typing import Protocol
 
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP, issued
@@ -49,50 +50,27 @@ def book(
     schedule allows: when the host has waited for something that comes after the uses.
     """
     entries: list[BookEntry] = []
-    pending: list[tuple[int, Free]] = []
     by_name = program.by_name
     judge: Returns | None = None
     if any(isinstance(op, Free) and op.mode is FreeMode.DEFERRED for op in program.by_id.values()):
         judge = WorstCase() if returns is None else returns
-    worst = judge if isinstance(judge, WorstCase) else None
-    asked, known = 0, -1  # how many are pending of which the answer is as it was
+    pending = _PendingUntilSure(judge) if isinstance(judge, WorstCase) else _Pending(judge)
     for step, operation in issued(program, steps, overflow_steps):
         if judge is not None:
             judge.issue(step, operation)
-            if isinstance(operation, Allocate) and pending:
-                begin = asked if worst is not None and worst.known == known else 0
-                entries += _return(pending, begin, judge, program, at=(step, operation))
-                asked, known = len(pending), -1 if worst is None else worst.known
-            if isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED:
-                pending.append((step, operation))
-                continue
         if isinstance(operation, Allocate):
+            for free in pending.returned():
+                buffer = by_name[free.buffer]
+                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
             buffer = by_name[operation.buffer]
             entries.append(entry_of(operation.id, step, buffer, buffer.size_bytes))
         elif isinstance(operation, Free):
-            buffer = by_name[operation.buffer]
-            entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
+            if operation.mode is FreeMode.DEFERRED:
+                pending.add(step, operation)
+            else:
+                buffer = by_name[operation.buffer]
+                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
     return tuple(entries)
-
-
-def _return(
-    pending: list[tuple[int, Free]],
-    begin: int,
-    judge: Returns,
-    program: Program,
-    *,
-    at: tuple[int, Allocate],
-) -> Iterator[BookEntry]:
-    """Book back at an allocation what is over from `begin` on, and keep the rest in `pending`."""
-    step, allocate = at
-    still: list[tuple[int, Free]] = pending[:begin]
-    for when, free in pending[begin:]:
-        if judge.over(when, free):
-            buffer = program.by_name[free.buffer]
-            yield entry_of(allocate.id, step, buffer, -buffer.size_bytes)
-        else:
-            still.append((when, free))
-    pending[:] = still
 
 
 def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
@@ -123,11 +101,9 @@ class WorstCase:
     """Deferred frees return only when the host is sure: it waited for something after the uses.
 
     Streams are chains, so "operation X has finished" is one position per stream (a vector clock).
-    Answers about what is pending change only when `known` does.
     """
 
     def __init__(self) -> None:
-        self.known = 0
         self._count: dict[str, int] = {}
         self._clock: dict[str, Mapping[str, int]] = {}
         self._tail: dict[str, Mapping[str, int]] = {}
@@ -138,17 +114,17 @@ class WorstCase:
     def issue(self, step: int, operation: Operation) -> None:
         """The host issues `operation`: it gets a place on its stream, or moves the host on."""
         if self._step == SETUP != step:  # setup ends with all streams drained
-            self._learn(dict(self._count))
+            self._host = dict(self._count)
         self._step = step
         match operation:
             case Allocate() | SetScalar():
                 pass
             case HostWait(operation=edge):
-                self._learn(_later([self._host, *self._clocks((edge,))]))
+                self._host = _later([self._host, *self._clocks((edge,))])
             case Branch(after=after):
-                self._learn(_later([self._host, *self._clocks(after)]))
+                self._host = _later([self._host, *self._clocks(after)])
             case Free(mode=FreeMode.HOST, uses=uses):
-                self._learn(_later([self._host, *self._clocks(uses)]))
+                self._host = _later([self._host, *self._clocks(uses)])
             case Free(uses=uses):
                 self._uses[step, operation.id] = list(self._clocks(uses))
             case _:
@@ -159,24 +135,86 @@ class WorstCase:
                 clock[stream] = count
                 self._clock[operation.id] = self._tail[stream] = clock
 
-    def _learn(self, host: dict[str, int]) -> None:
-        """The host knows more."""
-        self._host = host
-        self.known += 1
-
     def over(self, step: int, free: Free) -> bool:
-        """Whether the host has waited for something that comes after every use of `free`."""
-        return all(
-            self._host.get(stream, 0) >= place
-            for clock in self._uses[step, free.id]
-            for stream, place in clock.items()
-        )
+        """Tell whether the host has waited for something that comes after every use of `free`."""
+        return self.missing(step, free) is None
+
+    def missing(self, step: int, free: Free) -> tuple[str, int] | None:
+        """Return a stream, and the position on it, that a use of `free` still lacks."""
+        for clock in self._uses[step, free.id]:
+            for stream, position in clock.items():
+                if self.reached(stream) < position:
+                    return stream, position
+        return None
+
+    def reached(self, stream: str) -> int:
+        """Return the position on `stream` up to which the host knows that all has finished."""
+        return self._host.get(stream, 0)
 
     def _clocks(self, edges: Iterable[Edge]) -> Iterator[Mapping[str, int]]:
         for edge in edges:
             name = edge.operation if isinstance(edge, Previous) else edge
             if name in self._clock:
                 yield self._clock[name]
+
+
+class _Pending:
+    """Deferred frees whose memory has not returned, in the order of issue."""
+
+    def __init__(self, judge: Returns | None) -> None:
+        self._judge = judge
+        self._frees: list[tuple[int, Free]] = []
+
+    def add(self, step: int, free: Free) -> None:
+        """Add a free that the host issues in `step`."""
+        self._frees.append((step, free))
+
+    def returned(self) -> Iterable[Free]:
+        """Take out the frees whose uses are over by now."""
+        judge = self._judge
+        if not self._frees or judge is None:
+            return ()
+        over = [judge.over(step, free) for step, free in self._frees]
+        found = [free for (_, free), done in zip(self._frees, over, strict=True) if done]
+        if found:
+            self._frees = [each for each, done in zip(self._frees, over, strict=True) if not done]
+        return found
+
+
+class _PendingUntilSure(_Pending):
+    """Deferred frees that return when the host is sure.
+
+    Each waits under one position of a stream that it lacks, and is looked at again only when the
+    host has come that far: asking all of them at every allocation takes quadratic time.
+    """
+
+    def __init__(self, judge: WorstCase) -> None:
+        super().__init__(judge)
+        self._sure = judge
+        self._lacking: dict[str, list[tuple[int, int]]] = {}
+        self._over: list[int] = []
+
+    def add(self, step: int, free: Free) -> None:
+        """Add a free that the host issues in `step`."""
+        self._frees.append((step, free))
+        self._ask(len(self._frees) - 1)
+
+    def _ask(self, number: int) -> None:
+        missing = self._sure.missing(*self._frees[number])
+        if missing is None:
+            self._over.append(number)
+        else:
+            stream, position = missing
+            heappush(self._lacking.setdefault(stream, []), (position, number))
+
+    def returned(self) -> Iterable[Free]:
+        """Take out the frees whose uses are over by now."""
+        for stream, lacking in tuple(self._lacking.items()):
+            reached = self._sure.reached(stream)
+            while lacking and lacking[0][0] <= reached:
+                self._ask(heappop(lacking)[1])
+        found, self._over = sorted(self._over), []
+        return [self._frees[number][1] for number in found]
 
 
 def _later(clocks: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -23,10 +23,10 @@ from zsim.proof import (
     values,
     volume,
 )
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
+from zsim.proof.statement import says
 from zsim.proof.values import Shown
-from zsim.proof.verdict import says
 from zsim.schedule.schedule import Schedule
 
 __all__ = ["FAMILIES", "Finding", "Proof", "check", "prove"]
@@ -82,18 +82,18 @@ def prove(schedule: Schedule, model: Model | None = None, *, compares: bool = Tr
     Without `compares` only what times and memory depend on is proved: order, and what is promised.
     """
     with uncollected():
-        subject = Subject.of(schedule, model)
-        found = [finding for examine in ORDER.values() for finding in examine(subject)]
+        context = Context.of(schedule, model)
+        found = [finding for examine in ORDER.values() for finding in examine(context)]
         ordered, shown = not found, None
         if ordered and compares:
-            shown = values.shown(subject)
+            shown = values.shown(context)
             found += shown.findings
-            found += scalars.examine(subject)
-            found += formats.examine(subject)
-            found += places.examine(subject)
-            found += generators.examine(subject)
+            found += scalars.examine(context)
+            found += formats.examine(context)
+            found += places.examine(context)
+            found += generators.examine(context)
         for examine in PROMISES.values():
-            found += examine(subject)
+            found += examine(context)
         broken = {finding.invariant for finding in found}
         proved, not_shown = says(schedule, shown, broken, ordered=ordered)
         return Proof(findings=tuple(found), values=shown, proved=proved, not_shown=not_shown)

@@ -26,7 +26,7 @@ from zsim.network.volume import (
     ring_equivalent_bytes,
 )
 from zsim.proof.finding import Finding
-from zsim.proof.sequence import (
+from zsim.proof.sequence_diff import (
     Difference,
     Differs,
     Disordered,
@@ -35,14 +35,14 @@ from zsim.proof.sequence import (
     Unexpected,
     differences,
 )
-from zsim.proof.traced import Instance, TracedRank, in_words, refuted
 from zsim.proof.traced_book import Book, found
 from zsim.proof.traced_clocks import impossible
+from zsim.proof.traced_rank import Instance, TracedRank, in_words, refuted
 from zsim.proof.traced_time import Times
-from zsim.proof.witnessed import WitnessedRank
 from zsim.proof.witnessed_collectives import flights, handed_over, kept, matched
 from zsim.proof.witnessed_elements import moved
 from zsim.proof.witnessed_memory import lifetimes, touched
+from zsim.proof.witnessed_rank import WitnessedRank
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
@@ -52,7 +52,7 @@ SHOWN = 8
 
 
 def examine(schedule: Schedule, trace: Trace) -> list[Finding]:
-    """Everything in which `trace` is no run of `schedule`."""
+    """Find everything in which `trace` is no run of `schedule`."""
     result = [*_head(schedule, trace)]
     if result:
         return result
@@ -100,7 +100,7 @@ def _witnesses(schedule: Schedule, ranks: Sequence[TracedRank]) -> Iterator[Find
 
 
 def _head(schedule: Schedule, trace: Trace) -> Iterator[Finding]:
-    """Whether it is a trace of such ranks at all; if not, nothing else can be told."""
+    """Check that it is a trace of such ranks at all; if not, nothing else can be told."""
     size = schedule.mesh.size
     if any(one.rank not in range(size) for one in trace.ranks):
         worst = max(trace.ranks, key=lambda one: abs(one.rank)).rank
@@ -129,7 +129,7 @@ def _head(schedule: Schedule, trace: Trace) -> Iterator[Finding]:
 
 
 def _uniform(ranks: Sequence[TracedRank]) -> Iterator[Finding]:
-    """All ranks that run a branch take the same list of it."""
+    """Check that all ranks that run a branch take the same list of it."""
     took: dict[Instance, dict[bool, str]] = {}
     for rank in ranks:
         for each in rank.outcomes:
@@ -144,7 +144,7 @@ def _uniform(ranks: Sequence[TracedRank]) -> Iterator[Finding]:
 
 
 def _events(rank: TracedRank) -> Iterator[Finding]:
-    """What ran on each stream, and in which order."""
+    """Check what ran on each stream, and in which order."""
     expected: dict[str, list[Item]] = {}
     for step, operation in rank.entries:
         expected.setdefault(operation.stream, []).append(((step, operation.id), None))
@@ -189,7 +189,7 @@ def _in(step: int) -> str:
 
 
 def _disorder(rank: TracedRank, each: Disordered, where: str) -> Finding:
-    """What stands first where it should not; both orders."""
+    """Return a finding that names what stands first where it should not, with both orders."""
     name = str(_names(each.found)[0])
     lines = [f"the schedule: {each_name}" for each_name in _names(each.expected)[:SHOWN]]
     lines += [f"the trace: {each_name}" for each_name in _names(each.found)[:SHOWN]]
@@ -201,7 +201,7 @@ def _names(keys: Sequence[object]) -> list[str]:
 
 
 def _times(rank: TracedRank, timed: Times, trace: Trace) -> Iterator[Finding]:
-    """Nothing ends before it starts, or starts before what it waits for; steps end last."""
+    """Check that nothing ends before it starts, or starts too early, and that steps end last."""
     for event in rank.trace.events:
         if event.end_ps < event.start_ps:
             lines = f"starts at {event.start_ps} ps", f"ends at {event.end_ps} ps"
@@ -225,7 +225,7 @@ def _times(rank: TracedRank, timed: Times, trace: Trace) -> Iterator[Finding]:
 
 
 def _transfers(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
-    """What communicators were handed, in the order of the host."""
+    """Check what communicators were handed, in the order of the host."""
     sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
     expected: list[Item] = [
         (
@@ -253,7 +253,7 @@ def _transfers(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
 
 
 def _book(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
-    """The allocator's book, and the peak that is promised of it."""
+    """Check the allocator's book, and the peak that is promised of it."""
     book = Book(rank)
     for each in differences(book.expected, found(rank.trace.book)):
         yield _otherwise(rank, each, "line of the book", ("pool", "kind", "bytes"))
@@ -272,7 +272,7 @@ def _book(schedule: Schedule, rank: TracedRank) -> Iterator[Finding]:
 
 
 def _otherwise(rank: TracedRank, each: Difference, what: str, words: tuple[str, ...]) -> Finding:
-    """A difference between what a rank is to note down and what it did."""
+    """Return a finding about a line that a rank noted down otherwise than it is to."""
     match each:
         case Missing(key=(int(step), str(name), *rest)):
             why = f"its {what}{_of(rest)}{_in(step)} is missing"
@@ -293,7 +293,7 @@ def _otherwise(rank: TracedRank, each: Difference, what: str, words: tuple[str, 
 
 
 def _of(rest: Sequence[object]) -> str:
-    """Of which buffer a line is, and which way it goes."""
+    """Say of which buffer a line is, and which way it goes."""
     if not rest:
         return ""
     buffer, frees = rest

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from zsim.network.volume import communications
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Mesh
@@ -25,13 +25,13 @@ from zsim.schedule.schedule import Program, Schedule
 INVARIANT = "alignment"
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Find every layout that breaks its promise, or promises too little, and every such view."""
-    schedule = subject.schedule
+    schedule = context.schedule
     found = [finding for layout in schedule.layouts for finding in _layout(schedule.mesh, layout)]
     found += _contract(schedule)
     if any(layout.alignment > 1 for layout in schedule.layouts):
-        for each in subject.programs:
+        for each in context.programs:
             for _, numbered in each.parts:
                 for number in numbered.communications:
                     for member in communications(numbered.operations[number]):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.proof.overlap import Overlap
-from zsim.proof.step_boundary import Seam
+from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.access import Access, accesses, touching
 from zsim.schedule.happens_before import Timeline, Way
 from zsim.schedule.operation import (
@@ -46,9 +46,11 @@ Of earlier steps every one that may be the last, since what is behind it stands 
 class Collisions:
     """The accesses to one buffer, view by view."""
 
-    def __init__(self, order: Timeline, name: str, overlap: Overlap, seam: Seam) -> None:
+    def __init__(
+        self, order: Timeline, name: str, overlap: Overlap, boundary: StepBoundary
+    ) -> None:
         self.way = order.ways[0]
-        self.seam = seam
+        self.boundary = boundary
         self.numbered = order.numbered
         self.history = self.numbered.history[name]
         self.views: list[View] = []
@@ -67,7 +69,7 @@ class Collisions:
         self.writes: list[Marks] = []
 
     def find(self, way: Way, *, lasts: bool) -> list[Race]:
-        """Races on one way; with the step before, if the buffer `lasts`.
+        """Find races on one way; with the step before, if the buffer `lasts`.
 
         Every access that does not know another one that it overlaps; of each stream the last.
         """
@@ -101,7 +103,7 @@ class Collisions:
                 self.writes[view][stream] = (number,)
 
     def _enter_earlier(self) -> None:
-        """What steps before may have done last: of each stream, and each list of a branch."""
+        """Enter what steps before may have done last: of each stream, and each list of a branch."""
         count = len(self.numbered.operations)
         for number, touched in self.touched.items():
             stream = self.numbered.stream[number]
@@ -113,7 +115,7 @@ class Collisions:
                         kept = [
                             mark
                             for mark in marks.get(stream, ())
-                            if not self.seam.is_followed(mark + count, number)
+                            if not self.boundary.is_followed(mark + count, number)
                         ]
                         marks[stream] = (*kept, number - count)
 
@@ -138,7 +140,7 @@ class Collisions:
         return list(worst.values())
 
     def _knows(self, number: int, mark: int) -> bool:
-        """Whether operation `number` starts after the one marked has finished."""
+        """Return whether operation `number` starts after the one marked has finished."""
         numbered, known = self.numbered, self.way.known[number]
         assert known is not None
         if mark >= 0:
@@ -147,11 +149,11 @@ class Collisions:
         stream = numbered.stream[earlier]
         if known[stream] >= numbered.position[earlier] - len(numbered.entries[stream]):
             return True
-        return self.seam.knows(self.way, number, earlier)
+        return self.boundary.knows(self.way, number, earlier)
 
 
 def _each(marks: Marks) -> Iterator[tuple[int, int]]:
-    """Streams and marks."""
+    """Yield streams and marks."""
     return ((stream, mark) for stream, found in marks.items() for mark in found)
 
 
@@ -168,7 +170,7 @@ def _meeting(views: Sequence[View], overlap: Overlap) -> Iterator[tuple[int, int
 
 
 def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
-    """Of each view those that it overlaps, itself among them."""
+    """Return, for each view, those that it overlaps, itself among them."""
     found = [[number] for number in range(len(views))]
     for one, other in _meeting(views, overlap):
         found[one].append(other)
@@ -179,7 +181,7 @@ def _beside(views: list[View], overlap: Overlap) -> list[list[int]]:
 def inside(
     schedule: Schedule, operation: Operation, overlap: Overlap
 ) -> Iterator[tuple[Access, Access]]:
-    """Views of one operation that overlap, one of them written, where that is not in place."""
+    """Yield views of one operation that overlap, one of them written, if that is not in place."""
     by_buffer: dict[str, list[tuple[Operation, Access]]] = defaultdict(list)
     for member in touching((operation,)):
         for access in accesses(member):
@@ -195,7 +197,7 @@ def inside(
 
 
 def _in_place(schedule: Schedule, operation: Operation, overlap: Overlap) -> bool:
-    """Whether an operation from a buffer into itself is legal."""
+    """Return whether an operation from a buffer into itself is legal."""
     match operation:
         case AllReduce() | Broadcast() | Copy():
             return operation.source == operation.target

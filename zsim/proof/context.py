@@ -23,37 +23,37 @@ class NumberedProgram:
 
     @property
     def parts(self) -> tuple[tuple[str, Numbered], tuple[str, Numbered]]:
-        """Both parts with their names."""
+        """Return both parts with their names."""
         return ((SETUP, self.setup), (STEP, self.step))
 
     @cached_property
     def crowded(self) -> dict[str, int]:
-        """Ways through the parts whose branches have more outcomes than are gone through."""
+        """Return how many ways lead through parts whose branches have too many outcomes."""
         ways = {part: outcomes(numbered, numbered.items) for part, numbered in self.parts}
         return {part: count for part, count in ways.items() if count > OUTCOMES_MAX}
 
     @cached_property
     def setup_order(self) -> Timeline:
-        """Happens-before of setup."""
+        """Return happens-before of setup."""
         return Timeline(self.setup, drained(self.setup))
 
     @cached_property
     def step_order(self) -> Timeline:
-        """Happens-before of a step of whose past nothing but the order of streams is known."""
+        """Return happens-before of a step; of its past only the order of streams is known."""
         return Timeline(self.step, unknown(self.step))
 
     @cached_property
     def settled_order(self) -> Timeline:
-        """Happens-before of a step with all that is known of the steps before it."""
+        """Return happens-before of a step with all that is known of the steps before it."""
         return settled(self.step)
 
     def proved(self, examine: Callable[[Timeline], list[Finding]]) -> list[Finding]:
-        """What `examine` finds in a step; what is known of the step before may help."""
+        """Return what `examine` finds in a step; what is known of the step before may help."""
         return examine(self.step_order) and examine(self.settled_order)
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class Context:
     """A schedule, its programs with numbers, and the model that it trains where it is known."""
 
     schedule: Schedule
@@ -61,8 +61,8 @@ class Subject:
     model: Model | None
 
     @classmethod
-    def of(cls, schedule: Schedule, model: Model | None = None) -> "Subject":
-        """Number every program."""
+    def of(cls, schedule: Schedule, model: Model | None = None) -> "Context":
+        """Return the context of a schedule, with every program numbered."""
         return cls(
             schedule,
             tuple(

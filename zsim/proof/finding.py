@@ -23,5 +23,5 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """Role and operation in one."""
+        """Return role and operation in one."""
         return f"{self.role}: {self.operation}" if self.role else self.operation

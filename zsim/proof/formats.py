@@ -1,15 +1,17 @@
 """Formats: numbers on the way from a gradient to an update are as wide as the strategy says.
 
-Exact numbers do not see rounding. Compared with `zsim.specification.formats` are what reductions
-over ranks with different data send and add in, what gradients are summed in over micro-batches,
-before and after their reduction, what norms are added up in, and what updates read and write.
+Exact numbers do not see rounding. Compared with `zsim.specification.strategy_formats` are what
+reductions over ranks with different data send and add in, what gradients are summed in over
+micro-batches, before and after their reduction, what norms are added up in, and what updates read
+and write.
 Nothing is said of a schedule whose contract names no strategy.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 from zsim.dtype import DType
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.access import touching
 from zsim.schedule.operation import (
@@ -25,7 +27,7 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.schedule import Kind, Program, Schedule
-from zsim.specification.formats import formats
+from zsim.specification.strategy_formats import formats
 from zsim.strategy.runtime_options import Formats
 
 INVARIANT = "formats"
@@ -49,19 +51,20 @@ assert set(BITS) == set(DType)
 UPDATED = (Role.GRADIENT, Role.MASTER, Role.PARAMETER, Role.MOMENT)
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Find each operation that is narrower than the strategy says."""
-    strategy = subject.schedule.contract.strategy
+    strategy = context.schedule.contract.strategy
     if strategy is None:
         return []
     wanted = formats(strategy)
     return [
         finding
-        for program in subject.schedule.programs
-        for finding in _Narrow(subject.schedule, program, wanted).examine()
+        for program in context.schedule.programs
+        for finding in _Narrow(context.schedule, program, wanted).examine()
     ]
 
 
+@cache
 def _is_narrower(one: DType, other: DType) -> bool:
     """Return whether a format holds numbers of another one less exactly, or not all of them."""
     return any(mine < theirs for mine, theirs in zip(BITS[one], BITS[other], strict=True))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from zsim.model.generator import Draws, Generator
 from zsim.model.model import Segment
-from zsim.proof.context import NumberedProgram, Subject
+from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.schedule.mesh import Mesh
 from zsim.schedule.operation import Action, Compute, Operation, walk
@@ -27,29 +27,29 @@ TENSOR = "tensor"
 Segments = dict[tuple[str, int], Segment]
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Find draws with a state that is another one's, and copies that do not share theirs."""
     segments: Segments = {}
-    if subject.model is not None:
+    if context.model is not None:
         segments = {
             (unit.name, place): segment
-            for unit in subject.model.units
+            for unit in context.model.units
             for place, segment in enumerate(unit.segments)
         }
-    if not subject.schedule.generators and not any(each.draws for each in segments.values()):
+    if not context.schedule.generators and not any(each.draws for each in segments.values()):
         return []
-    found = [finding for each in subject.programs for finding in _program(subject, each, segments)]
-    return [*found, *_roles(subject)]
+    found = [finding for each in context.programs for finding in _program(context, each, segments)]
+    return [*found, *_roles(context)]
 
 
 def _finding(role: str, operation: str, why: str) -> Finding:
     return Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
 
 
-def _program(subject: Subject, each: NumberedProgram, segments: Segments) -> Iterator[Finding]:
+def _program(context: Context, each: NumberedProgram, segments: Segments) -> Iterator[Finding]:
     """Find what one role draws otherwise than its segments say."""
-    generators = {generator.name: generator for generator in subject.schedule.generators}
-    strategy = subject.schedule.contract.strategy
+    generators = {generator.name: generator for generator in context.schedule.generators}
+    strategy = context.schedule.contract.strategy
     micro_batches = None if strategy is None else strategy.gradient_accumulation_steps
     for part in (each.program.setup, each.program.step):
         always = {operation.id for operation in part}
@@ -69,7 +69,7 @@ def _program(subject: Subject, each: NumberedProgram, segments: Segments) -> Ite
                 why = f"draws for micro-batch {compute.micro_batch} of {micro_batches}"
             else:
                 why = _restored(compute, drawn)
-                why = why or _alike(subject, generators[compute.draw.generator], draws)
+                why = why or _alike(context, generators[compute.draw.generator], draws)
                 drawn[compute.id] = compute
             if why:
                 yield _finding(each.program.role, compute.id, why)
@@ -111,9 +111,9 @@ def _restored(compute: Compute, drawn: dict[str, Compute]) -> str:
     return ""
 
 
-def _alike(subject: Subject, generator: Generator, draws: Draws | None) -> str:
+def _alike(context: Context, generator: Generator, draws: Draws | None) -> str:
     """Return along which axis ranks share states, or do not, against what they hold."""
-    for axis in subject.schedule.mesh.axes:
+    for axis in context.schedule.mesh.axes:
         if axis.size == 1:
             continue
         apart = axis.name in generator.axes
@@ -127,10 +127,10 @@ def _alike(subject: Subject, generator: Generator, draws: Draws | None) -> str:
     return ""
 
 
-def _roles(subject: Subject) -> Iterator[Finding]:
+def _roles(context: Context) -> Iterator[Finding]:
     """Find roles that share states of a generator and do not draw with them in one order."""
-    schedule = subject.schedule
-    by_name = {each.program.role: each for each in subject.programs}
+    schedule = context.schedule
+    by_name = {each.program.role: each for each in context.programs}
     for generator in schedule.generators:
         for place, role in enumerate(schedule.roles):
             for other in schedule.roles[:place]:

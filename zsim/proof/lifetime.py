@@ -8,8 +8,8 @@ happens-before (`zsim.schedule.happens_before`):
   allocator) takes the memory back: it is in `Free.uses`, or ordered before the free by other means;
 * *reuse*: every use on a stream other than the home stream is ordered after all that the home
   stream held when the buffer was allocated, since that may still use the same block;
-* after setup and after every step exactly the persistent buffers are alive, and both lists of a
-  branch leave the same buffers alive.
+* after setup and after every step exactly the persistent buffers are alive, whichever lists of
+  branches were taken.
 
 Together with `races`, which orders the accesses to one buffer, this orders all accesses to a block
 of memory, whichever buffers it holds one after the other.
@@ -23,12 +23,12 @@ nothing known of the steps before, does not suffice.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from zsim.proof.context import SETUP, STEP, NumberedProgram, Subject
+from zsim.proof.context import SETUP, STEP, Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.schedule.happens_before import NEVER, Timeline, Way
-from zsim.schedule.operation import Allocate, Branch, Free, Operation
+from zsim.schedule.operation import Free
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST, History, Numbered
 
 INVARIANT = "lifetime"
@@ -39,9 +39,9 @@ TAKEN = re.compile(rb"A[^AF]*").fullmatch
 """The history of a persistent buffer in setup."""
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Every breach of lifetime in any role."""
-    return [finding for each in subject.programs for finding in _examine_program(each)]
+def examine(context: Context) -> list[Finding]:
+    """Find every breach of lifetime in any role."""
+    return [finding for each in context.programs for finding in _examine_program(each)]
 
 
 def _examine_program(each: NumberedProgram) -> list[Finding]:
@@ -64,10 +64,9 @@ def _examine_program(each: NumberedProgram) -> list[Finding]:
 def _examine_part(
     each: NumberedProgram, part: str, order: Timeline, alive: set[str]
 ) -> list[Finding]:
-    """Breaches in setup, or in a step that finds the buffers `alive`."""
+    """Find breaches in setup, or in a step that finds the buffers `alive`."""
     numbered = order.numbered
     found = _Found(each, part, numbered)
-    found.compare_sides()
     for name in each.program.persistent:
         if name not in alive and name not in numbered.history:
             found.end(name, None)
@@ -91,12 +90,12 @@ def _examine_part(
     return found.in_order()
 
 
-PERSISTENT, TOLD = -1, -2
+PERSISTENT, REPORTED = -1, -2
 """Instead of the number of an `Allocate`: alive from before, and not alive but reported already."""
 
 
 def _carried(history: History, numbered: Numbered) -> tuple[int, dict[int, int]]:
-    """Of what a step allocates anew and leaves alive: what the next one knows it by.
+    """Return what the next step knows a buffer by that this one allocates and leaves alive.
 
     The last entry of the home stream when it was allocated, and the last use on each other stream.
     """
@@ -127,7 +126,7 @@ def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
         if known is None:
             continue
         if code == ALLOCATE:
-            if allocated not in (None, TOLD):
+            if allocated not in (None, REPORTED):
                 found.twice(number, name, allocated)
             allocated, tail, last = number, way.tail(home, number), {}
             continue
@@ -142,7 +141,7 @@ def _follow(found: "_Found", way: Way, name: str, *, was_alive: bool) -> None:
             continue
         if allocated is None:
             found.dead(number, name)
-            allocated, tail, last = TOLD, NEVER, {}
+            allocated, tail, last = REPORTED, NEVER, {}
         stream = numbered.stream[number]
         if stream not in (HOST, home):
             if known[home] < tail:
@@ -159,54 +158,35 @@ class _Found:
         self.part = part
         self.numbered = numbered
         self.persistent = set(each.program.persistent)
-        self.unequal: set[str] = set()
         self._findings: dict[tuple[str, str], tuple[int, Finding]] = {}
 
     def in_order(self) -> list[Finding]:
-        """What was found, in the order of the operations."""
+        """Return what was found, in the order of the operations."""
         return [finding for _, finding in sorted(self._findings.values(), key=lambda each: each[0])]
 
     def end(self, name: str, allocated: int | None) -> None:
-        """The part is over: `name` is alive since `allocated`, or not."""
-        if name in self.unequal:
-            return
+        """Judge `name` at the end of the part: it is alive since `allocated`, or not."""
         persistent = name in self.persistent
         if persistent and allocated is None:
             number = len(self.numbered.operations)
             why = f"{name} is persistent, and not alive when {self.part} ends"
             self._note_at(number, self.part, why, self._before(number, name))
-        elif not persistent and allocated is not None and allocated != TOLD:
+        elif not persistent and allocated is not None and allocated != REPORTED:
             why = f"allocates {name}, which is alive when {self.part} ends and not freed"
             self._note(allocated, why, ("it is not among the persistent buffers",))
 
-    def compare_sides(self) -> None:
-        """Both lists of each branch leave the same buffers alive."""
-        for branch in self.numbered.sides:
-            operation = self.numbered.operations[branch]
-            assert isinstance(operation, Branch)
-            then, otherwise = _balance(operation.then), _balance(operation.otherwise)
-            for buffer in sorted(then.keys() | otherwise.keys()):
-                one, other = then.get(buffer, 0), otherwise.get(buffer, 0)
-                if one != other:
-                    self.unequal.add(buffer)
-                    witness = tuple(
-                        f"{name}: {('frees it', 'leaves it as it is', 'allocates it')[sign + 1]}"
-                        for name, sign in (("then", one), ("otherwise", other))
-                    )
-                    self._note(branch, f"its lists leave {buffer} in different states", witness)
-
     def twice(self, number: int, name: str, allocated: int | None) -> None:
-        """An allocation of what is alive."""
+        """Note an allocation of what is alive."""
         why = f"allocates {name}, which is alive: no free gives the first memory back"
         self._note(number, why, self._since(name, allocated))
 
     def freed_dead(self, number: int, name: str) -> None:
-        """A free of what is not alive."""
+        """Note a free of what is not alive."""
         why = f"frees {name}, which is not alive"
         self._note(number, why, self._before(number, name))
 
     def dead(self, number: int, name: str) -> None:
-        """A use outside the lifetime."""
+        """Note a use outside the lifetime."""
         before = self._before(number, name)
         state = "after it was freed" if before else "before it is allocated"
         numbered = self.numbered
@@ -222,7 +202,7 @@ class _Found:
     def reused(
         self, number: int, name: str, allocated: int | None, tail: int, *, known: int
     ) -> None:
-        """A use that may come before the home stream has let go of the memory."""
+        """Note a use that may come before the home stream has let go of the memory."""
         numbered = self.numbered
         home, stream = numbered.home[name], numbered.stream[number]
         holder, user = self._entry(home, tail), numbered.operations[number].id
@@ -238,7 +218,7 @@ class _Found:
         self._note(number, why, witness)
 
     def still_used(self, number: int, stream: int, position: int) -> None:
-        """A free that does not wait for a use."""
+        """Note a free that does not wait for a use."""
         free, user = self.numbered.operations[number], self._entry(stream, position)
         assert isinstance(free, Free)
         why = f"gives {free.buffer} back while {user} may still use it"
@@ -260,7 +240,7 @@ class _Found:
         return (f"{self.numbered.operations[allocated].id} took memory for {buffer}",)
 
     def _before(self, number: int, buffer: str) -> tuple[str, ...]:
-        """The last free of `buffer` before `number`, if there is one."""
+        """Return the last free of `buffer` before `number`, if there is one."""
         history = self.numbered.history.get(buffer)
         frees: Iterator[int] = iter(())
         if history is not None:
@@ -277,23 +257,3 @@ class _Found:
             invariant=INVARIANT, role=self.program.role, operation=where, why=why, witness=witness
         )
         self._findings.setdefault((where, why), (number, finding))
-
-
-def _balance(operations: Iterable[Operation]) -> dict[str, int]:
-    """Of each buffer that a list leaves in another state: 1 if it is allocated, -1 if it is freed.
-
-    The lists of a branch in the list are compared by themselves; the second one speaks for both.
-    """
-    net: dict[str, int] = {}
-    for operation in operations:
-        match operation:
-            case Allocate(buffer=buffer):
-                net[buffer] = net.get(buffer, 0) + 1
-            case Free(buffer=buffer):
-                net[buffer] = net.get(buffer, 0) - 1
-            case Branch(otherwise=otherwise):
-                for name, change in _balance(otherwise).items():
-                    net[name] = net.get(name, 0) + change
-            case _:
-                pass  # touches no lifetime
-    return {name: max(-1, min(1, change)) for name, change in net.items() if change}

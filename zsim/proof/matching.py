@@ -1,13 +1,12 @@
 """Matching: whoever shares a communicator issues the same operations on it, in the same order.
 
 Proved for every communicator: its members issue equal sequences of collectives, in kind, elements,
-wire and accumulate dtype, reduction, root and grouping (`Together`), and where layouts say which
-tensor a view is, of the same part of the same tensor, else of one name if both have it; the k-th
-send to a member meets the k-th receive from there, of equal size and dtype; ranks outside a group
-issue nothing on it. Sequences are compared list by list where they stand in branches.
+wire and accumulate dtype, reduction, root and grouping (`Together`); the k-th send to a member
+meets the k-th receive from there, of equal size and dtype; ranks outside a group issue nothing on
+it. Sequences are compared list by list where they stand in branches.
 
 Assumed: all members take the same way through a branch. Not examined: in which order operations of
-different communicators come (progress).
+different communicators come (progress), and of which tensors the views are (values).
 
 Cost: nothing but a look at sends and receives while all members play one role; where roles share
 communicators, one comparison for each pair of roles. Independent of the number of ranks.
@@ -20,10 +19,10 @@ from difflib import SequenceMatcher
 from typing import assert_never
 
 from zsim.network.volume import COLLECTIVE
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import Communicators, cells, communicators, outside
-from zsim.schedule.access import accesses, touching
+from zsim.proof.rank_class import AlikeCommunicators, communicators, outside, rank_classes
+from zsim.schedule.access import touching
 from zsim.schedule.operation import (
     AllGather,
     AllReduce,
@@ -35,26 +34,22 @@ from zsim.schedule.operation import (
     ReduceScatter,
     Send,
     Together,
-    View,
     walk,
 )
-from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule import Program
 
 INVARIANT = "matching"
 MIDDLE_MAX = 400
 """Up to so many entries between equal ends are aligned; longer stretches differ as a whole."""
 
 Key = tuple[object, ...]
-Identity = tuple[object, ...] | None
-"""Which part of which tensor a view is, or None where no layout says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """An operation as its communicator sees it: where it stands, what it is, on which tensors."""
+    """An operation as its communicator sees it: where it stands, and what it is."""
 
     key: Key
-    tensors: tuple[Identity, ...]
     operation: str
     says: str
 
@@ -72,48 +67,49 @@ class Issues:
     receives: dict[int, list[Issue]]
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Every disagreement, and every operation of a rank on a group that it does not belong to."""
-    schedule = subject.schedule
+def examine(context: Context) -> list[Finding]:
+    """Find every disagreement, and operations of ranks on groups that they are outside of."""
+    schedule = context.schedule
     alike = len(schedule.roles) == 1 and not any(group.where for group in schedule.groups)
     kinds = Send | Receive | Together if alike else Communication | Together
     busy = {
         numbered.group[number]
-        for each in subject.programs
+        for each in context.programs
         for _, numbered in each.parts
         for number in numbered.communications
         if isinstance(numbered.operations[number], kinds)
     }
     if not busy:
         return []
-    found = dict.fromkeys(_mixed(subject))
-    among = cells(schedule)
-    programs = {each.program.role: each.program for each in subject.programs}
+    found = dict.fromkeys(_mixed(context))
+    among = rank_classes(schedule)
+    programs = {each.program.role: each.program for each in context.programs}
     for group in schedule.groups:
         if group.name not in busy:
             continue
         count = group.size(schedule.mesh)
-        issues = {
-            role: _issues(schedule, program, group.name, count)
-            for role, program in programs.items()
-        }
-        for cell in outside(schedule.mesh, group, among):
-            found.update(dict.fromkeys(_strangers(cell.role, group.name, issues[cell.role])))
+        why = f"the roles share communicators of {group.name} and issue different sequences"
+        issues = {role: _issues(program, group.name, count) for role, program in programs.items()}
+        for rank_class in outside(schedule.mesh, group, among):
+            found.update(
+                dict.fromkeys(_strangers(rank_class.role, group.name, issues[rank_class.role]))
+            )
         for communicator in communicators(schedule.mesh, group, among):
             first, *others = communicator.roles
             for other in others:
-                found.update(dict.fromkeys(_compare(group.name, first, other, issues)))
+                ours, theirs = ((role, issues[role].collectives) for role in (first, other))
+                found.update(dict.fromkeys(_unequal(f"{first} and {other}", ours, theirs, why)))
             found.update(dict.fromkeys(_pair(communicator, issues)))
     return list(found)
 
 
-def _mixed(subject: Subject) -> Iterator[Finding]:
+def _mixed(context: Context) -> Iterator[Finding]:
     """Find what is issued as one and of several kinds; sends and receives are one kind.
 
     Runtimes coalesce collectives of one kind alone (torch.distributed's coalescing manager), and
     what a group of several kinds would cost or do is not defined here.
     """
-    for each in subject.programs:
+    for each in context.programs:
         for operation in each.program.by_id.values():
             if not isinstance(operation, Together):
                 continue
@@ -135,8 +131,8 @@ def _mixed(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def _issues(schedule: Schedule, program: Program, group: str, count: int) -> Issues:
-    """What `program` issues on `group`, setup and then one step."""
+def _issues(program: Program, group: str, count: int) -> Issues:
+    """Return what `program` issues on `group`, in setup and then in one step."""
     found = Issues([], defaultdict(list), defaultdict(list))
 
     def go(operations: Iterable[Operation], path: Key) -> None:
@@ -152,24 +148,20 @@ def _issues(schedule: Schedule, program: Program, group: str, count: int) -> Iss
     def add(operation: Communication | Together, path: Key) -> None:
         whats: list[Key] = []
         words: list[str] = []
-        tensors: list[Identity] = []
         for member in touching((operation,)):
             assert isinstance(member, Communication)
             what, says = _describe(member)
-            own = [_identity(schedule, program, access.view) for access in accesses(member)]
             if isinstance(member, Send | Receive):
                 peers = found.sends if isinstance(member, Send) else found.receives
-                issue = Issue((path, *what), tuple(own), member.id, says)
-                peers[member.offset % count].append(issue)
+                peers[member.offset % count].append(Issue((path, *what), member.id, says))
             else:
                 whats.append(what)
                 words.append(says)
-                tensors += own
         if whats:
             grouped = isinstance(operation, Together)
             says = f"{'together ' if grouped else ''}{', '.join(words)}"
             key = (path, grouped, *whats)
-            found.collectives.append(Issue(key, tuple(tensors), operation.id, says))
+            found.collectives.append(Issue(key, operation.id, says))
 
     go(program.setup, ("setup",))
     go(program.step, ("step",))
@@ -184,7 +176,7 @@ def _uses(branch: Branch, group: str) -> bool:
 
 
 def _describe(operation: Communication) -> tuple[Key, str]:
-    """What has to agree, and the same in words."""
+    """Return what has to agree, and the same in words."""
     wire = operation.wire
     match operation:
         case AllGather(source=source):
@@ -203,23 +195,8 @@ def _describe(operation: Communication) -> tuple[Key, str]:
             assert_never(operation)
 
 
-def _identity(schedule: Schedule, program: Program, view: View) -> Identity:
-    """Layout, first element, size, and how far from one rank's part to the next one's, along what.
-
-    A rank's own slot of a whole with blocks is what its segment is, and both stand at 0.
-    """
-    buffer = program.by_name[view.buffer]
-    if buffer.layout is None:
-        return None
-    axis, stride = view.axis, 0 if view.axis is None else view.size
-    if buffer.shard is not None:
-        uneven = schedule.layout_by_name[buffer.layout].cuts is not None
-        axis, stride = buffer.shard, -1 if uneven else buffer.elements
-    return (buffer.layout, view.start, view.size, axis, stride)
-
-
 def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
-    """Operations that ranks outside the group issue on it."""
+    """Find operations that ranks outside the group issue on it."""
     pairs = (*issues.sends.values(), *issues.receives.values())
     everything = [*issues.collectives, *(each for found in pairs for each in found)]
     if everything:
@@ -231,28 +208,6 @@ def _strangers(role: str, group: str, issues: Issues) -> Iterator[Finding]:
             why=f"some ranks of the role are outside group {group} and issue on it",
             witness=tuple(f"{each.operation}: {each.says}" for each in (first, *others[:4])),
         )
-
-
-def _compare(group: str, one: str, other: str, issues: dict[str, Issues]) -> Iterator[Finding]:
-    """Differences between what two roles issue on a communicator that they share."""
-    roles, ours, theirs = f"{one} and {other}", issues[one].collectives, issues[other].collectives
-    sides = (one, ours), (other, theirs)
-    why = f"the roles share communicators of group {group} and issue different sequences"
-    yield from _unequal(roles, *sides, why)
-    why = f"the roles bring parts of different tensors, equal in size, to {group}"
-    yield from _other_tensors(roles, *sides, why)
-    shared = {each.operation for each in ours} & {each.operation for each in theirs}
-    for our, their in _aligned(ours, theirs):
-        known = any(all(pair) for pair in zip(our.tensors, their.tensors, strict=True))
-        names = {our.operation, their.operation}
-        if not known and len(names) > 1 and names & shared:
-            yield Finding(
-                invariant=INVARIANT,
-                role=roles,
-                operation=our.operation,
-                why=f"the roles bring operations of different names to {group}, and both have one",
-                witness=tuple(_side_by_side((one, [our]), (other, [their]))),
-            )
 
 
 def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding]:
@@ -270,39 +225,8 @@ def _unequal(roles: str, ours: Side, theirs: Side, why: str) -> Iterator[Finding
         )
 
 
-def _other_tensors(
-    roles: str, ours: Side, theirs: Side, why: str, *, by_layout: bool = False
-) -> Iterator[Finding]:
-    """Yield pairs that match but for the tensors of which they are; `by_layout`, of any part."""
-    for our, their in _aligned(ours[1], theirs[1]):
-        for mine, yours in zip(our.tensors, their.tensors, strict=True):
-            if mine and yours and (mine[0] != yours[0] if by_layout else mine != yours):
-                yield Finding(
-                    invariant=INVARIANT,
-                    role=roles,
-                    operation=our.operation,
-                    why=why,
-                    witness=(
-                        f"{ours[0]}: {our.operation}: {_tensor(mine)}",
-                        f"{theirs[0]}: {their.operation}: {_tensor(yours)}",
-                    ),
-                )
-                break
-
-
-def _tensor(identity: tuple[object, ...]) -> str:
-    layout, start, size, *_ = identity
-    return f"{size} elements of {layout} from {start} on"
-
-
-def _aligned(ours: list[Issue], theirs: list[Issue]) -> Iterator[tuple[Issue, Issue]]:
-    """Pairs of equal keys, as long as the sequences agree."""
-    if len(ours) == len(theirs):
-        yield from (pair for pair in zip(ours, theirs, strict=True) if pair[0].key == pair[1].key)
-
-
 def _differences(ours: list[Key], theirs: list[Key]) -> Iterator[tuple[int, int, int, int]]:
-    """Stretches in which two sequences differ; two with one equal entry between are one."""
+    """Yield stretches in which two sequences differ; one equal entry between does not end one."""
     if ours == theirs:
         return
     start = 0
@@ -342,8 +266,8 @@ def _side_by_side(*sides: Side) -> Iterator[str]:
         )
 
 
-def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Finding]:
-    """Sends without their receives, and the reverse, for each pair of roles and each offset."""
+def _pair(communicator: AlikeCommunicators, issues: dict[str, Issues]) -> Iterator[Finding]:
+    """Find sends without their receives, and the reverse, by pair of roles and offset."""
     count = communicator.count
     for sender in communicator.roles:
         for receiver in communicator.roles:
@@ -357,15 +281,12 @@ def _pair(communicator: Communicators, issues: dict[str, Issues]) -> Iterator[Fi
                         (f"{sender} sends", sends.get(offset, [])),
                         (f"{receiver} receives", receives.get(-offset % count, [])),
                     )
-                    yield from _unequal(
-                        roles, *sides, f"sends and receives over {where} do not pair"
-                    )
-                    why = f"what is sent over {where} is received as another tensor"
-                    yield from _other_tensors(roles, *sides, why, by_layout=True)
+                    why = f"sends and receives over {where} do not pair"
+                    yield from _unequal(roles, *sides, why)
 
 
-def _reaches(communicator: Communicators, sender: str, offset: int, receiver: str) -> bool:
-    """Whether a member `offset` places on from one that plays `sender` plays `receiver`."""
+def _reaches(communicator: AlikeCommunicators, sender: str, offset: int, receiver: str) -> bool:
+    """Return whether `offset` places on from a member that plays `sender` one plays `receiver`."""
     count = communicator.count
     targets = communicator.intervals(receiver)
     for low, high in communicator.intervals(sender):

@@ -9,9 +9,10 @@ the host that is ordered after them (`zsim.schedule.happens_before`), in that st
 If nothing ever makes the host wait for them, memory grows with every step.
 
 Proved of workspaces and what is saved: accesses reach all of the buffer, so one that is larger than
-what is done with it is named wherever it stands. With model and strategy of zsim's own stages
-given: persistent model states are as large as the closed form says, kind by kind. Buffers with a
-layout are as large as it; that holds of every schedule that exists.
+what is done with it is named wherever it stands. What updates train or keep is of the kind that
+they use it as. With model and strategy of zsim's own stages given: persistent model states are as
+large as the closed form says, kind by kind. Buffers with a layout are as large as it; that holds of
+every schedule that exists.
 
 Cost: one look at each allocation and free, for each way through the branches; with deferred frees
 as often as it takes until a step leaves what it found.
@@ -22,18 +23,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zsim.closed_form.states import persistent_bytes
-from zsim.proof.context import NumberedProgram, Subject
+from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.proof.overlap import Overlap, Span
 from zsim.schedule.access import accesses
 from zsim.schedule.happens_before import Way
-from zsim.schedule.operation import Allocate, Free, FreeMode
+from zsim.schedule.operation import Action, Allocate, Compute, Free, FreeMode, Role
 from zsim.schedule.program_index import ALLOCATE, FREE, WHOLE, Numbered
 from zsim.schedule.schedule import Kind
 
 INVARIANT = "memory"
 SIZED = (Kind.SAVED, Kind.WORKSPACE)
 """Kinds of buffers that are made for what they hold; what is for communication may have room."""
+
+KINDS = {
+    Role.PARAMETER: (Kind.PARAMETER, Kind.MASTER),
+    Role.MASTER: (Kind.MASTER,),
+    Role.MOMENT: (Kind.MOMENT,),
+}
+"""Kinds of what updates train or keep, by which memory is reported and states are read back."""
 
 STEPS_MAX = 6
 """Steps after which memory that still comes back later and later is taken to grow for ever."""
@@ -42,14 +50,14 @@ Pending = tuple[tuple[int, int], ...]
 """Deferred frees that have not come back: the free, and how many steps ago."""
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Pools that may hold too much, buffers of which a part is never used, states too large."""
+def examine(context: Context) -> list[Finding]:
+    """Find pools that may hold too much, buffers never used in part, states too large."""
     found: list[Finding] = []
-    promises = {(role, pool): size for role, pool, size in subject.schedule.contract.peak_bytes}
-    overlap = Overlap(subject.schedule)
-    for each in subject.programs:
+    promises = {(role, pool): size for role, pool, size in context.schedule.contract.peak_bytes}
+    overlap = Overlap(context.schedule)
+    for each in context.programs:
         role = each.program.role
-        for pool in subject.schedule.pools:
+        for pool in context.schedule.pools:
             limits = [
                 (what, size)
                 for what, size in (
@@ -61,12 +69,13 @@ def examine(subject: Subject) -> list[Finding]:
             if limits and not each.crowded:
                 found += _pool(each, pool.name, limits)
         found += _unused(each, overlap)
-        found += _states(subject, each)
+        found += _kinds(each)
+        found += _states(context, each)
     return found
 
 
 @dataclass(slots=True)
-class _Peak:
+class _PoolPeak:
     """The largest book: at which allocation of which way, and what was pending before it."""
 
     size: int = 0
@@ -97,12 +106,12 @@ def _pool(each: NumberedProgram, pool: str, limits: list[tuple[str, int]]) -> It
         )
 
 
-def _at(peak: _Peak) -> str:
+def _at(peak: _PoolPeak) -> str:
     return "setup" if peak.way is None else peak.way.numbered.operations[peak.at].id
 
 
-def _witness(peak: _Peak, sizes: dict[str, int]) -> Iterator[str]:
-    """What is alive at the peak, the largest first, and what was freed and is not back."""
+def _witness(peak: _PoolPeak, sizes: dict[str, int]) -> Iterator[str]:
+    """Yield what is alive at the peak, the largest first, and what was freed and is not back."""
     if peak.way is None:
         return
     yield f"{_at(peak)} brings it to {peak.size} bytes"
@@ -117,8 +126,8 @@ def _witness(peak: _Peak, sizes: dict[str, int]) -> Iterator[str]:
         yield f"freed by {name}, and nothing has made the host wait for its uses"
 
 
-def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_Peak, bool]:
-    """The largest book of any execution, and whether it grows with every step."""
+def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_PoolPeak, bool]:
+    """Return the largest book of any execution, and whether it grows with every step."""
     book = _Book(sizes)
     for way in each.setup_order.ways:
         book.alive = dict.fromkeys(sizes, 0)
@@ -146,7 +155,7 @@ class _Book:
     def __init__(self, sizes: dict[str, int]) -> None:
         self.sizes = sizes
         self.alive = dict.fromkeys(sizes, 0)
-        self.peak = _Peak()
+        self.peak = _PoolPeak()
 
     def follow(self, way: Way, pending: Pending, until: int | None = None) -> Pending:
         """Go along one part, from what is alive and `pending`; what is left pending.
@@ -188,7 +197,7 @@ class _Book:
             if number == until:
                 break
         if at >= 0:
-            self.peak = _Peak(largest, at, way, pending, before)
+            self.peak = _PoolPeak(largest, at, way, pending, before)
         return tuple((number, ago + 1) for number, ago in late)
 
 
@@ -199,7 +208,7 @@ def _size(numbered: Numbered, free: int, sizes: dict[str, int]) -> int:
 
 
 def _is_back(way: Way, item: tuple[int, int], allocate: int) -> bool:
-    """Whether the host knows, at an allocation, that the uses of a deferred free are over."""
+    """Return whether the host knows, at an allocation, that a deferred free's uses are over."""
     free, ago = item
     numbered, known = way.numbered, way.known[allocate]
     assert known is not None
@@ -213,7 +222,7 @@ def _is_back(way: Way, item: tuple[int, int], allocate: int) -> bool:
 
 
 def _unused(each: NumberedProgram, overlap: Overlap) -> Iterator[Finding]:
-    """Buffers of which some part is neither read nor written."""
+    """Find buffers of which some part is neither read nor written."""
     whole = {
         name
         for _, numbered in each.parts
@@ -259,9 +268,23 @@ def _gap(spans: list[Span], elements: int) -> Span | None:
     return (end, elements) if end < elements else None
 
 
-def _states(subject: Subject, each: NumberedProgram) -> Iterator[Finding]:
-    """Persistent model states, by kind, against the closed form."""
-    model, strategy = subject.model, subject.schedule.contract.strategy
+def _kinds(each: NumberedProgram) -> Iterator[Finding]:
+    """Find model states that are called another kind than updates use them as."""
+    for operation in each.program.by_id.values():
+        if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
+            continue
+        for operand in operation.operands:
+            buffer = each.program.by_name[operand.view.buffer]
+            if buffer.kind not in KINDS.get(operand.role, (buffer.kind,)):
+                why = f"uses {buffer.name} as {operand.role}, whose kind is {buffer.kind}"
+                yield Finding(
+                    invariant=INVARIANT, role=each.program.role, operation=operation.id, why=why
+                )
+
+
+def _states(context: Context, each: NumberedProgram) -> Iterator[Finding]:
+    """Compare persistent model states, by kind, with the closed form."""
+    model, strategy = context.model, context.schedule.contract.strategy
     if model is None or strategy is None or model.tensor != strategy.tensor:
         return
     needed = persistent_bytes(model, strategy)

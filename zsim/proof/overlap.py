@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 
 def says(view: View) -> str:
-    """Which elements of its buffer `view` is, in words."""
+    """Return in words which elements of its buffer `view` is."""
     if view.axis is not None:
         return f"the rank's own {view.size} elements along {view.axis} from {view.start} on"
     which = f"elements {view.start} to {view.start + view.size}"
@@ -37,13 +37,13 @@ class Overlap:
         self._known: dict[View, list[Span]] = {}
 
     def ranks(self, axis: str) -> int:
-        """Ranks along `axis`."""
+        """Return the number of ranks along `axis`."""
         if axis not in self._sizes:
             self._sizes[axis] = self.mesh.axis_size(axis)
         return self._sizes[axis]
 
     def meet(self, one: View, other: View) -> bool:
-        """Whether some rank has an element that is in both views of one buffer."""
+        """Return whether some rank has an element that is in both views of one buffer."""
         if not one.size or not other.size:
             return False
         (low, high), (start, end) = self.hull(one), self.hull(other)
@@ -64,7 +64,7 @@ class Overlap:
         )
 
     def hull(self, view: View) -> Span:
-        """From the first to behind the last element that some rank has of `view`."""
+        """Return the first and the end of the elements that some rank has of `view`."""
         if view.axis is not None:
             return view.start, view.start + self.ranks(view.axis) * view.size
         if view.layout is None:
@@ -75,7 +75,7 @@ class Overlap:
         return min((low for low, _ in parts), default=0), max((h for _, h in parts), default=0)
 
     def _parts(self, window: View) -> list[Span]:
-        """What segments have of a window, counted from where each begins: one of each class."""
+        """Return what segments have of a window, from where each begins: one of each class."""
         found = self._known.get(window)
         if found is None:
             assert window.layout is not None
@@ -96,7 +96,7 @@ class Overlap:
         return found
 
     def _own_parts_meet(self, one: View, other: View) -> bool:
-        """Where the hulls meet: whether the own parts meet at some coordinate."""
+        """Return whether own parts, whose hulls meet, meet at some coordinate."""
         if one.axis is None and other.axis is None:
             return True
         if one.axis is not None and other.axis is not None and one.axis != other.axis:
@@ -118,7 +118,7 @@ class Overlap:
         return first <= last
 
     def is_own_slot(self, part: View, whole: View, group: Group) -> bool:
-        """Whether `part` is, on every rank, the slot of `whole` that its place in the group names.
+        """Return whether `part` is, on every rank, its slot of `whole` by its place in the group.
 
         That is how a gather or a reduce-scatter works in place.
         """
@@ -135,7 +135,7 @@ class Overlap:
 
 
 def _frame(window: View) -> int | None:
-    """What tells windows of one layout apart that stand at different places of a buffer."""
+    """Return what tells windows of a layout apart that stand at different places of a buffer."""
     return None if window.origin is None else window.origin - window.start
 
 
@@ -154,7 +154,7 @@ def _parts(cuts: "tuple[int, ...] | range", start: int, end: int) -> list[Span]:
 
 
 def _cuts(layout: Layout, count: int) -> "tuple[int, ...] | range":
-    """Where segments begin, and where the last one ends."""
+    """Return where segments begin, and where the last one ends."""
     return _even(layout.elements, count) if layout.cuts is None else layout.cuts
 
 

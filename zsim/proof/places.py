@@ -7,7 +7,7 @@ place. Copies cross between places, sums do not.
 
 from collections.abc import Iterator
 
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Action, Communication, Compute, Copy, Together, walk
@@ -18,16 +18,16 @@ INVARIANT = "places"
 SEGMENTS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Find operations whose operands no processor has all in its own memory."""
-    return list(_examine(subject))
+    return list(_examine(context))
 
 
-def _examine(subject: Subject) -> Iterator[Finding]:
-    place_of = {pool.name: pool.place for pool in subject.schedule.pools}
+def _examine(context: Context) -> Iterator[Finding]:
+    place_of = {pool.name: pool.place for pool in context.schedule.pools}
     if set(place_of.values()) == {Place.DEVICE}:
         return
-    for program in subject.schedule.programs:
+    for program in context.schedule.programs:
         for operation in (*walk(program.setup), *walk(program.step)):
             if not isinstance(operation, Compute | Communication | Together | Copy):
                 continue

@@ -18,12 +18,12 @@ at any `Allocate`, and the host waits for all that it has issued. With communica
 of hosts, what it waits for depends only on what ranks issue before, so such a wait always ends.
 
 While all members of every communicator play one role and no one sends, all waits point to what was
-issued before, and only such edges are left to look for. Otherwise the graph is built on cells of
-ranks that nothing tells apart. That is exact: a cycle over cells is one over ranks, since from any
-rank of a cell its edges lead to some rank of the next cell, and ranks are finite. Where several
-cells send within one group, its axes are taken rank by rank (a pipeline's ends are unlike its
-middle), and the cost grows with their sizes. Operations on groups that do not match (a finding of
-matching) are not waited for here. Each further step adds the same waits as the second one.
+issued before, and only such edges are left to look for. Otherwise the graph is built on classes of
+ranks that nothing tells apart. That is exact: a cycle over classes is one over ranks, since from
+any rank of a class its edges lead to some rank of the next class, and ranks are finite. Where
+several classes send within one group, its axes are taken rank by rank (a pipeline's ends are unlike
+its middle), and the cost grows with their sizes. Operations on groups that do not match (a finding
+of matching) are not waited for here. Each further step adds the same waits as the second one.
 """
 
 from collections import defaultdict
@@ -31,9 +31,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.finding import Finding
-from zsim.proof.rank_class import Cell, Communicators, cells, communicators
+from zsim.proof.rank_class import AlikeCommunicators, RankBox, communicators, rank_classes
 from zsim.proof.wait_graph import WaitGraph
 from zsim.schedule.happens_before import OUTCOMES_MAX
 from zsim.schedule.operation import (
@@ -56,21 +56,21 @@ DISORDERED = "ranks issue operations of several communicators in different order
 IN_HOST_ORDER = "the host issues that first, on another communicator"
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Edges to what is issued later, and cycles of waits."""
+def examine(context: Context) -> list[Finding]:
+    """Find edges to what is issued later, and cycles of waits."""
     found = [
         finding
-        for each in subject.programs
+        for each in context.programs
         for _, numbered in each.parts
         for finding in _forward_edges(each.program.role, numbered)
     ]
-    among = _cells(subject)
+    among = _rank_classes(context)
     if not among:
         return found
     branches = sorted(
         {
             numbered.operations[number].id
-            for each in subject.programs
+            for each in context.programs
             for _, numbered in each.parts
             for number in numbered.sides
         }
@@ -81,8 +81,8 @@ def examine(subject: Subject) -> list[Finding]:
     cycles: dict[frozenset[str], Finding] = {}
     for choice in product((True, False), repeat=len(branches)):
         taken = {name for name, then in zip(branches, choice, strict=True) if then}
-        in_order = list(_Waits(subject, among, taken, in_order=True).cycles())
-        stuck = list(_Waits(subject, among, taken).cycles()) if in_order else []
+        in_order = list(_Waits(context, among, taken, in_order=True).cycles())
+        stuck = list(_Waits(context, among, taken).cycles()) if in_order else []
         for operations, finding in stuck or in_order:
             cycles.setdefault(operations, finding)
     return found + list(cycles.values())
@@ -104,7 +104,7 @@ def _forward_edges(role: str, numbered: Numbered) -> Iterator[Finding]:
 
 
 def _exclude_each_other(numbered: Numbered, one: int, other: int) -> bool:
-    """Whether two operations stand in different lists of one branch: at most one of them runs."""
+    """Return whether two operations stand in different lists of a branch: one runs at most."""
     for then, otherwise in numbered.sides.values():
         first, second = _within(numbered, then), _within(numbered, otherwise)
         if (one in first and other in second) or (one in second and other in first):
@@ -120,11 +120,11 @@ def _within(numbered: Numbered, items: list[int]) -> set[int]:
     return found
 
 
-def _pairing_groups(subject: Subject) -> set[str]:
-    """Groups over which something is sent."""
+def _pairing_groups(context: Context) -> set[str]:
+    """Return the groups over which something is sent."""
     return {
         numbered.group[number]
-        for each in subject.programs
+        for each in context.programs
         for _, numbered in each.parts
         for number in numbered.communications
         if _peers(numbered, number)
@@ -132,7 +132,7 @@ def _pairing_groups(subject: Subject) -> set[str]:
 
 
 def _peers(numbered: Numbered, number: int) -> list[tuple[bool, int]]:
-    """(whether it sends, offset) of each send and receive that an operation consists of."""
+    """Return (whether it sends, offset) of each send and receive in an operation."""
     operation = numbered.operations[number]
     members = operation.members if isinstance(operation, Together) else (operation,)
     return [
@@ -142,26 +142,26 @@ def _peers(numbered: Numbered, number: int) -> list[tuple[bool, int]]:
     ]
 
 
-def _cells(subject: Subject) -> list[Cell]:
-    """Cells to build the graph on; none if waits can only point back."""
-    schedule = subject.schedule
-    pairing = _pairing_groups(subject)
+def _rank_classes(context: Context) -> list[RankBox]:
+    """Return classes to build the graph on; none if waits can only point back."""
+    schedule = context.schedule
+    pairing = _pairing_groups(context)
     if len(schedule.roles) == 1 and not pairing:
         return []
-    among = cells(schedule)
+    among = rank_classes(schedule)
     groups = [group for group in schedule.groups if group.name in pairing]
     if any(
         len(each.members) > 1
         for group in groups
         for each in communicators(schedule.mesh, group, among)
     ):
-        among = cells(schedule, frozenset(axis for group in groups for axis in group.axes))
+        among = rank_classes(schedule, frozenset(axis for group in groups for axis in group.axes))
     return among
 
 
 @dataclass(frozen=True, slots=True)
 class _Issued:
-    """An operation of a group as the ranks of a cell issued it, with its nodes in the graph."""
+    """An operation of a group as the ranks of a class issued it, with its nodes in the graph."""
 
     numbered: Numbered
     number: int
@@ -170,7 +170,7 @@ class _Issued:
 
 
 class _Walker:
-    """Adds what the ranks of one cell issue, as far as it does not concern other cells."""
+    """Adds what the ranks of one class issue, as far as it does not concern other classes."""
 
     def __init__(
         self, graph: WaitGraph, role: str, taken: set[str], stream_count: int, *, in_order: bool
@@ -188,14 +188,14 @@ class _Walker:
         self.issued: dict[str, list[_Issued]] = defaultdict(list)
 
     def part(self, numbered: Numbered) -> None:
-        """Setup, or a step."""
+        """Add setup, or a step."""
         self.done = {}
         self._issue(numbered, numbered.items)
         for number, node in self.done.items():
             self.previous[numbered.operations[number].id] = node
 
     def drain(self, everything: int) -> None:
-        """Setup ends: `everything` waits for it, and what is issued from now on waits for that."""
+        """End setup: `everything` waits for it, and what is issued from now on for that."""
         for node in (self.host, *self.tails):
             self.graph.wait(everything, node, "setup ends when all streams are drained")
         self.host = everything
@@ -220,7 +220,7 @@ class _Walker:
                 self._enter(numbered, number, stream, issue)
 
     def _enter(self, numbered: Numbered, number: int, stream: int, issue: int) -> None:
-        """An entry of a stream: its start and its end."""
+        """Add an entry of a stream: its start and its end."""
         wait, name = self.graph.wait, numbered.operations[number].id
         start, done = self.graph.node(self.role, name), self.graph.node(self.role, name)
         wait(start, issue, "it must be issued")
@@ -252,29 +252,31 @@ class _Waits:
     """
 
     def __init__(
-        self, subject: Subject, among: list[Cell], taken: set[str], *, in_order: bool = False
+        self, context: Context, among: list[RankBox], taken: set[str], *, in_order: bool = False
     ) -> None:
-        schedule = subject.schedule
+        schedule = context.schedule
         self.in_order = in_order
         self.graph = WaitGraph()
-        by_role = {each.program.role: each for each in subject.programs}
+        by_role = {each.program.role: each for each in context.programs}
         walkers = {
-            cell: _Walker(self.graph, cell.role, taken, len(schedule.streams), in_order=in_order)
-            for cell in among
+            rank_class: _Walker(
+                self.graph, rank_class.role, taken, len(schedule.streams), in_order=in_order
+            )
+            for rank_class in among
         }
         everything = self.graph.node("", "the end of setup")
-        for cell, walker in walkers.items():
-            walker.part(by_role[cell.role].setup)
+        for rank_class, walker in walkers.items():
+            walker.part(by_role[rank_class.role].setup)
             walker.drain(everything)
             for _ in range(STEPS):
-                walker.part(by_role[cell.role].step)
-        issued = {cell: walker.issued for cell, walker in walkers.items()}
+                walker.part(by_role[rank_class.role].step)
+        issued = {rank_class: walker.issued for rank_class, walker in walkers.items()}
         for group in schedule.groups:
             for each in communicators(schedule.mesh, group, among):
-                self._meet(each, [issued[cell][group.name] for cell, _ in each.members])
+                self._meet(each, [issued[rank_class][group.name] for rank_class, _ in each.members])
 
-    def _meet(self, communicator: Communicators, issued: list[list[_Issued]]) -> None:
-        """Partners wait for each other's start."""
+    def _meet(self, communicator: AlikeCommunicators, issued: list[list[_Issued]]) -> None:
+        """Make partners wait for each other's start."""
         collectives = [[each for each in one if _is_collective(each)] for one in issued]
         if len({len(each) for each in collectives}) == 1:
             for partners in zip(*collectives, strict=True):
@@ -285,7 +287,7 @@ class _Waits:
         receives: dict[tuple[int, int], list[_Issued]] = defaultdict(list)
         alone = len(communicator.members) == 1
         for (_, intervals), one in zip(communicator.members, issued, strict=True):
-            # Of a cell that is the whole communicator, one member speaks for all.
+            # Of a class that is the whole communicator, one member speaks for all.
             member = 0 if alone else intervals[0][0]
             for each in one:
                 for sending, offset in _peers(each.numbered, each.number):
@@ -308,7 +310,7 @@ class _Waits:
             self.graph.wait(each.done, node, "its partners must start it")
 
     def cycles(self) -> Iterator[tuple[frozenset[str], Finding]]:
-        """Each cycle with the operations that it consists of."""
+        """Yield each cycle with the operations that it consists of."""
         label = self.graph.label
         for cycle in self.graph.cycles():
             names = [label[node] for node, _ in cycle]

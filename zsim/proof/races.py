@@ -12,9 +12,9 @@ its source, and a copy of a view to itself.
 Buffers that hold one block of memory one after the other are `lifetime`'s matter: its rules order
 the last use of the first before the first use of the second.
 
-Across the seam of two steps, everything that a step may do to a persistent buffer counts for the
-next one, and what stands in a list of a branch for all that come after; `zsim.proof.step_boundary`
-tells exactly what a step knows of all steps before it.
+Everything that a step may do to a persistent buffer counts for the next one, and what stands in a
+list of a branch for all that come after; `zsim.proof.step_boundary` tells exactly what a step knows
+of all steps before it.
 
 Assumed: what orders operations lies in the program of the rank itself: a schedule that is ordered
 only through what another role does is refused. A branch may go either way in any step, but goes as
@@ -29,10 +29,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from zsim.proof.collision import Collisions, Race, inside
-from zsim.proof.context import SETUP, STEP, NumberedProgram, Subject
+from zsim.proof.context import SETUP, STEP, Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.proof.overlap import Overlap, says
-from zsim.proof.step_boundary import Seam
+from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.access import Access
 from zsim.schedule.happens_before import Timeline, Way
 from zsim.schedule.operation import Operation
@@ -41,14 +41,14 @@ from zsim.schedule.program_index import ALLOCATE, FREE, HOST, READ, History
 INVARIANT = "races"
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Every two accesses that no order keeps apart; of a chain of such, the first."""
-    overlap = Overlap(subject.schedule)
+def examine(context: Context) -> list[Finding]:
+    """Find every two accesses that no order keeps apart; of a chain of such, the first."""
+    overlap = Overlap(context.schedule)
     found: list[Finding] = []
-    for each in subject.programs:
+    for each in context.programs:
         for _, numbered in each.parts:
             for number in numbered.doubled:
-                found += _within(subject, each, numbered.operations[number], overlap)
+                found += _within(context, each, numbered.operations[number], overlap)
         if not each.crowded:
             found += _races(each, SETUP, each.setup_order, overlap=overlap)
             found += each.proved(partial(_races, each, STEP, overlap=overlap))
@@ -61,7 +61,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
     found: dict[tuple[int, int], Finding] = {}
     shared = [name for name, history in numbered.history.items() if history.away]
     exact: dict[str, Collisions] = {}
-    seam = Seam(order)
+    boundary = StepBoundary(order)
     first, *others = order.ways
     for way in (first, *others):
         races: list[Race] = []
@@ -72,7 +72,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
             lasts = name in persistent
             if not _is_ordered(way, history, lasts=lasts):
                 if name not in exact:
-                    exact[name] = Collisions(order, name, overlap, seam)
+                    exact[name] = Collisions(order, name, overlap, boundary)
                 races += exact[name].find(way, lasts=lasts)
         for race in _roots(way, races):
             found.setdefault((race.later, race.earlier), _finding(each, way, race))
@@ -80,7 +80,7 @@ def _races(each: NumberedProgram, part: str, order: Timeline, *, overlap: Overla
 
 
 def _is_ordered(way: Way, history: History, *, lasts: bool) -> bool:
-    """Whether every access knows the last of every stream, taking all views for overlapping."""
+    """Return whether each access knows the last of every stream, as if all views overlapped."""
     numbered, known_at = way.numbered, way.known
     streams, positions = numbered.stream, numbered.position
     touched: dict[int, int] = {}
@@ -113,7 +113,7 @@ def _is_ordered(way: Way, history: History, *, lasts: bool) -> bool:
 
 
 def _roots(way: Way, races: Iterable[Race]) -> list[Race]:
-    """Races that would remain if all others were put in order by an edge."""
+    """Return races that would remain if all others were put in order by an edge."""
     kept: list[Race] = []
     for race in sorted(races, key=lambda race: (race.later, -race.earlier)):
         if not any(_explains(way, root, race) for root in kept):
@@ -122,7 +122,7 @@ def _roots(way: Way, races: Iterable[Race]) -> list[Race]:
 
 
 def _explains(way: Way, root: Race, race: Race) -> bool:
-    """Whether an edge between the two of `root` would order `race`."""
+    """Return whether an edge between the two of `root` would order `race`."""
     numbered = way.numbered
     on_host = numbered.stream[root.later] == HOST
     if not (on_host or root.later == race.later or way.is_before(root.later, race.later)):
@@ -181,11 +181,11 @@ def _entry(way: Way, stream: int, position: int) -> str:
 
 
 def _within(
-    subject: Subject, each: NumberedProgram, operation: Operation, overlap: Overlap
+    context: Context, each: NumberedProgram, operation: Operation, overlap: Overlap
 ) -> list[Finding]:
-    """Views of one operation that overlap, one of them written."""
+    """Find views of one operation that overlap, one of them written."""
     found: list[Finding] = []
-    for one, other in inside(subject.schedule, operation, overlap):
+    for one, other in inside(context.schedule, operation, overlap):
         name = one.view.buffer
         lines = tuple(f"{_verb(access)} {says(access.view)} of {name}" for access in (one, other))
         found.append(

@@ -1,9 +1,9 @@
-"""Ranks that no role and no group tells apart, and the communicators that they form.
+"""Classes of ranks that no role and no group tells apart, and the communicators that they form.
 
-Every axis is cut where a box of a role or of a group begins or ends; a cell is a box of the grid
-that arises. All ranks of a cell run one program and belong to the same groups, and communicators of
-a group come in classes that are made of the same cells. Their number depends on the boxes that the
-schedule names, not on the number of ranks.
+Every axis is cut where a box of a role or of a group begins or ends; a class is a box of the grid
+that arises. All ranks of a class run one program and belong to the same groups. Communicators of a
+group come in classes, too: those of one have members of the same classes of ranks. The number of
+classes depends on the boxes that the schedule names, not on the number of ranks.
 """
 
 from collections.abc import Iterator
@@ -18,37 +18,39 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """Ranks within `limits`, one interval for each axis of the mesh, all of one role."""
+class RankBox:
+    """The ranks of a class: within one interval along each axis of the mesh, all of one role."""
 
     role: str
     limits: tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Communicators:
-    """Communicators of a group that consist of the same cells.
+class AlikeCommunicators:
+    """Communicators of a group that consist of the same classes of ranks.
 
-    `members` has, for each cell, the intervals of its ranks' indexes in the communicator. One role
-    may have several cells, and one cell several intervals.
+    `members` has, for each class, the intervals of its ranks' indexes in the communicator. One role
+    may have several classes, and one class several intervals.
     """
 
     group: Group
     count: int
-    members: tuple[tuple[Cell, tuple[Interval, ...]], ...]
+    members: tuple[tuple[RankBox, tuple[Interval, ...]], ...]
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles of the members, each once."""
-        return tuple(dict.fromkeys(cell.role for cell, _ in self.members))
+        """Return the roles of the members, each once."""
+        return tuple(dict.fromkeys(rank_class.role for rank_class, _ in self.members))
 
     def intervals(self, role: str) -> list[Interval]:
-        """Indexes of the members that play `role`."""
-        return [each for cell, found in self.members if cell.role == role for each in found]
+        """Return indexes of the members that play `role`."""
+        return [
+            each for rank_class, found in self.members if rank_class.role == role for each in found
+        ]
 
 
-def cells(schedule: Schedule, alone: frozenset[str] = frozenset()) -> list[Cell]:
-    """Cells of the mesh; along the axes `alone` every coordinate is a cell of its own."""
+def rank_classes(schedule: Schedule, alone: frozenset[str] = frozenset()) -> list[RankBox]:
+    """Return the classes of the mesh; along the axes `alone` each has one coordinate."""
     mesh = schedule.mesh
     boxes = [box for role in schedule.roles for box in role.boxes]
     boxes += [group.where for group in schedule.groups]
@@ -62,48 +64,50 @@ def cells(schedule: Schedule, alone: frozenset[str] = frozenset()) -> list[Cell]
                 if span.axis == axis.name:
                     cuts |= {span.start, span.end}
         intervals.append(list(pairwise(sorted(cuts))))
-    found: list[Cell] = []
+    found: list[RankBox] = []
     for limits in product(*intervals):
         corner = {axis.name: low for axis, (low, _) in zip(mesh.axes, limits, strict=True)}
         role = next(role for role in schedule.roles if role.holds(mesh, corner))
-        found.append(Cell(role.name, limits))
+        found.append(RankBox(role.name, limits))
     return found
 
 
-def communicators(mesh: Mesh, group: Group, among: list[Cell]) -> list[Communicators]:
-    """The classes of communicators of `group`, made of the cells `among`."""
+def communicators(mesh: Mesh, group: Group, among: list[RankBox]) -> list[AlikeCommunicators]:
+    """Return the classes of communicators of `group`, made of the classes `among`."""
     limits = list(mesh.limits(group.where).values())
     varies = [axis.name in group.axes for axis in mesh.axes]
-    classes: dict[tuple[Interval, ...], list[tuple[Cell, tuple[Interval, ...]]]] = {}
-    for cell in among:
-        if not _inside(cell, limits):
+    classes: dict[tuple[Interval, ...], list[tuple[RankBox, tuple[Interval, ...]]]] = {}
+    for rank_class in among:
+        if not _inside(rank_class, limits):
             continue
-        key = tuple(each for each, along in zip(cell.limits, varies, strict=True) if not along)
+        key = tuple(
+            each for each, along in zip(rank_class.limits, varies, strict=True) if not along
+        )
         spans = [
             ((low - limit.start, high - limit.start), len(limit))
-            for (low, high), limit, along in zip(cell.limits, limits, varies, strict=True)
+            for (low, high), limit, along in zip(rank_class.limits, limits, varies, strict=True)
             if along
         ]
-        classes.setdefault(key, []).append((cell, tuple(_indexes(spans))))
+        classes.setdefault(key, []).append((rank_class, tuple(_indexes(spans))))
     count = group.size(mesh)
-    return [Communicators(group, count, tuple(members)) for members in classes.values()]
+    return [AlikeCommunicators(group, count, tuple(members)) for members in classes.values()]
 
 
-def outside(mesh: Mesh, group: Group, among: list[Cell]) -> list[Cell]:
-    """Cells whose ranks belong to no communicator of `group`."""
+def outside(mesh: Mesh, group: Group, among: list[RankBox]) -> list[RankBox]:
+    """Return classes whose ranks belong to no communicator of `group`."""
     limits = list(mesh.limits(group.where).values())
-    return [cell for cell in among if not _inside(cell, limits)]
+    return [rank_class for rank_class in among if not _inside(rank_class, limits)]
 
 
-def _inside(cell: Cell, limits: list[range]) -> bool:
+def _inside(rank_class: RankBox, limits: list[range]) -> bool:
     return all(
         limit.start <= low and high <= limit.stop
-        for (low, high), limit in zip(cell.limits, limits, strict=True)
+        for (low, high), limit in zip(rank_class.limits, limits, strict=True)
     )
 
 
 def _indexes(spans: list[tuple[Interval, int]]) -> Iterator[Interval]:
-    """Intervals of the positions of a box in a grid whose last axis varies fastest."""
+    """Yield intervals of the positions of a box in a grid whose last axis varies fastest."""
     if not spans:
         yield 0, 1
         return

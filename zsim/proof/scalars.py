@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import product
 
-from zsim.proof.context import Subject
-from zsim.proof.execution.machine import set_scalar
+from zsim.proof.context import Context
+from zsim.proof.execution.interpreter import set_scalar
 from zsim.proof.finding import Finding
 from zsim.schedule.operation import Action, Branch, Compute, Fill, Operation, SetScalar, walk
 from zsim.schedule.schedule import Program, Schedule
@@ -76,16 +76,16 @@ def generic(schedule: Schedule) -> dict[str, float]:
     return found
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Find every program whose host does not count as training does."""
-    schedule = subject.schedule
+    schedule = context.schedule
     strategy = schedule.contract.strategy
     law = None
     if strategy is not None and strategy.precision is Precision.FP16:
         law = strategy.loss_scale
     given = {scalar.name for scalar in schedule.scalars if scalar.given}
     found: list[Finding] = []
-    for each in subject.programs:
+    for each in context.programs:
         initial = {scalar.name: scalar.initial for scalar in schedule.scalars}
         for operation in walk(each.program.setup):
             if isinstance(operation, SetScalar):
@@ -113,11 +113,9 @@ class _Counted:
         self.judges = judges
         self.given = given
         self.uses = Uses.of(program)
-        self.changes = [each for each in walk(program.step) if isinstance(each, SetScalar)]
-        self.ways = {
-            overflows: [each for each in _taken(program.step, overflows=overflows) if _counts(each)]
-            for overflows in (False, True)
-        }
+        step = [each for each in program.step if isinstance(each, Branch) or _counts(each)]
+        self.changes = [each for each in walk(step) if isinstance(each, SetScalar)]
+        self.ways = {way: list(_taken(step, overflows=way)) for way in (False, True)}
 
     def _finding(self, operation: str, why: str, *witness: str) -> Finding:
         return Finding(

@@ -1,4 +1,4 @@
-"""Across the seam: whether an operation starts after the last instance of another in earlier steps.
+"""Order across steps: whether an operation starts after all earlier instances of another one.
 
 A stream runs in order, so what knows the last instance of an operation that ran knows them all.
 What can know it when a step begins are the host, each stream, the last instance of an operation
@@ -29,7 +29,7 @@ Holders = int
 
 
 @dataclass(slots=True)
-class Handed:
+class StepSummary:
     """What one way through a step hands on.
 
     `known` has of each operation that runs the holders whose knowledge it starts with. When the
@@ -41,7 +41,7 @@ class Handed:
     clocks: list[Clock | None]
 
 
-class Seam:
+class StepBoundary:
     """What the operations of a step know of earlier steps."""
 
     def __init__(self, order: Timeline) -> None:
@@ -57,18 +57,18 @@ class Seam:
         self._sets: dict[int, list[Holders]] = {}
 
     def knows(self, way: Way, number: int, earlier: int) -> bool:
-        """Whether operation `number`, on `way`, starts after every earlier step's `earlier`."""
-        known = self._handed[id(way)].known[number]
+        """Return whether `number`, on `way`, starts after `earlier` of every earlier step."""
+        known = self._summaries[id(way)].known[number]
         return all(known & holders for holders in self._of(earlier))
 
     def is_followed(self, one: int, other: int) -> bool:
-        """Whether every step that runs `one` runs `other` too, a later one, as they stand."""
+        """Return whether every step that runs `one` runs `other` too, which comes later."""
         within, around = self._lists.get(one, ()), self._lists.get(other, ())
         return within[: len(around)] == around
 
     @cached_property
     def _lists(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """The lists of branches in which operations stand, from the outermost in: branch, side."""
+        """Return the lists of branches around each operation, outermost first: branch, side."""
         found: dict[int, tuple[tuple[int, int], ...]] = {}
         for branch, sides in sorted(self.numbered.sides.items()):
             for side, numbers in enumerate(sides):
@@ -77,11 +77,11 @@ class Seam:
         return found
 
     @cached_property
-    def _handed(self) -> dict[int, Handed]:
-        return {id(way): self._hand(way) for way in self.order.ways}
+    def _summaries(self) -> dict[int, StepSummary]:
+        return {id(way): self._summarize(way) for way in self.order.ways}
 
     def _of(self, earlier: int) -> list[Holders]:
-        """The smallest sets of holders that may know the last instance of `earlier`."""
+        """Return the smallest sets of holders that may know the last instance of `earlier`."""
         if earlier in self._sets:
             return self._sets[earlier]
         found: list[Holders] = []
@@ -104,8 +104,8 @@ class Seam:
         return found
 
     def _after(self, way: Way, holders: Holders, earlier: int) -> Holders:
-        """The holders that know the last instance once a step has gone `way`."""
-        handed = self._handed[id(way)]
+        """Return the holders that know the last instance once a step has gone `way`."""
+        handed = self._summaries[id(way)]
         stream, position = self.numbered.stream[earlier], self.numbered.position[earlier]
         if way.known[earlier] is None:
             return _bits([bool(sources & holders) for sources in handed.sources])
@@ -113,7 +113,7 @@ class Seam:
         knowing[1 + stream] = True
         return _bits(knowing)
 
-    def _hand(self, way: Way) -> Handed:
+    def _summarize(self, way: Way) -> StepSummary:
         """Go through one way."""
         numbered = self.numbered
         count = len(numbered.streams)
@@ -153,7 +153,7 @@ class Seam:
             sources.append(latest[group])
             last = way.left.latest.get(group)
             clocks.append(None if last is None else way.finished(last))
-        return Handed(known, sources, clocks)
+        return StepSummary(known, sources, clocks)
 
 
 def _bits(members: list[bool]) -> Holders:

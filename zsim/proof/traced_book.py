@@ -9,8 +9,8 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 from zsim.memory.ledger import WorstCase
-from zsim.proof.sequence import Item
-from zsim.proof.traced import Instance, TracedRank
+from zsim.proof.sequence_diff import Item
+from zsim.proof.traced_rank import Instance, TracedRank
 from zsim.schedule.operation import Allocate, Free, FreeMode, StreamOperation
 from zsim.trace.trace import BookEntry
 
@@ -57,17 +57,17 @@ class Book:
         return key
 
     def _come_back(self, place: int, step: int, allocate: Allocate) -> None:
-        """What the trace says, and at the latest when it is sure.
+        """Book what comes back: when the trace says so, at the latest when it is sure.
 
         Of several that were freed of one buffer, the first come back first.
         """
         still: list[tuple[int, Free]] = []
-        told: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for when, free in self._pending:
             assert self._judge is not None
-            told[free.buffer] += 1
+            counted[free.buffer] += 1
             key = (step, allocate.id, free.buffer, True)
-            said_so = told[free.buffer] <= self._returned[key]
+            said_so = counted[free.buffer] <= self._returned[key]
             if not said_so and not self._judge.over(when, free):
                 still.append((when, free))
                 continue
@@ -79,7 +79,7 @@ class Book:
         self._pending = still
 
     def _first_starts(self) -> list[int]:
-        """By place, when at the latest the host was there: something issued later has started."""
+        """Return, by place, when the host was there at the latest: something later has started."""
         found = [0] * len(self._rank.issued)
         first = max((event.end_ps for event in self._rank.trace.events), default=0)
         for place in range(len(found) - 1, -1, -1):
@@ -92,7 +92,7 @@ class Book:
 
 
 def found(entries: tuple[BookEntry, ...]) -> list[Item]:
-    """The book of a trace, in the form of `expected`."""
+    """Return the book of a trace, in the form of `expected`."""
     return [(_key(each), (each.pool, each.kind, abs(each.change_bytes))) for each in entries]
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.proof.traced import Instance, TracedRank
+from zsim.proof.traced_rank import Instance, TracedRank
 from zsim.proof.traced_time import LONG_AGO, Times
 from zsim.schedule.operation import Broadcast, Communication, Receive, Send, Together
 from zsim.schedule.schedule import Schedule
@@ -39,7 +39,7 @@ class Impossible:
 def impossible(
     schedule: Schedule, ranks: Sequence[TracedRank], times: Sequence[Times]
 ) -> Impossible | None:
-    """What no shifts of clocks explain; None if some do."""
+    """Return what no shifts of clocks explain; None if some do."""
     met = list(_met(schedule, ranks, times))
     shift_ps = [0] * len(ranks)
     because: list[tuple[int, Instance, Instance] | None] = [None] * len(ranks)
@@ -64,7 +64,7 @@ def _cycle(
     because: Sequence[tuple[int, Instance, Instance] | None],
     start: int,
 ) -> Impossible:
-    """Back along the reasons, which lead into a cycle."""
+    """Follow the reasons back, which lead into a cycle."""
     seen: dict[int, int] = {}
     steps: list[tuple[str, Instance, str, Instance]] = []
     place = start
@@ -79,7 +79,7 @@ def _cycle(
 
 
 def _met(schedule: Schedule, ranks: Sequence[TracedRank], times: Sequence[Times]) -> Iterator[Met]:
-    """Every operation in which several of the ranks took part, matched as communicators do."""
+    """Yield every operation in which several ranks took part, matched as communicators do."""
     queues: dict[tuple[str, tuple[int, ...]], list[tuple[int, list[_Part]]]] = defaultdict(list)
     for place, (rank, timed) in enumerate(zip(ranks, times, strict=True)):
         coordinates = schedule.mesh.coordinates(rank.trace.rank)
@@ -121,7 +121,7 @@ def _parts(rank: TracedRank, timed: Times) -> Iterator[tuple[str, _Part]]:
 def _collectives(
     queue: Sequence[tuple[int, list[_Part]]], members: tuple[int, ...], ranks: Sequence[TracedRank]
 ) -> Iterator[Met]:
-    """The k-th collective of each rank is the same one."""
+    """Match the k-th collectives of all ranks."""
     whole = [
         (place, [part for part in parts if not isinstance(part.operation, Send | Receive)])
         for place, parts in queue
@@ -139,7 +139,7 @@ def _collectives(
 def _sends(
     queue: Sequence[tuple[int, list[_Part]]], members: tuple[int, ...], ranks: Sequence[TracedRank]
 ) -> Iterator[Met]:
-    """The k-th send from one rank to another meets the k-th receive there."""
+    """Match the k-th send from one rank to another with the k-th receive there."""
     sent: dict[tuple[int, int], list[tuple[int, _Part]]] = defaultdict(list)
     received: dict[tuple[int, int], list[tuple[int, _Part]]] = defaultdict(list)
     for place, parts in queue:
@@ -158,7 +158,7 @@ def _sends(
 def _known(
     gave: Sequence[tuple[int, Instance, int]], took: Sequence[tuple[int, _Part]]
 ) -> Iterator[Met]:
-    """What is known of it: who has no event has no end."""
+    """Yield what is known of an operation: who has no event has no end."""
     begun = tuple(each for each in gave if each[2] > LONG_AGO)
     ended = tuple(
         (place, part.instance, part.end_ps) for place, part in took if part.end_ps is not None

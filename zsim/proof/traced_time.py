@@ -7,7 +7,7 @@ An operation starts when what is before it has ended: on its stream, on its comm
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from zsim.proof.traced import Instance, TracedRank
+from zsim.proof.traced_rank import Instance, TracedRank
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import (
     Branch,
@@ -133,7 +133,7 @@ class Times:
         return floor
 
     def _named(self, step: int, edges: Iterable[Edge]) -> Iterator[Instance]:
-        """What edges stand for: of a list not taken, or of a step before the first, nothing."""
+        """Yield what edges stand for; nothing for a list not taken, or before the first step."""
         for edge in edges:
             if isinstance(edge, Previous):
                 if edge.operation in self._before:

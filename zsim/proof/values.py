@@ -2,7 +2,7 @@
 
 The step of all roles is run once in the order of issue on exact numbers, from any state of
 training, and what it leaves is compared with one step of `zsim.specification`. How that is done,
-and what it says of every number of steps, is in `zsim.proof.execution.proof`. It holds of the
+and what it says of every number of steps, is in `zsim.proof.execution.step_proof`. It holds of the
 order of issue; that every other order comes to the same is what the families of order prove.
 
 Cost: a look at each operation for each way of a step, whatever the number of ranks.
@@ -15,10 +15,10 @@ from math import prod
 from operator import attrgetter
 
 from zsim.model.model import Model, Parameter
-from zsim.proof.context import Subject
-from zsim.proof.execution.meeting import UnfollowedError
-from zsim.proof.execution.proof import Outcome, StepProof, TooManyRanksError
-from zsim.proof.execution.reading import Training, model_of, training_of
+from zsim.proof.context import Context
+from zsim.proof.execution.collective_runner import UnfollowedError
+from zsim.proof.execution.inferred_model import TENSOR, Training, model_of, training_of
+from zsim.proof.execution.step_proof import StepProof, StepResult, TooManyRanksError
 from zsim.proof.finding import Finding
 from zsim.proof.scalars import generic
 from zsim.schedule.operation import Action, Compute
@@ -50,19 +50,19 @@ class Shown:
     error_bits: int = 0
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Find what a step does otherwise than plain training."""
-    return list(shown(subject).findings)
+    return list(shown(context).findings)
 
 
-def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
+def shown(context: Context, *, unfolded: bool = False) -> Shown:
     """Run a step and compare it with plain training; without a contract, run it alone."""
-    schedule = subject.schedule
-    broken = [*_layouts(schedule), *_parameters(schedule, subject.model)]
+    schedule = context.schedule
+    broken = [*_layouts(schedule), *_parameters(schedule, context.model)]
     if broken:
         return Shown(findings=tuple(broken))
     training = training_of(schedule) if schedule.contract.parameters else None
-    model = subject.model
+    model = context.model
     assumed = [] if training is None else list(training.assumed)
     if training is not None and model is None:
         model = model_of(schedule)
@@ -80,13 +80,14 @@ def shown(subject: Subject, *, unfolded: bool = False) -> Shown:
     try:
         if not_shown:
             proof = StepProof(schedule, None, None, unfolded=unfolded)
-            outcome = Outcome(troubles=proof.wander())
+            outcome = StepResult(troubles=proof.wander())
             if schedule.contract.parameters:
                 outcome.differences = proof.unheld()
         else:
             proof = StepProof(schedule, model, training, unfolded=unfolded)
-            if proof.misfits:
-                return Shown(findings=(_finding(*proof.misfits[0]),))
+            misfits = [*proof.misfits, *_copies(schedule, proof.model)]
+            if misfits:
+                return Shown(findings=(_finding(*misfits[0]),))
             outcome = proof.run(generic(schedule))
     except TooManyRanksError as error:
         return Shown(not_shown=str(error))
@@ -154,6 +155,22 @@ def _described(parameter: LogicalParameter | Parameter) -> str:
     return f"{parameter.elements} elements{', frozen' if parameter.frozen else ''}"
 
 
+def _copies(schedule: Schedule, model: Model) -> Iterator[tuple[str, str, str]]:
+    """Find what begins alike on ranks that hold parts of it, or apart where they hold copies."""
+    sharded = {each.name: each.tensor_sharded for each in model.parameters}
+    for program in schedule.programs if model.tensor > 1 else ():
+        for operation in program.setup:
+            if not isinstance(operation, Compute) or operation.action is not Action.INITIALIZE:
+                continue
+            for operand in operation.operands:
+                layout = program.by_name[operand.view.buffer].layout
+                for piece in () if layout is None else schedule.layout_by_name[layout].pieces:
+                    if (TENSOR in piece.copies) is sharded.get(piece.parameter):
+                        one, other = ("parts", "copies")[:: 1 if sharded[piece.parameter] else -1]
+                        what = f"begins {piece.parameter} as {other} on the ranks of {TENSOR}"
+                        yield program.role, operation.id, f"{what}, which hold {one}"
+
+
 def _unknown(schedule: Schedule, model: Model) -> str:
     """Return the first operation that runs what the model does not have."""
     segments = {(unit.name, n) for unit in model.units for n in range(len(unit.segments))}
@@ -168,7 +185,7 @@ def _unknown(schedule: Schedule, model: Model) -> str:
     return ""
 
 
-def _findings(outcome: Outcome) -> list[Finding]:
+def _findings(outcome: StepResult) -> list[Finding]:
     """Return one finding for one cause: where a schedule leaves plain training first."""
     if outcome.troubles:
         ((role, operation), why), *others = outcome.troubles.items()

@@ -13,13 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from zsim.closed_form import host_bytes
-from zsim.network.volume import (
-    COLLECTIVE,
-    communications,
-    is_scalar,
-    ring_equivalent_bytes,
-)
-from zsim.proof.context import NumberedProgram, Subject
+from zsim.network.volume import COLLECTIVE, communications, is_scalar, ring_equivalent_bytes
+from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.runtimes.registry import wire_bytes
 from zsim.schedule.host_traffic import host_bytes as copied_by
@@ -31,25 +26,25 @@ Line = tuple[str, str, bool]
 """Group, collective, and whether it is a scalar."""
 
 
-def examine(subject: Subject) -> list[Finding]:
-    """Every line of the promised volume that is not kept."""
-    contract = subject.schedule.contract
-    found = list(_contract(subject))
-    for each in subject.programs:
+def examine(context: Context) -> list[Finding]:
+    """Find every line of the promised volume that is not kept."""
+    contract = context.schedule.contract
+    found = list(_contract(context))
+    for each in context.programs:
         if contract.wire_bytes is not None:
             promised: Counter[Line] = Counter()
             for line in contract.wire_bytes:
                 if line.role in ("", each.program.role):
                     promised[line.group, line.collective, line.scalar] += line.bytes
-            found += _wire(subject, each, promised)
+            found += _wire(context, each, promised)
         if contract.host_bytes is not None:
-            found += _host(subject, each, contract.host_bytes)
+            found += _host(context, each, contract.host_bytes)
     return found
 
 
-def _contract(subject: Subject) -> Iterator[Finding]:
-    """What the contract promises otherwise than model and strategy say."""
-    contract, model = subject.schedule.contract, subject.model
+def _contract(context: Context) -> Iterator[Finding]:
+    """Find what the contract promises otherwise than model and strategy say."""
+    contract, model = context.schedule.contract, context.model
     strategy = contract.strategy
     if strategy is None or model is None or model.tensor != strategy.tensor:
         return
@@ -70,8 +65,8 @@ def _contract(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> Iterator[Finding]:
-    schedule, step = subject.schedule, each.step
+def _wire(context: Context, each: NumberedProgram, promised: Counter[Line]) -> Iterator[Finding]:
+    schedule, step = context.schedule, each.step
     counts = {group.name: group.size(schedule.mesh) for group in schedule.groups}
     counted = _without_overflow(step, step.items) if step.sides else None
     sent: Counter[Line] = Counter()
@@ -102,8 +97,8 @@ def _wire(subject: Subject, each: NumberedProgram, promised: Counter[Line]) -> I
             )
 
 
-def _host(subject: Subject, each: NumberedProgram, promised: HostBytes) -> Iterator[Finding]:
-    copied = copied_by(subject.schedule, each.program)
+def _host(context: Context, each: NumberedProgram, promised: HostBytes) -> Iterator[Finding]:
+    copied = copied_by(context.schedule, each.program)
     for way, size, said in (
         ("to_host", copied.to_host, promised.to_host),
         ("from_host", copied.from_host, promised.from_host),
@@ -118,7 +113,7 @@ def _host(subject: Subject, each: NumberedProgram, promised: HostBytes) -> Itera
 
 
 def _without_overflow(step: Numbered, items: list[int]) -> set[int]:
-    """Numbers of the operations that run if every branch takes `otherwise`."""
+    """Return numbers of the operations that run if every branch takes `otherwise`."""
     found = set(items)
     for number in items:
         if number in step.sides:

@@ -1,62 +1,40 @@
-"""What comes before what, and where that goes round in a circle."""
+"""Operations that wait for each other, and the cycles among them."""
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 
 class WaitGraph:
-    """What waits for what. Each node has the nodes that come before it, and why they do."""
+    """Nodes, each with those that come before it and why they do."""
 
     def __init__(self) -> None:
-        self.before: list[list[tuple[int, str]]] = []
+        self.before: list[dict[int, str]] = []
         self.label: list[tuple[str, str]] = []
 
     def node(self, role: str, operation: str) -> int:
-        """A new node."""
-        self.before.append([])
+        """Return a new node."""
+        self.before.append({})
         self.label.append((role, operation))
         return len(self.before) - 1
 
     def wait(self, node: int, other: int | None, why: str) -> None:
-        """`node` does not happen before `other`."""
+        """Say that `node` does not happen before `other`."""
         if other is not None:
-            self.before[node].append((other, why))
+            self.before[node].setdefault(other, why)
 
     def cycles(self) -> Iterator[list[tuple[int, str]]]:
-        """Cycles that share no node, each from a node to what it waits for, until none is left."""
-        waiting = [len(before) for before in self.before]
-        behind: list[list[int]] = [[] for _ in self.before]
-        for node, before in enumerate(self.before):
-            for other, _ in before:
-                behind[other].append(node)
-        ready = [node for node, count in enumerate(waiting) if not count]
-        happened = [False] * len(self.before)
-        first = 0
+        """Yield cycles until none is left: no node is in two; each goes to what it waits for."""
+        broken: set[int] = set()
         while True:
-            while ready:
-                node = ready.pop()
-                if happened[node]:
-                    continue
-                happened[node] = True
-                for other in behind[node]:
-                    waiting[other] -= 1
-                    if not waiting[other]:
-                        ready.append(other)
-            while first < len(happened) and happened[first]:
-                first += 1
-            if first == len(happened):
+            graph = {
+                node: () if node in broken else before for node, before in enumerate(self.before)
+            }
+            try:
+                TopologicalSorter(graph).prepare()
+            except CycleError as error:
+                *path, _ = reversed(error.args[1])
+                pairs = zip(path, [*path[1:], path[0]], strict=True)
+                yield [(node, self.before[node][other]) for node, other in pairs]
+                broken.update(path)
+            else:
                 return
-            cycle = self._cycle(first, happened)
-            yield cycle
-            ready = [node for node, _ in cycle]
-
-    def _cycle(self, start: int, happened: list[bool]) -> list[tuple[int, str]]:
-        """Follow what has not happened from `start` on, until it comes round."""
-        path: list[tuple[int, str]] = []
-        place: dict[int, int] = {}
-        node = start
-        while node not in place:
-            place[node] = len(path)
-            other, why = next(each for each in self.before[node] if not happened[each[0]])
-            path.append((node, why))
-            node = other
-        return path[place[node] :]

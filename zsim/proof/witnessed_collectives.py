@@ -17,7 +17,7 @@ from itertools import zip_longest
 from zsim.dtype import DType
 from zsim.network.volume import COLLECTIVE, communications
 from zsim.proof.finding import Finding
-from zsim.proof.witnessed import FOREVER, Part, Segment, WitnessedRank, sides
+from zsim.proof.witnessed_rank import FOREVER, ByteRange, MarkedInterval, WitnessedRank, sides
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
     AllReduce,
@@ -51,27 +51,27 @@ def handed_over(rank: WitnessedRank) -> Iterator[Finding]:
     """Find operations that handed over other than the schedule says."""
     by_group: dict[str, str] = {}
     by_name: dict[str, str] = {}
-    for segment, homes in rank.with_homes():
-        operation = segment.operation
+    for interval, homes in rank.with_homes():
+        operation = interval.operation
         members = () if operation is None else communications(operation)
-        for member, seen in zip_longest(members, segment.collectives):
+        for member, seen in zip_longest(members, interval.collectives):
             if member is None:
                 why = f"torch.distributed was handed one more {seen.kind}"
-                yield rank.refuted(segment, why, _shown(seen))
+                yield rank.refuted(interval, why, _shown(seen))
             elif seen is None:
                 why = f"torch.distributed was not handed its {COLLECTIVE[type(member)]}"
-                yield rank.refuted(segment, why)
+                yield rank.refuted(interval, why)
             else:
                 for what, expected, found in _compared(rank, member, seen, homes):
                     if expected != found:
                         why = f"{member.id} had {what} {found}, the schedule says {expected}"
-                        yield rank.refuted(segment, why, _shown(seen))
+                        yield rank.refuted(interval, why, _shown(seen))
                 if (
                     by_group.setdefault(member.group, seen.communicator) != seen.communicator
                     or by_name.setdefault(seen.communicator, member.group) != member.group
                 ):
                     why = f"{member.id} was handed to the communicator of another group"
-                    yield rank.refuted(segment, why, _shown(seen))
+                    yield rank.refuted(interval, why, _shown(seen))
 
 
 def _shown(seen: Collective) -> str:
@@ -114,31 +114,31 @@ def _placed(
     if part.storage is None or part.low == part.high:
         return f"{part.high - part.low:,} bytes", f"{size:,} bytes"
     owner = next((name for name, home in homes.items() if home == number), "no buffer")
-    return str(part), str(Part(owner, number, first, first + size))
+    return str(part), str(ByteRange(owner, number, first, first + size))
 
 
 def flights(rank: WitnessedRank) -> Iterator[Finding]:
     """Find what touched data in flight, or did not wait for a collective."""
     flown: dict[str, list[Collective]] = {}
     open_ones: list[Collective] = []
-    for segment in rank.segments:
-        open_ones += segment.collectives
-        yield from _touched(rank, segment, open_ones)
-        yield from _waited(rank, segment, flown)
-        open_ones = [each for each in open_ones if (each.waited or FOREVER) > segment.end]
-        if segment.operation is None:
+    for interval in rank.intervals:
+        open_ones += interval.collectives
+        yield from _touched(rank, interval, open_ones)
+        yield from _waited(rank, interval, flown)
+        open_ones = [each for each in open_ones if (each.waited or FOREVER) > interval.end]
+        if interval.operation is None:
             for each in open_ones:
-                if (each.waited or FOREVER) > segment.begin and each.tick < segment.begin:
-                    yield rank.refuted(segment, f"a {each.kind} was not waited for", _shown(each))
+                if (each.waited or FOREVER) > interval.begin and each.tick < interval.begin:
+                    yield rank.refuted(interval, f"a {each.kind} was not waited for", _shown(each))
             open_ones = []
-        elif segment.collectives:
-            flown[segment.operation.id] = segment.collectives
+        elif interval.collectives:
+            flown[interval.operation.id] = interval.collectives
 
 
 def _touched(
-    rank: WitnessedRank, segment: Segment, flying: Sequence[Collective]
+    rank: WitnessedRank, interval: MarkedInterval, flying: Sequence[Collective]
 ) -> Iterator[Finding]:
-    for tick, reads, writes in segment.touches() if flying else ():
+    for tick, reads, writes in interval.touches() if flying else ():
         for flight in flying:
             if not flight.tick < tick < (flight.waited or FOREVER):
                 continue
@@ -150,7 +150,7 @@ def _touched(
                 if any(_overlap(one, other) for one in ours for other in theirs):
                     holder = rank.at(flight.tick)
                     why = f"{verb} what {holder.name if holder else flight.kind} has in flight"
-                    yield rank.refuted(segment, why, _shown(flight))
+                    yield rank.refuted(interval, why, _shown(flight))
 
 
 def _overlap(one: Region, other: Region) -> bool:
@@ -158,10 +158,10 @@ def _overlap(one: Region, other: Region) -> bool:
 
 
 def _waited(
-    rank: WitnessedRank, segment: Segment, flown: Mapping[str, Sequence[Collective]]
+    rank: WitnessedRank, interval: MarkedInterval, flown: Mapping[str, Sequence[Collective]]
 ) -> Iterator[Finding]:
-    """Find what `segment` is ordered after and nobody had waited for when it began."""
-    operation, latest = segment.operation, segment.end
+    """Find what `interval` is ordered after and nobody had waited for when it began."""
+    operation, latest = interval.operation, interval.end
     edges: tuple[Edge, ...] = ()
     match operation:
         case HostWait(operation=edge):
@@ -170,13 +170,13 @@ def _waited(
             edges = after
         case _ if isinstance(operation, StreamOperation) and not communications(operation):
             edges = operation.after
-            latest = min((call.tick for call in segment.calls), default=segment.end)
+            latest = min((call.tick for call in interval.calls), default=interval.end)
         case _:
             pass
     for name in map(_named, edges):
         for flight in flown.get(name, ()):
             if (flight.waited or FOREVER) >= latest:
-                yield rank.refuted(segment, f"did not wait for {name}", _shown(flight))
+                yield rank.refuted(interval, f"did not wait for {name}", _shown(flight))
 
 
 def _named(edge: Edge) -> str:
@@ -209,7 +209,7 @@ def _collectives(
     for seen in zip_longest(*whole):
         first = next(each for each in seen if each is not None)
         rank = by_number[members[seen.index(first)]]
-        segment = rank.at(first.tick) or rank.segments[0]
+        interval = rank.at(first.tick) or rank.intervals[0]
         present = [each for each in seen if each is not None]
         unlike = {(each.kind, each.dtype, each.reduction, _size(each)) for each in present}
         if len(present) < len(members) or len(unlike) > 1:
@@ -217,11 +217,11 @@ def _collectives(
                 f"rank {number}: {'nothing' if each is None else _shown(each)}"
                 for number, each in zip(members, seen, strict=True)
             ]
-            yield rank.refuted(segment, "members handed over different collectives", *lines)
+            yield rank.refuted(interval, "members handed over different collectives", *lines)
         elif all(each.waited is not None for each in present):
             why = _wrong(present)
             if why:
-                yield rank.refuted(segment, f"{first.kind} {why}", _shown(first))
+                yield rank.refuted(interval, f"{first.kind} {why}", _shown(first))
 
 
 def _size(one: Collective) -> int:
@@ -295,13 +295,13 @@ def _sends(
             ]
             rank = by_number[source if len(sent) >= len(received) else target]
             for each in sent[len(received) :] or received[len(sent) :]:
-                segment = rank.at(each.tick) or rank.segments[0]
-                yield rank.refuted(segment, "was met by nothing", _shown(each))
+                interval = rank.at(each.tick) or rank.intervals[0]
+                yield rank.refuted(interval, "was met by nothing", _shown(each))
             for one, other in zip(sent, received, strict=False):
                 if other.left and _exact(one.brought) != _exact(other.left):
-                    segment = rank.at(one.tick) or rank.segments[0]
+                    interval = rank.at(one.tick) or rank.intervals[0]
                     why = f"rank {target} did not get what it was sent"
-                    yield rank.refuted(segment, why, _shown(one))
+                    yield rank.refuted(interval, why, _shown(one))
 
 
 def kept(rank: WitnessedRank) -> Iterator[Finding]:
@@ -309,15 +309,15 @@ def kept(rank: WitnessedRank) -> Iterator[Finding]:
 
     What autograd made is left out: it may be scaled where it lies.
     """
-    known: defaultdict[int, dict[Region, tuple[int, Segment]]] = defaultdict(dict)
-    for segment, homes in rank.with_homes():
-        operation = segment.operation
-        for seen in segment.collectives:
+    known: defaultdict[int, dict[Region, tuple[int, MarkedInterval]]] = defaultdict(dict)
+    for interval, homes in rank.with_homes():
+        operation = interval.operation
+        for seen in interval.collectives:
             for region, (bits, _, _) in _pieces(seen.source, seen.brought):
-                before = known[region[0]].setdefault(region, (bits, segment))
+                before = known[region[0]].setdefault(region, (bits, interval))
                 if before[0] != bits and region[0] in homes.values():
                     why = f"what it reads has changed since {before[1].name}, nothing writes there"
-                    yield rank.refuted(segment, why, _shown(seen))
+                    yield rank.refuted(interval, why, _shown(seen))
         for access in () if operation is None else accesses(operation):
             part = rank.part(access.view, homes)
             if access.writes and part.storage is not None:
@@ -325,9 +325,9 @@ def kept(rank: WitnessedRank) -> Iterator[Finding]:
                 of_it = known[part.storage]
                 for region in [each for each in of_it if _overlap(each, written)]:
                     del of_it[region]
-        for seen in segment.collectives:
+        for seen in interval.collectives:
             for region, (bits, _, _) in _pieces(seen.target, seen.left):
-                known[region[0]][region] = bits, segment
+                known[region[0]][region] = bits, interval
 
 
 def _pieces(region: Region | None, sums: Sequence[Checksum]) -> Iterator[tuple[Region, Checksum]]:

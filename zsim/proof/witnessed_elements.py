@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isclose
 
 from zsim.proof.finding import Finding
-from zsim.proof.witnessed import Part, Segment, WitnessedRank
+from zsim.proof.witnessed_rank import ByteRange, MarkedInterval, WitnessedRank
 from zsim.schedule.operation import Action, Compute, Copy, Fill, Operation, Role, View
 from zsim.schedule.parameter_copy import held
 from zsim.strategy.optimizer_rule import SGD, Adam
@@ -21,36 +21,38 @@ Where = Callable[[int], object]
 
 def moved(rank: WitnessedRank) -> Iterator[Finding]:
     """Find elements that went elsewhere or were written too often, and wrong numbers."""
-    for segment, homes in rank.with_homes():
-        yield from _numbers(rank, segment, homes)
-        match segment.operation:
+    for interval, homes in rank.with_homes():
+        yield from _numbers(rank, interval, homes)
+        match interval.operation:
             case Copy(target=target, divisor=divisor) as copy:
-                yield from _copied(rank, segment, copy, homes)
-                yield from _written(rank, segment, target, homes, often=1 + (divisor != 1))
+                yield from _copied(rank, interval, copy, homes)
+                yield from _written(rank, interval, target, homes, often=1 + (divisor != 1))
             case Compute(action=Action.UPDATE, rule=rule, operands=operands):
                 decays = isinstance(rule, Adam) and rule.weight_decay != 0
                 for operand in operands:
                     if operand.role in (Role.PARAMETER, Role.MASTER):
-                        yield from _written(rank, segment, operand.view, homes, often=1 + decays)
+                        yield from _written(rank, interval, operand.view, homes, often=1 + decays)
                 if isinstance(rule, Adam):
-                    yield from _squared(rank, segment, segment.operation, homes)
+                    yield from _squared(rank, interval, interval.operation, homes)
             case Compute(action=Action.UNSCALE | Action.CLIP, operands=operands):
                 for operand in operands:
                     if operand.role is Role.GRADIENT:
-                        yield from _written(rank, segment, operand.view, homes, often=1)
+                        yield from _written(rank, interval, operand.view, homes, often=1)
             case _:
                 pass
 
 
-def _numbers(rank: WitnessedRank, segment: Segment, homes: Mapping[str, int]) -> Iterator[Finding]:
+def _numbers(
+    rank: WitnessedRank, interval: MarkedInterval, homes: Mapping[str, int]
+) -> Iterator[Finding]:
     """Find numbers of an operation that no call that writes was given."""
-    given = [number for call in segment.calls if call.writes for number in call.numbers]
-    for what, view, *choices in _needed(segment.operation):
+    given = [number for call in interval.calls if call.writes for number in call.numbers]
+    for what, view, *choices in _needed(interval.operation):
         part = rank.part(view, homes)
         was_given = any(isclose(one, other) for one in given for other in choices)
         if part.low < part.high and not was_given:
             why = f"no call was given its {what}, {choices[0]:g}"
-            yield rank.refuted(segment, why, f"they were given {', '.join(map(str, given))}")
+            yield rank.refuted(interval, why, f"they were given {', '.join(map(str, given))}")
 
 
 def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[float, ...]]]:
@@ -75,12 +77,17 @@ def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[flo
 
 
 def _written(
-    rank: WitnessedRank, segment: Segment, view: View, homes: Mapping[str, int], *, often: int
+    rank: WitnessedRank,
+    interval: MarkedInterval,
+    view: View,
+    homes: Mapping[str, int],
+    *,
+    often: int,
 ) -> Iterator[Finding]:
     """Find a byte of `view` that was written more often."""
     part = rank.part(view, homes)
     changes: Counter[int] = Counter()
-    for call in segment.calls:
+    for call in interval.calls:
         for number, low, size in call.writes:
             if number == part.storage and max(low, part.low) < min(low + size, part.high):
                 changes[max(low, part.low)] += 1
@@ -90,28 +97,28 @@ def _written(
         depth += changes[place]
         if depth > often:
             why = f"wrote byte {place:,} of {part.buffer} {depth} times, the schedule {often}"
-            yield rank.refuted(segment, why)
+            yield rank.refuted(interval, why)
             return
 
 
 def _copied(
-    rank: WitnessedRank, segment: Segment, copy: Copy, homes: Mapping[str, int]
+    rank: WitnessedRank, interval: MarkedInterval, copy: Copy, homes: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Find an element of an allocated buffer that went to another place than it should."""
     source, target = rank.part(copy.source, homes), rank.part(copy.target, homes)
     if source.storage is None or target.storage is None:
         return
     of_source, of_target = _where(rank, source, copy), _where(rank, target, copy)
-    for call in segment.calls:
+    for call in interval.calls:
         rows = _rows(rank, source, call.reads), _rows(rank, target, call.writes)
         for ours, theirs in _pairs(*rows):
             if of_source(ours) != of_target(theirs):
                 why = f"put element {ours:,} of {source.buffer} at {theirs:,} of {target.buffer}"
-                yield rank.refuted(segment, why)
+                yield rank.refuted(interval, why)
                 return
 
 
-def _rows(rank: WitnessedRank, part: Part, regions: Sequence[Region]) -> list[tuple[int, int]]:
+def _rows(rank: WitnessedRank, part: ByteRange, regions: Sequence[Region]) -> list[tuple[int, int]]:
     """Return first elements and sizes of what a call had of the storage of `part`."""
     width = rank.rank.program.by_name[part.buffer].dtype.size_bytes
     return [
@@ -119,7 +126,7 @@ def _rows(rank: WitnessedRank, part: Part, regions: Sequence[Region]) -> list[tu
     ]
 
 
-def _where(rank: WitnessedRank, part: Part, copy: Copy) -> Where:
+def _where(rank: WitnessedRank, part: ByteRange, copy: Copy) -> Where:
     """Return what tells an element: its parameter and place in it, or its place in the view."""
     buffer = rank.rank.program.by_name[part.buffer]
     if not copy.by_parameter:
@@ -155,7 +162,7 @@ def _pairs(
 
 
 def _squared(
-    rank: WitnessedRank, segment: Segment, update: Compute, homes: Mapping[str, int]
+    rank: WitnessedRank, interval: MarkedInterval, update: Compute, homes: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Find a second moment that got no square, or a first one that got one."""
     moments = [each.view for each in update.operands if each.role is Role.MOMENT]
@@ -166,11 +173,11 @@ def _squared(
         own: Region = (part.storage, part.low, part.high - part.low)
         squared = any(
             count > 1
-            for call in segment.calls
+            for call in interval.calls
             if own in call.writes
             for region, count in Counter(call.reads).items()
             if region != own
         )
         if squared != (place == 1):
             why = f"{'' if squared else 'no '}squares went to {part.buffer}, moment {place + 1}"
-            yield rank.refuted(segment, why)
+            yield rank.refuted(interval, why)

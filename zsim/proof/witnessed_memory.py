@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zsim.proof.finding import Finding
 from zsim.proof.traced_book import freed_at
-from zsim.proof.witnessed import FOREVER, Part, Segment, WitnessedRank, gap
+from zsim.proof.witnessed_rank import FOREVER, ByteRange, MarkedInterval, WitnessedRank, gap
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
     Action,
@@ -46,27 +46,29 @@ FROM_ELSEWHERE = (
 """Computations that may read what is no buffer's: data, initial values, constants of a module."""
 
 
-class Touch(NamedTuple):
+class ByteAccess(NamedTuple):
     """A part of a buffer that an operation has to do with."""
 
-    part: Part
+    part: ByteRange
     reads: bool
     writes: bool
 
 
 def lifetimes(rank: WitnessedRank) -> Iterator[Finding]:
     """Find memory that lived at another time than the book says, overlapped, or was too much."""
-    for segment, why in rank.misses:
-        yield rank.refuted(segment, why)
+    for interval, why in rank.misses:
+        yield rank.refuted(interval, why)
     freed = freed_at(rank.rank.trace.book)
     by_name = {
-        (each.step, each.operation.id): each for each in rank.segments if each.operation is not None
+        (each.step, each.operation.id): each
+        for each in rank.intervals
+        if each.operation is not None
     }
     for number, home in rank.homes.items():
-        segment = rank.segments[number]
-        assert isinstance(segment.operation, Allocate)
-        buffer = segment.operation.buffer
-        freed_by = freed.get((segment.step, segment.operation.id, buffer))
+        interval = rank.intervals[number]
+        assert isinstance(interval.operation, Allocate)
+        buffer = interval.operation.buffer
+        freed_by = freed.get((interval.step, interval.operation.id, buffer))
         expected = by_name.get(freed_by) if freed_by is not None else None
         storage = rank.witness.storages[home]
         actual = None if storage.released is None else rank.at(storage.released)
@@ -74,13 +76,15 @@ def lifetimes(rank: WitnessedRank) -> Iterator[Finding]:
             when = f"released by {actual.name}" if actual is not None else "never released"
             frees = f"{expected.name} frees it" if expected is not None else "nothing frees it"
             why = f"memory of {buffer} was {when}, {frees}"
-            yield rank.refuted(actual or expected or segment, why)
+            yield rank.refuted(actual or expected or interval, why)
     yield from _overlaps(rank)
     yield from _left(rank)
     yield from _above(rank)
 
 
-def _dropped_late(storage: Storage, actual: Segment | None, expected: Segment | None) -> bool:
+def _dropped_late(
+    storage: Storage, actual: MarkedInterval | None, expected: MarkedInterval | None
+) -> bool:
     """Return whether a thread of torch.distributed may have kept what the rank let go in time.
 
     It drops what a collective was given after the collective is complete, up to a step later.
@@ -108,9 +112,9 @@ def _overlaps(rank: WitnessedRank) -> Iterator[Finding]:
             if max(one.pointer, other.pointer) < min(
                 one.pointer + one.bytes, other.pointer + other.bytes
             ):
-                segment = rank.at(made) or rank.segments[0]
+                interval = rank.at(made) or rank.intervals[0]
                 why = f"memory made {rank.made_in(other)} and still alive was given out again"
-                yield rank.refuted(segment, why)
+                yield rank.refuted(interval, why)
         live.append(number)
 
 
@@ -118,7 +122,7 @@ def _left(rank: WitnessedRank) -> Iterator[Finding]:
     """Find what lives between steps and is no persistent buffer."""
     bound = set(rank.homes.values())
     earlier = before = -1
-    for boundary in (each for each in rank.segments if each.operation is None):
+    for boundary in (each for each in rank.intervals if each.operation is None):
         left: Counter[str] = Counter()
         for number, storage in enumerate(rank.witness.storages):
             made = FOREVER if storage.made is None else storage.made
@@ -143,13 +147,13 @@ def _above(rank: WitnessedRank) -> Iterator[Finding]:
     live = 0
     ticks = iter(sorted(changes))
     tick = next(ticks, FOREVER)
-    for segment in rank.segments:
-        while tick < segment.begin:
+    for interval in rank.intervals:
+        while tick < interval.begin:
             live += changes[tick]
             tick = next(ticks, FOREVER)
         if promised and live > sum(promised):
             why = f"{live:,} bytes are alive, promised are at most {sum(promised):,}"
-            yield rank.refuted(segment, why)
+            yield rank.refuted(interval, why)
             return
 
 
@@ -168,40 +172,42 @@ class _Accesses:
 
     def findings(self) -> Iterator[Finding]:
         """Find everything that is wrong, in order."""
-        for segment, homes in self.rank.with_homes():
+        for interval, homes in self.rank.with_homes():
             self._owner = {home: buffer for buffer, home in homes.items()}
-            operation = segment.operation
+            operation = interval.operation
             if isinstance(operation, Allocate):
                 self._makers[operation.buffer].clear()
             touches = [] if operation is None else list(_touches(operation, self.rank, homes))
             for touch in touches:
                 if touch.writes and touch.part.storage is None:
-                    self._makers[touch.part.buffer].add(segment.number)
-            yield from self._touched(segment, touches)
+                    self._makers[touch.part.buffer].add(interval.number)
+            yield from self._touched(interval, touches)
 
-    def _touched(self, segment: Segment, touches: Sequence[Touch]) -> Iterator[Finding]:
+    def _touched(
+        self, interval: MarkedInterval, touches: Sequence[ByteAccess]
+    ) -> Iterator[Finding]:
         read: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         written: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for _, reads, writes in segment.touches():
+        for _, reads, writes in interval.touches():
             for region in reads:
                 number, low, size = region
                 if gap(low, low + size, written[number]) is not None:  # else it reads its own
-                    yield from self._judged(segment, touches, region, "reads")
+                    yield from self._judged(interval, touches, region, "reads")
                     read[number].append((low, low + size))
             for region in writes:
-                yield from self._judged(segment, touches, region, "writes")
+                yield from self._judged(interval, touches, region, "writes")
                 written[region[0]].append((region[1], region[1] + region[2]))
-        operation = segment.operation
+        operation = interval.operation
         for part, reads_it, writes_it in touches:
             if part.storage is None:
                 continue
             if writes_it and _writes_all(operation):
                 for whole in self._wholes(operation, part):
-                    yield from self._covered(segment, whole, written[part.storage], "write")
+                    yield from self._covered(interval, whole, written[part.storage], "write")
             if reads_it and _reads_all(operation) and not self._counted_elsewhere(operation, part):
-                yield from self._covered(segment, part, read[part.storage], "read")
+                yield from self._covered(interval, part, read[part.storage], "read")
 
-    def _counted_elsewhere(self, operation: Operation | None, part: Part) -> bool:
+    def _counted_elsewhere(self, operation: Operation | None, part: ByteRange) -> bool:
         """Return whether a norm leaves some of `part` to another rank that holds a copy."""
         if not isinstance(operation, Compute) or operation.action is not Action.NORM:
             return False
@@ -209,7 +215,7 @@ class _Accesses:
         pieces = self.rank.schedule.layout_by_name[layout].pieces if layout is not None else ()
         return any(piece.copies for piece in pieces)
 
-    def _wholes(self, operation: Operation | None, part: Part) -> Iterator[Part]:
+    def _wholes(self, operation: Operation | None, part: ByteRange) -> Iterator[ByteRange]:
         """Yield what of `part` has to be written: a copy by parameter leaves what it has not."""
         if not isinstance(operation, Copy) or not operation.by_parameter:
             yield part
@@ -228,15 +234,15 @@ class _Accesses:
             yield part._replace(low=start * width, high=high)
 
     def _covered(
-        self, segment: Segment, part: Part, spans: Sequence[tuple[int, int]], verb: str
+        self, interval: MarkedInterval, part: ByteRange, spans: Sequence[tuple[int, int]], verb: str
     ) -> Iterator[Finding]:
         missing = gap(part.low, part.high, spans)
         if missing is not None:
             where = part._replace(low=missing[0], high=missing[1])
-            yield self.rank.refuted(segment, f"did not {verb} {where}")
+            yield self.rank.refuted(interval, f"did not {verb} {where}")
 
     def _judged(
-        self, segment: Segment, touches: Sequence[Touch], region: Region, verb: str
+        self, interval: MarkedInterval, touches: Sequence[ByteAccess], region: Region, verb: str
     ) -> Iterator[Finding]:
         """Find a region that is in no part that may be touched, and not the operation's own."""
         number, low, size = region
@@ -246,33 +252,33 @@ class _Accesses:
             spans = [(part.low, part.high) for part in allowed if part.storage == number]
             missing = gap(low, low + size, spans)
             if missing is not None:
-                where = Part(self._owner[number], number, *missing)
-                yield self.rank.refuted(segment, f"{verb} {where}", *_has(allowed))
+                where = ByteRange(self._owner[number], number, *missing)
+                yield self.rank.refuted(interval, f"{verb} {where}", *_has(allowed))
             return
         if storage.made is None:
-            operation = segment.operation
+            operation = interval.operation
             elsewhere = isinstance(operation, Compute) and operation.action in FROM_ELSEWHERE
             if verb == "reads" and elsewhere:
                 return
         else:
             made_in = self.rank.at(storage.made)
-            if made_in is segment or any(
+            if made_in is interval or any(
                 made_in is not None and made_in.number in self._makers[part.buffer]
                 for part in allowed
             ):
                 return
         why = f"{verb} memory made {self.rank.made_in(storage)}, which is of no buffer that it has"
-        yield self.rank.refuted(segment, why, *_has(allowed))
+        yield self.rank.refuted(interval, why, *_has(allowed))
 
 
-def _has(allowed: Sequence[Part]) -> Iterator[str]:
+def _has(allowed: Sequence[ByteRange]) -> Iterator[str]:
     for part in allowed:
         yield f"the schedule has {part}"
 
 
 def _touches(
     operation: Operation, rank: WitnessedRank, homes: Mapping[str, int]
-) -> Iterator[Touch]:
+) -> Iterator[ByteAccess]:
     """Yield what `operation` touches on this rank: of a broadcast only the root reads."""
     members = operation.members if isinstance(operation, Together) else (operation,)
     for member in members:
@@ -283,7 +289,7 @@ def _touches(
         for view, reads, writes in accesses(member):
             part = rank.part(view, homes)
             if part.low < part.high and (writes or is_root):
-                yield Touch(part, reads, writes)
+                yield ByteAccess(part, reads, writes)
 
 
 def _writes_all(operation: Operation | None) -> bool:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from zsim.report.extremes import lines_of
-from zsim.report.svg.canvas import FAINT, LETTER, Box, Sheet
+from zsim.report.chart_lines import lines_of
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
 from zsim.study.result import StudyResult
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 from zsim.units import format_seconds
 
 WIDTH, HEIGHT = 1000.0, 470.0
@@ -23,8 +23,8 @@ COLOURS = (
 
 
 def chart(result: StudyResult) -> str:
-    """The SVG of `result`; hollow dots are runs that do not meet the goal."""
-    sheet = Sheet(WIDTH, HEIGHT)
+    """Return the SVG of `result`; hollow dots are runs that do not meet the goal."""
+    sheet = Canvas(WIDTH, HEIGHT)
     sheet.words(16, 32, result.question, size=17, bold=True)
     answer = f"{result.answer[:1].upper()}{result.answer[1:]}"
     for line, words in enumerate(_folded(answer, 140)[:3]):
@@ -40,7 +40,7 @@ def chart(result: StudyResult) -> str:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width` letters."""
+    """Return `text` in lines of at most `width` letters."""
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) >= width:
@@ -50,9 +50,9 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 class _Frame:
-    """Where a label and a time are on the sheet: logarithmic where times are far apart."""
+    """Frame of a chart: places of labels and times, logarithmic where times are far apart."""
 
-    def __init__(self, sheet: Sheet, labels: list[str], times_s: Sequence[float]) -> None:
+    def __init__(self, sheet: Canvas, labels: list[str], times_s: Sequence[float]) -> None:
         self.sheet = sheet
         self.labels = labels
         least, most = min(times_s), max(times_s)
@@ -66,18 +66,18 @@ class _Frame:
             self.ticks_s = [step * tick for tick in range(ceil(most / step) + 1)]
 
     def across(self, label: str) -> float:
-        """Of a choice on the axis."""
+        """Return where a choice on the axis is."""
         return LEFT + (RIGHT - LEFT) * (self.labels.index(label) + 0.5) / len(self.labels)
 
     def up(self, seconds: float) -> float:
-        """Of a step time."""
+        """Return where a step time is."""
         place, low, high = seconds, self.ticks_s[0], self.ticks_s[-1]
         if self.logarithmic:
             place, low, high = log10(place), log10(low), log10(high)
         return BOTTOM - (BOTTOM - TOP) * (place - low) / (high - low)
 
-    def draw(self, result: StudyResult, rows: Sequence[Row], axis: int) -> None:
-        """Axes, and a line for each combination of the others."""
+    def draw(self, result: StudyResult, rows: Sequence[StudyRow], axis: int) -> None:
+        """Draw axes, and a line for each combination of the others."""
         self._axes(result.axes[axis])
         accepted = {row.name for row in result.ranking.accepted}
         for at, (name, line) in enumerate(lines_of(result, rows, axis).items()):
@@ -117,5 +117,5 @@ def _shown(seconds: float) -> str:
 
 
 def _fitting(text: str, width: float) -> float:
-    """Size of letters with which `text` is at most so wide."""
+    """Return size of letters with which `text` is at most so wide."""
     return min(12.5, width / (LETTER * max(len(text), 1)))

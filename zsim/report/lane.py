@@ -39,7 +39,7 @@ from zsim.units import format_bytes
 
 
 class Sort(Enum):
-    """What a bar is: its word in the legend, and its colour."""
+    """Sort of a bar: its word in the legend, and its colour."""
 
     FORWARD = "forward", "#a8d5a2"
     RECOMPUTE = "recompute", "#d9efd3"
@@ -71,7 +71,7 @@ class Lanes:
 
 
 def lanes(schedule: Schedule, model: Model, trace: Trace, rank: RankTrace) -> Lanes:
-    """What `rank` did in the last step of `trace`, a run of `schedule`, which trains `model`."""
+    """Return what `rank` did in the last step of `trace`: a run of `schedule`, training `model`."""
     begin_ps, end_ps = last_step(trace)
     program = schedule.program_of(rank.rank)
     labels = _Labels(schedule, program, model)
@@ -130,7 +130,7 @@ def _sort_of_action(action: Action) -> Sort:
 
 
 class _Labels:
-    """What stands in a bar: units, in long and in short, or bytes."""
+    """Labels of bars: units, in long and in short, or bytes."""
 
     def __init__(self, schedule: Schedule, program: Program, model: Model) -> None:
         self.schedule = schedule
@@ -143,13 +143,13 @@ class _Labels:
 
     @property
     def key(self) -> str:
-        """What short names stand for: the first unit of each letter."""
+        """Legend of short names: the first unit of each letter."""
         firsts = {unit[0]: unit for unit in reversed(self.units)}
         shown = [unit for unit in self.units if unit in firsts.values() and _short(unit) != unit]
         return ", ".join(f"{_short(unit)}: {unit}" for unit in shown)
 
     def of(self, operation: Operation) -> tuple[str, ...]:
-        """From the longest to the shortest; none for what needs no name."""
+        """Return labels from the longest to the shortest; none for what needs no name."""
         match operation:
             case Compute(unit=unit) if unit:
                 return unit, _short(unit)
@@ -182,12 +182,12 @@ class _Labels:
 
 
 def _short(unit: str) -> str:
-    """The first letter of a unit and its number: "b3" of "block3"."""
+    """Return the first letter of a unit and its number: "b3" of "block3"."""
     return unit[0] + "".join(letter for letter in unit[1:] if letter.isdecimal())
 
 
 def _joined(bars: Iterable[Bar]) -> Iterator[Bar]:
-    """The bars, copies without a pause between them as one."""
+    """Yield the bars, copies without a pause between them as one."""
     for copies, run in groupby(sorted(bars, key=_start), lambda bar: bar.sort is Sort.COPY):
         current: Bar | None = None
         for bar in run:

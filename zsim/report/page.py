@@ -10,7 +10,7 @@ LEGEND: Json = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class PageFigure:
     """A figure in the form of Plotly (its JSON schema): traces, layout, and pixels in height."""
 
     traces: tuple[Json, ...]
@@ -19,7 +19,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TableCell:
     """A cell of a table: what it shows, and what it is sorted by."""
 
     text: str
@@ -27,12 +27,12 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """A table that can be sorted by each column; `numeric` says which stand to the right."""
 
     columns: tuple[str, ...]
     numeric: tuple[bool, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class Section:
 
     title: str
     sentences: tuple[str, ...] = ()
-    figure: Figure | None = None
+    figure: PageFigure | None = None
     picture: str | None = None
-    table: Table | None = None
+    table: PageTable | None = None
     pairs: Pairs | None = None
 
 
@@ -71,11 +71,11 @@ class Page:
     sections: tuple[Section, ...]
 
 
-def words(text: str, value: str | None = None) -> Cell:
-    """A cell of words."""
-    return Cell(text=text, value=text if value is None else value)
+def words(text: str, value: str | None = None) -> TableCell:
+    """Return a cell of words."""
+    return TableCell(text=text, value=text if value is None else value)
 
 
-def number(text: str, value: float) -> Cell:
-    """A cell that shows `text` and is sorted by `value`."""
-    return Cell(text=text, value=value)
+def number(text: str, value: float) -> TableCell:
+    """Return a cell that shows `text` and is sorted by `value`."""
+    return TableCell(text=text, value=value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zsim.analysis.summary import last_step
 from zsim.model.model import Model
 from zsim.report.lane import Bar, Sort, lanes
-from zsim.report.svg.canvas import FAINT, LETTER, Box, Sheet
+from zsim.report.svg.canvas import FAINT, LETTER, Box, Canvas
 from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -28,7 +28,7 @@ class TimelineError(ValueError):
 
 
 def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
-    """The SVG of the last step of `trace`, a run of `schedule`, which trains `model`.
+    """Return the SVG of the last step of `trace`, a run of `schedule`, which trains `model`.
 
     Raises:
         TimelineError: the trace has no times.
@@ -39,7 +39,7 @@ def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
     rank = trace.ranks[0]
     found = lanes(schedule, model, trace, rank)
     shown = found.bars
-    picture = _Picture(Sheet(WIDTH, TOP + LANE * len(shown) + 52), begin_ps, end_ps)
+    picture = _Picture(Canvas(WIDTH, TOP + LANE * len(shown) + 52), begin_ps, end_ps)
     took = format_seconds((end_ps - begin_ps) / 1e12)
     like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
     picture.draw(f"{schedule.name}: one step of {took} on rank {rank.rank}{like}", shown)
@@ -51,7 +51,7 @@ def timeline(schedule: Schedule, model: Model, trace: Trace) -> str:
 class _Picture:
     """A sheet, and the time from its left to its right."""
 
-    sheet: Sheet
+    sheet: Canvas
     begin_ps: int
     end_ps: int
 
@@ -59,7 +59,7 @@ class _Picture:
         return LEFT + (RIGHT - LEFT) * (time_ps - self.begin_ps) / (self.end_ps - self.begin_ps)
 
     def draw(self, title: str, lanes: dict[str, list[Bar]]) -> None:
-        """Title, legend, time axis and lanes."""
+        """Draw title, legend, time axis and lanes."""
         self.sheet.words(16, 34, title, size=18, bold=True)
         self._legend({bar.sort for bars in lanes.values() for bar in bars})
         below = TOP + LANE * len(lanes)

@@ -1,19 +1,21 @@
-"""What both FSDPs share: parameters wrapped by block or in the root, shards that are updated."""
+"""Common to both FSDPs: parameters wrapped by block or in the root, shards that are updated.
 
-from collections.abc import Mapping, Sequence
+Functions named in comments are those of `torch/distributed/fsdp` in torch 2.13.
+"""
+
+from collections.abc import Mapping
 
 from zsim.model.model import BATCH, Model, Parameter
-from zsim.schedule.operation import Edge
+from zsim.schedule.operation_list import COMPUTE
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.optimizer_step import Ending, Trained
 from zsim.zero.reduce import Reduced
-from zsim.zero.state import BucketState
-from zsim.zero.writer import COMPUTE, Draft
+from zsim.zero.state import Holding
+from zsim.zero.step import Step
 
 
 def groups(model: Model) -> list[list[Parameter]]:
-    """The parameters of each wrapped module: of every block its own, of the root all others.
+    """Return the parameters of each wrapped module: of every block its own, of the root all others.
 
     Blocks are the units that checkpointing treats alone. A parameter that several units use is the
     root's.
@@ -27,65 +29,72 @@ def groups(model: Model) -> list[list[Parameter]]:
         first, *others = users[parameter.name]
         return first if not others and model.units[first].checkpoint else None
 
+    # An outer call takes what no inner one manages: fully_shard (_get_managed_states), and
+    # _init_param_handle_from_module (_get_orig_params) in FSDP1.
     found: dict[int | None, list[Parameter]] = {}
     for parameter in model.parameters:
         found.setdefault(block_of(parameter), []).append(parameter)
     return list(found.values())
 
 
-class Wrapping:
-    """Which bucket is which block's, and which the root's.
+def two_parts(ranks: int) -> tuple[int, int]:
+    """Return what gradients are divided by before and after they are summed over `ranks`."""
+    # DefaultState._get_gradient_predivide_factor (_comm_hooks/default_hooks.py) takes the first
+    # power of two from the root of `ranks` on; what is left of it need not be whole. Here it is the
+    # largest power of two up to there that divides `ranks`.
+    before = 1
+    while ranks % (2 * before) == 0 and ranks / before > before:
+        before *= 2
+    return before, ranks // before
+
+
+class WrappedStep(Step):
+    """A step of blocks that are wrapped alone, within a root.
 
     Attributes:
         order: buckets of the blocks, in the order of forward.
         root: the root's bucket; None if every parameter is a block's.
     """
 
-    def __init__(self, model: Model, buckets: Buckets) -> None:
-        self._model = model
-        self._buckets = buckets
+    def __init__(
+        self, model: Model, strategy: Strategy, buckets: Buckets, *, kept: Buckets | None = None
+    ) -> None:
+        # The sharded parameters are in their original format, which the optimizer updates, and are
+        # cast as they are gathered: FlatParamHandle._use_low_precision_shard (_flat_param.py),
+        # FSDPParam.all_gather_inputs (_fsdp_param.py).
+        holding = Holding(
+            parameter=strategy.precision.optimizer,
+            parameter_sharded=True,
+            frozen=strategy.precision.compute,
+        )
+        super().__init__(model, strategy, buckets, holding, kept=kept)
         blocks = [self.block(unit) for unit in range(len(model.units))]
         self.order = [block for block in blocks if block is not None]
-        roots = [bucket.index for bucket in buckets.all if bucket.index not in self.order]
-        self.root = roots[0] if roots else None
+        inside = set(self.order)
+        roots = (bucket.index for bucket in buckets.all if bucket.index not in inside)
+        self.root = next(roots, None)
 
     def block(self, unit: int) -> int | None:
-        """The bucket of the block that a unit is; none of a unit that belongs to the root."""
-        if not self._model.units[unit].checkpoint:
+        """Return the bucket of the block that a unit is; None of one that belongs to the root."""
+        if not self.model.units[unit].checkpoint:
             return None
-        own = [run.bucket for run in self._buckets.runs[unit]]
-        return next((number for number in own if self._buckets.all[number].units == (unit,)), None)
+        own = (run.bucket for run in self.buckets.runs[unit])
+        return next((number for number in own if self.buckets.all[number].units == (unit,)), None)
 
     def has_input_gradient(self, unit: int) -> bool:
-        """Whether autograd computes a gradient of what the unit is given."""
-        segments = self._model.units[unit].segments
+        """Tell whether autograd computes a gradient of what the unit is given."""
+        segments = self.model.units[unit].segments
         own = {value.name for segment in segments for value in segment.outputs}
         given = {name for segment in segments for name in segment.inputs} - own - {BATCH}
-        return any(self._model.values[name].requires_gradient for name in given)
+        return any(self.model.values[name].requires_gradient for name in given)
 
+    def enter_root(self) -> None:
+        """Write what follows as part of the root."""
+        self.writer.prefix = f"{self.writer.prefix}/root"
 
-def write_ending(
-    draft: Draft,
-    strategy: Strategy,
-    *,
-    buckets: Buckets,
-    states: Sequence[BucketState],
-    reduced: Mapping[int, Reduced],
-) -> None:
-    """Update every trained shard as an optimizer of PyTorch does, on the compute stream."""
-    trained = [
-        Trained(
-            name=bucket.name,
-            layout=bucket.layout,
-            gradient=draft.all(reduced[bucket.index].buffer),
-            measured=draft.all(reduced[bucket.index].buffer),
-            after=(reduced[bucket.index].operation,),
-            parameter=draft.all(state.parameter),
-            master=None,
-            moments=tuple(draft.all(moment) for moment in state.moments),
-        )
-        for bucket, state in zip(buckets.all, states, strict=True)
-        if not bucket.frozen
-    ]
-    after: tuple[Edge, ...] = tuple(item.operation for item in reduced.values())
-    Ending(draft, strategy, trained, measured_after=after, stream=COMPUTE).write()
+    def update_shards(self, reduced: Mapping[int, Reduced]) -> None:
+        """Update every trained shard as an optimizer of PyTorch does, on the compute stream."""
+        # clip_grad_norm_ and the optimizer wait for all gradients: _post_backward_final_callback,
+        # FSDPParamGroup.finalize_backward.
+        after = tuple(item.operation for item in reduced.values())
+        self.update(reduced, after=after, stream=COMPUTE)

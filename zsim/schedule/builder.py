@@ -16,9 +16,10 @@ role: `build.role("first", Span(axis="data", start=0, end=1))`.
 from dataclasses import dataclass, field
 
 from zsim.dtype import DType
+from zsim.schedule.buffer_handle import BufferHandle
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Axis, Box, Group, Mesh, Span
-from zsim.schedule.operation_list import COMMUNICATION, COMPUTE, Named, Part
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE, OperationList
 from zsim.schedule.schedule import (
     Buffer,
     Contract,
@@ -31,7 +32,14 @@ from zsim.schedule.schedule import (
     ScheduleError,
 )
 
-__all__ = ["COMMUNICATION", "COMPUTE", "Named", "Part", "RoleBuilder", "ScheduleBuilder"]
+__all__ = [
+    "COMMUNICATION",
+    "COMPUTE",
+    "BufferHandle",
+    "OperationList",
+    "RoleBuilder",
+    "ScheduleBuilder",
+]
 
 
 @dataclass
@@ -44,9 +52,8 @@ class RoleBuilder:
     persistent: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self.dtypes: dict[str, DType] = {}
-        self.setup = Part("setup", self.dtypes)
-        self.step = Part("step", self.dtypes)
+        self.setup = OperationList("setup", self.buffers)
+        self.step = OperationList("step", self.buffers)
 
     def buffer(
         self,
@@ -61,7 +68,7 @@ class RoleBuilder:
         produced: bool = False,
         layout: str | None = None,
         shard: str | None = None,
-    ) -> Named:
+    ) -> BufferHandle:
         """Declare a buffer; `Allocate` takes its memory."""
         made = Buffer(
             name=name,
@@ -75,13 +82,12 @@ class RoleBuilder:
             shard=shard,
         )
         self.buffers[name] = made
-        self.dtypes[name] = dtype
         if persistent:
             self.persistent.append(name)
-        return Named(made)
+        return BufferHandle(made)
 
     def program(self) -> Program:
-        """The program as it stands."""
+        """Return the program as it stands."""
         return Program(
             role=self.name,
             buffers=tuple(self.buffers.values()),
@@ -107,7 +113,7 @@ class ScheduleBuilder(RoleBuilder):
 
     @classmethod
     def of(cls, name: str, **axes: int) -> "ScheduleBuilder":
-        """A builder over a mesh given as axis=size."""
+        """Return a builder over a mesh given as axis=size."""
         return cls(
             name, Mesh(axes=tuple(Axis(name=axis, size=size) for axis, size in axes.items()))
         )
@@ -133,13 +139,13 @@ class ScheduleBuilder(RoleBuilder):
         return name
 
     def role(self, name: str, *spans: Span) -> RoleBuilder:
-        """Ranks within `spans` play a role of their own, with their own program."""
+        """Let ranks within `spans` play a role of their own, with their own program."""
         made = RoleBuilder(name, (tuple(spans),))
         self._roles.append(made)
         return made
 
     def schedule(self, contract: Contract | None = None) -> Schedule:
-        """The schedule as it stands.
+        """Return the schedule as it stands.
 
         Raises:
             ScheduleError: it is not well formed, or this role was given operations although

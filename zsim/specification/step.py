@@ -16,13 +16,13 @@ from itertools import accumulate
 import numpy as np
 
 from zsim.model.model import Model, Segment, Unit
-from zsim.specification.field import Numbers, Random, product, share, summed, total, weighted
-from zsim.specification.kernel import clipping, digest, updated
+from zsim.specification.residues import Numbers, Random, product, share, summed, total, weighted
+from zsim.specification.stand_ins import clipping, digest, updated
 from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class TensorCuts:
     """Into how many pieces tensors are cut, and along which axes ranks differ.
 
     Attributes:
@@ -46,7 +46,7 @@ class Cut:
 
     @property
     def dimensions(self) -> int:
-        """Of an array."""
+        """Return the number of dimensions of an array."""
         return len(self.shape) + 2
 
     def along(self, dimensions: Sequence[int]) -> tuple[int, ...]:
@@ -87,8 +87,8 @@ class Application:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """State of training from step to step: parameters, moments, and the number of updates."""
+class TrainingState:
+    """What training keeps from step to step: parameters, moments, and the number of updates."""
 
     parameters: dict[str, Numbers]
     moments: tuple[dict[str, Numbers], ...]
@@ -103,7 +103,9 @@ def spread(*operands: Numbers) -> tuple[int, ...]:
 class PlainStep:
     """The step from one state, and what every kernel in it read and made."""
 
-    def __init__(self, model: Model, cut: Cut, random: Random, *, micro_batches: int) -> None:
+    def __init__(
+        self, model: Model, cut: TensorCuts, random: Random, *, micro_batches: int
+    ) -> None:
         self.model = model
         self.cut = cut
         self.random = random
@@ -116,7 +118,7 @@ class PlainStep:
         self._alike: dict[str, Numbers] = {}
         self._parameters: dict[str, Numbers] = {}
 
-    def state(self, moments: int, updates: float) -> State:
+    def state(self, moments: int, updates: float) -> TrainingState:
         """Draw any state that training can be in."""
         drawn = [
             {
@@ -125,7 +127,7 @@ class PlainStep:
             }
             for _ in range(1 + moments)
         ]
-        return State(parameters=drawn[0], moments=tuple(drawn[1:]), updates=updates)
+        return TrainingState(parameters=drawn[0], moments=tuple(drawn[1:]), updates=updates)
 
     def _held(self, parameter: str) -> tuple[int, ...]:
         copied = self.cut.tensor is None or parameter in self.cut.copied
@@ -155,8 +157,8 @@ class PlainStep:
         return {name: product(each, factor) for name, each in gradients.items()}
 
     def updated(
-        self, state: State, gradients: dict[str, Numbers], rules: Mapping[str, Optimizer]
-    ) -> State:
+        self, state: TrainingState, gradients: dict[str, Numbers], rules: Mapping[str, Optimizer]
+    ) -> TrainingState:
         """Return the state after each parameter's rule; moments that it does not keep stay."""
         parameters: dict[str, Numbers] = {}
         moments: list[dict[str, Numbers]] = [{} for _ in state.moments]
@@ -174,7 +176,9 @@ class PlainStep:
             parameters[name] = made[0]
             for moment, value in zip(moments, [*made[1:], *held[rule.moments :]], strict=True):
                 moment[name] = value
-        return State(parameters=parameters, moments=tuple(moments), updates=state.updates + 1)
+        return TrainingState(
+            parameters=parameters, moments=tuple(moments), updates=state.updates + 1
+        )
 
     def _squares(self, gradients: dict[str, Numbers]) -> Numbers:
         """Return the sum of squares of all elements, each counted once, shape (2, ..., 1)."""
@@ -191,7 +195,7 @@ class PlainStep:
         return found
 
     def _micro_batch(self, micro_batch: int) -> dict[str, Numbers]:
-        """Forward through all units, and backward: the gradient of every parameter."""
+        """Run forward and backward through all units; return the gradient of every parameter."""
         values = {self.model.batch.name: self.batches[micro_batch]}
         for unit in self.model.units:
             for place in range(len(unit.segments)):

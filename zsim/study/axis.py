@@ -21,8 +21,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """What changes from run to run; `fields` are all that some choice changes."""
+class StudyAxis:
+    """Axis of what changes from run to run; `fields` are all that some choice changes."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -40,20 +40,20 @@ class Combination:
     labels: tuple[str, ...]
     changes: Changes
 
-    def named(self, axes: Sequence[Axis]) -> str:
-        """Its name: `stage=3, NICs=8`."""
+    def named(self, axes: Sequence[StudyAxis]) -> str:
+        """Return its name: `stage=3, NICs=8`."""
         pairs = zip(axes, self.labels, strict=True)
         return ", ".join(f"{axis.name}={label}" for axis, label in pairs)
 
 
-def axes_of(tables: Iterable[AxisTable]) -> tuple[Axis, ...]:
-    """The axes that `[[axis]]` tables describe.
+def axes_of(tables: Iterable[AxisTable]) -> tuple[StudyAxis, ...]:
+    """Return the axes that `[[axis]]` tables describe.
 
     Raises:
         StudyError: one has no form or two, lists of different lengths, a field that is unknown or
             on two axes, or two choices of one name.
     """
-    found: list[Axis] = []
+    found: list[StudyAxis] = []
     where: dict[str, str] = {}
     for index, table in enumerate(tables):
         try:
@@ -70,15 +70,15 @@ def axes_of(tables: Iterable[AxisTable]) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
-    """Every choice with every other, those of the last axis fastest."""
+def combinations(axes: Sequence[StudyAxis]) -> Iterator[Combination]:
+    """Yield every choice with every other, those of the last axis fastest."""
     for choices in product(*(axis.choices for axis in axes)):
         changes = {field: value for each in choices for field, value in each.changes.items()}
         yield Combination(labels=tuple([each.label for each in choices]), changes=changes)
 
 
 def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """The tables of a scenario with `changes`; what is not changed is shared.
+    """Return the tables of a scenario with `changes`; what is not changed is shared.
 
     Raises:
         StudyError: something that is changed inside of is no table.
@@ -98,7 +98,7 @@ def changed(tables: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, object]:
-    """The values in nested tables by field; a list of tables is one value."""
+    """Return the values in nested tables by field; a list of tables is one value."""
     found: dict[str, object] = {}
     for name, value in tables.items():
         field = f"{above}{name}"
@@ -109,7 +109,7 @@ def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, object]:
     return found
 
 
-def _axis(table: AxisTable) -> Axis:
+def _axis(table: AxisTable) -> StudyAxis:
     given = [name for name in ("values", "zip", "variants") if getattr(table, name) is not None]
     if len(given) != 1:
         both = " and ".join(given) or "none"
@@ -128,7 +128,7 @@ def _axis(table: AxisTable) -> Axis:
         choices = _zipped(lists, table.labels)
     if not choices:
         raise StudyError(f"{given[0]}: empty; an axis has at least one choice")
-    axis = Axis(name=name, choices=choices)
+    axis = StudyAxis(name=name, choices=choices)
     if not axis.fields:
         named = ", ".join(each.label for each in choices)
         raise StudyError(f"{given[0]}: {named} of axis {name!r} change nothing; give one a field")
@@ -147,7 +147,7 @@ def _axis(table: AxisTable) -> Axis:
 def _zipped(
     lists: Mapping[str, tuple[Any, ...]], labels: tuple[str, ...] | None
 ) -> tuple[Choice, ...]:
-    """One choice for each place in lists of equal length."""
+    """Return one choice for each place in lists of equal length."""
     lengths = {field: len(each) for field, each in lists.items()}
     if labels is not None:
         lengths["labels"] = len(labels)
@@ -160,7 +160,7 @@ def _zipped(
 
 
 def shown(value: object) -> str:
-    """A value of a field as a label shows it."""
+    """Return a value of a field as a label shows it."""
     match value:
         case bool():
             return str(value).lower()

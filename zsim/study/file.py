@@ -71,7 +71,7 @@ class StudyFile(Table):
 
 
 def parse(text: str) -> StudyFile:
-    """The study in TOML `text`.
+    """Return the study in TOML `text`.
 
     Raises:
         StudyError: it cannot be used.

@@ -1,4 +1,4 @@
-"""What stays as it is while axes change: the global batch, however many replicas share it."""
+"""Batch that stays while axes change: the global one, however many replicas share it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Fixed:
 
 
 def held(train: TrainTable, fixed: Fixed, replicas: int, given: Collection[str]) -> TrainTable:
-    """`train` with the sequences of `fixed` in a step, over all replicas.
+    """Return `train` with the sequences of `fixed` in a step, over all replicas.
 
     `given` has the fields of `train` that an axis sets. The micro-batch stays as it is where it
     divides what a replica has, else it is the largest smaller one that does; gradient accumulation

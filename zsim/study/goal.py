@@ -1,4 +1,4 @@
-"""What a study seeks: the least of something, among runs that meet every limit."""
+"""Goal of a study: the least of something, among runs that meet every limit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from zsim.analysis.summary import Summary
 from zsim.scenario.tables import ScenarioError, need_field
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.outcome import Status
-from zsim.study.row import Row
+from zsim.study.row import StudyRow
 from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
 
 STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"
@@ -15,7 +15,7 @@ STEP_TIME, COST, GPUS = "step_time", "cost_per_token", "gpus"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is minimized, and the limits.
+    """Goal of a study: what is minimized, and the limits.
 
     Attributes:
         minimize: "step_time", "cost_per_token", "gpus" or a field of a scenario.
@@ -34,12 +34,12 @@ class Goal:
         """The field that is minimized, if it is one."""
         return None if self.minimize in {STEP_TIME, COST, GPUS} else self.minimize
 
-    def group(self, row: Row) -> str:
-        """The runs among which there is a best one, by their choice on the axis; "" is all."""
+    def group(self, row: StudyRow) -> str:
+        """Return the group of runs that has a best one: their choice on the axis; "" is all."""
         return "" if self.axis is None else row.labels[self.axis]
 
     def price(self, gpu: str) -> float | None:
-        """Of one hour of a GPU, if it has one."""
+        """Return the price of one hour of a GPU, if it has one."""
         known = dict(self.prices)
         return known.get(gpu, known.get(""))
 
@@ -55,14 +55,14 @@ class Ranking:
         fastest: by group, the fastest of all that fit.
     """
 
-    accepted: tuple[Row, ...]
-    refused: tuple[tuple[Row, str], ...]
-    best: Mapping[str, Row]
-    fastest: Mapping[str, Row]
+    accepted: tuple[StudyRow, ...]
+    refused: tuple[tuple[StudyRow, str], ...]
+    best: Mapping[str, StudyRow]
+    fastest: Mapping[str, StudyRow]
 
 
 def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
-    """The goal that `[goal]` describes, of a study with `axes`.
+    """Return the goal that `[goal]` describes, of a study with `axes`.
 
     Raises:
         StudyError: it minimizes no known quantity, or a cost without a price, or names no axis.
@@ -92,18 +92,18 @@ def goal_of(table: GoalTable, axes: Sequence[str] = ()) -> Goal:
     return Goal(minimize=table.minimize, prices=tuple(prices.items()), table=table, axis=axis)
 
 
-def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
-    """`rows` judged: those that meet the limits, best first, and the others in order.
+def ranked(goal: Goal, rows: Sequence[StudyRow]) -> Ranking:
+    """Return `rows` judged: those that meet the limits, best first, and the others in order.
 
     Of equally good ones the faster is better, then the first.
     """
-    fastest: dict[str, Row] = {}
+    fastest: dict[str, StudyRow] = {}
     for row in rows:
         if row.outcome.status is Status.DONE:
             known = fastest.setdefault(goal.group(row), row)
             fastest[goal.group(row)] = min(known, row, key=lambda each: each.step_time_s)
-    accepted: list[Row] = []
-    refused: list[tuple[Row, str]] = []
+    accepted: list[StudyRow] = []
+    refused: list[tuple[StudyRow, str]] = []
     for row in rows:
         why = _refusal(goal, row, fastest.get(goal.group(row)))
         if why is None:
@@ -111,14 +111,14 @@ def ranked(goal: Goal, rows: Sequence[Row]) -> Ranking:
         else:
             refused.append((row, why))
     accepted.sort(key=lambda row: (value_of(goal, row), row.step_time_s))
-    best: dict[str, Row] = {}
+    best: dict[str, StudyRow] = {}
     for row in accepted:
         best.setdefault(goal.group(row), row)
     return Ranking(accepted=tuple(accepted), refused=tuple(refused), best=best, fastest=fastest)
 
 
-def value_of(goal: Goal, row: Row) -> float:
-    """What is minimized, of a run with figures.
+def value_of(goal: Goal, row: StudyRow) -> float:
+    """Return what is minimized, of a run with figures.
 
     Raises:
         StudyError: the field that is minimized has no number.
@@ -138,8 +138,8 @@ def value_of(goal: Goal, row: Row) -> float:
             return float(value)
 
 
-def _refusal(goal: Goal, row: Row, fastest: Row | None) -> str | None:
-    """Why a run does not meet the goal, in one line; None if it does."""
+def _refusal(goal: Goal, row: StudyRow, fastest: StudyRow | None) -> str | None:
+    """Return why a run does not meet the goal, in one line; None if it does."""
     outcome = row.outcome
     if outcome.summary is None or (outcome.status is Status.FULL and goal.table.fits):
         return f"{outcome.status}: {outcome.reason}"
@@ -147,8 +147,8 @@ def _refusal(goal: Goal, row: Row, fastest: Row | None) -> str | None:
     return next(_breaches(goal, row, outcome.summary, fastest_s), None)
 
 
-def _breaches(goal: Goal, row: Row, found: Summary, fastest_s: float) -> Iterator[str]:
-    """Each limit that a run with figures does not keep."""
+def _breaches(goal: Goal, row: StudyRow, found: Summary, fastest_s: float) -> Iterator[str]:
+    """Yield each limit that a run with figures does not keep."""
     table = goal.table
     if table.max_gpus is not None and row.gpus > table.max_gpus:
         yield f"{row.gpus:,} GPUs, more than {table.max_gpus:,}"

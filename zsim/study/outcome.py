@@ -1,4 +1,4 @@
-"""What a run of a study comes to: figures, or the reason why there are none. Kept as JSON."""
+"""Outcome of a run of a study: figures, or the reason why there are none. Kept as JSON."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from zsim.schedule.json import FieldError, decode_value, encode_value
 
 
 class Status(StrEnum):
-    """How a run ended."""
+    """End of a run."""
 
     DONE = "done"
     """It fits, and there are figures."""
@@ -28,8 +28,8 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended; `reason` says why, in one line, unless it is done.
+class StudyOutcome:
+    """Outcome of a run; `reason` says why, in one line, unless it is done.
 
     `error` is the relative error of step times that nine of ten runs like this one stayed below
     which were judged by measurements; None where nobody knows. `trust` says it in words.
@@ -42,13 +42,13 @@ class Outcome:
     error: float | None = None
 
 
-def encoded(outcome: Outcome) -> str:
-    """`outcome` as one line of JSON."""
-    return json.dumps(encode_value(outcome, Outcome), separators=(",", ":"), allow_nan=False)
+def encoded(outcome: StudyOutcome) -> str:
+    """Return `outcome` as one line of JSON."""
+    return json.dumps(encode_value(outcome, StudyOutcome), separators=(",", ":"), allow_nan=False)
 
 
-def decoded(text: str) -> Outcome:
-    """The outcome that `encoded` made `text` from.
+def decoded(text: str) -> StudyOutcome:
+    """Return the outcome that `encoded` made `text` from.
 
     Raises:
         FieldError: it is none.
@@ -57,6 +57,6 @@ def decoded(text: str) -> Outcome:
         found = json.loads(text)
     except ValueError as error:
         raise FieldError(str(error)) from None
-    outcome = decode_value(found, Outcome)
-    assert isinstance(outcome, Outcome)
+    outcome = decode_value(found, StudyOutcome)
+    assert isinstance(outcome, StudyOutcome)
     return outcome

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from zsim.analysis.summary import Room, Work, room, step_of, summed_up, work
+from zsim.analysis.summary import Room, StepWork, room, step_of, summed_up, work
 from zsim.backend.backend import BackendError, Job, NoWayError, RunFailedError, Trier
 from zsim.memory import capacity_bytes, defers, handed_out
 from zsim.model.model import Model, ModelError
@@ -13,7 +13,7 @@ from zsim.scenario.tables import ScenarioError
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import StrategyError
-from zsim.study.outcome import Outcome, Status
+from zsim.study.outcome import Status, StudyOutcome
 from zsim.trace.trace import LastStep
 from zsim.units import format_bytes
 
@@ -33,12 +33,12 @@ class Proved:
         self._model = model
         self._schedule = made
         self._backend = backend
-        self._work: Work | None = None
+        self._work: StepWork | None = None
         self._rooms: dict[Size, Room] = {}
         self._defers = any(defers(program) for program in made.programs)
 
-    def tried(self, outline: Outline) -> Outcome:
-        """What a run of the schedule comes to, on the cluster and in the trouble of `outline`."""
+    def tried(self, outline: Outline) -> StudyOutcome:
+        """Return the outcome of the schedule on the cluster and with the faults of `outline`."""
         job = Job(
             schedule=self._schedule,
             model=self._model,
@@ -51,11 +51,11 @@ class Proved:
             )
             done, taken, step = self._figures(job, backend)
         except NoWayError as cut:
-            return Outcome(status=Status.CUT_OFF, reason=str(cut))
+            return StudyOutcome(status=Status.CUT_OFF, reason=str(cut))
         except BackendError as refused:
-            return Outcome(status=Status.NOT_MODELLED, reason=str(refused))
+            return StudyOutcome(status=Status.NOT_MODELLED, reason=str(refused))
         except RunFailedError as failed:
-            return Outcome(status=Status.FAILED, reason=str(failed))
+            return StudyOutcome(status=Status.FAILED, reason=str(failed))
         found = summed_up(job, done, taken, step)
         full = taken.full_at
         reason = ""
@@ -63,18 +63,18 @@ class Proved:
             usable = format_bytes(taken.usable_bytes)
             reason = f"out of memory at {moment(full)}: {outline.cluster.gpu.name} leaves {usable}"
         status = Status.DONE if full is None else Status.FULL
-        return Outcome(
+        return StudyOutcome(
             status=status, reason=reason, summary=found, trust=step.trust, error=step.error
         )
 
     def _warm(self, job: Job) -> Trier:
-        """The backend, which has read the schedule: those made from it need not."""
+        """Return the backend, which has read the schedule: those made from it need not."""
         refusal = self._backend.refusal(job)
         if refusal is not None:
             raise BackendError(refusal)
         return self._backend
 
-    def _figures(self, job: Job, backend: Trier) -> tuple[Work, Room, LastStep]:
+    def _figures(self, job: Job, backend: Trier) -> tuple[StepWork, Room, LastStep]:
         memory = [
             capacity_bytes(pool, self._schedule, program, job.cluster)
             for program in self._schedule.programs
@@ -89,17 +89,17 @@ class Proved:
         return self._work, self._rooms[key], step_of(job, trace)
 
 
-def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | Outcome:
-    """The schedule of `recipe`, generated and checked; or how all its runs end instead."""
+def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | StudyOutcome:
+    """Return the schedule of `recipe`, generated and checked; or how all its runs end instead."""
     try:
         model = model_of(recipe)
         made = handed_out(make_schedule(model, recipe.strategy), recipe.allocator)
     except (ScenarioError, ModelError, StrategyError) as error:
-        return Outcome(status=Status.IMPOSSIBLE, reason=str(error))
+        return StudyOutcome(status=Status.IMPOSSIBLE, reason=str(error))
     findings = check(made, model, compares=False)  # no figure of a simulation depends on values
     if findings:
         first, count = findings[0], len(findings)
-        return Outcome(
+        return StudyOutcome(
             status=Status.NOT_PROVED,
             reason=f"{count} findings, the first: {first.invariant}: {first.where}: {first.why}",
         )

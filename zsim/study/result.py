@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.analysis.compare import counts
+from zsim.analysis.run_comparison import counts
 from zsim.study.goal import COST, GPUS, STEP_TIME, Goal, Ranking, ranked, value_of
-from zsim.study.outcome import Outcome, Status
-from zsim.study.plan import Run, StudyPlan
-from zsim.study.row import Row
-from zsim.study.trust import said_once
+from zsim.study.outcome import Status, StudyOutcome
+from zsim.study.row import StudyRow
+from zsim.study.study_plan import StudyPlan, StudyRun
+from zsim.study.trust_lines import said_once
 from zsim.units import format_seconds
 
 SECONDS_PER_HOUR = 3600
@@ -35,12 +35,12 @@ class StudyResult:
     goal: Goal
     held: str
     dropped: int
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     ranking: Ranking
 
     @property
     def trust(self) -> tuple[str, ...]:
-        """What the simulation says of how far to trust it, each thing once."""
+        """Sentences on how far to trust the simulation, each thing once."""
         return said_once([row.outcome.trust for row in self.rows if row.outcome.trust])
 
     @property
@@ -49,8 +49,8 @@ class StudyResult:
         return _answer(self)
 
 
-def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
-    """The result of the runs of `plan`, with outcomes by name of the run.
+def result_of(plan: StudyPlan, outcomes: Mapping[str, StudyOutcome]) -> StudyResult:
+    """Return the result of the runs of `plan`, with outcomes by name of the run.
 
     Raises:
         StudyError: what is minimized is not a number in some run.
@@ -68,8 +68,8 @@ def result_of(plan: StudyPlan, outcomes: Mapping[str, Outcome]) -> StudyResult:
     )
 
 
-def difference(one: Row, other: Row) -> tuple[float, bool | None]:
-    """How much longer a step of `other` takes than of `one`, as a fraction, and whether it counts.
+def difference(one: StudyRow, other: StudyRow) -> tuple[float, bool | None]:
+    """Return by which fraction a step of `other` is longer than of `one`, and whether it counts.
 
     It does where it is more than the larger error of the two; None where nobody judged these.
     """
@@ -77,8 +77,8 @@ def difference(one: Row, other: Row) -> tuple[float, bool | None]:
     return found, _counts(found, one, other)
 
 
-def compared(goal: Goal, one: Row, other: Row) -> tuple[float, bool | None] | None:
-    """The same of what is compared under `goal`: the cost of a token if that is sought, or time.
+def compared(goal: Goal, one: StudyRow, other: StudyRow) -> tuple[float, bool | None] | None:
+    """Return the same for `goal`: of the cost of a token if that is sought, else of the time.
 
     None where one has no cost.
     """
@@ -91,28 +91,28 @@ def compared(goal: Goal, one: Row, other: Row) -> tuple[float, bool | None] | No
     return dearer, _counts(dearer, one, other)
 
 
-def _counts(relative: float, one: Row, other: Row) -> bool | None:
+def _counts(relative: float, one: StudyRow, other: StudyRow) -> bool | None:
     return counts(relative, [row.outcome.error for row in (one, other)])
 
 
-def _row(run: Run, goal: Goal, outcomes: Mapping[str, Outcome]) -> Row:
+def _row(run: StudyRun, goal: Goal, outcomes: Mapping[str, StudyOutcome]) -> StudyRow:
     outline = run.outline
     if outline is None:
-        return Row(
+        return StudyRow(
             name=run.name,
             labels=run.labels,
             values=run.values,
             gpus=0,
             micro_batch_size=0,
             accumulation_steps=0,
-            outcome=Outcome(status=Status.IMPOSSIBLE, reason=run.impossible),
+            outcome=StudyOutcome(status=Status.IMPOSSIBLE, reason=run.impossible),
         )
     outcome, gpus = outcomes[run.name], outline.strategy.ranks
     cost, price = None, goal.price(outline.cluster.gpu.name)
     if outcome.summary is not None and price is not None and outcome.summary.tokens_per_s:
         per_s = gpus * price / SECONDS_PER_HOUR
         cost = per_s / outcome.summary.tokens_per_s * 1e6
-    return Row(
+    return StudyRow(
         name=run.name,
         labels=run.labels,
         values=run.values,
@@ -140,7 +140,7 @@ def _answer(result: StudyResult) -> str:
 
 
 def _of_group(result: StudyResult, group: str) -> str:
-    """The best run of a group, by its choices on the other axes."""
+    """Return the best run of a group, by its choices on the other axes."""
     goal, best = result.goal, result.ranking.best.get(group)
     if best is None:
         return f"{group}: none meets the goal"
@@ -150,11 +150,11 @@ def _of_group(result: StudyResult, group: str) -> str:
 
 
 def _leads(result: StudyResult) -> str:
-    """Of which groups the best is hardly ahead of the next run, or by what nobody has judged."""
+    """Say in which groups the lead of the best run is within the error, or not judged."""
     goal, ranking = result.goal, result.ranking
     if goal.minimize not in {STEP_TIME, COST}:
         return ""
-    of_group: dict[str, list[Row]] = {goal.group(row): [] for row in result.rows}
+    of_group: dict[str, list[StudyRow]] = {goal.group(row): [] for row in result.rows}
     for row in ranking.accepted:
         of_group[goal.group(row)].append(row)
     found: dict[str, bool | None] = {}
@@ -180,7 +180,7 @@ def _superlative(goal: Goal) -> str:
     return known.get(goal.minimize, f"least {goal.minimize}")
 
 
-def _facts(goal: Goal, row: Row) -> list[str]:
+def _facts(goal: Goal, row: StudyRow) -> list[str]:
     facts = [f"{format_seconds(row.step_time_s)} a step"]
     match goal.minimize:
         case "step_time":
@@ -197,7 +197,7 @@ def _facts(goal: Goal, row: Row) -> list[str]:
 
 
 def _beside(goal: Goal, ranking: Ranking) -> str:
-    """How the best run stands beside the next one, or beside the fastest."""
+    """Return how the best run stands beside the next one, or beside the fastest."""
     best, fastest = ranking.accepted[0], ranking.fastest.get("")
     if goal.minimize != STEP_TIME and fastest is not None and fastest is not best:
         slower, counts = difference(fastest, best)
@@ -215,14 +215,14 @@ def _beside(goal: Goal, ranking: Ranking) -> str:
 
 
 def _error(counts: bool | None) -> str:  # noqa: FBT001  (yes, no, or nobody knows)
-    """How sure a difference is, where it is not."""
+    """Return how sure a difference is, where it is not."""
     if counts is None:
         return ", which no measurement has judged"
     return "" if counts else ", which is less than the error of the prediction"
 
 
 def _commonest(reasons: Sequence[str]) -> str:
-    """The reason that most have, and how many."""
+    """Return the reason that most have, and how many."""
     most = max(dict.fromkeys(reasons), key=reasons.count)
     count = reasons.count(most)
     return most if count == len(reasons) else f"{most} ({count:,} of {len(reasons):,})"

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim.study.outcome import Outcome
+from zsim.study.outcome import StudyOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StudyRow:
     """One run and its outcome; one that failed is a row with its reason.
 
     Attributes:
@@ -26,7 +26,7 @@ class Row:
     gpus: int
     micro_batch_size: int
     accumulation_steps: int
-    outcome: Outcome
+    outcome: StudyOutcome
     cost_per_million_tokens: float | None = None
 
     @property

@@ -11,7 +11,7 @@ PACKAGES = ("zsim", "zsim_des")
 
 @cache
 def code_version() -> str:
-    """A hash of the Python sources of these packages, by their paths inside."""
+    """Return a hash of the Python sources of these packages, by their paths inside."""
     found = sha256()
     for package in PACKAGES:
         spec = find_spec(package)

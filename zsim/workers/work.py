@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from zsim.backend.backend import RunFailedError
 from zsim.scenario.outline import Outline, Recipe
-from zsim.study.plan import Run, key_of
-from zsim.workers.executor import Crew
-from zsim.workers.worker import Batch, Done, run_batch
+from zsim.study.study_plan import StudyRun, key_of
+from zsim.workers.crew import Crew
+from zsim.workers.worker import FinishedRun, RunBatch, run_batch
 
 BATCH_S = 0.5
 """Seconds that a batch should take: what a kill costs at most, against what sending it costs."""
@@ -18,12 +18,12 @@ FIRST_BATCH, LARGEST_BATCH = 4, 200
 AHEAD = 2
 """Batches in flight for each worker: one runs, one waits."""
 
-Keep = Callable[[Sequence[tuple[str, Done]]], None]
+Keep = Callable[[Sequence[tuple[str, FinishedRun]]], None]
 """Told keys and outcomes of the runs of a batch that is done."""
 
 
 @dataclass(slots=True)
-class _Group:
+class _ScheduleGroup:
     """Runs with one schedule that were not sent yet."""
 
     waiting: deque[tuple[str, Outline]] = field(default_factory=deque[tuple[str, Outline]])
@@ -31,22 +31,22 @@ class _Group:
     count: int = 0
 
     def take(self) -> list[tuple[str, Outline]]:
-        """The next runs: so many as should take the time of a batch."""
+        """Return the next runs: so many as should take the time of a batch."""
         size = FIRST_BATCH
         if self.count:
             size = int(BATCH_S / max(self.seconds / self.count, BATCH_S / LARGEST_BATCH))
         return [self.waiting.popleft() for _ in range(min(max(1, size), len(self.waiting)))]
 
 
-def keys_of(runs: Sequence[Run], code: str) -> dict[str, str]:
-    """By name, the key of every run that can be."""
+def keys_of(runs: Sequence[StudyRun], code: str) -> dict[str, str]:
+    """Return the key of every run that can be, by name."""
     return {run.name: key_of(run.outline, code) for run in runs if run.outline is not None}
 
 
 def left_of(
-    runs: Sequence[Run], keys: Mapping[str, str], known: Mapping[str, object]
+    runs: Sequence[StudyRun], keys: Mapping[str, str], known: Mapping[str, object]
 ) -> dict[str, Outline]:
-    """By key, what is left to run: equal runs once."""
+    """Return what is left to run, by key: equal runs once."""
     return {
         keys[run.name]: run.outline
         for run in runs
@@ -54,7 +54,7 @@ def left_of(
     }
 
 
-def work_off(left: Mapping[str, Outline], crew: Crew, batch: Batch, keep: Keep) -> None:
+def work_off(left: Mapping[str, Outline], crew: Crew, batch: RunBatch, keep: Keep) -> None:
     """Run what is left; `batch`, without runs, says how.
 
     Runs with one schedule follow each other, so that a worker makes it once.
@@ -62,18 +62,18 @@ def work_off(left: Mapping[str, Outline], crew: Crew, batch: Batch, keep: Keep) 
     Raises:
         RunFailedError: a worker died, or has other code.
     """
-    groups: dict[Recipe, _Group] = {}
+    groups: dict[Recipe, _ScheduleGroup] = {}
     for key, outline in left.items():
-        groups.setdefault(outline.recipe, _Group()).waiting.append((key, outline))
+        groups.setdefault(outline.recipe, _ScheduleGroup()).waiting.append((key, outline))
     queue = deque(groups.values())
-    flying: dict[Future[list[Done]], tuple[_Group, list[str]]] = {}
+    flying: dict[Future[list[FinishedRun]], tuple[_ScheduleGroup, list[str]]] = {}
     while queue or flying:
         while queue and len(flying) < AHEAD * crew.workers:
             group = queue[0]
             some = group.take()
             if not group.waiting:
                 queue.popleft()
-            sent = Batch(tuple([outline for _, outline in some]), batch.maker, batch.code)
+            sent = RunBatch(tuple([outline for _, outline in some]), batch.maker, batch.code)
             future = _submitted(crew.executor, sent)
             flying[future] = (group, [key for key, _ in some])
             if future.done():
@@ -86,14 +86,14 @@ def work_off(left: Mapping[str, Outline], crew: Crew, batch: Batch, keep: Keep) 
             keep(list(zip(keys, found, strict=True)))
 
 
-def _submitted(executor: Executor, batch: Batch) -> "Future[list[Done]]":
+def _submitted(executor: Executor, batch: RunBatch) -> "Future[list[FinishedRun]]":
     try:
         return executor.submit(run_batch, batch)
     except (BrokenExecutor, EOFError, OSError) as error:  # EOFError: one could not be started
         raise RunFailedError(f"a worker died: {type(error).__name__}: {error}") from error
 
 
-def _result(future: "Future[list[Done]]") -> list[Done]:
+def _result(future: "Future[list[FinishedRun]]") -> list[FinishedRun]:
     error = future.exception()
     if isinstance(error, RunFailedError):
         raise error

@@ -1,4 +1,4 @@
-"""What a worker does: makes and checks a schedule once, tries it on each cluster of a batch."""
+"""Work of a worker: a schedule is made and checked once, and tried on each cluster of a batch."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from typing import cast
 
 from zsim.backend.backend import RunFailedError, Trier, load
 from zsim.scenario.outline import Outline, Recipe
-from zsim.study.outcome import Outcome, Status
+from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.proved import Proved, proved
 from zsim.workers.code_version import code_version
 
 KEPT = 3
 """Schedules that a worker keeps: enough to come back to one, few enough for large models."""
 
-Maker = Callable[[Recipe], Proved | Outcome]
+Maker = Callable[[Recipe], Proved | StudyOutcome]
 """Makes and checks the schedule of a recipe; a function that other processes can import."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RunBatch:
     """Runs with one schedule. `code` is the version that must run them; None is any."""
 
     outlines: tuple[Outline, ...]
@@ -30,24 +30,24 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedRun:
     """The outcome of one run, and the seconds it took.
 
     Without `keep` it says more of the program than of the run, and is not stored.
     """
 
-    outcome: Outcome
+    outcome: StudyOutcome
     seconds: float
     keep: bool = True
 
 
-def simulated(recipe: Recipe) -> Proved | Outcome:
-    """The schedule of `recipe`, to be tried in the simulation."""
+def simulated(recipe: Recipe) -> Proved | StudyOutcome:
+    """Return the schedule of `recipe`, to be tried in the simulation."""
     return proved(recipe, _simulation)
 
 
-def run_batch(batch: Batch) -> list[Done]:
-    """Every run of `batch`, in order; one that fails in no expected way is there with its error.
+def run_batch(batch: RunBatch) -> list[FinishedRun]:
+    """Run all of `batch`, in order; a run that fails in no expected way is there with its error.
 
     Raises:
         RunFailedError: this process has other code than the one that sent the batch.
@@ -59,26 +59,26 @@ def run_batch(batch: Batch) -> list[Done]:
 
 
 _LOCK = Lock()
-_KNOWN: OrderedDict[tuple[Maker, Recipe], Proved | Outcome] = OrderedDict()
+_KNOWN: OrderedDict[tuple[Maker, Recipe], Proved | StudyOutcome] = OrderedDict()
 
 
 def _simulation() -> Trier:
     return cast("Trier", load("sim")())
 
 
-def _run(outline: Outline, maker: Maker) -> Done:
+def _run(outline: Outline, maker: Maker) -> FinishedRun:
     begin = perf_counter()
     keep = True
     try:
         found = _made(outline.recipe, maker)
-        outcome = found if isinstance(found, Outcome) else found.tried(outline)
+        outcome = found if isinstance(found, StudyOutcome) else found.tried(outline)
     except Exception as error:
         reason = f"internal error: {type(error).__name__}: {error}"
-        outcome, keep = Outcome(status=Status.FAILED, reason=" ".join(reason.split())), False
-    return Done(outcome, perf_counter() - begin, keep)
+        outcome, keep = StudyOutcome(status=Status.FAILED, reason=" ".join(reason.split())), False
+    return FinishedRun(outcome, perf_counter() - begin, keep)
 
 
-def _made(recipe: Recipe, maker: Maker) -> Proved | Outcome:
+def _made(recipe: Recipe, maker: Maker) -> Proved | StudyOutcome:
     key = (maker, recipe)
     found = _KNOWN.get(key)
     if found is None:

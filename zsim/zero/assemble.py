@@ -1,14 +1,12 @@
-"""What every schedule stands in: the mesh, its groups, and the contract."""
+"""Assembly of a schedule: the mesh, its groups, the programs of all roles, and the contract."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from zsim.closed_form import DataVolume, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
 from zsim.model.model import Model, ModelError
 from zsim.schedule.layout import Layout
-from zsim.schedule.mesh import Axis, Box, Group, Joined, Mesh
-from zsim.schedule.operation import Operation
+from zsim.schedule.mesh import Axis, Group, Joined, Mesh
 from zsim.schedule.schedule import (
     Contract,
     Discipline,
@@ -20,24 +18,21 @@ from zsim.schedule.schedule import (
     Schedule,
     Scope,
 )
+from zsim.schedule.schedule_writer import HOST_POOL, POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.state import scalars
-from zsim.zero.writer import (
+from zsim.zero.names import (
     DATA,
     GENERATOR,
-    HOST_POOL,
     INNER,
     OUTER,
     PIPELINE,
-    POOL,
     REPLICA,
     REPLICATE,
     TENSOR,
     WORLD,
-    Draft,
 )
+from zsim.zero.state import scalars
 
-ROLE = "all"
 POOLS = (
     Pool(name=POOL, discipline=Discipline.CACHING),
     Pool(name=HOST_POOL, place=Place.HOST, scope=Scope.NODE),
@@ -46,7 +41,7 @@ POOLS = (
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:
-    """Return if `model` was resolved for `strategy`.
+    """Check that `model` was resolved for `strategy`.
 
     Raises:
         ModelError: it was resolved for another tensor degree.
@@ -56,7 +51,7 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
 
 
 def need_single_calls(model: Model, runtime: str) -> None:
-    """Return if no unit of `model` is called twice in a forward.
+    """Check that no unit of `model` is called twice in a forward.
 
     Raises:
         ModelError: one is, and how `runtime` gathers and reduces it each time is not known.
@@ -73,66 +68,35 @@ PeakOf = Callable[[Program], int | None]
 """The peak of device memory that a program promises; None is nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What the ranks of one role do: those of `box`, whose step is in `draft`."""
-
-    role: str
-    draft: Draft
-    setup: Sequence[Operation]
-    box: Box = ()
-
-    def program(self) -> Program:
-        """The program that they run."""
-        return Program(
-            role=self.role,
-            buffers=tuple(self.draft.buffers.values()),
-            persistent=tuple(self.draft.persistent),
-            setup=tuple(self.setup),
-            step=tuple(self.draft.operations),
-        )
-
-    def peaks(self, program: Program, peak_of: PeakOf | None) -> dict[str, int | None]:
-        """What is promised of each pool."""
-        peaks: dict[str, int | None] = {**self.draft.peak_bytes}
-        if peak_of is not None:
-            peaks[POOL] = peak_of(program)
-        return peaks
-
-
-def whole(draft: Draft, setup: Sequence[Operation]) -> tuple[Part, ...]:
-    """Return the one role of a schedule whose ranks all do the same."""
-    return (Part(role=ROLE, draft=draft, setup=setup),)
-
-
-def framed(
+def assemble(
     name: str,
     *,
     model: Model,
     strategy: Strategy,
     volume: DataVolume,
-    parts: Sequence[Part],
+    writers: Sequence[ScheduleWriter],
     streams: tuple[str, ...],
     layouts: tuple[Layout, ...],
     peak_of: PeakOf | None = None,
 ) -> Schedule:
     """Return the schedule of all roles, which differ in the units that they run.
 
-    It promises the peaks of each draft's book, or what `peak_of` a program says of the device: None
-    is nothing.
+    It promises the peaks of each writer's ledger, or what `peak_of` a program says of the device:
+    None is nothing.
     """
     mesh = mesh_of(strategy)
-    programs = tuple(part.program() for part in parts)
-    peaks = [
-        (part.role, pool, peak)
-        for part, program in zip(parts, programs, strict=True)
-        for pool, peak in part.peaks(program, peak_of).items()
-    ]
+    programs = tuple(writer.program() for writer in writers)
+    peaks: list[tuple[str, str, int | None]] = []
+    for writer, program in zip(writers, programs, strict=True):
+        own: dict[str, int | None] = {**writer.peak_bytes}
+        if peak_of is not None:
+            own[POOL] = peak_of(program)
+        peaks += [(writer.role, pool, peak) for pool, peak in own.items()]
     used = {pool for _, pool, _ in peaks}
     return Schedule(
         name=f"{model.name}, {name}",
         mesh=mesh,
-        roles=tuple(RankRole(name=part.role, boxes=(part.box,)) for part in parts),
+        roles=tuple(RankRole(name=each.role, boxes=(each.box,)) for each in writers),
         groups=groups_of(strategy),
         streams=streams,
         pools=tuple(pool for pool in POOLS if pool.name in used),
@@ -163,7 +127,7 @@ def framed(
 
 
 def mesh_of(strategy: Strategy) -> Mesh:
-    """Ranks as pipeline x replicate x data x tensor; tensor varies fastest.
+    """Return ranks as pipeline x replicate x data x tensor; tensor varies fastest.
 
     There is a pipeline axis if there are several stages (outermost, as nanotron and Megatron-LM
     number ranks), a replicate axis if there are several replicas of the sharded states, and the
@@ -185,7 +149,7 @@ def mesh_of(strategy: Strategy) -> Mesh:
 
 
 def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
-    """Generators that segments draw from, seeded apart on ranks with other data or other units.
+    """Return generators that segments draw from, seeded apart on ranks with other data or units.
 
     Megatron-LM does so along the data axis with `--data-parallel-random-init`.
     """
@@ -201,7 +165,7 @@ def generators_of(model: Model, mesh: Mesh) -> tuple[Generator, ...]:
 
 
 def groups_of(strategy: Strategy) -> tuple[Group, ...]:
-    """Groups along the axes of the mesh: what is not there has no group."""
+    """Return groups along the axes of the mesh: what is not there has no group."""
     data = (DATA,) if strategy.inner is None else (OUTER, INNER)
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
     if strategy.inner is not None:
@@ -220,5 +184,5 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
 
 
 def replica_group(strategy: Strategy) -> str:
-    """The group over which a norm is summed: ranks that hold every gradient once."""
+    """Return the group over which a norm is summed: ranks that hold every gradient once."""
     return WORLD if strategy.replicate == 1 else REPLICA

@@ -11,17 +11,22 @@ runtimes fill and pad in their own way: `numbered` makes buckets of any groups o
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.schedule.layout import Layout, Piece
+from zsim.schedule.operation import View
+from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.writer import DATA, TENSOR
+from zsim.zero.names import DATA, INNER, TENSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class UnitRun:
     """The parameters that one unit has in one bucket.
 
     Attributes:
@@ -30,27 +35,30 @@ class Run:
         starts: where each begins in the bucket, seen as whole parameters one after the other.
         layout: of the unit's gradients, one after the other, where they do not lie so in the
             bucket: they are then copied by parameter.
+        trained: those of which backward makes gradients.
+        size: elements of these, without padding.
     """
 
     bucket: int
     parameters: tuple[Parameter, ...]
     starts: tuple[int, ...]
     layout: Layout | None = None
+    trained: tuple[Parameter, ...] = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        trained = tuple(each for each in self.parameters if not each.frozen)
+        object.__setattr__(self, "trained", trained)
+        object.__setattr__(self, "size", sum(each.elements for each in trained))
 
     @property
     def start(self) -> int:
-        """Where the first parameter begins."""
+        """Start of the first parameter."""
         return self.starts[0]
 
-    @property
-    def trained(self) -> tuple[Parameter, ...]:
-        """Those of which backward makes gradients."""
-        return tuple(each for each in self.parameters if not each.frozen)
-
-    @property
-    def size(self) -> int:
-        """Elements of these, without padding."""
-        return sum(parameter.elements for parameter in self.trained)
+    def place(self, buffer: str) -> View:
+        """Return where they lie in a buffer of the whole bucket, if they lie in a row."""
+        return View(buffer=buffer, start=self.start, size=self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +88,82 @@ class Bucket:
         """Prefix of its buffers and operations."""
         return self.layout.name
 
+    def buffer(
+        self,
+        writer: ScheduleWriter,
+        name: str,
+        dtype: DType,
+        kind: Kind = Kind.COMMUNICATION,
+        *,
+        home: str = COMPUTE,
+        layout: Layout | None = None,
+    ) -> str:
+        """Declare a buffer of the whole bucket, as `layout` has it; return its name."""
+        layout = layout or self.layout
+        return writer.buffer(
+            f"{self.name}/{name}", self.padded, dtype, kind, home=home, layout=layout.name
+        )
+
+    def shard_buffer(
+        self,
+        writer: ScheduleWriter,
+        name: str,
+        dtype: DType,
+        kind: Kind = Kind.COMMUNICATION,
+        *,
+        home: str = COMPUTE,
+    ) -> str:
+        """Declare a buffer of what one rank of the data axis owns; return its name."""
+        layout = self.layout.name
+        return writer.buffer(
+            f"{self.name}/{name}", self.shard, dtype, kind, home=home, layout=layout, shard=DATA
+        )
+
+    def inner_buffer(
+        self, writer: ScheduleWriter, inner: Layout, ranks: int, dtype: DType, *, home: str
+    ) -> str:
+        """Declare a buffer of what one of the inner ranks owns; return its name."""
+        return writer.buffer(
+            inner.name,
+            self.padded // ranks,
+            dtype,
+            Kind.COMMUNICATION,
+            home=home,
+            layout=inner.name,
+            shard=INNER,
+        )
+
+    def over_inner(self, name: str, *, by_block: bool = False) -> Layout:
+        """Return the layout of the bucket cut over the inner ranks alone."""
+        return Layout(
+            name=f"{self.name}/{name}",
+            pieces=self.layout.pieces,
+            elements=self.padded,
+            axis=INNER,
+            blocks=self.layout.blocks if by_block else None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
     """All buckets, in the order of their first use in forward, and each unit's runs in them."""
 
     all: tuple[Bucket, ...]
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[UnitRun, ...], ...]
 
     @property
     def trained(self) -> tuple[Bucket, ...]:
         """Those that are reduced and updated."""
         return tuple(bucket for bucket in self.all if not bucket.frozen)
 
-    def trained_runs(self, unit: int) -> tuple[tuple[int, Run], ...]:
-        """Runs of a unit of which backward makes gradients, with their positions."""
+    def trained_runs(self, unit: int) -> tuple[tuple[int, UnitRun], ...]:
+        """Return runs of a unit of which backward makes gradients, with their positions."""
         return tuple((at, run) for at, run in enumerate(self.runs[unit]) if run.trained)
+
+    @property
+    def uses(self) -> Counter[int]:
+        """By number of a bucket, how many units make gradients of its parameters."""
+        return Counter(run.bucket for runs in self.runs for run in runs if run.trained)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -107,8 +175,8 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
-    """Places of a bucket's parameters, its elements with padding, and its blocks if any.
+class Packed:
+    """Starts of a bucket's parameters, its elements with padding, and its blocks if any.
 
     Shards begin at multiples of `alignment` elements.
     """
@@ -119,18 +187,18 @@ class Placing:
     alignment: int = 1
 
 
-Place = Callable[[Sequence[Parameter]], Placing]
-"""How a runtime lays the parameters of a bucket out."""
+Packing = Callable[[Sequence[Parameter]], Packed]
+"""The way of a runtime to pack the parameters of a bucket."""
 
 
-def one_after_the_other(ranks: int, *, alignment: int = 1) -> Place:
-    """Parameters without gaps, padded at the end to equal shards that are multiples."""
+def one_after_the_other(ranks: int, *, alignment: int = 1) -> Packing:
+    """Return a packing without gaps, padded at the end to equal shards that are multiples."""
 
-    def place(parameters: Sequence[Parameter]) -> Placing:
+    def place(parameters: Sequence[Parameter]) -> Packed:
         starts = (0, *accumulate(parameter.elements for parameter in parameters))
         multiple = ranks * alignment
         elements = -(-starts[-1] // multiple) * multiple
-        return Placing(starts=starts[:-1], elements=elements, alignment=alignment)
+        return Packed(starts=starts[:-1], elements=elements, alignment=alignment)
 
     return place
 
@@ -163,11 +231,11 @@ def numbered(
     model: Model,
     groups: Sequence[Sequence[Parameter]],
     *,
-    place: Place,
+    place: Packing,
     ranks: int,
     name: str = "bucket",
 ) -> Buckets:
-    """Buckets of `groups`, numbered in the order of their first use in forward.
+    """Return buckets of `groups`, numbered in the order of their first use in forward.
 
     Args:
         model: whose parameters they are, each in one group.
@@ -177,32 +245,21 @@ def numbered(
         name: what buckets are called; their numbers follow it.
     """
     owner = {member.name: number for number, group in enumerate(groups) for member in group}
-    users: dict[int, list[int]] = {}
+    users: dict[int, dict[int, None]] = {}
     for index, unit in enumerate(model.units):
         for parameter in unit.parameters:
-            using = users.setdefault(owner[parameter.name], [])
-            if index not in using:
-                using.append(index)
-    position = {number: place_ for place_, number in enumerate(users)}
+            users.setdefault(owner[parameter.name], {})[index] = None
+    position = {number: index for index, number in enumerate(users)}
     starts: dict[str, int] = {}
     made: list[Bucket] = []
     for number, units in users.items():
-        placed = place(groups[number])
-        starts |= {
-            member.name: start for member, start in zip(groups[number], placed.starts, strict=True)
-        }
-        made.append(
-            bucket_of(
-                model,
-                len(made),
-                groups[number],
-                placed=placed,
-                ranks=ranks,
-                units=tuple(units),
-                name=name,
-            )
+        packed = place(groups[number])
+        starts |= zip((each.name for each in groups[number]), packed.starts, strict=True)
+        found = bucket_of(
+            model, len(made), groups[number], packed, ranks=ranks, units=tuple(units), name=name
         )
-    runs: list[tuple[Run, ...]] = []
+        made.append(found)
+    runs: list[tuple[UnitRun, ...]] = []
     for unit in model.units:
         members: dict[int, list[Parameter]] = {}
         for parameter in unit.parameters:
@@ -220,47 +277,50 @@ def bucket_of(
     model: Model,
     index: int,
     members: Sequence[Parameter],
+    packed: Packed,
     *,
-    placed: Placing,
     ranks: int,
     units: tuple[int, ...],
     name: str,
 ) -> Bucket:
-    """The bucket of `members`, called `name` and its number; "frozen" is put before if all are."""
+    """Return the bucket of `members`, called `name` and its number, after "frozen_" if all are."""
     frozen = bool(members) and all(member.frozen for member in members)
     name = f"{'frozen_' if frozen else ''}{name}{index}"
-    pieces: list[Piece] = []
-    for member, start in zip(members, placed.starts, strict=True):
-        copies = (TENSOR,) if model.tensor > 1 and not member.tensor_sharded else ()
-        pieces.append(
-            Piece(parameter=member.name, start=start, size=member.elements, copies=copies)
+    pieces = tuple(
+        Piece(
+            parameter=member.name,
+            start=start,
+            size=member.elements,
+            copies=(TENSOR,) if model.tensor > 1 and not member.tensor_sharded else (),
         )
+        for member, start in zip(members, packed.starts, strict=True)
+    )
     layout = Layout(
         name=name,
-        pieces=tuple(pieces),
-        elements=placed.elements,
+        pieces=pieces,
+        elements=packed.elements,
         axis=DATA,
-        blocks=placed.blocks,
-        alignment=placed.alignment,
+        blocks=packed.blocks,
+        alignment=packed.alignment,
     )
     plain = layout
-    if placed.blocks is not None:
-        plain = Layout(name=f"{name}/whole", pieces=tuple(pieces), elements=placed.elements)
+    if packed.blocks is not None:
+        plain = Layout(name=f"{name}/whole", pieces=pieces, elements=packed.elements)
     return Bucket(
         index=index,
         layout=layout,
         plain=plain,
         elements=sum(member.elements for member in members),
-        shard=placed.elements // ranks,
+        shard=packed.elements // ranks,
         units=units,
         frozen=frozen,
     )
 
 
-def _run(name: str, bucket: Bucket, members: list[Parameter], starts: dict[str, int]) -> Run:
-    """What a unit has in `bucket`; `name` is that of the layout of its gradients."""
+def _run(name: str, bucket: Bucket, members: list[Parameter], starts: dict[str, int]) -> UnitRun:
+    """Return what a unit has in `bucket`; `name` is that of the layout of its gradients."""
     at = tuple(starts[member.name] for member in members)
-    run = Run(bucket=bucket.index, parameters=tuple(members), starts=at)
+    run = UnitRun(bucket=bucket.index, parameters=tuple(members), starts=at)
     trained = run.trained
     if not trained:
         return run

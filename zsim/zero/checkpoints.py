@@ -1,4 +1,4 @@
-"""Where checkpoints are between forward and backward: a shelf, put away on and brought back from.
+"""Stores of checkpoints between forward and backward: put away in them, and brought back.
 
 A checkpoint is what a unit was given that is run again before its backward. It stays where forward
 made it unless a technique moves it: cut over the tensor axis (`partition`), out to host memory
@@ -6,113 +6,98 @@ made it unless a technique moves it: cut over the tensor axis (`partition`), out
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from zsim.dtype import DType
 from zsim.model.model import Model
-from zsim.schedule.operation import Copy, Edge, View
+from zsim.schedule.operation import Edge, View
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import HOST_POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.partitioned_checkpoints import gather, own_elements, own_slice
-from zsim.zero.visit_order import Instance, Made, UnitVisit
-from zsim.zero.writer import COMPUTE, HOST_POOL, Draft
+from zsim.zero.visit_order import Made, UnitVisit, ValueInstance
 
 
-class Shelf(Protocol):
-    """Memory in which checkpoints lie."""
+class CheckpointStore:
+    """Memory in which checkpoints lie: here a buffer for each, while it lies there."""
 
-    def make_room(self, value: str) -> View:
-        """Where the checkpoint `value` goes."""
-        ...
-
-    def view(self, value: str) -> View:
-        """Where it is."""
-        ...
-
-    def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """It is not needed after `uses`, which are on other streams."""
-        ...
-
-
-class Loose:
-    """A buffer for each checkpoint, while it lies there."""
-
-    def __init__(self, draft: Draft, model: Model, strategy: Strategy, *, pool: str) -> None:
-        self._draft = draft
+    def __init__(
+        self, writer: ScheduleWriter, model: Model, strategy: Strategy, *, pool: str
+    ) -> None:
+        self._writer = writer
         self._model = model
         self._strategy = strategy
-        self._on_host = pool == HOST_POOL
+        self._pool = pool
 
     def make_room(self, value: str) -> View:
-        """Memory for it is taken."""
-        self._draft.allocate(self._buffer(value))
+        """Take memory for the checkpoint `value`, and return where it goes."""
+        self._writer.allocate(self._buffer(value))
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """All of its buffer."""
-        return self._draft.all(self._buffer(value))
+        """Return where it is."""
+        return self._writer.all(self._buffer(value))
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """The memory is given back."""
-        self._draft.free(self._buffer(value), uses)
+        """Give the memory back after `uses`, which are on other streams."""
+        self._writer.free(self._buffer(value), uses=uses)
 
     def _buffer(self, value: str) -> str:
+        name = f"{value}/{'host' if self._pool == HOST_POOL else 'part'}"
         elements = own_elements(self._model, self._strategy, value)
-        dtype = self._model.values[value].dtype
-        if self._on_host:
-            return self._draft.host_buffer(f"{value}/host", elements, dtype, Kind.SAVED)
-        return self._draft.buffer(f"{value}/part", elements, dtype, Kind.SAVED)
+        return self._declare(name, elements, self._model.values[value].dtype)
+
+    def _declare(self, name: str, elements: int, dtype: DType) -> str:
+        if self._pool == HOST_POOL:
+            return self._writer.host_buffer(name, elements, dtype, Kind.SAVED)
+        return self._writer.buffer(name, elements, dtype, Kind.SAVED)
 
 
 class Checkpoints:
-    """Checkpoints that stay on the device, on a shelf if they move at all."""
+    """Checkpoints that stay on the device, on a store if they move at all."""
 
-    def __init__(self, draft: Draft, model: Model, strategy: Strategy, shelf: Shelf) -> None:
-        self.draft = draft
+    def __init__(
+        self, writer: ScheduleWriter, model: Model, strategy: Strategy, store: CheckpointStore
+    ) -> None:
+        self.writer = writer
         self.model = model
         self.strategy = strategy
-        self.shelf = shelf
+        self.store = store
 
     def put_away(self, visit: UnitVisit, last: str) -> None:
         """Move what the unit was given away after its forward, of which `last` is the end."""
         for value in visit.parts:
-            self._shelve(value, self.shelf.make_room(value))
+            self._shelve(value, self.store.make_room(value))
 
     def bring_back(self, visit: UnitVisit) -> tuple[Edge, ...]:
-        """It is there again for the unit's backward, after what is returned."""
+        """Bring it back for the unit's backward, which comes after what is returned."""
         if self.strategy.cuts_checkpoints:
             for value in visit.parts:
-                gather(self.draft, self.model, value, source=self.shelf.view(value))
-                self.shelf.clear(value)
+                gather(self.writer, self.model, value, source=self.store.view(value))
+                self.store.clear(value)
         return ()
 
     def view(self, value: str) -> View:
-        """What the backward of its unit reads."""
+        """Return what the backward of its unit reads."""
         if self.strategy.cuts_checkpoints:
-            return self.draft.all(brought_back(value))
-        return self.shelf.view(value)
+            return self.writer.all(brought_back(value))
+        return self.store.view(value)
 
     def end(self, value: str, last: str) -> None:
-        """`last` was the last to read it."""
+        """Forget it: `last` was the last to read it."""
         if self.strategy.cuts_checkpoints:
-            self.draft.free(brought_back(value))
+            self.writer.free(brought_back(value))
         else:
-            self.shelf.clear(value)
+            self.store.clear(value)
 
     def _shelve(self, value: str, target: View) -> str:
         """Copy the rank's share of what forward made to `target` on the device; forget the rest."""
         verb = "partition" if self.strategy.cuts_checkpoints else "keep"
-        copied = self.draft.add(
-            Copy(
-                id=self.draft.path(f"{verb}/{value}"),
-                stream=COMPUTE,
-                source=own_slice(self.model, self.strategy, value),
-                target=target,
-            )
-        )
-        self.draft.free(value)
+        source = own_slice(self.model, self.strategy, value)
+        copied = self.writer.copy(f"{verb}/{value}", source, target)
+        self.writer.free(value)
         return copied
 
 
 def brought_back(value: str) -> str:
-    """The buffer of a checkpoint that is whole again."""
-    return Instance(value, Made.GATHERED).buffer
+    """Return the buffer of a checkpoint that is whole again."""
+    return ValueInstance(value, Made.GATHERED).buffer

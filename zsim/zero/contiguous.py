@@ -11,65 +11,54 @@ from collections.abc import Iterable, Sequence
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.schedule.operation import View
-from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
+from zsim.zero.checkpoints import CheckpointStore
 from zsim.zero.partitioned_checkpoints import own_elements
 from zsim.zero.reduce import long_lived
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import HOST_POOL, Draft
 
 
-class Slots:
-    """A shelf of one buffer for each format, with a slot for every checkpoint."""
+class ContiguousStore(CheckpointStore):
+    """A store of one buffer for each format, with a slot for every checkpoint."""
 
     def __init__(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         model: Model,
         strategy: Strategy,
         *,
         pool: str,
         visits: Sequence[UnitVisit],
     ) -> None:
+        super().__init__(writer, model, strategy, pool=pool)
         sizes: dict[DType, int] = {}
-        places: dict[str, tuple[DType, int]] = {}
+        self._views: dict[str, View] = {}
         for value in (value for visit in visits if not visit.backward for value in visit.parts):
-            dtype = model.values[value].dtype
-            places[value] = (dtype, sizes.get(dtype, 0))
-            sizes[dtype] = sizes.get(dtype, 0) + own_elements(model, strategy, value)
-        buffers: dict[DType, str] = {}
-        draft.prefix = "setup/checkpoints"
+            dtype, size = model.values[value].dtype, own_elements(model, strategy, value)
+            start = sizes.get(dtype, 0)
+            self._views[value] = View(buffer=f"checkpoints/{dtype}", start=start, size=size)
+            sizes[dtype] = start + size
+        writer.prefix = "setup/checkpoints"
         for dtype, elements in sizes.items():
-            name = f"checkpoints/{dtype}"
-            if pool == HOST_POOL:
-                draft.host_buffer(name, elements, dtype, Kind.SAVED)
-            else:
-                draft.buffer(name, elements, dtype, Kind.SAVED)
-            draft.persist(name)
-            buffers[dtype] = name
-        self._views = {
-            value: View(
-                buffer=buffers[dtype], start=start, size=own_elements(model, strategy, value)
-            )
-            for value, (dtype, start) in places.items()
-        }
+            writer.persist(self._declare(f"checkpoints/{dtype}", elements, dtype))
 
     def make_room(self, value: str) -> View:
-        """Its slot, which is there."""
+        """Return its slot, which is there."""
         return self.view(value)
 
     def view(self, value: str) -> View:
-        """Its slot."""
+        """Return its slot."""
         return self._views[value]
 
     def clear(self, value: str, uses: Iterable[str] = ()) -> None:
-        """Nothing: the slot stays, and what writes it next is ordered after what read it."""
+        """Do nothing: the slot stays, and what writes it next is ordered after what read it."""
 
 
-def allocate_gradients(draft: Draft, strategy: Strategy, buckets: Buckets) -> None:
-    """What gradients collect in, and what they are reduced to, are there from set-up on."""
-    draft.prefix = "setup/gradients"
+def allocate_gradients(writer: ScheduleWriter, strategy: Strategy, buckets: Buckets) -> None:
+    """Allocate in setup what gradients collect in, and what they are reduced to."""
+    writer.prefix = "setup/gradients"
     for bucket in buckets.trained:
-        for name in long_lived(draft, strategy, bucket):
-            draft.persist(name)
+        for name in long_lived(writer, strategy, bucket):
+            writer.persist(name)

@@ -3,8 +3,8 @@
 from zsim.model.generator import Draw
 from zsim.model.model import Segment
 from zsim.schedule.operation import Action
+from zsim.zero.names import GENERATOR
 from zsim.zero.visit_order import SegmentVisit
-from zsim.zero.writer import GENERATOR
 
 
 class Drawn:
@@ -16,7 +16,7 @@ class Drawn:
     def draw(
         self, segment: Segment, part: SegmentVisit, which: tuple[int, int], path: str
     ) -> Draw | None:
-        """The state that the operation `path` draws with, of a micro-batch and a unit."""
+        """Return the state that the operation `path` draws with, of a micro-batch and a unit."""
         if segment.draws is None:
             return None
         key = (*which, part.segment)

@@ -9,41 +9,33 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from zsim.model.model import Model, Segment, Value
-from zsim.schedule.operation import (
-    Action,
-    AllReduce,
-    Compute,
-    Copy,
-    Edge,
-    Fill,
-    Operand,
-    Role,
-    View,
-)
+from zsim.schedule.operation import Action, Edge, Operand, Role, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.checkpoints import Checkpoints, Loose
+from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
+from zsim.zero.names import TENSOR
 from zsim.zero.sequence import Tokens
 from zsim.zero.state import LOSS_SCALE
-from zsim.zero.visit_order import Instance, Made, SegmentVisit, UnitVisit
-from zsim.zero.workspace_buffer import room, room_of
-from zsim.zero.writer import COMPUTE, POOL, TENSOR, Draft
+from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance
+from zsim.zero.workspace_buffer import workspace_buffer, workspace_of
 
 Held = Callable[[int, UnitVisit], str]
 """The buffer that holds a bucket's parameters during a visit."""
 
 
-class Passes:
-    """Writes the visits of a micro-batch into a draft.
+class ForwardBackward:
+    """Writes the visits of a micro-batch into a writer.
 
     Without `checkpoints`, those that are cut over the tensor axis lie loose on the device.
     """
 
     def __init__(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         model: Model,
         strategy: Strategy,
         *,
@@ -51,51 +43,39 @@ class Passes:
         held: Held,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.draft = draft
+        self.writer = writer
         self.model = model
         self.strategy = strategy
         self.buckets = buckets
         self.held = held
         self.checkpoints = checkpoints or Checkpoints(
-            draft, model, strategy, Loose(draft, model, strategy, pool=POOL)
+            writer, model, strategy, CheckpointStore(writer, model, strategy, pool=POOL)
         )
         self.micro_batch = 0
-        self.tokens = Tokens(draft, model)
-        self._slopes = Counter[str]()
+        self.tokens = Tokens(writer, model)
+        self._gradients = Counter[str]()
         self._drawn = Drawn()
         self._operands: dict[tuple[int, bool, int, Action], tuple[Operand, ...]] = {}
+        self._views: dict[tuple[int, bool, Role], dict[str, View]] = {}
 
     def load(self) -> None:
         """Bring a micro-batch of data in."""
-        batch, draft = self.model.batch, self.draft
-        name = draft.buffer(batch.name, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
-        draft.allocate(name)
-        draft.add(
-            Compute(
-                id=self.draft.path("load"),
-                stream=COMPUTE,
-                action=Action.LOAD,
-                micro_batch=self.micro_batch,
-                operands=(Operand(role=Role.OUTPUT, view=self.draft.all(name)),),
-            )
-        )
+        batch, writer = self.model.batch, self.writer
+        name = writer.buffer(batch.name, batch.elements, batch.dtype, Kind.WORKSPACE, produced=True)
+        writer.allocate(name)
+        made = [(Role.OUTPUT, writer.all(name))]
+        writer.compute("load", Action.LOAD, made, micro_batch=self.micro_batch)
 
     def seed(self) -> None:
-        """The gradient of the loss with respect to itself: one, times the loss scale with fp16."""
+        """Set the gradient of the loss with respect to itself: one, with fp16 the loss scale."""
         loss = self.model.loss
-        name = self.draft.buffer(f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE)
-        self.draft.allocate(name)
-        self._slopes[loss.name] = 1
-        scaled = self.strategy.precision is Precision.FP16
-        self.draft.add(
-            Fill(
-                id=self.draft.path("seed"),
-                stream=COMPUTE,
-                target=self.draft.all(name),
-                value=1.0,
-                scalar=LOSS_SCALE if scaled else None,
-            )
+        name = self.writer.buffer(
+            f"{loss.name}/gradient", loss.elements, loss.dtype, Kind.WORKSPACE
         )
+        self.writer.allocate(name)
+        self._gradients[loss.name] = 1
+        scaled = self.strategy.precision is Precision.FP16
+        self.writer.fill("seed", name, 1.0, scalar=LOSS_SCALE if scaled else None)
 
     def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
         """Run the unit; the id of its last operation that reads parameters."""
@@ -122,9 +102,9 @@ class Passes:
         return last
 
     def transient(self, unit: int, position: int) -> str:
-        """The buffer of the gradients that autograd makes of a unit's run number `position`."""
+        """Return the buffer of the gradients that autograd makes of a unit's run."""
         run = self.buckets.runs[unit][position]
-        return self.draft.buffer(
+        return self.writer.buffer(
             f"{self.model.units[unit].name}/gradient{position}",
             run.size,
             self.strategy.precision.compute,
@@ -135,103 +115,87 @@ class Passes:
 
     def _allocate_transients(self, visit: UnitVisit) -> None:
         for position, _ in self.buckets.trained_runs(visit.unit):
-            self.draft.allocate(self.transient(visit.unit, position))
+            self.writer.allocate(self.transient(visit.unit, position))
 
     def _run(
         self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge], *, saves: bool
     ) -> str:
         """Forward of one segment, or recompute."""
-        draft, segment = self.draft, self._segment(visit, part)
-        path = draft.path(f"{part.action}{part.segment}")
+        writer, segment = self.writer, self._segment(visit, part)
+        path = f"{part.action}{part.segment}"
         whole = self.tokens.gather_inputs(segment, part)
         for instance in part.makes:
-            draft.allocate(self._made(instance))
+            writer.allocate(self._made(instance))
         if saves and segment.saved_bytes:
-            draft.allocate(self._saved(visit, part))
+            writer.allocate(self._saved(visit, part))
         operands = self._operands_of(visit, part, saves=saves)
-        if own := room_of(operands):
-            draft.allocate(own)
-        name = draft.add(
-            Compute(
-                id=path,
-                stream=COMPUTE,
-                after=tuple(after),
-                action=part.action,
-                unit=self.model.units[visit.unit].name,
-                segment=part.segment,
-                micro_batch=self.micro_batch,
-                operands=operands,
-                kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
-                draw=self._drawn.draw(segment, part, (self.micro_batch, visit.unit), path),
-            )
+        workspace = [own] if (own := workspace_of(operands)) else []
+        writer.allocate(*workspace)
+        which = (self.micro_batch, visit.unit)
+        name = writer.compute(
+            path,
+            part.action,
+            operands,
+            unit=self.model.units[visit.unit].name,
+            segment=part.segment,
+            micro_batch=self.micro_batch,
+            after=after,
+            kernels=segment.forward_kernels(again=part.action is Action.RECOMPUTE),
+            draw=self._drawn.draw(segment, part, which, writer.path(path)),
         )
-        for each in (*whole, own) if own else whole:
-            draft.free(each)
+        writer.free(*whole, *workspace)
         if segment.reduces_output:
             for instance in part.makes:
-                self._reduce(instance.value, self._value(instance), f"{part.action}{part.segment}")
+                self._reduce(instance.value, self._value(instance), path)
         self._end(part, name)
         return name
 
     def _run_backward(self, visit: UnitVisit, part: SegmentVisit, after: Sequence[Edge]) -> str:
-        draft, segment = self.draft, self._segment(visit, part)
+        writer, segment = self.writer, self._segment(visit, part)
         whole = self.tokens.gather_inputs(segment, part)
-        whole += self.tokens.gather_slopes(segment, part, self._slopes)
+        whole += self.tokens.gather_gradients(segment, part, self._gradients)
         operands = self._operands_of(visit, part, saves=True)
         made = [operand.view.buffer for operand in operands if operand.role is Role.INPUT_GRADIENT]
-        for name in made:
-            draft.allocate(name)
-        if own := room_of(operands):
-            draft.allocate(own)
-        done = draft.add(
-            Compute(
-                id=draft.path(f"backward{part.segment}"),
-                stream=COMPUTE,
-                after=tuple(after),
-                action=Action.BACKWARD,
-                unit=self.model.units[visit.unit].name,
-                segment=part.segment,
-                micro_batch=self.micro_batch,
-                operands=operands,
-                kernels=segment.backward,
-            )
+        workspace = [own] if (own := workspace_of(operands)) else []
+        writer.allocate(*made, *workspace)
+        done = writer.compute(
+            f"backward{part.segment}",
+            Action.BACKWARD,
+            operands,
+            unit=self.model.units[visit.unit].name,
+            segment=part.segment,
+            micro_batch=self.micro_batch,
+            after=after,
+            kernels=segment.backward,
         )
-        for each in (*whole, own) if own else whole:
-            draft.free(each)
+        writer.free(*whole, *workspace)
         if segment.saved_bytes:
-            draft.free(self._saved(visit, part))
+            writer.free(self._saved(visit, part))
         for value in segment.outputs:
-            if value.name in self._slopes:
-                del self._slopes[value.name]
-                draft.free(f"{value.name}/gradient")
+            if value.name in self._gradients:
+                del self._gradients[value.name]
+                writer.free(f"{value.name}/gradient")
         self._end(part, done)
         for name in self._differentiable(segment):
-            self._settle_slope(name, part, reduces=segment.reduces_input_gradient)
+            self._settle_gradient(name, part, reduces=segment.reduces_input_gradient)
         return done
 
-    def _settle_slope(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:
+    def _settle_gradient(self, value: str, part: SegmentVisit, *, reduces: bool) -> None:
         """Sum a gradient over the tensor axis, and add it to what other readers contributed."""
-        draft = self.draft
+        writer = self.writer
         name = self._contribution(value)
-        self._slopes[value] += 1
+        self._gradients[value] += 1
         if reduces:
             self._reduce(value, name, f"backward{part.segment}", of=value)
-        if self._slopes[value] == 1:
+        if self._gradients[value] == 1:
             return
-        draft.add(
-            Copy(
-                id=draft.path(f"backward{part.segment}/add/{value}"),
-                stream=COMPUTE,
-                source=draft.all(name),
-                target=draft.all(f"{value}/gradient"),
-                accumulate=True,
-            )
-        )
-        draft.free(name)
+        path = f"backward{part.segment}/add/{value}"
+        writer.copy(path, name, f"{value}/gradient", accumulate=True)
+        writer.free(name)
 
     def _contribution(self, value: str) -> str:
-        """The buffer of what the next reader contributes to a gradient: the first one is kept."""
-        number = self._slopes[value]
+        """Return the buffer of the next contribution to a gradient; the first is kept."""
+        number = self._gradients[value]
         return f"{value}/gradient" + ("/other" if number else "") + (str(number) * (number > 1))
 
     def _operands_of(
@@ -247,43 +211,43 @@ class Passes:
         operands = [Operand(role=Role.INPUT, view=view) for view in read]
         operands += self._parameters(visit, segment, Role.PARAMETER)
         if saves and segment.saved_bytes:
-            view = self.draft.all(self._saved(visit, part))
+            view = self.writer.all(self._saved(visit, part))
             operands.append(Operand(role=Role.SAVED, view=view))
         if part.action is Action.BACKWARD:
-            operands += self._slope_operands(segment)
+            operands += self._gradient_operands(segment)
             operands += self._parameters(visit, segment, Role.GRADIENT)
         else:
             partial = (TENSOR,) if segment.reduces_output else ()
             operands += [
                 Operand(
                     role=Role.OUTPUT,
-                    view=self.draft.all(self._made(instance)),
+                    view=self.writer.all(self._made(instance)),
                     partial=partial,
                 )
                 for instance in part.makes
             ]
         if own := self._workspace(visit, part, operands):
-            operands.append(Operand(role=Role.WORKSPACE, view=self.draft.all(own)))
+            operands.append(Operand(role=Role.WORKSPACE, view=self.writer.all(own)))
         self._operands[key] = tuple(operands)
         return self._operands[key]
 
-    def _slope_operands(self, segment: Segment) -> list[Operand]:
+    def _gradient_operands(self, segment: Segment) -> list[Operand]:
         """Gradients that a backward reads and makes."""
         operands = [
-            Operand(role=Role.OUTPUT_GRADIENT, view=self.draft.all(self._slope(value)))
+            Operand(role=Role.OUTPUT_GRADIENT, view=self.writer.all(self._gradient(value)))
             for value in segment.outputs
-            if value.name in self._slopes
+            if value.name in self._gradients
         ]
         partial = (TENSOR,) if segment.reduces_input_gradient else ()
         for name in self._differentiable(segment):
             value, gathers = self.model.values[name], self.tokens.gathers(segment, name)
             new, produced = self._contribution(name), not gathers
-            buffer = self.draft.buffer(
+            buffer = self.writer.buffer(
                 new, value.elements, value.dtype, Kind.WORKSPACE, produced=produced
             )
             if gathers:
                 buffer = self.tokens.summands(name, buffer)
-            view = self.draft.all(buffer)
+            view = self.writer.all(buffer)
             operands.append(Operand(role=Role.INPUT_GRADIENT, view=view, partial=partial))
         return operands
 
@@ -292,6 +256,20 @@ class Passes:
 
     def _parameters(self, visit: UnitVisit, segment: Segment, role: Role) -> list[Operand]:
         """Operands for the segment's parameters, or for their gradients, in the unit's order."""
+        key = (visit.unit, visit.backward, role)
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = self._parameter_views(visit, role)
+        names = segment.parameters
+        if role is Role.GRADIENT:
+            names = self.model.trained_of(segment)
+        return [
+            Operand(role=role, view=views[name], partial=self._partial(role, name))
+            for name in names
+        ]
+
+    def _parameter_views(self, visit: UnitVisit, role: Role) -> dict[str, View]:
+        """Return where the unit's parameters lie, or their gradients, by name."""
         views: dict[str, View] = {}
         for position, run in enumerate(self.buckets.runs[visit.unit]):
             members, starts = run.parameters, run.starts
@@ -304,13 +282,7 @@ class Passes:
                 continue
             for parameter, start in zip(members, starts, strict=False):
                 views[parameter.name] = View(buffer=buffer, start=start, size=parameter.elements)
-        names = segment.parameters
-        if role is Role.GRADIENT:
-            names = self.model.trained_of(segment)
-        return [
-            Operand(role=role, view=views[name], partial=self._partial(role, name))
-            for name in names
-        ]
+        return views
 
     def _partial(self, role: Role, name: str) -> tuple[str, ...]:
         """Ranks of the tensor axis that saw other tokens have summands of a shared gradient."""
@@ -319,9 +291,9 @@ class Passes:
     def _segment(self, visit: UnitVisit, part: SegmentVisit) -> Segment:
         return self.model.units[visit.unit].segments[part.segment]
 
-    def _value(self, instance: Instance) -> str:
+    def _value(self, instance: ValueInstance) -> str:
         value = self.model.values[instance.value]
-        return self.draft.buffer(
+        return self.writer.buffer(
             instance.buffer,
             value.elements,
             value.dtype,
@@ -330,15 +302,17 @@ class Passes:
         )
 
     def _workspace(self, visit: UnitVisit, part: SegmentVisit, operands: Sequence[Operand]) -> str:
-        """The buffer of what a segment holds only while it runs; no name if it is nothing."""
+        """Return the buffer of what a segment holds only while it runs; no name if nothing."""
         keeps = self._segment(visit, part).saved_bytes
         saved = self._saved(visit, part) if keeps else ""
-        return room(self.draft, self.model, visit, part, saved=saved, operands=operands)
+        return workspace_buffer(
+            self.writer, self.model, visit, part, saved=saved, operands=operands
+        )
 
     def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
         segment = self._segment(visit, part)
         dtype = self.strategy.precision.compute
-        return self.draft.buffer(
+        return self.writer.buffer(
             f"{self.model.units[visit.unit].name}/saved{part.segment}",
             -(-segment.saved_bytes // dtype.size_bytes),
             dtype,
@@ -346,10 +320,10 @@ class Passes:
             produced=True,
         )
 
-    def _view(self, instance: Instance) -> View:
+    def _view(self, instance: ValueInstance) -> View:
         if instance.made is Made.GATHERED:
             return self.checkpoints.view(instance.value)
-        return self.draft.all(instance.buffer)
+        return self.writer.all(instance.buffer)
 
     def _end(self, part: SegmentVisit, last: str) -> None:
         """Forget what nothing reads after `last`."""
@@ -357,24 +331,24 @@ class Passes:
             if instance.made is Made.GATHERED:
                 self.checkpoints.end(instance.value, last)
             else:
-                self.draft.free(instance.buffer)
+                self.writer.free(instance.buffer)
 
-    def _read(self, part: SegmentVisit, instance: Instance, segment: Segment) -> View:
+    def _read(self, part: SegmentVisit, instance: ValueInstance, segment: Segment) -> View:
         if self.tokens.gathers(segment, instance.value):
-            return self.draft.all(self.tokens.read(part, instance))
+            return self.writer.all(self.tokens.read(part, instance))
         return self._view(instance)
 
-    def _made(self, instance: Instance) -> str:
+    def _made(self, instance: ValueInstance) -> str:
         value = self._value(instance)
         if instance.value in self.tokens.scattered:
             return self.tokens.summands(instance.value, value)
         return value
 
-    def _slope(self, value: Value) -> str:
-        slope = f"{value.name}/gradient"
+    def _gradient(self, value: Value) -> str:
+        name = f"{value.name}/gradient"
         if value.name in self.tokens.scattered:
-            return self.tokens.slope(value.name)
-        return slope
+            return self.tokens.gradient(value.name)
+        return name
 
     def _reduce(self, value: str, buffer: str, path: str, *, of: str = "") -> None:
         """Sum `buffer`, which is `value` or its gradient, and scatter it if it is cut by tokens."""
@@ -382,18 +356,4 @@ class Passes:
         if self.model.values[value].tensor_sharded:
             self.tokens.scatter(value, buffer, f"{path}/scatter{suffix}")
         else:
-            self._sum(buffer, f"{path}/sum{suffix}")
-
-    def _sum(self, buffer: str, name: str) -> None:
-        view, wire = self.draft.all(buffer), self.draft.buffers[buffer].dtype
-        self.draft.add(
-            AllReduce(
-                id=self.draft.path(name),
-                stream=COMPUTE,
-                group=TENSOR,
-                source=view,
-                target=view,
-                wire=wire,
-                accumulate=wire,
-            )
-        )
+            self.writer.all_reduce(f"{path}/sum{suffix}", TENSOR, buffer, stream=COMPUTE)

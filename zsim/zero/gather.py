@@ -13,13 +13,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.schedule.layout import Layout
-from zsim.schedule.operation import AllGather, Copy, Edge, Previous, View
-from zsim.schedule.schedule import Kind
+from zsim.schedule.operation import Edge, Previous, View
+from zsim.schedule.operation_list import COMMUNICATION
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Keep, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.state import BucketState, gather_path, update_path
+from zsim.zero.names import DATA, INNER
+from zsim.zero.state import BucketState, gather_path, own_view, update_path
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import COMMUNICATION, DATA, INNER, Draft
+
+
+class AfterUpdate:
+    """The edge of the first read of shards in a step: the update of the step before, once."""
+
+    def __init__(self, updated: str) -> None:
+        self._edges: tuple[Edge, ...] = (Previous(updated),)
+
+    def take(self) -> tuple[Edge, ...]:
+        """Return the edge the first time; later reads on the same stream come after it anyway."""
+        found, self._edges = self._edges, ()
+        return found
+
+
+def gather_updated(
+    writer: ScheduleWriter,
+    bucket: Bucket,
+    parameter: str,
+    name: str = "gather",
+    *,
+    stream: str = COMMUNICATION,
+    after: tuple[Edge, ...] = (),
+) -> str:
+    """Gather in place the parameters of which each rank has updated its own part."""
+    own = own_view(writer, bucket, parameter)
+    return writer.all_gather(name, DATA, own, parameter, stream=stream, after=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,44 +59,42 @@ class Need:
     last: int
 
 
-class Gathers:
+class GatheredParameters:
     """Issues gathers ahead of the visits that need them, and frees what is no longer needed."""
 
     def __init__(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         strategy: Strategy,
         *,
         buckets: Buckets,
         states: Sequence[BucketState],
         sequence: Sequence[UnitVisit],
     ) -> None:
-        self.draft = draft
+        self.writer = writer
         self.strategy = strategy
         self.buckets = buckets
         self.states = states
         self.needs = self._find_needs(sequence)
         self.next = 0
         self.gathered_elements = 0
-        self.open: dict[int, list[tuple[Need, str]]] = {}
+        self.open: dict[int, list[str]] = {}
         self.ending: dict[int, list[Need]] = {}
         self.updated: set[int] = set()
         self.waiting = Counter(need.bucket for need in self.needs)
         self.layouts: list[Layout] = []
         if strategy.secondary is not None:
-            self.layouts = [_inner_layout(bucket) for bucket in buckets.all]
+            self.layouts = [bucket.over_inner("secondary") for bucket in buckets.all]
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
-        """The buffer that holds the whole bucket during `visit`."""
+        """Return the buffer that holds the whole bucket during `visit`."""
         again = visit.backward and self.strategy.keep_after_forward is Keep.NOTHING
         return f"{self.buckets.all[bucket].name}/{'gathered_again' if again else 'gathered'}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
-        """What is needed when, in order of first use."""
+        """Return what is needed when, in order of first use."""
         keeps = self.strategy.keep_after_forward is Keep.EVERYTHING
-        first: dict[tuple[int, int], int] = {}
-        last: dict[tuple[int, int], int] = {}
-        buffer: dict[tuple[int, int], str] = {}
+        found: dict[tuple[int, int], tuple[int, int, str]] = {}
         window, backward = -1, True
         for index, visit in enumerate(sequence):
             if visit.backward != backward:
@@ -77,16 +102,15 @@ class Gathers:
                 window += 0 if keeps and backward else 1
             for run in self.buckets.runs[visit.unit]:
                 key = (window, run.bucket)
-                first.setdefault(key, index)
-                last[key] = index
-                buffer[key] = self.held(run.bucket, visit)
+                first = found[key][0] if key in found else index
+                found[key] = (first, index, self.held(run.bucket, visit))
         return [
-            Need(bucket=key[1], buffer=buffer[key], first=start, last=last[key])
-            for key, start in first.items()
+            Need(bucket=bucket, buffer=buffer, first=first, last=last)
+            for (_, bucket), (first, last, buffer) in found.items()
         ]
 
     def before(self, index: int) -> tuple[Edge, ...]:
-        """Gather what visit `index` needs and, ahead, what follows; what its compute waits for."""
+        """Gather for visit `index` and, ahead, for those after it; return what compute awaits."""
         limit = self.strategy.gathered_elements
         while self.next < len(self.needs):
             need = self.needs[self.next]
@@ -96,80 +120,52 @@ class Gathers:
                     break
                 if limit is not None and self.gathered_elements + size > limit:
                     break
-                if need.buffer in self.draft.alive:
+                if need.buffer in self.writer.alive:
                     break
             self._gather(need)
             self.next += 1
-        return tuple(name for _, name in self.open.pop(index, ()))
+        return tuple(self.open.pop(index, ()))
 
     def _gather(self, need: Need) -> None:
-        draft, bucket = self.draft, self.buckets.all[need.bucket]
-        name = draft.buffer(
-            need.buffer,
-            bucket.padded,
-            self.strategy.precision.compute,
-            Kind.COMMUNICATION,
-            home=COMMUNICATION,
-            layout=bucket.name,
-        )
-        draft.allocate(name)
-        after: tuple[Edge, ...] = ()
+        writer, bucket = self.writer, self.buckets.all[need.bucket]
+        name = need.buffer.removeprefix(f"{bucket.name}/")
+        bucket.buffer(writer, name, self.strategy.precision.compute, home=COMMUNICATION)
+        writer.allocate(need.buffer)
         first = need.bucket not in self.updated
         self.updated.add(need.bucket)
+        after: tuple[Edge, ...] = ()
         if first and not bucket.frozen:
             # The first gather of a step reads what the last step's update wrote.
             after = (Previous(update_path(bucket, self.strategy)),)
         again = not first and self.strategy.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
-        operation = draft.add(
-            AllGather(
-                id=draft.path(f"gather/{name}"),
-                stream=COMMUNICATION,
-                after=after,
-                group=INNER if again else DATA,
-                source=draft.all(shard),
-                target=draft.all(name),
-                wire=self.strategy.precision.compute,
-            )
+        group = INNER if again else DATA
+        operation = writer.all_gather(
+            f"gather/{need.buffer}", group, shard, need.buffer, after=after
         )
         self.waiting[need.bucket] -= 1
         if self.strategy.secondary is not None:
-            self._settle_secondary(bucket, name, first=first)
+            self._settle_secondary(bucket, need.buffer, self.strategy.secondary, first=first)
         self.gathered_elements += bucket.padded
-        self.open.setdefault(need.first, []).append((need, operation))
+        self.open.setdefault(need.first, []).append(operation)
         self.ending.setdefault(need.last, []).append(need)
 
-    def _settle_secondary(self, bucket: Bucket, gathered: str, *, first: bool) -> None:
+    def _settle_secondary(self, bucket: Bucket, gathered: str, inner: int, *, first: bool) -> None:
         """Keep the secondary shard of what was gathered first; drop it after the last gather."""
-        draft, inner = self.draft, self.strategy.secondary
-        assert inner is not None
-        left = self.waiting[bucket.index]
+        left, compute = self.waiting[bucket.index], self.strategy.precision.compute
         if first and left:
-            shard = draft.buffer(
-                _secondary(bucket),
-                bucket.padded // inner,
-                self.strategy.precision.compute,
-                Kind.COMMUNICATION,
-                home=COMMUNICATION,
-                layout=_secondary(bucket),
-                shard=INNER,
-            )
-            draft.allocate(shard)
-            draft.add(
-                Copy(
-                    id=draft.path(f"keep/{shard}"),
-                    stream=COMMUNICATION,
-                    source=View(buffer=gathered, size=bucket.padded // inner, axis=INNER),
-                    target=draft.all(shard),
-                )
-            )
+            layout = self.layouts[bucket.index]
+            shard = bucket.inner_buffer(self.writer, layout, inner, compute, home=COMMUNICATION)
+            self.writer.allocate(shard)
+            own = View(buffer=gathered, size=bucket.padded // inner, axis=INNER)
+            self.writer.copy(f"keep/{shard}", own, shard, stream=COMMUNICATION)
         elif not first and not left:
-            draft.free(_secondary(bucket))
+            self.writer.free(_secondary(bucket))
 
     def after(self, index: int, used: str) -> None:
         """Free what visit `index` needed last; `used` is its last operation."""
         for need in self.ending.pop(index, ()):
-            self.draft.free(need.buffer, (used,))
+            self.writer.free(need.buffer, uses=(used,))
             self.gathered_elements -= self.buckets.all[need.bucket].padded
 
 
@@ -177,14 +173,7 @@ def _secondary(bucket: Bucket) -> str:
     return f"{bucket.name}/secondary"
 
 
-def _inner_layout(bucket: Bucket) -> Layout:
-    """A bucket cut over the inner ranks alone."""
-    return Layout(
-        name=_secondary(bucket), pieces=bucket.layout.pieces, elements=bucket.padded, axis=INNER
-    )
-
-
-class Replicas:
+class ReplicatedParameters:
     """Stages 0 to 2: parameters are whole on every rank.
 
     In stages 1 and 2 the first use in a step waits for the gather that ended the step before.
@@ -207,11 +196,11 @@ class Replicas:
         self.seen: set[int] = set()
 
     def held(self, bucket: int, _visit: UnitVisit) -> str:
-        """The buffer that holds the whole bucket."""
+        """Return the buffer that holds the whole bucket."""
         return self.states[bucket].parameter
 
     def before(self, index: int) -> tuple[Edge, ...]:
-        """What the compute of visit `index` waits for: in a step's first reads of parameters."""
+        """Return what the compute of visit `index` waits for in its first reads of parameters."""
         runs = self.buckets.runs[self.sequence[index].unit]
         fresh = [run.bucket for run in runs if run.bucket not in self.seen]
         self.seen.update(fresh)
@@ -221,4 +210,4 @@ class Replicas:
         return tuple(Previous(gather_path(bucket)) for bucket in found if not bucket.frozen)
 
     def after(self, index: int, used: str) -> None:
-        """Nothing is freed."""
+        """Free nothing."""

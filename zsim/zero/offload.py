@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from zsim.model.model import Model
-from zsim.schedule.operation import Copy, Edge, View
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import FROM_HOST, TO_HOST, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.checkpoints import Checkpoints, Shelf, brought_back
+from zsim.zero.checkpoints import Checkpoints, CheckpointStore, brought_back
 from zsim.zero.partitioned_checkpoints import gather, own_elements
 from zsim.zero.visit_order import UnitVisit
-from zsim.zero.writer import COMPUTE, FROM_HOST, TO_HOST, Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +30,18 @@ class _Leaving:
 
 
 class Offloaded(Checkpoints):
-    """Checkpoints whose shelf is in host memory."""
+    """Checkpoints whose store is in host memory."""
 
     def __init__(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         model: Model,
         strategy: Strategy,
-        shelf: Shelf,
+        store: CheckpointStore,
         *,
         visits: Sequence[UnitVisit],
     ) -> None:
-        super().__init__(draft, model, strategy, shelf)
+        super().__init__(writer, model, strategy, store)
         backward = [visit for visit in visits if visit.backward]
         self._next = {visit.unit: following.parts for visit, following in pairwise(backward)}
         self._out: dict[str, str] = {}
@@ -53,9 +54,9 @@ class Offloaded(Checkpoints):
             source, made = value, last
             if self.strategy.cuts_checkpoints:
                 source = self._slice("part", value, COMPUTE)
-                self.draft.allocate(source)
-                made = self._shelve(value, self.draft.all(source))
-            self._out[value] = self._copy_out(value, self.draft.all(source), made)
+                self.writer.allocate(source)
+                made = self._shelve(value, self.writer.all(source))
+            self._out[value] = self._copy_out(value, self.writer.all(source), made)
             self._leaving.append(_Leaving(source, self._out[value]))
         while len(self._leaving) > len(visit.parts):
             self._forget()
@@ -72,55 +73,43 @@ class Offloaded(Checkpoints):
             return arrived
         for value, copied in zip(visit.parts, arrived, strict=True):
             part = self._slice("returned", value, FROM_HOST)
-            source = self.draft.all(part)
-            gathered = gather(self.draft, self.model, value, source=source, after=(copied,))
-            self.draft.free(part, (gathered,))
+            source = self.writer.all(part)
+            gathered = gather(self.writer, self.model, value, source=source, after=(copied,))
+            self.writer.free(part, uses=(gathered,))
         return ()
 
     def view(self, value: str) -> View:
-        """What was copied back, whole."""
-        return self.draft.all(brought_back(value))
+        """Return what was copied back, whole."""
+        return self.writer.all(brought_back(value))
 
     def end(self, value: str, last: str) -> None:
-        """Its memory is free again: at once where it was gathered, after `last` otherwise."""
-        self.draft.free(brought_back(value), () if self.strategy.cuts_checkpoints else (last,))
+        """Free its memory: at once where it was gathered, after `last` otherwise."""
+        uses = () if self.strategy.cuts_checkpoints else (last,)
+        self.writer.free(brought_back(value), uses=uses)
 
     def _copy_out(self, value: str, source: View, made: str) -> str:
-        target = self.shelf.make_room(value)
-        return self.draft.add(
-            Copy(
-                id=self.draft.path(f"offload/{value}"),
-                stream=TO_HOST,
-                after=(made,),
-                source=source,
-                target=target,
-            )
-        )
+        target = self.store.make_room(value)
+        path = f"offload/{value}"
+        return self.writer.copy(path, source, target, stream=TO_HOST, after=(made,))
 
     def _copy_back(self, value: str) -> str:
         if self.strategy.cuts_checkpoints:
             target = self._slice("returned", value, FROM_HOST)
         else:
             whole = self.model.values[value]
-            target = self.draft.buffer(
+            target = self.writer.buffer(
                 brought_back(value), whole.elements, whole.dtype, Kind.WORKSPACE, home=FROM_HOST
             )
-        self.draft.allocate(target)
-        copied = self.draft.add(
-            Copy(
-                id=self.draft.path(f"fetch/{value}"),
-                stream=FROM_HOST,
-                after=(self._out.pop(value),),
-                source=self.shelf.view(value),
-                target=self.draft.all(target),
-            )
-        )
-        self.shelf.clear(value, (copied,))
+        self.writer.allocate(target)
+        after = (self._out.pop(value),)
+        source = self.store.view(value)
+        copied = self.writer.copy(f"fetch/{value}", source, target, stream=FROM_HOST, after=after)
+        self.store.clear(value, (copied,))
         return copied
 
     def _slice(self, name: str, value: str, home: str) -> str:
-        """A buffer of the rank's share on the device: on its way out, or back."""
-        return self.draft.buffer(
+        """Declare a buffer of the rank's share on the device: on its way out, or back."""
+        return self.writer.buffer(
             f"{value}/{name}",
             own_elements(self.model, self.strategy, value),
             self.model.values[value].dtype,
@@ -129,6 +118,6 @@ class Offloaded(Checkpoints):
         )
 
     def _forget(self) -> None:
-        """The device's memory of the oldest checkpoint on its way is given back."""
+        """Give the device's memory of the oldest checkpoint on its way back."""
         oldest = self._leaving.pop(0)
-        self.draft.free(oldest.buffer, (oldest.copied,))
+        self.writer.free(oldest.buffer, uses=(oldest.copied,))

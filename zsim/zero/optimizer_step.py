@@ -4,32 +4,31 @@ Order of the arithmetic, as mixed-precision runtimes have it: gradients are test
 they were reduced (scaled, with fp16), cast to the optimizer's format, unscaled, clipped, applied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.layout import Layout
-from zsim.schedule.operation import (
-    Action,
-    AllReduce,
-    Branch,
-    Compute,
-    Copy,
-    Edge,
-    Operand,
-    Reduction,
-    Role,
-    SetScalar,
-    View,
-)
+from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
+from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.assemble import replica_group
-from zsim.zero.parameter_groups import Ruled, ruled
-from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
-from zsim.zero.writer import COMMUNICATION, COMPUTE, WORLD, Draft
+from zsim.zero.bucket import Buckets
+from zsim.zero.names import WORLD
+from zsim.zero.parameter_groups import RuledPart, ruled
+from zsim.zero.reduce import Reduced
+from zsim.zero.state import (
+    GOOD_STEPS,
+    LOSS_SCALE,
+    SKIPPED_STEPS,
+    STEP,
+    BucketState,
+    own_view,
+    updated_view,
+)
 
 ADAM_FLOPS = 12
 """Operations of Adam per element: 2 moments of 3, the step of 6 (Kingma and Ba 2015, alg. 1)."""
@@ -43,7 +42,7 @@ def flops(rule: Optimizer) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class UpdatedTensor:
     """A tensor that one rank updates.
 
     Attributes:
@@ -69,180 +68,176 @@ class Trained:
     keeps_gradient: bool = False
 
 
-def _of(part: Ruled, operand: Operand, layout: Layout, draft: Draft) -> Operand:
+def _of(part: RuledPart, operand: Operand, layout: Layout, writer: ScheduleWriter) -> Operand:
     """Return what of an operand a part of the whole tensor has."""
     if part.size == layout.elements:
         return operand
-    view = part.part(draft.buffers[operand.view.buffer], operand.view, layout)
+    view = part.part(writer.buffers[operand.view.buffer], operand.view, layout)
     return replace(operand, view=view)
 
 
-Updated = Callable[[Draft, Trained, str], None]
-"""What follows the update of a tensor: the draft, the tensor, the operation that wrote it."""
+Updated = Callable[[ScheduleWriter, UpdatedTensor, str], None]
+"""Called after the update of a tensor: the writer, the tensor, the operation that wrote it."""
 
 
-def _nothing(_draft: Draft, _item: Trained, _operation: str) -> None:
-    """Nothing follows an update."""
+def nothing(_writer: ScheduleWriter, _item: UpdatedTensor, _operation: str) -> None:
+    """Write nothing after an update."""
 
 
-class Ending:
+def updated_tensors(
+    writer: ScheduleWriter,
+    strategy: Strategy,
+    buckets: Buckets,
+    *,
+    states: Sequence[BucketState],
+    reduced: Mapping[int, Reduced],
+    keeps: bool,
+) -> list[UpdatedTensor]:
+    """Return the tensor of every bucket that is trained; it `keeps` gradients beyond the step."""
+    return [
+        UpdatedTensor(
+            name=bucket.name,
+            layout=bucket.layout,
+            gradient=updated_view(writer, bucket, gradient.buffer, strategy),
+            measured=own_view(writer, bucket, gradient.buffer),
+            after=(gradient.operation,) if gradient.operation else (),
+            parameter=updated_view(writer, bucket, state.parameter, strategy),
+            master=None if state.master is None else writer.all(state.master),
+            moments=tuple(map(writer.all, state.moments)),
+            keeps_gradient=keeps,
+        )
+        for bucket, state in zip(buckets.all, states, strict=True)
+        for gradient in ([] if bucket.frozen else [reduced[bucket.index]])
+    ]
+
+
+class OptimizerStep:
     """Writes what follows the last backward of a step.
 
     Args:
-        draft: what is written to.
+        writer: what is written to.
         strategy: which optimizer, whether it clips, whether there is a loss scale.
-        trained: every tensor that a rank updates, in order.
-        measured_after: what completes all gradients.
+        tensors: every tensor that a rank updates, in order.
+        after: what completes all gradients.
         updated: called after each update.
         stream: on which the overflow flag and the norm are reduced.
     """
 
     def __init__(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         strategy: Strategy,
-        trained: Sequence[Trained],
+        tensors: Sequence[UpdatedTensor],
         *,
-        measured_after: tuple[Edge, ...],
-        updated: Updated = _nothing,
+        after: tuple[Edge, ...],
+        updated: Updated = nothing,
         stream: str = COMMUNICATION,
     ) -> None:
-        self.draft = draft
+        self.writer = writer
         self.strategy = strategy
-        self.trained = trained
-        self.measured_after = measured_after
+        self.tensors = tensors
+        self.after = after
         self.updated = updated
         self.stream = stream
 
     def write(self) -> None:
-        """Append to the draft; with fp16 everything stands in a branch on the overflow flag."""
-        draft = self.draft
-        draft.prefix = "step/update"
+        """Append to the writer; with fp16 everything stands in a branch on the overflow flag."""
+        writer = self.writer
+        writer.prefix = "step/update"
         if self.strategy.precision is not Precision.FP16:
-            self._update(draft)
+            self._update(writer)
             return
         flag = self._one_number("overflow")
-        draft.allocate(flag)
-        self._measure(draft, Action.FINITE, flag, Reduction.MAX, trained=self.trained, group=WORLD)
-        skip, go_on = draft.side("step/skip"), draft.side("step/update")
+        writer.allocate(flag)
+        self._measure(writer, Action.FINITE, flag, Reduction.MAX, trained=self.tensors, group=WORLD)
+        skip, go_on = writer.fork("step/skip"), writer.fork("step/update")
         self._skip(skip)
         self._update(go_on)
-        draft.add(
-            Branch(
-                id=draft.path("branch"),
-                after=(draft.path("overflow/reduce"),),
-                value=draft.all(flag),
-                then=tuple(skip.operations),
-                otherwise=tuple(go_on.operations),
-            )
-        )
+        reduced = (writer.path("overflow/reduce"),)
+        writer.branch("branch", flag, skip, go_on, after=reduced)
         assert skip.alive == go_on.alive
-        draft.join(skip)
-        draft.join(go_on)
-        draft.free(flag, (draft.path("overflow/reduce"),))
+        writer.join(skip)
+        writer.join(go_on)
+        writer.free(flag, uses=reduced)
 
     def _one_number(self, name: str) -> str:
-        return self.draft.buffer(name, 1, self.strategy.precision.optimizer, Kind.WORKSPACE)
+        return self.writer.buffer(name, 1, self.strategy.precision.optimizer, Kind.WORKSPACE)
 
     def _measure(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         action: Action,
         target: str,
         reduction: Reduction,
         *,
-        trained: Sequence[Trained],
+        trained: Sequence[UpdatedTensor],
         group: str,
     ) -> None:
-        """One number over the gradients of `trained`, then over all ranks of `group`."""
-        operands = [Operand(role=Role.GRADIENT, view=item.measured) for item in trained]
+        """Reduce one number over the gradients of `trained`, then over all ranks of `group`."""
+        operands = [(Role.GRADIENT, item.measured) for item in trained]
         elements = sum(item.measured.size for item in trained)
-        operands.append(Operand(role=Role.OUTPUT, view=draft.all(target)))
-        measured = draft.add(
-            Compute(
-                id=draft.path(f"{target}/measure"),
-                stream=COMPUTE,
-                after=self.measured_after,
-                action=action,
-                operands=tuple(operands),
-                kernels=(self._kernel(elements, reads=1, writes=0),),
-            )
+        measured = writer.compute(
+            f"{target}/measure",
+            action,
+            [*operands, (Role.OUTPUT, writer.all(target))],
+            after=self.after,
+            kernels=(self._kernel(elements, reads=1, writes=0),),
         )
-        wire = draft.buffers[target].dtype
-        draft.add(
-            AllReduce(
-                id=draft.path(f"{target}/reduce"),
-                stream=self.stream,
-                after=(measured,),
-                group=group,
-                source=draft.all(target),
-                target=draft.all(target),
-                reduction=reduction,
-                wire=wire,
-                accumulate=wire,
-            )
-        )
+        path, after = f"{target}/reduce", (measured,)
+        writer.all_reduce(path, group, target, reduction=reduction, stream=self.stream, after=after)
 
-    def _skip(self, draft: Draft) -> None:
-        """Gradients overflowed: nothing is updated, the loss scale falls."""
+    def _skip(self, writer: ScheduleWriter) -> None:
+        """Update nothing, for gradients overflowed, and let the loss scale fall."""
         scale = self.strategy.loss_scale
-        for item in self.trained:
+        for item in self.tensors:
             if not item.keeps_gradient:
-                draft.free(item.gradient.buffer, ("step/update/overflow/measure",))
-        draft.add(
-            SetScalar(
-                id=draft.path(LOSS_SCALE),
-                scalar=LOSS_SCALE,
-                multiply=scale.backoff,
-                minimum=scale.minimum,
-            )
-        )
-        draft.add(SetScalar(id=draft.path(GOOD_STEPS), scalar=GOOD_STEPS, multiply=0.0))
-        draft.add(SetScalar(id=draft.path(SKIPPED_STEPS), scalar=SKIPPED_STEPS, add=1.0))
+                writer.free(item.gradient.buffer, uses=("step/update/overflow/measure",))
+        writer.set_scalar(LOSS_SCALE, LOSS_SCALE, multiply=scale.backoff, minimum=scale.minimum)
+        writer.set_scalar(GOOD_STEPS, GOOD_STEPS, multiply=0.0)
+        writer.set_scalar(SKIPPED_STEPS, SKIPPED_STEPS, add=1.0)
 
-    def _update(self, draft: Draft) -> None:
-        strategy = self.strategy
-        draft.add(SetScalar(id=draft.path(STEP), scalar=STEP, add=1.0))
-        norm = self._norm(draft)
-        for item in self.trained:
-            self._update_one(draft, item, norm)
+    def _update(self, writer: ScheduleWriter) -> None:
+        writer.set_scalar(STEP, STEP, add=1.0)
+        norm = self._norm(writer)
+        for item in self.tensors:
+            self._update_one(writer, item, norm)
         if norm is not None:
-            draft.free(norm, (draft.path("norm/reduce"),))
-        if strategy.precision is Precision.FP16:
-            scale = strategy.loss_scale
-            draft.add(SetScalar(id=draft.path(GOOD_STEPS), scalar=GOOD_STEPS, add=1.0))
-            draft.add(
-                SetScalar(
-                    id=draft.path(LOSS_SCALE),
-                    scalar=LOSS_SCALE,
-                    multiply=scale.growth,
-                    counter=GOOD_STEPS,
-                    every=scale.interval,
-                )
+            writer.free(norm, uses=(writer.path("norm/reduce"),))
+        if self.strategy.precision is Precision.FP16:
+            scale = self.strategy.loss_scale
+            writer.set_scalar(GOOD_STEPS, GOOD_STEPS, add=1.0)
+            writer.set_scalar(
+                LOSS_SCALE,
+                LOSS_SCALE,
+                multiply=scale.growth,
+                counter=GOOD_STEPS,
+                every=scale.interval,
             )
 
-    def _norm(self, draft: Draft) -> str | None:
-        """The buffer of the squared norm, which `norm/reduce` makes; None if nothing is clipped."""
+    def _norm(self, writer: ScheduleWriter) -> str | None:
+        """Return the buffer of the squared norm, made by `norm/reduce`; None without clipping."""
         if self.strategy.clip_norm is None:
             return None
-        self._measure_norm(draft, "norm", self.trained)
+        self._measure_norm(writer, "norm", self.tensors)
         return "norm"
 
-    def _measure_norm(self, draft: Draft, name: str, trained: Sequence[Trained]) -> None:
-        """The square of the norm of the gradients of `trained`, in a buffer called `name`."""
-        draft.allocate(self._one_number(name))
+    def _measure_norm(
+        self, writer: ScheduleWriter, name: str, trained: Sequence[UpdatedTensor]
+    ) -> None:
+        """Put the squared norm of the gradients of `trained` in a buffer called `name`."""
+        writer.allocate(self._one_number(name))
         group = replica_group(self.strategy)
-        self._measure(draft, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
+        self._measure(writer, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
 
-    def _update_one(self, draft: Draft, item: Trained, norm: str | None) -> None:
+    def _update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
         optimizer = self.strategy.precision.optimizer
         gradient, after = item.gradient, item.after
-        outer, draft.prefix = draft.prefix, f"{draft.prefix}/{item.name}"
+        outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         cast = None
-        if draft.buffers[gradient.buffer].dtype is not optimizer:
-            held = draft.buffers[gradient.buffer]
-            is_held = gradient.axis is not None or gradient == draft.all(held.name)
-            cast = draft.buffer(
+        if writer.buffers[gradient.buffer].dtype is not optimizer:
+            held = writer.buffers[gradient.buffer]
+            is_held = gradient.axis is not None or gradient == writer.all(held.name)
+            cast = writer.buffer(
                 f"{item.name}/cast",
                 gradient.size,
                 optimizer,
@@ -250,34 +245,27 @@ class Ending:
                 layout=held.layout if is_held else None,
                 shard=(gradient.axis or held.shard) if is_held else None,
             )
-            draft.allocate(cast)
-            widened = Copy(
-                id=draft.path("widen"),
-                stream=COMPUTE,
-                after=after,
-                source=gradient,
-                target=draft.all(cast),
-            )
-            draft.add(widened)
-            gradient, after = draft.all(cast), ()
+            writer.allocate(cast)
+            writer.copy("widen", gradient, cast, after=after)
+            gradient, after = writer.all(cast), ()
         if self.strategy.precision is Precision.FP16:
-            self._change(draft, Action.UNSCALE, gradient, after=after)
+            self._change(writer, Action.UNSCALE, gradient, after=after)
             after = ()
         if norm is not None:
             norm_reduced = f"{outer}/norm/reduce"
-            self._change(draft, Action.CLIP, gradient, norm=norm, after=(*after, norm_reduced))
+            self._change(writer, Action.CLIP, gradient, norm=norm, after=(*after, norm_reduced))
             after = ()
-        updated = self._apply(draft, item, gradient, after)
+        updated = self._apply(writer, item, gradient, after)
         if cast is not None:
-            draft.free(cast)
-        self.updated(draft, item, updated)
+            writer.free(cast)
+        self.updated(writer, item, updated)
         if not item.keeps_gradient:
-            draft.free(item.gradient.buffer, (draft.path("update"),))
-        draft.prefix = outer
+            writer.free(item.gradient.buffer, uses=(writer.path("update"),))
+        writer.prefix = outer
 
     def _change(
         self,
-        draft: Draft,
+        writer: ScheduleWriter,
         action: Action,
         gradient: View,
         *,
@@ -286,26 +274,25 @@ class Ending:
     ) -> None:
         """Unscale or clip a gradient in place."""
         strategy = self.strategy
-        operands = [Operand(role=Role.GRADIENT, view=gradient)]
+        operands = [(Role.GRADIENT, gradient)]
         rule = None
         if norm is not None:
             assert strategy.clip_norm is not None
-            operands.insert(0, Operand(role=Role.INPUT, view=draft.all(norm)))
+            operands.insert(0, (Role.INPUT, writer.all(norm)))
             rule = ClipNorm(maximum=strategy.clip_norm)
-        draft.add(
-            Compute(
-                id=draft.path(str(action)),
-                stream=COMPUTE,
-                after=after,
-                action=action,
-                operands=tuple(operands),
-                kernels=(self._kernel(gradient.size, reads=1, writes=1),),
-                scalars=(LOSS_SCALE,) if strategy.precision is Precision.FP16 else (),
-                rule=rule,
-            )
+        writer.compute(
+            str(action),
+            action,
+            operands,
+            after=after,
+            kernels=(self._kernel(gradient.size, reads=1, writes=1),),
+            scalars=(LOSS_SCALE,) if strategy.precision is Precision.FP16 else (),
+            rule=rule,
         )
 
-    def _apply(self, draft: Draft, item: Trained, gradient: View, after: tuple[Edge, ...]) -> str:
+    def _apply(
+        self, writer: ScheduleWriter, item: UpdatedTensor, gradient: View, after: tuple[Edge, ...]
+    ) -> str:
         """Update the rank's parameters; the id of what writes them in the compute format."""
         trained = Operand(role=Role.PARAMETER, view=item.parameter)
         if item.master is not None:
@@ -318,30 +305,20 @@ class Ending:
         parts, updated = ruled(item.layout, self.strategy), ""
         for part in parts:
             last = part is parts[-1]
-            updated = draft.add(
-                Compute(
-                    id=draft.path("update" if last else f"update/{part.start}"),
-                    stream=COMPUTE,
-                    after=() if updated else after,
-                    action=Action.UPDATE,
-                    operands=tuple(_of(part, each, item.layout, draft) for each in operands),
-                    kernels=(self._update_kernel(part, gradient, item),),
-                    scalars=(STEP,) if isinstance(part.rule, Adam) else (),
-                    rule=part.rule,
-                )
+            updated = writer.compute(
+                "update" if last else f"update/{part.start}",
+                Action.UPDATE,
+                [_of(part, each, item.layout, writer) for each in operands],
+                after=() if updated else after,
+                kernels=(self._update_kernel(part, gradient, item),),
+                scalars=(STEP,) if isinstance(part.rule, Adam) else (),
+                rule=part.rule,
             )
         if item.master is None:
             return updated
-        return draft.add(
-            Copy(
-                id=draft.path("cast"),
-                stream=COMPUTE,
-                source=trained.view,
-                target=item.parameter,
-            )
-        )
+        return writer.copy("cast", trained.view, item.parameter)
 
-    def _update_kernel(self, part: Ruled, gradient: View, item: Trained) -> Kernel:
+    def _update_kernel(self, part: RuledPart, gradient: View, item: UpdatedTensor) -> Kernel:
         """Return what the update of a part costs in the mean of ranks, which have more or less."""
         moments = len(item.moments)
         return self._kernel(
@@ -352,7 +329,7 @@ class Ending:
         )
 
     def _kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
-        dtype: DType = self.strategy.precision.optimizer
+        dtype = self.strategy.precision.optimizer
         return Kernel(
             kind=KernelKind.ELEMENTWISE,
             flops=elements * each,

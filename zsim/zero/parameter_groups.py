@@ -19,7 +19,7 @@ from zsim.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruled:
+class RuledPart:
     """Elements of a whole flat tensor that a rule updates: [start, start + size)."""
 
     rule: Optimizer
@@ -45,7 +45,7 @@ def by_rule(parameters: Sequence[Parameter], strategy: Strategy) -> list[list[Pa
     return [each for each in found.values() if each]
 
 
-def ruled(layout: Layout, strategy: Strategy) -> list[Ruled]:
+def ruled(layout: Layout, strategy: Strategy) -> list[RuledPart]:
     """Return the parts of a flat tensor, whole parameters with the padding behind them."""
     starts: list[tuple[int, Optimizer]] = []
     for piece in layout.pieces if strategy.groups else ():
@@ -55,6 +55,6 @@ def ruled(layout: Layout, strategy: Strategy) -> list[Ruled]:
     starts = starts or [(0, strategy.optimizer)]
     ends = [*(start for start, _ in starts[1:]), layout.elements]
     return [
-        Ruled(rule=rule, start=start, size=end - start)
+        RuledPart(rule=rule, start=start, size=end - start)
         for (start, rule), end in zip(starts, ends, strict=True)
     ]

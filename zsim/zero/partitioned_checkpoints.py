@@ -5,15 +5,17 @@ units, so each needs to keep a part alone: an all-gather before recompute makes 
 """
 
 from zsim.model.model import Model, ModelError
-from zsim.schedule.operation import AllGather, Edge, View
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.visit_order import Instance, Made
-from zsim.zero.writer import COMPUTE, TENSOR, Draft
+from zsim.zero.names import TENSOR
+from zsim.zero.visit_order import Made, ValueInstance
 
 
 def own_elements(model: Model, strategy: Strategy, value: str) -> int:
-    """Elements of a checkpoint that a rank keeps.
+    """Return elements of a checkpoint that a rank keeps.
 
     Raises:
         ModelError: ranks of the tensor axis do not divide it.
@@ -30,28 +32,18 @@ def own_elements(model: Model, strategy: Strategy, value: str) -> int:
 
 
 def own_slice(model: Model, strategy: Strategy, value: str) -> View:
-    """The share of what forward made that the rank keeps."""
+    """Return the share of what forward made that the rank keeps."""
     size = own_elements(model, strategy, value)
     return View(buffer=value, size=size, axis=TENSOR if strategy.cuts_checkpoints else None)
 
 
 def gather(
-    draft: Draft, model: Model, value: str, *, source: View, after: tuple[Edge, ...] = ()
+    writer: ScheduleWriter, model: Model, value: str, *, source: View, after: tuple[Edge, ...] = ()
 ) -> str:
     """Make a checkpoint whole again of every rank's `source`; the operation."""
     whole = model.values[value]
-    name = draft.buffer(
-        Instance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.WORKSPACE
+    name = writer.buffer(
+        ValueInstance(value, Made.GATHERED).buffer, whole.elements, whole.dtype, Kind.WORKSPACE
     )
-    draft.allocate(name)
-    return draft.add(
-        AllGather(
-            id=draft.path(f"gather/{value}"),
-            stream=COMPUTE,
-            after=after,
-            group=TENSOR,
-            source=source,
-            target=draft.all(name),
-            wire=whole.dtype,
-        )
-    )
+    writer.allocate(name)
+    return writer.all_gather(f"gather/{value}", TENSOR, source, name, stream=COMPUTE, after=after)

@@ -8,16 +8,18 @@ the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, se
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zsim.model.model import Model
-from zsim.schedule.operation import AllReduce, Copy, Fill, ReduceScatter, View
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets, Run
-from zsim.zero.forward_backward import Passes
+from zsim.zero.bucket import Bucket, Buckets, UnitRun
+from zsim.zero.forward_backward import ForwardBackward
+from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.state import own_view
-from zsim.zero.writer import COMMUNICATION, COMPUTE, DATA, REPLICATE, Draft
 
 
 @dataclass(slots=True)
@@ -28,198 +30,196 @@ class Reduced:
     operation: str
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How far a bucket is: what of it was written, and how many units have contributed."""
+class UnitsLeft:
+    """Number of units that have yet to contribute to each bucket before it is complete."""
 
-    written: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    contributions: int = 0
+    def __init__(self, buckets: Buckets) -> None:
+        self._all = buckets.uses
+        self._left = Counter(self._all)
+
+    def complete(self, bucket: int) -> bool:
+        """Count one more contribution; after the last one return true, and begin again."""
+        self._left[bucket] -= 1
+        if self._left[bucket]:
+            return False
+        self._left[bucket] = self._all[bucket]
+        return True
+
+    def is_first(self, bucket: int) -> bool:
+        """Tell whether no unit has contributed so far."""
+        return self._left[bucket] == self._all[bucket]
 
 
-class Reductions:
+def copy_run(
+    writer: ScheduleWriter,
+    name: str,
+    run: UnitRun,
+    *,
+    source: str,
+    target: str,
+    accumulate: bool = True,
+    divisor: int = 1,
+    launches: int = 1,
+) -> str:
+    """Copy or add what backward made of a run to its place in a buffer of the whole bucket."""
+    return writer.copy(
+        name,
+        source,
+        run.place(target) if run.layout is None else target,
+        accumulate=accumulate,
+        divisor=divisor,
+        by_parameter=run.layout is not None,
+        launches=launches,
+    )
+
+
+def set_or_add(writer: ScheduleWriter, source: str, target: str, *, stream: str) -> str:
+    """Copy to a buffer that is allocated for it, or add if an earlier micro-batch left it."""
+    first = target not in writer.alive
+    if first:
+        writer.allocate(target)
+    verb = "set" if first else "add"
+    return writer.copy(f"{verb}/{target}", source, target, accumulate=not first, stream=stream)
+
+
+def divide(
+    writer: ScheduleWriter, name: str, divisor: int, *, stream: str, after: tuple[Edge, ...] = ()
+) -> str:
+    """Divide a buffer in place."""
+    path = f"divide/{name}"
+    return writer.copy(path, name, name, divisor=divisor, stream=stream, after=after)
+
+
+class BucketReductions:
     """Takes the gradients of each unit's backward and reduces complete buckets."""
 
     def __init__(
-        self, draft: Draft, model: Model, strategy: Strategy, *, buckets: Buckets, passes: Passes
+        self, writer: ScheduleWriter, model: Model, strategy: Strategy, passes: ForwardBackward
     ) -> None:
-        self.draft = draft
+        self.writer = writer
         self.model = model
         self.strategy = strategy
-        self.buckets = buckets
+        self.buckets = passes.buckets
         self.passes = passes
         self.reduced: dict[int, Reduced] = {}
-        self._progress = [_Progress() for _ in buckets.all]
-        self._expected = Counter(
-            run.bucket for unit in range(len(model.units)) for _, run in buckets.trained_runs(unit)
-        )
+        self._written: list[set[tuple[int, int]]] = [set() for _ in self.buckets.all]
+        self._left = UnitsLeft(self.buckets)
         self._in_flight: list[tuple[str, str]] = []
         self._divisor = strategy.replicas * strategy.gradient_accumulation_steps
 
-    def contribute(self, unit: int, micro_batch: int) -> None:
+    def contribute(self, unit: int, *, last: bool) -> None:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
         for position, run in self.buckets.trained_runs(unit):
-            bucket, progress = self.buckets.all[run.bucket], self._progress[run.bucket]
-            target = _collector(self.draft, self.strategy, bucket)
+            bucket = self.buckets.all[run.bucket]
+            target = _collector(self.writer, self.strategy, bucket)
             while any(target == buffer for buffer, _ in self._in_flight):
                 self._free_oldest("free_for_reuse")
-            if target not in self.draft.alive:
-                self.draft.allocate(target)
-                progress.written.clear()
-            copied = self._copy(run, self.passes.transient(unit, position), target, progress)
-            progress.contributions += 1
-            if progress.contributions == self._expected[run.bucket]:
-                progress.contributions = 0
-                last = micro_batch == self.strategy.gradient_accumulation_steps - 1
-                if last or not self.strategy.reduces_once:
-                    self._reduce(bucket, target, copied)
-                if last and self.strategy.replicate > 1:
-                    self._all_reduce(bucket)
+            if target not in self.writer.alive:
+                self.writer.allocate(target)
+                self._written[run.bucket].clear()
+            copied = self._copy(run, self.passes.transient(unit, position), target)
+            if not self._left.complete(run.bucket):
+                continue
+            if last or not self.strategy.reduces_once:
+                self._reduce(bucket, target, copied)
+            if last and self.strategy.replicate > 1:
+                self._all_reduce(bucket)
 
     def finish(self) -> None:
         """Give the memory of every reduction still in flight back."""
-        self.draft.prefix = "step/backward/end"
         while self._in_flight:
             self._free_oldest()
 
-    def _copy(self, run: Run, source: str, target: str, progress: _Progress) -> str:
-        draft, bucket = self.draft, self.buckets.all[run.bucket]
-        first = (run.start, run.size) not in progress.written
-        if not progress.written and bucket.padded > bucket.elements:
-            padding = View(
-                buffer=target, start=bucket.elements, size=bucket.padded - bucket.elements
-            )
-            draft.add(
-                Fill(id=draft.path(f"pad/{target}"), stream=COMPUTE, target=padding, value=0.0)
-            )
-        progress.written.add((run.start, run.size))
-        copied = draft.add(
-            Copy(
-                id=draft.path(f"{'set' if first else 'add'}/{target}"),
-                stream=COMPUTE,
-                source=draft.all(source),
-                target=View(buffer=target, start=run.start, size=run.size),
-                accumulate=not first,
-                divisor=self._divisor,
-            )
+    def _copy(self, run: UnitRun, source: str, target: str) -> str:
+        writer, bucket = self.writer, self.buckets.all[run.bucket]
+        written = self._written[run.bucket]
+        if not written and bucket.padded > bucket.elements:
+            rest = bucket.padded - bucket.elements
+            padding = View(buffer=target, start=bucket.elements, size=rest)
+            writer.fill(f"pad/{target}", padding, 0.0)
+        key = (run.start, run.size)  # of several empty parameters all begin at one place
+        adds = key in written
+        written.add(key)
+        copied = copy_run(
+            writer,
+            f"{'add' if adds else 'set'}/{target}",
+            run,
+            source=source,
+            target=target,
+            accumulate=adds,
+            divisor=self._divisor,
         )
-        draft.free(source)
+        writer.free(source)
         return copied
 
     def _reduce(self, bucket: Bucket, source: str, copied: str) -> None:
-        draft, strategy = self.draft, self.strategy
-        wire = strategy.precision.compute
+        writer, strategy = self.writer, self.strategy
+        path, after = f"reduce/{bucket.name}", (copied,)
         if strategy.stage == 0:
-            operation = draft.add(
-                AllReduce(
-                    id=draft.path(f"reduce/{bucket.name}"),
-                    stream=COMMUNICATION,
-                    after=(copied,),
-                    group=DATA,
-                    source=draft.all(source),
-                    target=draft.all(source),
-                    wire=wire,
-                    accumulate=wire,
-                )
-            )
-            self.reduced[bucket.index] = Reduced(source, operation)
+            done = writer.all_reduce(path, DATA, source, after=after)
+            self.reduced[bucket.index] = Reduced(source, done)
             return
-        target = source if strategy.stage == 1 else _shard(draft, strategy, bucket, Kind.GRADIENT)
+        target = source if strategy.stage == 1 else _shard(writer, strategy, bucket, Kind.GRADIENT)
         adds = bucket.index in self.reduced and target != source
-        landing = _shard(draft, strategy, bucket, Kind.COMMUNICATION) if adds else target
-        if landing not in draft.alive:
-            draft.allocate(landing)
-        operation = draft.add(
-            ReduceScatter(
-                id=draft.path(f"reduce/{bucket.name}"),
-                stream=COMMUNICATION,
-                after=(copied,),
-                group=DATA,
-                source=draft.all(source),
-                target=own_view(draft, bucket, landing),
-                wire=wire,
-                accumulate=wire,
-            )
-        )
+        landing = _shard(writer, strategy, bucket, Kind.COMMUNICATION) if adds else target
+        if landing not in writer.alive:
+            writer.allocate(landing)
+        own = own_view(writer, bucket, landing)
+        done = writer.reduce_scatter(path, DATA, source, own, after=after)
         stays = strategy.contiguous and _collects_whole(strategy)
         if source != target and not stays:
-            self._in_flight.append((source, operation))
+            self._in_flight.append((source, done))
         if adds:
-            operation = draft.add(
-                Copy(
-                    id=draft.path(f"accumulate/{bucket.name}"),
-                    stream=COMMUNICATION,
-                    source=draft.all(landing),
-                    target=draft.all(target),
-                    accumulate=True,
-                )
+            done = writer.copy(
+                f"accumulate/{bucket.name}",
+                landing,
+                target,
+                accumulate=True,
+                stream=COMMUNICATION,
             )
-            draft.free(landing)
-        self.reduced[bucket.index] = Reduced(target, operation)
+            writer.free(landing)
+        self.reduced[bucket.index] = Reduced(target, done)
         while len(self._in_flight) > strategy.reductions_in_flight:
             self._free_oldest()
 
     def _all_reduce(self, bucket: Bucket) -> None:
         """Sum what is reduced over the data axis over the replicas as well."""
-        reduced, wire = self.reduced[bucket.index], self.strategy.precision.compute
+        reduced, writer = self.reduced[bucket.index], self.writer
         whole = self.strategy.stage == 0
-        draft = self.draft
-        view = draft.all(reduced.buffer) if whole else own_view(draft, bucket, reduced.buffer)
-        operation = draft.add(
-            AllReduce(
-                id=draft.path(f"reduce/{bucket.name}/replicas"),
-                stream=COMMUNICATION,
-                group=REPLICATE,
-                source=view,
-                target=view,
-                wire=wire,
-                accumulate=wire,
-            )
-        )
-        self.reduced[bucket.index] = Reduced(reduced.buffer, operation)
+        view = writer.all(reduced.buffer) if whole else own_view(writer, bucket, reduced.buffer)
+        reduced.operation = writer.all_reduce(f"reduce/{bucket.name}/replicas", REPLICATE, view)
 
     def _free_oldest(self, verb: str = "free") -> None:
         buffer, operation = self._in_flight.pop(0)
-        self.draft.free(buffer, (operation,), verb=verb)
+        self.writer.free(buffer, uses=(operation,), verb=verb)
 
 
-def long_lived(draft: Draft, strategy: Strategy, bucket: Bucket) -> list[str]:
-    """Buffers of a bucket's gradients that are needed for more than a micro-batch."""
+def long_lived(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> list[str]:
+    """Return buffers of a bucket's gradients that are needed for more than a micro-batch."""
     found: list[str] = []
     if _collects_whole(strategy):
-        found.append(_collector(draft, strategy, bucket))
+        found.append(_collector(writer, strategy, bucket))
     if strategy.stage >= 2:
-        found.append(_shard(draft, strategy, bucket, Kind.GRADIENT))
+        found.append(_shard(writer, strategy, bucket, Kind.GRADIENT))
     return found
 
 
 def _collects_whole(strategy: Strategy) -> bool:
-    """Whether whole gradients outlive a micro-batch."""
+    """Tell whether whole gradients outlive a micro-batch."""
     once = strategy.reduce_once and strategy.gradient_accumulation_steps > 1
     return strategy.stage < 2 or once
 
 
-def _collector(draft: Draft, strategy: Strategy, bucket: Bucket) -> str:
-    """The buffer that a bucket's contributions are copied into."""
+def _collector(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> str:
+    """Return the buffer that a bucket's contributions are copied into."""
     name, kind = "staging", Kind.COMMUNICATION
     if _collects_whole(strategy):
         name, kind = "gradient" if strategy.stage < 2 else "accumulated", Kind.GRADIENT
-    return draft.buffer(
-        f"{bucket.name}/{name}",
-        bucket.padded,
-        strategy.precision.compute,
-        kind,
-        layout=bucket.name,
-    )
+    return bucket.buffer(writer, name, strategy.precision.compute, kind)
 
 
-def _shard(draft: Draft, strategy: Strategy, bucket: Bucket, kind: Kind) -> str:
-    """The buffer of what a rank has of a bucket's sum; with accumulation, of what it adds to it."""
-    return draft.buffer(
-        f"{bucket.name}/{'gradient' if kind is Kind.GRADIENT else 'received'}",
-        bucket.shard,
-        strategy.precision.compute,
-        kind,
-        home=COMMUNICATION,
-        layout=bucket.name,
-        shard=DATA,
-    )
+def _shard(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, kind: Kind) -> str:
+    """Return the buffer of what a rank has of a bucket's sum, or of what it adds to it."""
+    name = "gradient" if kind is Kind.GRADIENT else "received"
+    compute = strategy.precision.compute
+    return bucket.shard_buffer(writer, name, compute, kind, home=COMMUNICATION)

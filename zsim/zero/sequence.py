@@ -8,28 +8,29 @@ has them the other way round. All are on the compute stream: what follows needs 
 from collections.abc import Container
 
 from zsim.model.model import Model, Segment
-from zsim.schedule.operation import AllGather, ReduceScatter
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.zero.visit_order import Instance, SegmentVisit
-from zsim.zero.writer import COMPUTE, TENSOR, Draft
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.names import TENSOR
+from zsim.zero.visit_order import SegmentVisit, ValueInstance
 
 
 def shared_parameters(model: Model) -> frozenset[str]:
-    """Parameters of which ranks of the tensor axis have copies, but gradients of other tokens."""
+    """Return parameters that ranks have copies of, and gradients of different tokens."""
     if not any(value.tensor_sharded for value in model.values.values()):
         return frozenset()
     return frozenset(each.name for each in model.parameters if not each.tensor_sharded)
 
 
 class Tokens:
-    """Writes these collectives into a draft, and names the buffers of what is whole.
+    """Writes these collectives into a writer, and names the buffers of what is whole.
 
     `scattered` are the values whose summands of all tokens are reduced to a rank's own, `shared`
     the parameters of which each rank has a copy, and a gradient of its own tokens alone.
     """
 
-    def __init__(self, draft: Draft, model: Model) -> None:
-        self.draft = draft
+    def __init__(self, writer: ScheduleWriter, model: Model) -> None:
+        self.writer = writer
         self.model = model
         self.scattered = frozenset(
             value.name
@@ -42,7 +43,7 @@ class Tokens:
         self.shared = shared_parameters(model)
 
     def gathers(self, segment: Segment, value: str) -> bool:
-        """Whether `segment` reads the tokens of all ranks of its input `value`."""
+        """Tell whether `segment` reads the tokens of all ranks of its input `value`."""
         return segment.reduces_input_gradient and self.model.values[value].tensor_sharded
 
     def gather_inputs(self, segment: Segment, part: SegmentVisit) -> tuple[str, ...]:
@@ -53,63 +54,44 @@ class Tokens:
             if self.gathers(segment, each.value)
         )
 
-    def gather_slopes(
-        self, segment: Segment, part: SegmentVisit, slopes: Container[str]
+    def gather_gradients(
+        self, segment: Segment, part: SegmentVisit, gradients: Container[str]
     ) -> tuple[str, ...]:
-        """The same of the gradients of what it scattered, as far as they are in `slopes`."""
+        """Gather the gradients of what it scattered, as far as they are in `gradients`."""
         return tuple(
-            self._gather(each.name, self.slope(each.name), f"{each.name}/gradient", part)
+            self._gather(each.name, self.gradient(each.name), f"{each.name}/gradient", part)
             for each in segment.outputs
-            if each.name in slopes and each.name in self.scattered
+            if each.name in gradients and each.name in self.scattered
         )
 
     def _gather(self, value: str, whole: str, buffer: str, part: SegmentVisit) -> str:
         """Gather `buffer`, which is `value` or its gradient, into `whole`, taken here."""
-        self.draft.allocate(whole)
-        self.draft.add(
-            AllGather(
-                id=self.draft.path(f"{part.action}{part.segment}/gather/{buffer}"),
-                stream=COMPUTE,
-                group=TENSOR,
-                source=self.draft.all(buffer),
-                target=self.draft.all(whole),
-                wire=self.model.values[value].dtype,
-            )
-        )
+        self.writer.allocate(whole)
+        path = f"{part.action}{part.segment}/gather/{buffer}"
+        self.writer.all_gather(path, TENSOR, buffer, whole, stream=COMPUTE)
         return whole
 
     def scatter(self, value: str, buffer: str, path: str) -> None:
         """Reduce the summands of `buffer`, which is taken here; theirs are given back."""
         summands = self.summands(value, buffer)
-        self.draft.allocate(buffer)
-        wire = self.model.values[value].dtype
-        self.draft.add(
-            ReduceScatter(
-                id=self.draft.path(path),
-                stream=COMPUTE,
-                group=TENSOR,
-                source=self.draft.all(summands),
-                target=self.draft.all(buffer),
-                wire=wire,
-                accumulate=wire,
-            )
-        )
-        self.draft.free(summands)
+        self.writer.allocate(buffer)
+        self.writer.reduce_scatter(path, TENSOR, summands, buffer, stream=COMPUTE)
+        self.writer.free(summands)
 
-    def read(self, part: SegmentVisit, instance: Instance) -> str:
-        """The buffer of all tokens of what `part` reads: one for each pass that gathers them."""
+    def read(self, part: SegmentVisit, instance: ValueInstance) -> str:
+        """Return the buffer of all tokens of what `part` reads, one for each pass."""
         name = f"{instance.buffer}/{part.action}/whole"
         return self._all_tokens(instance.value, name, produced=False)
 
-    def slope(self, value: str) -> str:
-        """The buffer of the gradients of all tokens of `value`."""
+    def gradient(self, value: str) -> str:
+        """Return the buffer of the gradients of all tokens of `value`."""
         return self._all_tokens(value, f"{value}/gradient/whole", produced=False)
 
     def summands(self, value: str, buffer: str) -> str:
-        """The buffer of summands of all tokens of `buffer`."""
+        """Return the buffer of summands of all tokens of `buffer`."""
         return self._all_tokens(value, f"{buffer}/summands", produced=True)
 
     def _all_tokens(self, value: str, name: str, *, produced: bool) -> str:
         own = self.model.values[value]
         elements = own.elements * self.model.tensor
-        return self.draft.buffer(name, elements, own.dtype, Kind.WORKSPACE, produced=produced)
+        return self.writer.buffer(name, elements, own.dtype, Kind.WORKSPACE, produced=produced)

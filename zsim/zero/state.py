@@ -1,13 +1,14 @@
-"""What lives from step to step: parameters, masters, moments; and setup, which fills them."""
+"""Model states, which live from step to step, and setup, which fills them."""
 
 from dataclasses import dataclass
 
 from zsim.dtype import DType
-from zsim.schedule.operation import Action, Compute, Fill, Operand, Role, View
+from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Kind, Scalar
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Precision, Strategy
 from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.writer import COMPUTE, DATA, Draft
+from zsim.zero.names import DATA
 
 LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"
@@ -36,22 +37,20 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What ranks hold of every bucket, in which format, and whether whole or as shards.
+    """Formats of what ranks hold of every bucket, and whether it is whole or a shard.
 
     Attributes:
         parameter: format of the parameters; what is trained, without masters.
-        optimizer: format of masters and moments.
+        parameter_sharded: whether a rank holds its shard of them alone.
+        optimizer_sharded: the same of masters and moments, in the format of the optimizer.
         has_master: whether masters are kept beside the parameters.
-        moments: how many the optimizer keeps.
         frozen: format of parameters that are not trained, where it is another.
     """
 
     parameter: DType
-    parameter_sharded: bool
-    optimizer: DType
-    optimizer_sharded: bool
-    has_master: bool
-    moments: int
+    parameter_sharded: bool = False
+    optimizer_sharded: bool = True
+    has_master: bool = False
     frozen: DType | None = None
 
 
@@ -70,91 +69,79 @@ class BucketState:
     moments: tuple[str, ...]
 
 
-def declare(draft: Draft, bucket: Bucket, holding: Holding) -> BucketState:
+def declare(
+    writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, holding: Holding
+) -> BucketState:
     """Declare what persists of a bucket."""
 
     def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool) -> str:
-        return draft.buffer(
-            f"{bucket.name}/{name}",
-            bucket.shard if sharded else bucket.padded,
-            dtype,
-            kind,
-            layout=bucket.layout.name if sharded else bucket.plain.name,
-            shard=DATA if sharded else None,
-        )
+        if sharded:
+            return bucket.shard_buffer(writer, name, dtype, kind)
+        return bucket.buffer(writer, name, dtype, kind, layout=bucket.plain)
 
-    sharded, optimizer = holding.optimizer_sharded, holding.optimizer
+    sharded, optimizer = holding.optimizer_sharded, strategy.precision.optimizer
+    dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
+    name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded)
     if bucket.frozen:
-        dtype, cut = holding.frozen or holding.parameter, holding.parameter_sharded
-        name = buffer("parameter", dtype, Kind.PARAMETER, sharded=cut)
         return BucketState(parameter=name, master=None, moments=())
-    return BucketState(
-        parameter=buffer(
-            "parameter", holding.parameter, Kind.PARAMETER, sharded=holding.parameter_sharded
-        ),
-        master=buffer("master", optimizer, Kind.MASTER, sharded=sharded)
-        if holding.has_master
-        else None,
-        moments=tuple(
-            buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded)
-            for number in range(1, holding.moments + 1)
-        ),
+    master = (
+        buffer("master", optimizer, Kind.MASTER, sharded=sharded) if holding.has_master else None
     )
+    moments = tuple(
+        buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded)
+        for number in range(1, strategy.moments + 1)
+    )
+    return BucketState(parameter=name, master=master, moments=moments)
 
 
-def own_view(draft: Draft, bucket: Bucket, buffer: str) -> View:
-    """The rank's own shard of a buffer, which holds the shard alone or the whole bucket."""
-    if draft.buffers[buffer].shard is not None:
-        return draft.all(buffer)
+def own_view(writer: ScheduleWriter, bucket: Bucket, buffer: str) -> View:
+    """Return the rank's own shard of a buffer, which holds the shard alone or the whole bucket."""
+    if writer.buffers[buffer].shard is not None:
+        return writer.all(buffer)
     return View(buffer=buffer, size=bucket.shard, axis=DATA)
 
 
-def updated_view(draft: Draft, bucket: Bucket, buffer: str, strategy: Strategy) -> View:
-    """What a rank updates of a buffer: everything in stage 0, its own shard otherwise."""
-    return draft.all(buffer) if strategy.stage == 0 else own_view(draft, bucket, buffer)
+def updated_view(writer: ScheduleWriter, bucket: Bucket, buffer: str, strategy: Strategy) -> View:
+    """Return what a rank updates of a buffer: all of it in stage 0, its own shard otherwise."""
+    return writer.all(buffer) if strategy.stage == 0 else own_view(writer, bucket, buffer)
 
 
-def update_path(bucket: Bucket, strategy: Strategy) -> str:
-    """The id of the operation that writes a bucket's updated parameters."""
-    return f"step/update/{bucket.name}/{'cast' if strategy.precision.has_master else 'update'}"
+def update_path(bucket: Bucket, strategy: Strategy, *, has_master: bool | None = None) -> str:
+    """Return the id of the operation that writes a bucket's updated parameters.
+
+    It is a cast where there are masters: those that the precision asks for, or `has_master`.
+    """
+    casts = strategy.precision.has_master if has_master is None else has_master
+    return f"step/update/{bucket.name}/{'cast' if casts else 'update'}"
 
 
 def gather_path(bucket: Bucket) -> str:
-    """The id of the gather of a bucket's updated parameters (stages 1 and 2)."""
+    """Return the id of the gather of a bucket's updated parameters (stages 1 and 2)."""
     return f"step/update/{bucket.name}/gather"
 
 
-def write_setup(draft: Draft, buckets: Buckets, holding: Holding) -> tuple[BucketState, ...]:
-    """Allocate and fill everything that is persistent; what there is, by bucket."""
+def write_setup(
+    writer: ScheduleWriter, strategy: Strategy, buckets: Buckets, holding: Holding
+) -> tuple[BucketState, ...]:
+    """Allocate and fill everything that is persistent; return what there is, by bucket."""
     states: list[BucketState] = []
     for bucket in buckets.all:
-        draft.prefix = f"setup/{bucket.name}"
-        state = declare(draft, bucket, holding)
+        writer.prefix = f"setup/{bucket.name}"
+        state = declare(writer, strategy, bucket, holding)
         states.append(state)
-        draft.persist(state.parameter)
-        _initialize(draft, state.parameter, Role.PARAMETER)
+        _initialize(writer, state.parameter, Role.PARAMETER)
         if state.master is not None:
-            draft.persist(state.master)
-            _initialize(draft, state.master, Role.MASTER)
+            _initialize(writer, state.master, Role.MASTER)
         for moment in state.moments:
-            draft.persist(moment)
-            draft.add(
-                Fill(
-                    id=draft.path(f"zero/{moment}"),
-                    stream=COMPUTE,
-                    target=draft.all(moment),
-                    value=0.0,
-                )
-            )
+            persist_zeros(writer, moment, moment)
     return tuple(states)
 
 
-def _initialize(draft: Draft, buffer: str, role: Role) -> None:
-    draft.add(
-        Compute(
-            id=draft.path(f"initialize/{role}"),
-            stream=COMPUTE,
-            action=Action.INITIALIZE,
-            operands=(Operand(role=role, view=draft.all(buffer)),),
-        )
-    )
+def persist_zeros(writer: ScheduleWriter, buffer: str, name: str) -> None:
+    """Take memory for a buffer that lives through all steps, and fill it with zeros."""
+    writer.fill(f"zero/{name}", writer.persist(buffer), 0.0)
+
+
+def _initialize(writer: ScheduleWriter, buffer: str, role: Role) -> None:
+    view = writer.all(writer.persist(buffer))
+    writer.compute(f"initialize/{role}", Action.INITIALIZE, [(role, view)])

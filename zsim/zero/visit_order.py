@@ -23,7 +23,7 @@ class Made(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class ValueInstance:
     """A value as one pass made it."""
 
     value: str
@@ -41,9 +41,9 @@ class SegmentVisit:
 
     action: Action
     segment: int
-    reads: tuple[Instance, ...]
-    makes: tuple[Instance, ...]
-    ends: tuple[Instance, ...] = ()
+    reads: tuple[ValueInstance, ...]
+    makes: tuple[ValueInstance, ...]
+    ends: tuple[ValueInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
             SegmentVisit(
                 Action.FORWARD,
                 number,
-                tuple(Instance(name, Made.FORWARD) for name in segment.inputs),
-                tuple(Instance(value.name, Made.FORWARD) for value in segment.outputs),
+                tuple(ValueInstance(name, Made.FORWARD) for name in segment.inputs),
+                tuple(ValueInstance(value.name, Made.FORWARD) for value in segment.outputs),
             )
             for number, segment in enumerate(unit.segments)
         )
@@ -125,12 +125,12 @@ def _backward(
 ) -> tuple[SegmentVisit, ...]:
     own = {value.name for segment in unit.segments for value in segment.outputs}
 
-    def instance(name: str) -> Instance:
+    def instance(name: str) -> ValueInstance:
         if name in parts:
-            return Instance(name, Made.GATHERED)
-        return Instance(name, Made.AGAIN if again and name in own else Made.FORWARD)
+            return ValueInstance(name, Made.GATHERED)
+        return ValueInstance(name, Made.AGAIN if again and name in own else Made.FORWARD)
 
-    def reads(segment: Segment) -> tuple[Instance, ...]:
+    def reads(segment: Segment) -> tuple[ValueInstance, ...]:
         return tuple(instance(name) for name in segment.inputs)
 
     found: list[SegmentVisit] = []
@@ -140,7 +140,7 @@ def _backward(
                 Action.RECOMPUTE,
                 number,
                 reads(segment),
-                tuple(Instance(value.name, Made.AGAIN) for value in segment.outputs),
+                tuple(ValueInstance(value.name, Made.AGAIN) for value in segment.outputs),
             )
             for number, segment in enumerate(unit.segments)
         ]
@@ -155,14 +155,14 @@ def _backward(
 
 def _end_values(found: list[UnitVisit]) -> None:
     """Note with each visit the instances that nothing reads later."""
-    ended: set[Instance] = set()
+    ended: set[ValueInstance] = set()
     for visit in reversed(found):
-        parted = {Instance(name, Made.FORWARD) for name in visit.parts}
+        parted = {ValueInstance(name, Made.FORWARD) for name in visit.parts}
         if not visit.backward:
             # Put away after the visit, which frees the whole.
             ended |= parted
         for segment in reversed(visit.segments):
-            last: list[Instance] = []
+            last: list[ValueInstance] = []
             for instance in (*segment.reads, *segment.makes):
                 if instance not in ended:
                     ended.add(instance)

@@ -9,12 +9,12 @@ from zsim.model.model import Model, Segment
 from zsim.model.tensor_lifetime import Course
 from zsim.schedule.operation import Action, Operand, Role
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.visit_order import SegmentVisit, UnitVisit
-from zsim.zero.writer import Draft
 
 
-def room(
-    draft: Draft,
+def workspace_buffer(
+    writer: ScheduleWriter,
     model: Model,
     visit: UnitVisit,
     part: SegmentVisit,
@@ -22,7 +22,7 @@ def room(
     saved: str,
     operands: Iterable[Operand],
 ) -> str:
-    """The buffer of a segment in the direction of its visit; no name if it is nothing.
+    """Return the buffer of a segment in the direction of its visit; no name if it is nothing.
 
     `saved` is the buffer of what it saves, where it saves something. Visits that save to different
     buffers, those of micro-batches that are on their way at once, have different ones. Where there
@@ -32,33 +32,33 @@ def room(
     segment, backward = unit.segments[part.segment], part.action is Action.BACKWARD
     size_bytes = segment.backward_workspace_bytes if backward else segment.forward_workspace_bytes
     turns = segment.backward_course if backward else segment.forward_course
-    buffers = (saved, *(_slopes(model, segment, operands) if backward else ()))
+    buffers = (saved, *(_gradients_made(model, segment, operands) if backward else ()))
     course = Course(buffers=buffers, turns=turns) if turns else None
     if not size_bytes:
         last = saved if not backward else buffers[-1] if segment.inputs else ""
-        if last and draft.buffers[last].produced:
-            draft.buffers[last] = replace(draft.buffers[last], course=course)
+        if last and writer.buffers[last].produced:
+            writer.buffers[last] = replace(writer.buffers[last], course=course)
         return ""
     name = f"{unit.name}/workspace{part.segment}/{'backward' if backward else 'forward'}"
     for number in count():
         own = f"{name}/{number}" if number else name
-        if own not in draft.buffers:
-            draft.buffer(own, size_bytes, DType.INT8, Kind.WORKSPACE, produced=True)
-            draft.buffers[own] = replace(draft.buffers[own], course=course)
-        if draft.buffers[own].course == course:
+        if own not in writer.buffers:
+            writer.buffer(own, size_bytes, DType.INT8, Kind.WORKSPACE, produced=True)
+            writer.buffers[own] = replace(writer.buffers[own], course=course)
+        if writer.buffers[own].course == course:
             return own
     raise AssertionError(name)
 
 
-def room_of(operands: Sequence[Operand]) -> str:
-    """The buffer that `room` gave with these operands, the last of which it is; no name if none."""
+def workspace_of(operands: Sequence[Operand]) -> str:
+    """Return the buffer that `workspace_buffer` gave, the last of `operands`; no name if none."""
     if operands and operands[-1].role is Role.WORKSPACE:
         return operands[-1].view.buffer
     return ""
 
 
-def _slopes(model: Model, segment: Segment, operands: Iterable[Operand]) -> tuple[str, ...]:
-    """Buffers of the gradients of each parameter and of each input, of those that have one."""
+def _gradients_made(model: Model, segment: Segment, operands: Iterable[Operand]) -> tuple[str, ...]:
+    """Return buffers of the gradients of each parameter and input, of those that have one."""
     made: dict[Role, list[str]] = {Role.GRADIENT: [], Role.INPUT_GRADIENT: []}
     for operand in operands:
         if operand.role in made:

@@ -40,6 +40,10 @@ class ProgramRun:
     late: dict[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])
     watched: dict[int, list[Walker]] = field(default_factory=dict[int, "list[Walker]"])
 
+    def has_drained(self) -> bool:
+        """Tell whether the end of every slot that it takes is known."""
+        return all(self.ends[slot] >= 0 for slot in self.course.slots)
+
     def finish(self, agenda: Agenda, slot: int, end_ps: int) -> None:
         """Note the end of `slot`, and wake who waits for it."""
         self.ends[slot] = end_ps

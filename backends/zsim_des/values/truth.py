@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from zsim.schedule.layout import Piece
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.schedule import Schedule
-from zsim.zero.writer import PIPELINE
+from zsim.zero.names import PIPELINE
 from zsim_des.values.field import Numbers, constants
 
 Part = tuple[tuple[str, int], ...]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from zsim.proof import progress
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import (
     Allocate,
@@ -31,7 +31,7 @@ def refusal(schedule: Schedule) -> str | None:
     waiting = replace(
         schedule, programs=tuple(_blocking(schedule, program) for program in schedule.programs)
     )
-    for finding in progress.examine(Subject.of(waiting, None)):
+    for finding in progress.examine(Context.of(waiting, None)):
         return f"{finding.operation}: hangs on Gloo, where the host waits: {finding.why}"
     return None
 

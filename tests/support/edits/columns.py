@@ -119,6 +119,7 @@ def of_pipelines() -> list[Strategy]:
         replace(base, data=2, precision=Precision.BF16),
         replace(base, data=2, tensor=2, emulate=cut, optimizer=GIVEN),
         replace(base, stage=0, precision=Precision.FP16),
+        replace(base, stage=0, pipeline=4, clip_norm=None),
         replace(base, pipeline=1, tensor=2, data=2, emulate=cut, precision=Precision.BF16),
     ]
 

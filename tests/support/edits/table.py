@@ -18,6 +18,7 @@ import numpy as np
 from edits import OPERATORS, Edit, edits
 from edits.aims_of_frozen import FROZEN
 from edits.aims_of_gradients import GRADIENTS
+from edits.aims_of_peers import PEERS
 from edits.aims_of_random import RANDOM
 from edits.aims_of_regions import REGIONS
 from edits.aims_of_rules import RULES
@@ -26,7 +27,7 @@ from edits.aims_of_updates import UPDATES
 from edits.columns import Case, cases, strategies
 from zsim.proof import check
 
-AIMED = {**UPDATES, **RULES, **GRADIENTS, **SCALING, **REGIONS, **RANDOM, **FROZEN}
+AIMED = {**UPDATES, **RULES, **GRADIENTS, **SCALING, **REGIONS, **RANDOM, **FROZEN, **PEERS}
 """Named kinds of edits."""
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.analysis.compare import Comparison, Measure, compare, sort_of
+from zsim.analysis.run_comparison import Comparison, Measure, compare, sort_of
 from zsim.backend.document import encode_trace
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read
@@ -178,7 +178,7 @@ def test_settings_are_not_for_traces(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert answer(["run", "tiny", "--backend", "null", "--trace", str(trace)]) == 0
     code, _, err = ask(capsys, str(trace), "--but", "zero.stage=1")
     assert code == 2
-    assert err == f"zsim: --but: {trace} is a trace; settings are for scenarios\n"
+    assert err == f"zsim: zero.stage=1: {trace} is a trace; settings are for scenarios\n"
 
 
 def test_bytes_and_seconds_are_told_apart(trace: Trace, other: Trace) -> None:

@@ -12,7 +12,7 @@ import pytest
 from notebook import code_cells
 
 import zsim
-from zsim.api.picture import Picture
+from zsim.api.notebook import Picture
 from zsim.api.run_result import RunResult
 
 ROOT = Path(__file__).parents[3]

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from asked import Json
 from notebook import shown_as
 
 import zsim
-from zsim.api.running import RefutedError
+from zsim.api.launch import RefutedError
+from zsim.api.shipped import installed
+from zsim.api.topology_result import read_topology
 from zsim.backend.backend import Job, NoWayError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer
-from zsim.files.written import UnwrittenError
+from zsim.mistake import UnwrittenError
 
 STUDY: dict[str, Any] = {
     "question": "Which stage?",
@@ -159,7 +162,7 @@ def test_a_comparison_is_that_of_the_command_line(capsys: pytest.CaptureFixture[
     )
     with pytest.raises(zsim.MistakeError, match=r"^second: missing"):
         zsim.compare("tiny")
-    with pytest.raises(zsim.MistakeError, match=r"^changes: .* is a trace"):
+    with pytest.raises(zsim.MistakeError, match=r"^zero.stage=2: .* is a trace"):
         zsim.compare(one, one, {"zero.stage": 2})
 
 
@@ -202,7 +205,7 @@ def test_a_study_is_that_of_the_command_line(
         'question = "Which stage?"\n[base]\nscenario = "tiny"\n'
         '[[axis]]\nfield = "zero.stage"\nvalues = [1, 2]\n[goal]\nminimize = "step_time"\n'
     )
-    told: list[tuple[int, int]] = []
+    told: list[tuple[float, float]] = []
     found = zsim.sweep(path, store=store, progress=lambda done, total: told.append((done, total)))
     said = asked(capsys, "sweep", path, "--store", store)
     assert as_json(found.to_dict()) == said
@@ -218,7 +221,7 @@ def test_a_study_is_that_of_the_command_line(
 
 
 def test_a_sweep_that_is_interrupted_says_what_is_kept(tmp_path: Path) -> None:
-    def stop(done: int, _: int) -> None:
+    def stop(done: float, _: float) -> None:
         if done:
             raise KeyboardInterrupt
 
@@ -248,7 +251,7 @@ def test_a_wrong_schedule_is_refuted_and_not_run(tmp_path: Path) -> None:
     path.write_text(json.dumps(document), "utf-8")
     with pytest.raises(RefutedError) as refuted:
         zsim.run(path)
-    assert refuted.value.findings
+    assert refuted.value.proof.findings
     assert zsim.run(path, check=False).step_time_s > 0
 
 
@@ -260,13 +263,35 @@ def test_ranks_without_a_way_to_each_other_raise() -> None:
 
 def test_a_notebook_shows_what_every_result_says() -> None:
     run = zsim.run("tiny", {"title": "<x>"})
-    for result in (run, zsim.compare(run, "tiny"), zsim.check("tiny"), zsim.sweep(STUDY)):
+    largest = zsim.largest("zero_table1")
+    for result in (run, zsim.compare(run, "tiny"), zsim.check("tiny"), zsim.sweep(STUDY), largest):
         shown = shown_as(result, "html")
         assert shown.startswith("<div><b>")
         assert "<x>" not in shown
         assert len(repr(result)) < 1000
     assert "&lt;x&gt;" in shown_as(run, "html")
     assert f"step_time_s={run.step_time_s}" in repr(run)
+
+
+PRINTED: dict[str, Callable[[], object]] = {
+    "plan tiny --set zero.stage=1": lambda: zsim.load("tiny", ["zero.stage=1"]).plan(),
+    "check tiny": lambda: zsim.check("tiny"),
+    "compare tiny --but zero.stage=1": lambda: zsim.compare("tiny", changes="zero.stage=1"),
+    "largest zero_table1": lambda: zsim.largest("zero_table1"),
+    "topology dgx_h100 --nodes 4 --fabric fat_tree_2": lambda: read_topology(
+        "dgx_h100", nodes=4, fabric="fat_tree_2"
+    ),
+    "list": installed,
+}
+
+
+@pytest.mark.parametrize("words", PRINTED)
+def test_a_result_prints_what_its_command_prints(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(words.split()) == 0
+    said = capsys.readouterr().out
+    assert f"{PRINTED[words]()}\n" == said
 
 
 @pytest.mark.parametrize(
@@ -291,3 +316,44 @@ def test_an_option_that_no_backend_takes_is_a_type_error() -> None:
     wrong: dict[str, Json] = {"stepz": 3}
     with pytest.raises(TypeError, match="unexpected keyword argument 'stepz'"):
         zsim.run("tiny", **wrong)
+
+
+def share(told: list[tuple[float, float]]) -> list[float]:
+    """What was told of progress, as shares."""
+    assert len({total for _, total in told}) == 1
+    return [done / total for done, total in told]
+
+
+def test_a_run_tells_how_many_of_its_steps_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsim_des.simulation.EVENTS_AT_ONCE", 10)
+    told: list[tuple[float, float]] = []
+    steps = {"model.layers": 4, "train.steps": 6}
+    quiet = zsim.run("zero_c1", steps)
+    loud = zsim.run("zero_c1", steps, progress=lambda *each: told.append(each))
+    assert loud.recorded == quiet.recorded
+    shares = share(told)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert len(set(shares)) == 8  # the schedule, its proof, and each step
+
+
+def test_a_run_with_faults_tells_of_the_run_without_them_too() -> None:
+    told: list[tuple[float, float]] = []
+    fault = {"fault": [{"kind": "gpu", "rank": 1, "factor": 2}], "train.steps": 5}
+    zsim.run("tiny", fault, progress=lambda *each: told.append(each))
+    shares = share(told)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+@pytest.mark.parametrize("name", ["tiny", "zero_table1"])
+def test_the_search_for_the_largest_model_tells_how_far_it_is(name: str) -> None:
+    told: list[tuple[float, float]] = []
+    found = zsim.largest(name, progress=lambda *each: told.append(each))
+    assert found.fits
+    shares = share(told)
+    ends = [at for at, each in enumerate(shares) if each == 1]
+    assert ends[-1] == len(shares) - 1
+    first = shares[: ends[0] + 1]
+    assert first == sorted(first)
+    assert 0 < first[0] < 1

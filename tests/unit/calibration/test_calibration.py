@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from zsim.calibration.calibrate import calibrated
+from zsim.calibration.collective_rows import read, stated_fabric
 from zsim.calibration.constants import EXCEPTIONS, START
-from zsim.calibration.fit import fitted
+from zsim.calibration.csv_rows import MeasuredError
 from zsim.calibration.hardware import gpu_in, system_in
-from zsim.calibration.links import read_links, scaled
-from zsim.calibration.measured import read, stated_fabric
+from zsim.calibration.link_rows import read_links, scaled
+from zsim.calibration.network_fit import fitted
+from zsim.calibration.network_profiles import calibrated
+from zsim.calibration.network_verdict import judged, verdict
 from zsim.calibration.predictor import Point, Predictor
-from zsim.calibration.table import MeasuredError
-from zsim.calibration.validate import judged, verdict
 from zsim.cluster.profile.files import Profiles, parse, text
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.network.algorithm.activity import Collective, GroupShape

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from zsim.calibration.csv_rows import MeasuredError
 from zsim.calibration.kernel_fit import START, calibrated, error, predicted_s
 from zsim.calibration.kernel_rows import CHIPS, OPERATORS, PEAKS, PRODUCTS, KernelRow, read
-from zsim.calibration.table import MeasuredError
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.model.kernel import KernelKind
 

@@ -6,12 +6,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import zsim_scenarios
-from zsim.calibration.paper import PaperError, Quantity, parse, shown
+from zsim.api.paper_validation import verdict_object, verdicts_of
+from zsim.calibration.paper_figures import FigureQuantity, PaperError, parse, shown
 from zsim.cli.main import answer
-from zsim.cli.validate_paper import verdict_object, verdicts_of
 from zsim.model.architecture import GPT, Attention
 from zsim.model.transformer import transformer
-from zsim.report.svg.paper import picture
+from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import from_tables
 from zsim.strategy.strategy import Precision
 
@@ -137,8 +137,8 @@ def test_paper_takes_no_data_and_the_others_need_some(capsys: pytest.CaptureFixt
 
 
 def test_values_are_shown_in_their_unit() -> None:
-    assert shown(38.66, Quantity.THROUGHPUT) == "38.7 TFLOP/s"
-    assert shown(1.3e9, Quantity.LARGEST) == "1.3 billion"
+    assert shown(38.66, FigureQuantity.THROUGHPUT) == "38.7 TFLOP/s"
+    assert shown(1.3e9, FigureQuantity.LARGEST) == "1.3 billion"
 
 
 @pytest.mark.parametrize("tensor", [1, 2])

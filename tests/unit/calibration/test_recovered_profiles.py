@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from zsim.calibration import kernel_fit, training_fit
+from zsim.calibration.collective_rows import Measurement
 from zsim.calibration.constants import START
-from zsim.calibration.fit import fitted
 from zsim.calibration.hardware import GPUS
 from zsim.calibration.kernel_rows import CHIPS, KernelRow
-from zsim.calibration.measured import Measurement
+from zsim.calibration.network_fit import fitted
 from zsim.calibration.training_fit import Observed
 from zsim.cluster.profile import in_training
 from zsim.cluster.profile import kernels as kernel_profile
@@ -44,7 +44,7 @@ def speaks_of(name: str, by: dict[str, float], times: Callable[[dict[str, float]
 @pytest.mark.parametrize("gpu", NODES_OF_EIGHT)
 def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The price keeps constants at their start of which rows say little: of these they say it all.
-    monkeypatch.setattr("zsim.calibration.fit.PRICE", 1e-4)
+    monkeypatch.setattr("zsim.calibration.network_fit.PRICE", 1e-4)
     shipped = network_profiles()[gpu].shared
     by = {name: shipped[name] for name in START.numbers}
     asked = [(kind, ranks, size) for kind in Collective for ranks in RANKS for size in SIZES]

@@ -13,7 +13,7 @@ from zsim.analysis.summary import summary
 from zsim.api.forecast import first_that_fits, forecast
 from zsim.calibration.memory_fit import fit
 from zsim.calibration.published import Published
-from zsim.calibration.verdict import Forecast, Quantity, predicted, verdict
+from zsim.calibration.training_verdict import Quantity, RunForecast, predicted, verdict
 from zsim.calibration.zero01 import TABLE
 from zsim.cli.main import answer
 from zsim.files.source import resolved
@@ -92,11 +92,11 @@ def test_the_first_micro_batches_of_a_pipeline_say_what_all_of_them_take() -> No
     source = resolved("scenario", from_tables(run.scenario))
     whole = source.simulation().run(source.job(), seed=0)
     found = forecast(run.scenario)
-    assert isinstance(found, Forecast)
+    assert isinstance(found, RunForecast)
     # Between two simulations every time is whole picoseconds, and both forecasts are one of them.
     assert found.step_time_s == pytest.approx(whole.step_end_ps[-1] / 1e12, rel=1e-9)
     memory = forecast(run.scenario, Quantity.MEMORY)
-    assert isinstance(memory, Forecast)
+    assert isinstance(memory, RunForecast)
     assert memory.peak_reserved_bytes == summary(source.job(), whole).peak_reserved_bytes
 
 
@@ -161,25 +161,25 @@ def test_the_first_way_that_fits_is_predicted() -> None:
         return [{**way, "cluster": memory} for way in run.ways]
 
     first, last = (forecast(way) for way in with_memory(80))
-    assert isinstance(first, Forecast)
-    assert isinstance(last, Forecast)
+    assert isinstance(first, RunForecast)
+    assert isinstance(last, RunForecast)
     assert last.peak_reserved_bytes < first.peak_reserved_bytes
     between = (first.peak_reserved_bytes + last.peak_reserved_bytes) / 2 / 2**30
     chosen = first_that_fits(with_memory(between))
-    assert isinstance(chosen, Forecast)
+    assert isinstance(chosen, RunForecast)
     assert chosen.fits
     assert chosen.peak_reserved_bytes == last.peak_reserved_bytes
     none = first_that_fits(with_memory(0.01))
-    assert isinstance(none, Forecast)
+    assert isinstance(none, RunForecast)
     assert not none.fits
 
 
 LIMIT = 100
 
 
-def needing(size: int) -> Forecast:
+def needing(size: int) -> RunForecast:
     """A forecast that needs so much of `LIMIT`."""
-    return Forecast(
+    return RunForecast(
         step_time_s=1.0,
         peak_allocated_bytes=size,
         peak_reserved_bytes=min(size, LIMIT),

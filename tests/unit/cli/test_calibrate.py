@@ -11,7 +11,7 @@ import pytest
 from asked import Ask
 
 from zsim.calibration.constants import START
-from zsim.calibration.validate import SIZE_CLASSES
+from zsim.calibration.network_verdict import SIZE_CLASSES
 from zsim.cli.option import Code
 from zsim.cluster.profile.files import parse
 from zsim.files.installed import network_profiles

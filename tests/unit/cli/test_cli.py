@@ -10,7 +10,6 @@ import pytest
 from asked import Ask, answered, planted, refused
 
 from zsim.backend.document import decode_trace
-from zsim.cli.answer import LINE_WIDTH, print_lines
 from zsim.cli.option import Code
 
 ZSIM = Path(sys.executable).parent / "zsim"
@@ -253,7 +252,7 @@ def test_our_own_bug_is_one_line_that_names_the_file_with_the_details(
     def broken(*_: object) -> None:
         raise KeyError("\n[bold]planted[/bold]")
 
-    monkeypatch.setattr("zsim.analysis.plan.plan", broken)
+    monkeypatch.setattr("zsim.analysis.schedule_plan.plan", broken)
     code, out, error = ask("plan", scenario)
     assert (code, out) == (Code.FAILED, "")
     assert error.count("\n") == 1
@@ -269,7 +268,7 @@ def test_an_interrupt_is_exit_code_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zsim.analysis.plan.plan", interrupted)
+    monkeypatch.setattr("zsim.analysis.schedule_plan.plan", interrupted)
     code, out, error = ask("plan", scenario)
     assert (code, out, error) == (130, "", "zsim: interrupted\n")
 
@@ -287,13 +286,3 @@ def test_a_name_that_the_terminal_cannot_show_is_printed_in_escapes(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("\\ud800\\u2500: no findings\nproved: order, values (")
-
-
-def test_a_line_never_ends_between_a_number_and_its_unit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for width in range(40, 76):
-        print_lines([("name", "x" * width + " 1.05 MB, saved 6.61 MB")])
-        lines = capsys.readouterr().out.splitlines()
-        assert not any(line.endswith(("1.05", "6.61")) for line in lines)
-        assert max(map(len, lines)) <= LINE_WIDTH

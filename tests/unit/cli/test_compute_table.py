@@ -215,12 +215,12 @@ def test_constants_that_ship_for_a_gpu_are_named_where_data_sheets_are_taken(nod
     assert fitted_for(topology(node, "single_switch", 1)) == NEARER[node]
 
 
-def test_a_run_on_data_sheets_says_what_is_nearer_to_measurements(
+def test_a_run_on_data_sheets_says_what_is_more_accurate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["run", "tiny", "--no-check", "--set", "network.profile=a100"]
     assert answer(words) == 0
     last = capsys.readouterr().out.splitlines()[-1].split()
-    assert last == ["nearer", "--set", "compute.profile=a100,", "from", "measurements"]
+    assert last == ["more", "accurate", "--set", "compute.profile=a100,", "from", "measurements"]
     assert answer([*words, "--set", "compute.profile=a100"]) == 0
-    assert "nearer" not in capsys.readouterr().out
+    assert "more accurate" not in capsys.readouterr().out

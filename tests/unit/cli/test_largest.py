@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.api.largest_model import DIGITS
+from zsim.api.largest_result import DIGITS
 from zsim.cli.main import answer
 
 PRINTED = {0: "2.0", 1: "7.6", 2: "14.4", 3: "128.0"}

@@ -128,7 +128,7 @@ def test_a_full_disk_behind_another_file_is_told_in_one_line(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "/data/spool")
 
-    monkeypatch.setattr("zsim.api.running.load_backend", full)
+    monkeypatch.setattr("zsim.api.launch.load_backend", full)
     assert answer(["run", "tiny"]) == 3
     assert capsys.readouterr().err == "zsim: /data/spool: no space left on device\n"
 
@@ -142,7 +142,7 @@ def test_an_internal_error_is_told_where_its_details_cannot_be_kept(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("zsim.api.running.load_backend", broken)
+    monkeypatch.setattr("zsim.api.launch.load_backend", broken)
     monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
     assert answer(["run", "tiny"]) == 3
     why = "(details could not be written: no space left on device)"

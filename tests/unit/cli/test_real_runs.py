@@ -117,7 +117,7 @@ class Dying:
 def test_a_run_that_dies_is_exit_code_3_and_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zsim.api.running.load_backend", lambda name: Dying)
+    monkeypatch.setattr("zsim.api.launch.load_backend", lambda name: Dying)
     assert answer(["run", "tiny", "--backend", "dying"]) == 3
     line = capsys.readouterr().err
     assert line.startswith("zsim: rank 2: killed by SIGKILL rank 0: lost its peer (details: ")

@@ -14,11 +14,11 @@ import pytest
 
 import zsim_scenarios
 from zsim.cli.main import answer
-from zsim.cli.sweep.progress import progress
+from zsim.cli.progress_bar import progress
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.files.installed import network_profile
-from zsim.workers.executor import Crew, InProcess
-from zsim.workers.worker import Batch, Done, run_batch
+from zsim.workers.crew import Crew, InProcess
+from zsim.workers.worker import FinishedRun, RunBatch, run_batch
 
 STUDY = """
 question = "how is a small model cut?"
@@ -67,7 +67,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each batch had that was run here."""
     found: list[int] = []
 
-    def counted(batch: Batch) -> list[Done]:
+    def counted(batch: RunBatch) -> list[FinishedRun]:
         found.append(len(batch.outlines))
         return run_batch(batch)
 
@@ -162,7 +162,7 @@ def test_a_changed_profile_reruns_what_takes_it(
         found = network_profile(name)
         return found.changed(launch_s=1.0) if name == "h100" else found
 
-    monkeypatch.setattr("zsim.workers.source.network_profile", changed)
+    monkeypatch.setattr("zsim.workers.study_source.network_profile", changed)
     swept(ask("sweep", "cut.toml", "--workers", "1", "--json"))
     assert sum(tried) == 2 + 1
 
@@ -237,7 +237,7 @@ def test_an_error_of_our_own_is_a_row_and_is_tried_again(
 def test_an_interrupted_sweep_keeps_what_was_done_and_says_how_to_go_on(
     ask: Ask, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(batch: Batch) -> list[Done]:
+    def interrupted(batch: RunBatch) -> list[FinishedRun]:
         if tried:
             raise KeyboardInterrupt
         tried.append(len(batch.outlines))
@@ -274,7 +274,7 @@ def test_a_sweep_whose_workers_die_fails_and_says_how_to_go_on(
     def gone(*_: object) -> Generator[Crew]:
         yield Crew(executor=Gone(), workers=1)
 
-    monkeypatch.setattr("zsim.api.study.crew", gone)
+    monkeypatch.setattr("zsim.api.sweep_result.crew", gone)
     code, out, error = ask("sweep", "cut.toml")
     assert (code, out, error.count("\n")) == (3, "", 1)
     assert error.startswith(
@@ -358,7 +358,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_remaining_time(
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress() as told:
+    with progress("nics", unit="runs") as told:
         for done in (2, 5, 10):
             told(done, 10)
     shown = screen.getvalue()

@@ -40,8 +40,8 @@ def test_a_straggler_costs_time_that_the_answer_names(
 ) -> None:
     assert answer(["run", scenario(tmp_path, SLOW_GPU, NEIGHBOUR)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (cost,) = [line for line in lines if line.startswith("they cost")]
-    assert cost.endswith("without faults and neighbours")
+    (cost,) = [line for line in lines if line.startswith("faults and neighbours")]
+    assert cost.endswith(" without")
     assert len(lines) <= 15
     assert answer(["run", scenario(tmp_path, SLOW_GPU), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

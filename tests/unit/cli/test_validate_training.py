@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from zsim.api.forecast import FEW, forecast
+from zsim.api.training_calibration import judged_run
 from zsim.backend.backend import Job
 from zsim.calibration.published import Published
-from zsim.calibration.tables import TABLES
-from zsim.calibration.verdict import Forecast, Quantity, verdict
-from zsim.cli.calibrate_training import judged_run
+from zsim.calibration.training_tables import TABLES
+from zsim.calibration.training_verdict import Quantity, RunForecast, verdict
 from zsim.cli.main import answer
 from zsim.files.installed import fitted_kernels
 from zsim.files.source import resolved
@@ -124,8 +124,8 @@ def test_a_run_that_is_predicted_not_to_fit_has_all_its_micro_batches() -> None:
     scenario = dict(run.scenario)
     fits = forecast(scenario)
     too_large = forecast(scenario | {"cluster": {**scenario["cluster"], "gpu_memory": "20 MB"}})  # type: ignore[dict-item]
-    assert isinstance(fits, Forecast)
-    assert isinstance(too_large, Forecast)
+    assert isinstance(fits, RunForecast)
+    assert isinstance(too_large, RunForecast)
     assert (fits.fits, too_large.fits) == (True, False)
     assert too_large.step_time_s == pytest.approx(fits.step_time_s)
 
@@ -135,7 +135,7 @@ def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
         [{key: str(value) for key, value in (MPT | {"grad_accum": FEW + 4}).items()}]
     )
     found = forecast(run.scenario)
-    assert isinstance(found, Forecast)
+    assert isinstance(found, RunForecast)
     document = resolved("it", from_tables(run.scenario)).document
     assert document.model is not None
     assert document.cluster is not None
@@ -149,7 +149,10 @@ def test_many_micro_batches_take_as_long_as_if_each_was_simulated() -> None:
     [
         (["weather"], "zsim: what: 'weather' must be one of network, training, memory"),
         (["training", "--picture", "x.gif"], "zsim: --picture: x.gif: must end in .svg or .png"),
-        (["network", "--picture", "x.svg"], "zsim: --picture: x.svg: is for training and memory"),
+        (
+            ["network", "--picture", "x.svg"],
+            "zsim: --picture: x.svg: is for training, memory and paper",
+        ),
     ],
 )
 def test_what_cannot_be_validated_is_one_line(
@@ -185,7 +188,7 @@ def test_sweeps_that_judge_are_apart_from_those_that_may_be_fitted() -> None:
         [{key: str(value) for key, value in MPT.items()}]
     )
     simulated = forecast(tiny.scenario)
-    assert isinstance(simulated, Forecast)
+    assert isinstance(simulated, RunForecast)
     forecasts = [replace(simulated, step_time_s=1.5 if run.judged else 1.0) for run in runs]
     found = verdict("table", Quantity.STEP_TIME, runs, forecasts)
     assert found.judged is not None
@@ -205,7 +208,7 @@ def test_calibration_judges_a_run_by_the_step_that_is_predicted_for_it(grad_accu
     cells = MPT | {"gpu": "h100_80gb", "grad_accum": grad_accum} | LARGER
     (run,) = TABLES["fsdp_mpt_training_runs"].read([{k: str(v) for k, v in cells.items()}])
     found = forecast(run.scenario)
-    assert isinstance(found, Forecast)
+    assert isinstance(found, RunForecast)
     off, _ = judged_run(run, fitted_kernels()["h100"].constants)
     assert run.step_time_s is not None
     assert off == pytest.approx(abs(found.step_time_s / run.step_time_s - 1), rel=1e-9)
@@ -228,7 +231,7 @@ def test_a_folder_is_judged_whole_whatever_its_rows_call_things(
         assert "gpu 'GH200 96GB' is not one of h100 96 GB" in str(llama[quantity]["unmodelled"])
     assert mpt["step time"]["judged"]["modelled"] == mpt["step time"]["modelled"] == 2
     assert found["not_read"] == ["of_adapters.csv"]
-    assert "fsdp2_llama_training_runs: step time of 2 of 2 runs predicted" in shown.err
+    assert "5 of 5 rows predicted" in shown.err
     assert answer(["validate", "--all-rows", "--data", str(tmp_path)]) == 0
     assert "may be fitted" not in capsys.readouterr().out
 

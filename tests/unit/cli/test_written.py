@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -162,3 +163,56 @@ def test_a_folder_in_place_of_a_file_is_refused_before_anything_runs(
     code, out, error = ask("plan", "tiny", "--schedule", tmp_path)
     assert (code, out) == (2, "")
     assert error == f"zsim: --schedule: {tmp_path}: is a folder, must be a file\n"
+
+
+MANY = """
+question = "Which bucket?"
+[base]
+scenario = "tiny"
+[[axis]]
+field = "zero.stage"
+values = [1, 2, 3]
+[[axis]]
+field = "zero.bucket_elements"
+values = [1000, 2000, 4000, 8000]
+[goal]
+minimize = "step_time"
+"""
+
+
+def sweep_below(limit_bytes: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A study whose store, a file like all others, may have so many bytes."""
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    (folder / "buckets.toml").write_text(MANY, "utf-8")
+    return subprocess.run(
+        [ZSIM, "sweep", "buckets.toml", "--workers", "1", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        preexec_fn=small_files,
+    )
+
+
+def test_a_sweep_goes_on_when_its_store_is_full_and_the_next_one_keeps_the_rest(
+    tmp_path: Path,
+) -> None:
+    full = sweep_below(20_000, tmp_path)
+    assert full.returncode == Code.UNWRITTEN
+    line = r"zsim: done, but buckets\.sqlite could not be written: .+; (\d+) of 12 runs are not in"
+    found = re.match(f"{line} it; the same command goes on\n$", full.stderr)
+    assert found is not None, full.stderr
+    assert 0 < int(found[1]) < 12
+    again = sweep_below(10**9, tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert json.loads(again.stdout) == json.loads(full.stdout)
+    assert json.loads(full.stdout)["best"]
+
+
+def test_a_store_for_which_there_is_no_space_ends_a_sweep_before_it_begins(tmp_path: Path) -> None:
+    done = sweep_below(100, tmp_path)
+    assert (done.returncode, done.stdout) == (Code.FAILED, "")
+    assert re.match(r"zsim: --store: buckets\.sqlite: .+\n$", done.stderr)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zsim.api.forecast import forecast
-from zsim.calibration.verdict import Forecast
+from zsim.calibration.training_verdict import RunForecast
 from zsim.cluster.profile.host_launch import EAGER
 from zsim.files.source import resolved
 from zsim.scenario.tables import ScenarioError, from_tables
@@ -37,7 +37,7 @@ def changed(**tables: dict[str, Any]) -> dict[str, Any]:
 
 def step_time_s(tables: dict[str, Any]) -> float:
     found = forecast(tables)
-    assert isinstance(found, Forecast), found
+    assert isinstance(found, RunForecast), found
     return found.step_time_s
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from drawn_clusters import NO_MODEL
 from drawn_emulated import emulated_jobs, pipelined_jobs
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zsim
@@ -221,7 +221,7 @@ def test_a_host_that_asks_and_never_waits_does_what_one_does_that_need_not_ask(
 
 
 @given(jobs, st.floats(0, 1))
-@settings(max_examples=20)
+@settings(max_examples=50)
 def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
     drawn: tuple[Model, Strategy], part: float
 ) -> None:
@@ -229,7 +229,6 @@ def test_memory_that_is_full_makes_no_difference_between_ranks_that_are_alike(
     schedule = exact(model, strategy)
     needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
     most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
-    assume(needed < most)
     on = cluster(needed + int((most - needed) * part), ranks=64)
     job = Job(schedule=schedule, model=model, cluster=on, steps=2)
     assert SimBackend().step_ends_ps(job) == SimBackend(unfold=True).step_ends_ps(job)

@@ -12,7 +12,7 @@ from zsim.scenario.outline import model_of
 from zsim.scenario.toml import parse
 from zsim.study.outcome import Status
 from zsim.study.proved import Proved
-from zsim.workers.source import reader
+from zsim.workers.study_source import reader
 from zsim.workers.worker import simulated
 from zsim_des import SimBackend
 

@@ -89,6 +89,27 @@ def test_rooms_import_lower_rooms_alone() -> None:
     assert upward == set()
 
 
+FRONT_DOOR = ("zsim.api.", "zsim.cli.", "zsim.mistake", "zsim.units")
+
+
+def behind_the_front_door(path: Path) -> set[str]:
+    """Modules of ours that a file imports anywhere, and that are no part of the front door."""
+    found = {
+        node.module
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    return {name for name in found if name.startswith("zsim") and not name.startswith(FRONT_DOOR)}
+
+
+def test_the_command_line_uses_the_front_door_for_python_and_nothing_else() -> None:
+    files = [path for name, path in FILES.items() if name.startswith("zsim.cli.")]
+    assert len(files) > 10
+    assert {path.name: behind_the_front_door(path) for path in files} == {
+        path.name: set() for path in files
+    }
+
+
 def test_there_are_few_rooms_and_few_arrows() -> None:
     arrows = between_rooms()
     assert {each for arrow in arrows for each in arrow} == {

@@ -9,7 +9,7 @@ import pytest
 import zsim_scenarios
 from zsim.cli.main import answer
 from zsim.study.file import AxisTable, GoalTable, StudyFile, WhereTable, parse
-from zsim.workers.source import read
+from zsim.workers.study_source import study_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "studies.md").read_text("utf-8")
@@ -43,7 +43,7 @@ def test_every_key_of_a_study_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("name", zsim_scenarios.study_names())
 def test_a_study_that_ships_can_be_planned(name: str) -> None:
-    plan = read(name).plan
+    plan = study_of(name).plan
     assert all(run.outline is not None for run in plan.runs)
     assert len(tomllib.loads(zsim_scenarios.study_text(name))["question"]) <= 70
 

@@ -14,7 +14,7 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import Finding, prove
 from zsim.proof.alignment import examine
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.layout import Layout, LayoutError
@@ -25,7 +25,7 @@ SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab
 
 
 def found(made: Schedule) -> list[Finding]:
-    return examine(Subject.of(made))
+    return examine(Context.of(made))
 
 
 @st.composite

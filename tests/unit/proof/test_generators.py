@@ -11,7 +11,7 @@ from mutation import edited
 from zsim.dtype import DType
 from zsim.model.generator import Draw, Generator
 from zsim.proof import check, prove
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.generators import examine
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span
@@ -52,7 +52,7 @@ def wrong(case: Case, change: Callable[[Compute], Iterable[Operation]]) -> list[
         return change(first) if each == first else (each,)
 
     made = edited(case.schedule, edit)
-    return [each.why for each in examine(Subject.of(made, case.model))]
+    return [each.why for each in examine(Context.of(made, case.model))]
 
 
 def test_a_forward_that_runs_twice_draws_anew(right: list[Case]) -> None:
@@ -66,7 +66,7 @@ def test_a_segment_that_draws_nothing_has_no_state(right: list[Case]) -> None:
         replace(unit, segments=tuple(replace(part, draws=None) for part in unit.segments))
         for unit in case.model.units
     )
-    findings = examine(Subject.of(case.schedule, replace(case.model, units=units)))
+    findings = examine(Context.of(case.schedule, replace(case.model, units=units)))
     assert {each.why for each in findings} == {"draws random numbers, and its segment has none"}
 
 
@@ -88,7 +88,7 @@ def drawing(*draws: tuple[str, Action, Draw | None], axes: tuple[str, ...] = ("d
 
 
 def found(made: Schedule) -> list[str]:
-    return [each.why for each in examine(Subject.of(made))]
+    return [each.why for each in examine(Context.of(made))]
 
 
 NEW = Draw(generator="g")

@@ -197,8 +197,8 @@ def test_lists_of_a_branch_that_leave_different_buffers_alive_are_found() -> Non
     then.free(x)
     build.step.branch("branch", flag.all, then, otherwise, after=[])
     (found,) = lifetime(build.schedule())
-    assert found.operation == "step/branch"
-    assert found.witness == ("then: frees it", "otherwise: leaves it as it is")
+    assert found.operation == "step/x/allocate"
+    assert found.why == "allocates x, which is alive when step ends and not freed"
 
 
 def branch_with_a_use_in_one_list(uses: list[str]) -> Schedule:

@@ -6,6 +6,7 @@ from mutation import hand
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import Finding, check
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import FreeMode, Previous
@@ -141,3 +142,18 @@ def test_model_states_are_those_that_the_closed_form_says() -> None:
         if each.invariant == "memory"
     ]
     assert [each.operation for each in found] == ["persistent/moment"]
+
+
+@pytest.mark.parametrize("kind", [Kind.PARAMETER, Kind.MASTER])
+def test_a_moment_that_is_called_another_kind_is_found(kind: Kind) -> None:
+    """States are read back by kind: a moment would be taken for parameters."""
+    shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
+    model = gpt(shape, micro_batch_size=1, precision=Precision.BF16)
+    made = zero(model, Strategy(stage=2, data=2, precision=Precision.BF16, emulate=DeepSpeed()))
+    (program,) = made.programs
+    (name, *_) = (each.name for each in program.buffers if each.kind is Kind.MOMENT)
+    buffers = tuple(
+        replace(each, kind=kind) if each.name == name else each for each in program.buffers
+    )
+    (found,) = memory(replace(made, programs=(replace(program, buffers=buffers),)))
+    assert found.why == f"uses {name} as moment, whose kind is {kind}"

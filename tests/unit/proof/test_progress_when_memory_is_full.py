@@ -15,7 +15,7 @@ from zsim.memory import MemoryWait, RankMemory
 from zsim.model.model import Model
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.builder import Named, RoleBuilder, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, RoleBuilder, ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import FreeMode
 from zsim.schedule.schedule import Discipline, Pool, Schedule
@@ -57,7 +57,9 @@ def crossing(*, in_order: bool) -> Schedule:
     return build.schedule()
 
 
-def _sum(part: RoleBuilder, name: str, groups: dict[str, str], buffers: dict[str, Named]) -> None:
+def _sum(
+    part: RoleBuilder, name: str, groups: dict[str, str], buffers: dict[str, BufferHandle]
+) -> None:
     stream = "other" if name == "x" else "communication"
     after = [f"step/{name}/fill"]
     part.step.all_reduce(name, groups[name], buffers[name].all, stream=stream, after=after)

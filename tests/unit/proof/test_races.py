@@ -7,7 +7,7 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import Finding, check
 from zsim.runtimes.registry import make_schedule as zero
-from zsim.schedule.builder import COMMUNICATION, Named, ScheduleBuilder
+from zsim.schedule.builder import COMMUNICATION, BufferHandle, ScheduleBuilder
 from zsim.schedule.operation import Action, AllGather, Compute, Previous, View
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
@@ -18,7 +18,7 @@ def races(schedule: Schedule) -> list[Finding]:
     return [each for each in check(schedule) if each.invariant == "races"]
 
 
-def filled(ranks: int, *sizes: int) -> tuple[ScheduleBuilder, list[Named]]:
+def filled(ranks: int, *sizes: int) -> tuple[ScheduleBuilder, list[BufferHandle]]:
     """A builder with persistent buffers x0, x1 ... that setup has filled."""
     build = ScheduleBuilder.of("small", data=ranks)
     build.group("data", "data")
@@ -181,7 +181,7 @@ def apart(one: View, other: View, ranks: int) -> list[Finding]:
 
 
 def test_parts_that_do_not_overlap_need_no_order() -> None:
-    x = Named(filled(4, 8)[1][0].buffer)
+    x = BufferHandle(filled(4, 8)[1][0].buffer)
     assert apart(x[:4], x[4:], 4) == []
     assert apart(x[:5], x[4:], 4)
     assert apart(x.own("data", 1), x[4:], 4) == []

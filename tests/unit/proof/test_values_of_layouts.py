@@ -8,13 +8,17 @@ from mutation import hand, left, named, split
 from runtimes_by_hand import deepspeed, fsdp2, megatron
 
 from zsim.dtype import DType
+from zsim.model.architecture import GPT
+from zsim.model.gpt import gpt
 from zsim.model.model import Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
+from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Action, Allocate, Compute, Operand, Role, View
 from zsim.schedule.schedule import Buffer, Contract, Kind, LogicalParameter, Schedule
+from zsim.strategy.strategy import Strategy
 
 
 def held(
@@ -217,6 +221,23 @@ def test_a_layout_of_something_else_is_nobody_s_business() -> None:
 
 def test_a_parameter_that_lies_in_two_blocks_is_found() -> None:
     assert named(with_layout(fsdp2(), "cut", blocks=(0, 4))) == [("values", "cut")]
+
+
+@pytest.mark.parametrize("name", ["head.ln.weight", "block0.qkv.weight"], ids=["copied", "cut"])
+def test_a_layout_that_says_otherwise_which_ranks_hold_copies_is_found(name: str) -> None:
+    """Without clipping no norm counts copies: ranks would begin with different values, or alike."""
+    shape = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
+    model = gpt(shape, micro_batch_size=1, tensor=2)
+    made = make_schedule(model, Strategy(stage=0, data=1, tensor=2))
+    assert check(made, model) == ()
+    (layout,) = (each for each in made.layouts if any(p.parameter == name for p in each.pieces))
+    pieces = tuple(
+        replace(each, copies=() if each.copies else ("tensor",)) if each.parameter == name else each
+        for each in layout.pieces
+    )
+    (finding,) = check(with_layout(made, layout.name, pieces=pieces), model)
+    assert finding.invariant == "values"
+    assert name in finding.why
 
 
 def test_masters_cut_otherwise_than_the_parameters_may_have_copies_that_nobody_reads() -> None:

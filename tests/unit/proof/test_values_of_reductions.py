@@ -8,7 +8,7 @@ from mutation import changed, hand, left, named, unwritten, without
 from trained_weight import STREAM, Trained
 
 from zsim.proof import check
-from zsim.schedule.builder import COMMUNICATION, Named
+from zsim.schedule.builder import COMMUNICATION, BufferHandle
 from zsim.schedule.mesh import Axis
 from zsim.schedule.operation import Action, Copy, Operand, Previous, Reduction, Role, View
 from zsim.schedule.schedule import Schedule
@@ -50,7 +50,9 @@ def average_of_copies(case: Trained) -> None:
     case.update(case.shard.all)
 
 
-def pass_on(case: Trained, name: str, source: Named, target: Named, offset: int) -> None:
+def pass_on(
+    case: Trained, name: str, source: BufferHandle, target: BufferHandle, offset: int
+) -> None:
     """Send to the rank `offset` further on, and take what comes from the other side."""
     case.step.send(f"send {name}", "data", source.all, offset, stream=STREAM)
     case.step.receive(f"receive {name}", "data", target.all, -offset, stream=STREAM)

@@ -7,7 +7,7 @@ from mutation import left
 from runtimes_by_hand import owners
 
 from zsim.proof import check
-from zsim.proof.context import Subject
+from zsim.proof.context import Context
 from zsim.proof.values import shown
 
 Parts = tuple[tuple[int, int], ...]
@@ -39,5 +39,5 @@ def test_parts_that_leave_an_element_out_or_take_it_twice_are_found(
 @settings(max_examples=30)
 def test_every_rank_says_what_classes_say(inside: list[int], middle: int, *, gap: bool) -> None:
     made = owners((0, *sorted(inside), 8), ((0, middle), (middle + gap, 8 - middle - gap)))
-    few, every = shown(Subject.of(made)), shown(Subject.of(made), unfolded=True)
+    few, every = shown(Context.of(made)), shown(Context.of(made), unfolded=True)
     assert bool(few.findings) == bool(every.findings) == gap

@@ -10,7 +10,7 @@ import pytest
 from zsim.cli.main import answer
 from zsim.cluster.cluster import Cluster
 from zsim.files.installed import topology
-from zsim.report.svg.cluster import draw
+from zsim.report.svg.cluster_drawing import draw
 from zsim.report.svg.utilization_color import BUSIEST
 
 COLUMNS = "source,target,bandwidth_per_direction,latency\n"

@@ -11,14 +11,14 @@ import pytest
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
-from zsim.files.page import render
+from zsim.files.html_page import render
 from zsim.files.source import Changes, read
-from zsim.report.memory import MOST_POINTS, memory
-from zsim.report.network import network
-from zsim.report.page import Cell, Figure, Page, Section, Table
-from zsim.report.run import run_page
-from zsim.report.split import split
-from zsim.report.streams import streams
+from zsim.report.memory_section import MOST_POINTS, memory
+from zsim.report.network_section import network
+from zsim.report.page import Page, PageFigure, PageTable, Section, TableCell
+from zsim.report.run_page import run_page
+from zsim.report.streams_section import streams
+from zsim.report.time_section import split
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
@@ -41,12 +41,12 @@ def hundred() -> tuple[Job, Trace]:
     return ran("zero_100b", "model.layers=20")
 
 
-def the_figure(section: Section) -> Figure:
+def the_figure(section: Section) -> PageFigure:
     assert section.figure is not None
     return section.figure
 
 
-def numbers(found: Figure, key: str) -> list[list[float]]:
+def numbers(found: PageFigure, key: str) -> list[list[float]]:
     """What stands under `key` in the traces that have it."""
     return [cast("list[float]", each[key]) for each in found.traces if key in each]
 
@@ -74,7 +74,7 @@ def test_a_step_of_many_operations_is_drawn_with_few_bars_that_last_as_long(
         return {str(each["name"]): cast("list[float]", each["x"]) for each in found.traces}
 
     every = bars()
-    monkeypatch.setattr("zsim.report.streams.MOST_BARS", 100)
+    monkeypatch.setattr("zsim.report.streams_section.MOST_BARS", 100)
     few = bars()
     assert sum(map(len, few.values())) <= 200 < sum(map(len, every.values()))
     assert {name: pytest.approx(sum(each)) for name, each in every.items()} == {
@@ -133,9 +133,9 @@ def test_text_is_escaped_wherever_it_stands() -> None:
             Section(
                 title=evil,
                 sentences=(evil,),
-                figure=Figure(traces=({"name": evil},), layout={}),
-                table=Table(
-                    columns=(evil,), numeric=(False,), rows=((Cell(text=evil, value=evil),),)
+                figure=PageFigure(traces=({"name": evil},), layout={}),
+                table=PageTable(
+                    columns=(evil,), numeric=(False,), rows=((TableCell(text=evil, value=evil),),)
                 ),
             ),
         ),

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.cli.main import answer
-from zsim.files.page import render
+from zsim.files.html_page import render
 from zsim.report.chart import BOTTOM, TOP, chart
-from zsim.report.extremes import LINES_MAX
+from zsim.report.chart_lines import LINES_MAX
 from zsim.report.page import Page, Section
-from zsim.report.study import ROWS_MAX, changes, study_page
+from zsim.report.study_page import ROWS_MAX, changes, study_page
 from zsim.study.file import GoalTable
 from zsim.study.goal import goal_of, ranked
 from zsim.study.result import StudyResult

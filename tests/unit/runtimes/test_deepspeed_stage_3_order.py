@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt

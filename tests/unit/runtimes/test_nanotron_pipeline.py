@@ -10,7 +10,7 @@ from fitting import fitting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.analysis.plan import plan, wire_bytes
+from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.backend.backend import Job
 from zsim.model.architecture import Llama
 from zsim.model.model import Model, ModelError

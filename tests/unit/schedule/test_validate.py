@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from zsim.dtype import DType
-from zsim.schedule.builder import COMMUNICATION, COMPUTE, Part, ScheduleBuilder
+from zsim.schedule.builder import COMMUNICATION, COMPUTE, OperationList, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Group, Span
 from zsim.schedule.operation import (
@@ -333,7 +333,7 @@ def test_a_rank_finds_its_role_and_program() -> None:
 def test_both_sides_of_a_branch_may_be_built() -> None:
     build = start()
     then, otherwise = build.step.side("yes"), build.step.side("no")
-    assert isinstance(then, Part)
+    assert isinstance(then, OperationList)
     name = then.fill("f", X, 1.0)
     build.step.branch("b", N, then, otherwise, after=[])
     assert build.schedule().programs[0].by_id[name].id == "step/yes/f"

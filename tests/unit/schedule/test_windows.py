@@ -2,7 +2,7 @@
 
 import pytest
 
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Axis, Joined, Mesh
 from zsim.schedule.operation import Action, OperationError, Role, View
@@ -12,7 +12,7 @@ from zsim.strategy.optimizer_rule import SGD
 PIECE = Piece(parameter="w", start=0, size=8)
 
 
-def start() -> tuple[ScheduleBuilder, Named, Named]:
+def start() -> tuple[ScheduleBuilder, BufferHandle, BufferHandle]:
     """Four ranks; 8 elements whole, and the rank's shard of them."""
     mesh = Mesh(
         axes=(Axis(name="far", size=2), Axis(name="near", size=2)),

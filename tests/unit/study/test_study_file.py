@@ -7,10 +7,10 @@ import pytest
 
 from zsim.scenario.tables import from_tables
 from zsim.study.axis import axes_of, changed, combinations
+from zsim.study.condition import condition
 from zsim.study.file import StudyError, parse
-from zsim.study.plan import StudyPlan, planned
-from zsim.study.where import condition
-from zsim.workers.source import reader
+from zsim.study.study_plan import StudyPlan, planned
+from zsim.workers.study_source import reader
 
 BASE = """
 [base]

@@ -8,10 +8,10 @@ import pytest
 from zsim.analysis.summary import Rates, Summary
 from zsim.study.file import GoalTable, StudyError
 from zsim.study.goal import goal_of, ranked
-from zsim.study.outcome import Outcome, Status, decoded, encoded
+from zsim.study.outcome import Status, StudyOutcome, decoded, encoded
 from zsim.study.result import StudyResult, difference
-from zsim.study.row import Row
-from zsim.study.trust import said_once
+from zsim.study.row import StudyRow
+from zsim.study.trust_lines import said_once
 
 SUMMARY = Summary(
     step_time_s=1.0,
@@ -32,11 +32,11 @@ SUMMARY = Summary(
 )
 
 
-def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> Row:  # noqa: ANN401  (of any field)
+def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> StudyRow:  # noqa: ANN401  (of any field)
     """A run that is done; `fields` replace those of the row."""
     summary = replace(SUMMARY, step_time_s=seconds, tokens_per_s=1e6 / seconds)
-    outcome = Outcome(status=Status.DONE, summary=summary, trust="unvalidated")
-    made = Row(
+    outcome = StudyOutcome(status=Status.DONE, summary=summary, trust="unvalidated")
+    made = StudyRow(
         name=name,
         labels=(name,),
         values={"cluster.nics_per_node": gpus // 8},
@@ -49,15 +49,15 @@ def row(name: str, seconds: float, gpus: int = 8, **fields: Any) -> Row:  # noqa
     return replace(made, **fields)
 
 
-def ended(name: str, status: Status, reason: str = "why") -> Row:
-    return row(name, 1.0, outcome=Outcome(status=status, reason=reason))
+def ended(name: str, status: Status, reason: str = "why") -> StudyRow:
+    return row(name, 1.0, outcome=StudyOutcome(status=status, reason=reason))
 
 
 SLOW, FAST = row("slow", 2.0, 8), row("fast", 1.0, 32)
-FULL = row("full", 0.5, outcome=Outcome(status=Status.FULL, reason="at x", summary=SUMMARY))
+FULL = row("full", 0.5, outcome=StudyOutcome(status=Status.FULL, reason="at x", summary=SUMMARY))
 
 
-def result(goal: GoalTable, *rows: Row) -> StudyResult:
+def result(goal: GoalTable, *rows: StudyRow) -> StudyResult:
     made = goal_of(goal)
     return StudyResult(
         question="?",
@@ -145,7 +145,7 @@ def test_there_is_a_best_run_for_each_choice_on_an_axis() -> None:
 
 
 def test_a_lead_of_a_choice_says_where_it_is_below_the_error_or_not_judged() -> None:
-    def judged(name: str, seconds: float, error: float | None) -> Row:
+    def judged(name: str, seconds: float, error: float | None) -> StudyRow:
         outcome = replace(row("", seconds).outcome, error=error)
         return row(name, seconds, outcome=outcome)
 
@@ -212,5 +212,5 @@ def test_a_price_by_gpu_is_that_of_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("each", [FAST, FULL, ended("x", Status.CUT_OFF)], ids=lambda row: row.name)
-def test_an_outcome_is_kept_without_loss(each: Row) -> None:
+def test_an_outcome_is_kept_without_loss(each: StudyRow) -> None:
     assert decoded(encoded(each.outcome)) == each.outcome

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from zsim.backend.backend import RefusedError
 from zsim.dtype import DType
 from zsim.proof import check
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import (
@@ -114,7 +114,7 @@ def test_the_example_written_by_hand_trains_as_plain_sgd_does() -> None:
             assert torch.allclose(trained[name], value, rtol=0, atol=1e-12)
 
 
-def parameter(build: ScheduleBuilder, name: str, elements: int) -> Named:
+def parameter(build: ScheduleBuilder, name: str, elements: int) -> BufferHandle:
     """A persistent parameter that a run can be asked for."""
     piece = Piece(parameter=name, start=0, size=elements)
     build.layout(Layout(name=name, pieces=(piece,), elements=elements))

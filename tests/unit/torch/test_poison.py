@@ -13,7 +13,7 @@ from zsim.backend.backend import Job
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import AllGather, Compute, Operation
 from zsim.schedule.schedule import Kind, Schedule
@@ -88,14 +88,14 @@ def test_a_wait_that_is_missing_is_seen_whatever_the_timing(pool: RankPool) -> N
     Path(caught.value.details).unlink()
 
 
-def parameter(build: ScheduleBuilder, name: str, elements: int) -> Named:
+def parameter(build: ScheduleBuilder, name: str, elements: int) -> BufferHandle:
     """A persistent parameter that a run can be asked for."""
     piece = Piece(parameter=name, start=0, size=elements)
     build.layout(Layout(name=name, pieces=(piece,), elements=elements))
     return build.buffer(name, elements, kind=Kind.PARAMETER, layout=name, persistent=True)
 
 
-Between = Callable[[ScheduleBuilder, Named, Named], object]
+Between = Callable[[ScheduleBuilder, BufferHandle, BufferHandle], object]
 
 
 def moved(between: Between, *, wait: bool = True) -> Schedule:

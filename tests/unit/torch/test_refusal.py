@@ -6,7 +6,7 @@ from torch import nn
 
 from zsim.backend.backend import Job, RefusedError
 from zsim.model.equal_units import equal_units
-from zsim.schedule.builder import Named, ScheduleBuilder
+from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Reduction, Role
 from zsim.schedule.schedule import Kind, Place, Pool, Schedule
@@ -28,7 +28,7 @@ def of_backend(schedule: Schedule) -> str | None:
     return TorchBackend(device=DeviceChoice.CPU).refusal(job)
 
 
-def with_host_memory() -> tuple[ScheduleBuilder, Named, Named]:
+def with_host_memory() -> tuple[ScheduleBuilder, BufferHandle, BufferHandle]:
     """Four elements on the device, and as many in host memory."""
     build = ScheduleBuilder.of("host", data=1)
     build.pools.append(Pool(name="host", place=Place.HOST))

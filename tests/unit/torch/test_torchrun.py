@@ -29,11 +29,13 @@ steps = 2
 """
 
 FAILING = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 from torch import distributed, ones
 from zsim.backend.backend import RunFailedError
 from zsim_torch import run_ranks
 from zsim_torch.supervise.progress_record import note
+
+SEEN = pathlib.Path(os.environ["TMPDIR"], "seen")
 
 def fail():
     if distributed.get_rank() == 1:
@@ -45,8 +47,11 @@ def fail():
                 time.sleep(3)  # long enough to have told
                 os.kill(os.getpid(), signal.SIGSTOP)
             case _:
+                while not SEEN.exists():
+                    time.sleep(0.01)
                 raise ValueError("mine")
     note("a sum")
+    SEEN.touch()
     distributed.all_reduce(ones(1))
 
 for ranks in (3, 2):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from planted_faults import traced
 from planting import FAULTS
-from witnessed_jobs import CALLS, RANKS, STRATEGIES, job
+from witnessed_jobs import CALLS, FOUR, RANKS, STRATEGIES, job
 
 from zsim.backend.document import decode_trace, encode_trace
 from zsim.proof import against_trace as refinement
@@ -22,17 +22,41 @@ def pool() -> Iterator[RankPool]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def pool_of_four() -> Iterator[RankPool]:
+    with RankPool(4) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", [CALLS, *STRATEGIES])
 def test_a_run_without_a_fault_has_no_finding(pool: RankPool, name: str) -> None:
     trace = merged(pool.run(traced, name, None))
     assert refinement.examine(job(name).schedule, trace) == []
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [name for name, each in FAULTS.items() if each.job != FOUR])
 def test_a_planted_fault_is_found_by_witnesses_alone(pool: RankPool, fault: str) -> None:
     schedule = job(FAULTS[fault].job).schedule
     trace = merged(pool.run(traced, FAULTS[fault].job, fault))
     assert refinement.examine(schedule, trace)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (None, ""),
+        ("a_communicator_has_the_members_of_another", "had ranks (0, 2), the schedule says (0, 1)"),
+        ("messages_go_around_the_ring_the_other_way", "had other end 3, the schedule says 1"),
+        ("two_pairs_of_ranks_send_to_each_other", "had other end 0, the schedule says 2"),
+    ],
+)
+def test_wrong_members_and_wrong_ends_of_messages_are_named(
+    pool_of_four: RankPool, fault: str | None, why: str
+) -> None:
+    """Of as many members as there should be, each with the right operation."""
+    trace = merged(pool_of_four.run(traced, FOUR, fault))
+    found = refinement.examine(job(FOUR).schedule, trace)
+    assert [each for each in found if why in each.why] if fault else found == []
 
 
 def test_clocks_of_real_ranks_may_have_begun_at_any_moments(pool: RankPool) -> None:

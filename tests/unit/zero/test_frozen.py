@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.model.architecture import GPT, ArchitectureError, LoRA
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
 from zsim.model.transformer import transformer

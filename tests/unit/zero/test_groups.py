@@ -10,7 +10,7 @@ from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained
 from mutation import changed
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.closed_form.states import persistent_bytes
 from zsim.model.model import Model, ModelError
 from zsim.proof import check, prove

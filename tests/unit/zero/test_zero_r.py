@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.analysis.plan import plan
+from zsim.analysis.schedule_plan import plan
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.closed_form import host_bytes

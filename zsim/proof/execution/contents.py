@@ -1,38 +1,38 @@
-"""States of training as the buffers of a cell hold them: numbers of parameters, laid out."""
+"""States of training as the buffers of a class hold them: numbers of parameters, laid out."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from zsim.proof.execution.datum import chosen
-from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
-from zsim.specification.field import Numbers
-from zsim.specification.step import Cut
+from zsim.specification.residues import Numbers
+from zsim.specification.step import TensorCuts
 
 Key = tuple[int, str, str, int]
-"""A cell, a layout, the axis of a part, and how many places it has."""
+"""A class, a layout, the axis of a part, and how many places it has."""
 
 
 class Contents:
     """Lays numbers of parameters out as buffers hold them."""
 
-    def __init__(self, tensors: Tensors, moves: Moves, cut: Cut) -> None:
+    def __init__(self, tensors: Tensors, moves: Moves, cut: TensorCuts) -> None:
         self.tensors = tensors
         self.moves = moves
         self.cut = cut
         self._contents: dict[Key, tuple[Mapping[str, Numbers], Numbers]] = {}
         self._takes: dict[Key, tuple[list[str], Integers]] = {}
 
-    def within(self, cell: RunCell, numbers: Numbers) -> Numbers:
-        """Return what the ranks of a cell have of numbers of all ranks."""
-        if cell.shape == self.cut.shape:
+    def within(self, ranks: RankArray, numbers: Numbers) -> Numbers:
+        """Return what the ranks of a class have of numbers of all ranks."""
+        if ranks.shape == self.cut.shape:
             return numbers
         axes = self.tensors.grid.axes
         place: list[slice] = [slice(None)]
-        for axis, along, size in zip(axes, cell.along, numbers.shape[1:-1], strict=True):
+        for axis, along, size in zip(axes, ranks.along, numbers.shape[1:-1], strict=True):
             whole = self.tensors.grid.tracked[axis].coordinates
             if size == 1 or len(whole) == len(along.coordinates):
                 place.append(slice(None))
@@ -41,21 +41,21 @@ class Contents:
                 place.append(slice(start, start + len(along.coordinates)))
         return numbers[tuple(place)]
 
-    def content(self, cell: RunCell, name: str, state: Mapping[str, Numbers]) -> Numbers:
+    def content(self, ranks: RankArray, name: str, state: Mapping[str, Numbers]) -> Numbers:
         """Return what a buffer holds in a state of all its parameters; zero in the padding."""
-        buffer = cell.program.by_name[name]
+        buffer = ranks.program.by_name[name]
         if buffer.layout is None:
-            width = self.tensors.held(cell, name).width
-            return np.zeros((2, *(1,) * len(cell.shape), width), np.uint64)
-        held = self.tensors.held(cell, name)
-        key = (cell.index, buffer.layout, buffer.shard or "", held.width)
+            width = self.tensors.held(ranks, name).width
+            return np.zeros((2, *(1,) * len(ranks.shape), width), np.uint64)
+        held = self.tensors.held(ranks, name)
+        key = (ranks.index, buffer.layout, buffer.shard or "", held.width)
         known = self._contents.get(key)
         if known is not None and known[0] is state:
             return known[1]
-        names, take = self._take(key, self.moves.pieces(cell, name), buffer.layout)
-        parts = [self.within(cell, state[each]) for each in names]
+        names, take = self._take(key, self.moves.pieces(ranks, name), buffer.layout)
+        parts = [self.within(ranks, state[each]) for each in names]
         lead = np.broadcast_shapes(
-            *(part.shape[:-1] for part in parts), (2, *(1,) * len(cell.shape))
+            *(part.shape[:-1] for part in parts), (2, *(1,) * len(ranks.shape))
         )
         flat = np.zeros((*lead, sum(part.shape[-1] for part in parts)), np.uint64)
         width = 0

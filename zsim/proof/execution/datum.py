@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import Index
-from zsim.specification.field import Numbers
+from zsim.specification.residues import Numbers
 
 Marks = NDArray[np.bool_]
 Words = NDArray[np.uint64]
@@ -48,7 +48,7 @@ class Datum:
 
     @property
     def count(self) -> int:
-        """Places."""
+        """Return the number of places."""
         return int(self.values.shape[-1])
 
 
@@ -150,11 +150,11 @@ def chosen(array: NDArray[Any], take: Integers) -> NDArray[Any]:
 
 def read(datum: Datum, index: Index) -> Datum:
     """Return what a view of a buffer holds."""
+    if index.is_whole:
+        return datum
     take = index.take
     if take is not None:
         return changed((datum,), lambda arrays, _: chosen(arrays[0], take))
-    if index.low == 0 and index.high == datum.count:
-        return datum
     place = (..., slice(index.low, index.high))
     if datum.undefined is None and datum.words is None:
         return Datum(datum.values[place])
@@ -163,8 +163,6 @@ def read(datum: Datum, index: Index) -> Datum:
 
 def written(datum: Datum, index: Index, new: Datum) -> Datum:
     """Return what a buffer holds once a view of it was written."""
-    if index.take is None and index.low == 0 and index.high == datum.count:
-        return new
     return changed((datum, new), lambda arrays, _: _put(arrays, index))
 
 

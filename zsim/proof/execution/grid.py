@@ -1,6 +1,6 @@
-"""The ranks that a proof runs: those of each cell (`zsim.proof.rank_class`), as arrays along axes.
+"""The ranks that a proof runs: those of each class (`zsim.proof.rank_class`), as arrays along axes.
 
-Along an axis on which ranks send, each rank is a cell of its own. Of an axis some coordinates may
+Along an axis on which ranks send, each rank is a class of its own. Of an axis some coordinates may
 stand for others: `Along.coordinates` are those that are run, and `weights` how many ranks each of
 them stands for.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from zsim.proof.rank_class import cells
+from zsim.proof.rank_class import rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.mesh import Coordinates, Group
 from zsim.schedule.operation import Receive, Send
@@ -21,7 +21,7 @@ Placed = tuple[tuple[int, ...], Coordinates]
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """Coordinates of one axis that a cell runs, and how many ranks each stands for.
+    """Coordinates of one axis that a class runs, and how many ranks each stands for.
 
     With `unions`, what a coordinate holds of a tensor are the parts of all ranks it stands for.
     """
@@ -33,8 +33,8 @@ class Along:
 
 
 @dataclass(frozen=True, eq=False)
-class RunCell:
-    """The ranks of a cell that are run: all combinations of the coordinates along the axes."""
+class RankArray:
+    """The ranks of a class that are run: all combinations of the coordinates along the axes."""
 
     index: int
     program: Program
@@ -54,7 +54,7 @@ class RunCell:
 
 
 class Grid:
-    """All cells of a schedule, and which of them make up each communicator."""
+    """All classes of a schedule, and which of them make up each communicator."""
 
     def __init__(self, schedule: Schedule, tracked: dict[str, Along]) -> None:
         self.schedule = schedule
@@ -66,17 +66,17 @@ class Grid:
             for name, along in tracked.items()
             if along.unions
         }
-        self.cells: list[RunCell] = []
+        self.classes: list[RankArray] = []
         programs = {program.role: program for program in schedule.programs}
-        for cell in cells(schedule, sending_axes(schedule)):
+        for ranks in rank_classes(schedule, sending_axes(schedule)):
             along = tuple(
                 self._inside(name, *limits)
-                for name, limits in zip(self.axes, cell.limits, strict=True)
+                for name, limits in zip(self.axes, ranks.limits, strict=True)
             )
             if all(each.coordinates for each in along):
-                self.cells.append(RunCell(len(self.cells), programs[cell.role], along))
+                self.classes.append(RankArray(len(self.classes), programs[ranks.role], along))
         self._ranks: dict[tuple[int, frozenset[str]], list[Placed]] = {}
-        self._rows: dict[tuple[int, str], tuple[RunCell, ...]] = {}
+        self._rows: dict[tuple[int, str], tuple[RankArray, ...]] = {}
 
     def _inside(self, axis: str, low: int, high: int) -> Along:
         """Return the coordinates of [low, high) of an axis that are run."""
@@ -90,41 +90,41 @@ class Grid:
             tracked.unions,
         )
 
-    def row(self, cell: RunCell, group: Group) -> tuple[RunCell, ...]:
-        """Return the cells whose ranks make up the communicators of the ranks of `cell`."""
-        key = (cell.index, group.name)
+    def row(self, ranks: RankArray, group: Group) -> tuple[RankArray, ...]:
+        """Return the classes whose ranks make up the communicators of the ranks of `class`."""
+        key = (ranks.index, group.name)
         if key not in self._rows:
-            fixed = [along for along in cell.along if along.name not in group.axes]
+            fixed = [along for along in ranks.along if along.name not in group.axes]
             self._rows[key] = tuple(
                 other
-                for other in self.cells
+                for other in self.classes
                 if all(along in other.along for along in fixed)
                 and group.holds(self.mesh, other.coordinates((0,) * len(self.axes)))
             )
         return self._rows[key]
 
-    def at(self, cell: RunCell, position: tuple[int, ...]) -> Coordinates:
+    def at(self, ranks: RankArray, position: tuple[int, ...]) -> Coordinates:
         """Return the coordinates of a rank, along joined axes too."""
-        return self.mesh.completed(cell.coordinates(position))
+        return self.mesh.completed(ranks.coordinates(position))
 
-    def ranks(self, cell: RunCell, axes: frozenset[str]) -> list[Placed]:
+    def ranks(self, ranks: RankArray, axes: frozenset[str]) -> list[Placed]:
         """Return positions of ranks that differ along `axes`, with their coordinates."""
-        key = (cell.index, axes)
+        key = (ranks.index, axes)
         if key not in self._ranks:
             ranges = (
                 range(len(along.coordinates)) if along.name in axes else range(1)
-                for along in cell.along
+                for along in ranks.along
             )
-            self._ranks[key] = [(place, self.at(cell, place)) for place in product(*ranges)]
+            self._ranks[key] = [(place, self.at(ranks, place)) for place in product(*ranges)]
         return self._ranks[key]
 
-    def route(self, cell: RunCell, message: Send | Receive) -> tuple[str, int, int]:
-        """Return the group of a message of the first rank of a cell, who sends it and who gets it.
+    def route(self, ranks: RankArray, message: Send | Receive) -> tuple[str, int, int]:
+        """Return the group of a message of the first rank of a class, who sends it and who gets it.
 
-        Along axes on which ranks send, a cell has one coordinate.
+        Along axes on which ranks send, a class has one coordinate.
         """
         group = self.schedule.group_by_name[message.group]
-        at = self.at(cell, (0,) * len(cell.shape))
+        at = self.at(ranks, (0,) * len(ranks.shape))
         members, own = group.members(self.mesh, at), group.index(self.mesh, at)
         peer = members[(own + message.offset) % len(members)]
         if isinstance(message, Send):

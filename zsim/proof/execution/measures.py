@@ -6,12 +6,12 @@ import numpy as np
 
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import MIXED, Datum, Marks, Words, chosen, either
-from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Compute, Role, View
-from zsim.specification.field import Numbers, product, share, summed, total
+from zsim.specification.residues import Numbers, product, share, summed, total
 
 Makes = list[Datum | None]
 
@@ -49,86 +49,86 @@ class Measures:
         self.judges = True
         self.required = np.zeros((self._words, len(moves.names) + 1), np.uint64)
 
-    def mark(self, cell: RunCell, compute: Compute, gradients: Sequence[Datum]) -> None:
+    def mark(self, ranks: RankArray, compute: Compute, gradients: Sequence[Datum]) -> None:
         """Say of new gradients whose they are."""
         segments = self.trained.get(compute.unit, ())
         if compute.segment >= len(segments) or compute.micro_batch >= self.micro_batches:
             return
-        words = self._bit(cell, compute.micro_batch)
+        words = self._bit(ranks, compute.micro_batch)
         every = np.bitwise_or.reduce(words.reshape(self._words, -1), axis=1)
         for parameter, datum in zip(segments[compute.segment], gradients, strict=False):
             first = self.moves.first(parameter)
             numbers = np.arange(first + 1, first + 1 + datum.count)
-            datum.pieces = numbers.reshape(*(1,) * len(cell.shape), datum.count)
+            datum.pieces = numbers.reshape(*(1,) * len(ranks.shape), datum.count)
             datum.words = np.broadcast_to(words, (*words.shape[:-1], datum.count))
             self.required[:, first : first + datum.count] |= every[:, np.newaxis]
 
-    def _bit(self, cell: RunCell, micro_batch: int) -> Words:
-        """Return the bit of each rank of a cell and a micro-batch, shape (words, ranks..., 1)."""
-        key = (cell.index, micro_batch)
+    def _bit(self, ranks: RankArray, micro_batch: int) -> Words:
+        """Return the bit of each rank of a class and a micro-batch, shape (words, ranks..., 1)."""
+        key = (ranks.index, micro_batch)
         if key not in self._own:
             every = self._ranks[np.newaxis, ..., np.newaxis]
-            ranks = self.contents.within(cell, every)[0].astype(np.int64)
-            bits = ranks * self.micro_batches + micro_batch
+            numbers = self.contents.within(ranks, every)[0].astype(np.int64)
+            bits = numbers * self.micro_batches + micro_batch
             words = np.zeros((self._words, *bits.shape), np.uint64)
             one = np.uint64(1) << (bits % 64).astype(np.uint64)
             np.put_along_axis(words, (bits // 64)[np.newaxis], one[np.newaxis], axis=0)
             self._own[key] = words
         return self._own[key]
 
-    def weights(self, cell: RunCell, view: View) -> Numbers:
+    def weights(self, ranks: RankArray, view: View) -> Numbers:
         """Return how many elements each place counts for in a norm, (2, ranks..., places).
 
         Of a part that stands for those of several ranks, they are the mean of these.
         """
-        key = (cell.index, view)
+        key = (ranks.index, view)
         found = self._weights.get(key)
         if found is None:
-            held = self.tensors.held(cell, view.buffer)
+            held = self.tensors.held(ranks, view.buffer)
             sizes = np.append(held.space.sizes * held.space.weights, 0)
             at = held.first[..., np.newaxis] + np.arange(held.width)
             inside = np.arange(held.width) < held.counts[..., np.newaxis]
             whole = np.where(inside, sizes[np.where(inside, at, -1)], 0)
-            whole = whole * self._counted(cell, view.buffer)
-            index = self.tensors.index(cell, view)
+            whole = whole * self._counted(ranks, view.buffer)
+            index = self.tensors.index(ranks, view)
             if index.take is None:
                 found = whole[..., index.low : index.high].astype(np.uint64)
             else:
                 found = chosen(whole, index.take).astype(np.uint64)
             found = np.stack([found, found])
-            mean = self._stands_for(cell, view)
+            mean = self._stands_for(ranks, view)
             if mean is not None:
                 found = product(found, mean)
             self._weights[key] = found
         return found
 
-    def _stands_for(self, cell: RunCell, view: View) -> Numbers | None:
+    def _stands_for(self, ranks: RankArray, view: View) -> Numbers | None:
         """Return the share of a rank in the parts it stands for, (2, ranks..., 1)."""
-        axes = self.tensors.varies(cell.program, view)
+        axes = self.tensors.varies(ranks.program, view)
         found = None
-        for place, along in enumerate(cell.along):
+        for place, along in enumerate(ranks.along):
             if along.name in axes and any(weight != 1 for weight in along.weights):
-                shape = [1] * (len(cell.shape) + 2)
+                shape = [1] * (len(ranks.shape) + 2)
                 shape[1 + place] = -1
                 shares = np.concatenate([share(each, 2) for each in along.weights], 1)
                 own = shares.reshape(2, *shape[1:])
                 found = own if found is None else product(found, own)
         return found
 
-    def _counted(self, cell: RunCell, name: str) -> Integers:
+    def _counted(self, ranks: RankArray, name: str) -> Integers:
         """Return 1 for each place that a rank counts: of copies, those of the first rank alone."""
-        pieces = self.moves.pieces(cell, name)
-        buffer = cell.program.by_name[name]
+        pieces = self.moves.pieces(ranks, name)
+        buffer = ranks.program.by_name[name]
         copied: dict[str, tuple[str, ...]] = {}
         if buffer.layout is not None:
             layout = self.tensors.schedule.layout_by_name[buffer.layout]
             copied = {each.parameter: each.copies for each in layout.pieces if each.copies}
         if not copied:
-            return np.ones((1,) * (len(cell.shape) + 1), np.int64)
-        found = np.ones((*cell.shape, pieces.shape[-1]), np.int64)
+            return np.ones((1,) * (len(ranks.shape) + 1), np.int64)
+        found = np.ones((*ranks.shape, pieces.shape[-1]), np.int64)
         names = self.moves.names
-        for rank in np.ndindex(*cell.shape):
-            at = self.tensors.grid.at(cell, rank)
+        for rank in np.ndindex(*ranks.shape):
+            at = self.tensors.grid.at(ranks, rank)
             own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
             for place, piece in enumerate(own.tolist()):
                 axes = copied.get(names[piece], ()) if piece != NOTHING else ()
@@ -136,15 +136,15 @@ class Measures:
                     found[rank][place] = 0
         return found
 
-    def norm(self, cell: RunCell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+    def norm(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return the sum of squares of what a rank counts."""
-        dimensions = len(cell.shape) + 2
+        dimensions = len(ranks.shape) + 2
         squares = np.zeros((2, *(1,) * (dimensions - 1)), np.uint64)
         undefined: Marks | None = None
         for operand, datum in zip(compute.operands, operands, strict=True):
             if operand.role is not Role.GRADIENT or not datum.count:
                 continue
-            weights = self.weights(cell, operand.view)
+            weights = self.weights(ranks, operand.view)
             square = product(product(datum.values, datum.values), weights)
             squares = total(squares, summed(square, -1, keepdims=True))
             undefined = _more(undefined, datum, weights)
@@ -153,22 +153,22 @@ class Measures:
             for operand in compute.operands
         ]
 
-    def finite(self, cell: RunCell, compute: Compute, operands: Sequence[Datum]) -> Makes:
+    def finite(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
         """Return a verdict: zero, with the set of gradients that it covers."""
         count = len(self.moves.names) + 1
-        covered = np.zeros((self._words, *(1,) * len(cell.shape), count + 1), np.uint64)
+        covered = np.zeros((self._words, *(1,) * len(ranks.shape), count + 1), np.uint64)
         undefined: Marks | None = None
         for operand, datum in zip(compute.operands, operands, strict=True):
             if operand.role is not Role.GRADIENT or not datum.count:
                 continue
-            undefined = _more(undefined, datum, self.weights(cell, operand.view))
+            undefined = _more(undefined, datum, self.weights(ranks, operand.view))
             covered = _cover(covered, datum)
         if not self.judges:
-            own = self._bit(cell, 0)
+            own = self._bit(ranks, 0)
             covered = np.broadcast_to(covered, (*own.shape[:-1], count + 1)).copy()
             covered[..., count - 1 : count] |= own
             self.required[:, -1] |= np.bitwise_or.reduce(own.reshape(self._words, -1), axis=1)
-        zero = np.zeros((2, *(1,) * (len(cell.shape) + 1)), np.uint64)
+        zero = np.zeros((2, *(1,) * (len(ranks.shape) + 1)), np.uint64)
         verdict = Datum(zero, undefined, covered=covered[..., :-1] if undefined is None else None)
         return [verdict if operand.role is Role.OUTPUT else None for operand in compute.operands]
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zsim.proof.execution.collective_runner import UnfollowedError
 from zsim.proof.execution.datum import Datum, changed, chosen, like
-from zsim.proof.execution.grid import RunCell
-from zsim.proof.execution.meeting import UnfollowedError
+from zsim.proof.execution.grid import RankArray
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.operation import Copy, Fill
-from zsim.specification.field import Numbers, number, product, share, total
+from zsim.specification.residues import Numbers, number, product, share, total
 
 
 class Moves:
-    """Fills and copies of the ranks of a cell."""
+    """Fills and copies of the ranks of a class."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -29,7 +29,7 @@ class Moves:
         self.constants: list[Numbers] = []
 
     def _number_pieces(self) -> tuple[dict[tuple[str, int], int], list[str]]:
-        """Number the pieces of all parameters, by parameter and where they start."""
+        """Assign numbers to the pieces of all parameters, by parameter and start."""
         numbers: dict[tuple[str, int], int] = {}
         names: list[str] = []
         for key, space in self.tensors.spaces.by_key.items():
@@ -43,14 +43,14 @@ class Moves:
         """Return the number of the first piece of a parameter; any if it has no elements."""
         return self.numbers.get((parameter, 0), 0)
 
-    def pieces(self, cell: RunCell, name: str) -> Integers:
+    def pieces(self, ranks: RankArray, name: str) -> Integers:
         """Return which piece of which parameter each place of a buffer is, on every rank.
 
         NOTHING is padding, or what has no layout.
         """
-        held, buffer = self.tensors.held(cell, name), self.tensors.buffer(cell.program, name)
+        held, buffer = self.tensors.held(ranks, name), self.tensors.buffer(ranks.program, name)
         layout = buffer.layout
-        key = (cell.index, layout or "", buffer.shard or "", held.width)
+        key = (ranks.index, layout or "", buffer.shard or "", held.width)
         found = self._pieces.get(key)
         if found is not None:
             return found
@@ -73,22 +73,22 @@ class Moves:
             found[low:high] = [self.numbers[parameter, start] for start in starts]
         return found
 
-    def filled(self, cell: RunCell, fill: Fill, scalars: Mapping[str, float]) -> Datum:
+    def filled(self, ranks: RankArray, fill: Fill, scalars: Mapping[str, float]) -> Datum:
         """Return what a fill writes."""
         value = Fraction(fill.value)
         if fill.scalar is not None:
             value *= Fraction(scalars[fill.scalar])
-        index = self.tensors.index(cell, fill.target)
-        one = number(value, len(cell.shape) + 2)
+        index = self.tensors.index(ranks, fill.target)
+        one = number(value, len(ranks.shape) + 2)
         if not self.is_constant(one):
             self.constants.append(one.reshape(2))
-        return Datum(np.broadcast_to(one, (2, *(1,) * len(cell.shape), index.count)))
+        return Datum(np.broadcast_to(one, (2, *(1,) * len(ranks.shape), index.count)))
 
     def is_constant(self, value: Numbers) -> bool:
         """Return whether some fill has written this number."""
         return any((value.reshape(2) == each).all() for each in self.constants)
 
-    def copied(self, cell: RunCell, copy: Copy, source: Datum, target: Datum | None) -> Datum:
+    def copied(self, ranks: RankArray, copy: Copy, source: Datum, target: Datum | None) -> Datum:
         """Return what the target of a copy holds afterwards.
 
         `target` is what it held, if that counts.
@@ -100,7 +100,7 @@ class Moves:
         if target is None:
             return moved
         if copy.by_parameter:
-            return self._by_parameter(cell, copy, moved, target)
+            return self._by_parameter(ranks, copy, moved, target)
         if source.count != target.count:
             raise UnfollowedError(f"{copy.id}: source and target are cut differently")
         return like((moved, target), total(moved.values, target.values))
@@ -111,9 +111,9 @@ class Moves:
         values = product(source.values, share(divisor, source.values.ndim))
         return replace(source, values=values)
 
-    def _by_parameter(self, cell: RunCell, copy: Copy, moved: Datum, target: Datum) -> Datum:
+    def _by_parameter(self, ranks: RankArray, copy: Copy, moved: Datum, target: Datum) -> Datum:
         """Return the target once what both hold of each parameter went over; padding is zero."""
-        take, held = self._map(cell, copy.source.buffer, copy.target.buffer)
+        take, held = self._map(ranks, copy.source.buffer, copy.target.buffer)
         there = take != NOTHING
         keeps = held & ~there  # what the source does not hold stays, what is in no piece is zero
         found = changed((moved,), lambda arrays, _: chosen(arrays[0], take))
@@ -126,11 +126,13 @@ class Moves:
 
         return changed((found, target), chosen_of)
 
-    def _map(self, cell: RunCell, source: str, target: str) -> tuple[Integers, NDArray[np.bool_]]:
+    def _map(
+        self, ranks: RankArray, source: str, target: str
+    ) -> tuple[Integers, NDArray[np.bool_]]:
         """Return which place of the source each of the target is, and where it is a piece."""
-        key = (cell.index, source, target)
+        key = (ranks.index, source, target)
         if key not in self._maps:
-            here, there = self.pieces(cell, source), self.pieces(cell, target)
+            here, there = self.pieces(ranks, source), self.pieces(ranks, target)
             shape = np.broadcast_shapes(here.shape[:-1], there.shape[:-1])
             here = np.broadcast_to(here, (*shape, here.shape[-1]))
             there = np.broadcast_to(there, (*shape, there.shape[-1]))

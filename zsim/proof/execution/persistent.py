@@ -7,16 +7,16 @@ import numpy as np
 
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks
-from zsim.proof.execution.grid import RunCell
-from zsim.proof.execution.machine import Memory
+from zsim.proof.execution.grid import RankArray
+from zsim.proof.execution.inferred_model import TENSOR
+from zsim.proof.execution.interpreter import ClassMemory
 from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
-from zsim.proof.execution.reading import TENSOR
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Action, Compute, Role, View, walk
-from zsim.specification.field import Numbers, Random
-from zsim.specification.step import Cut, State
+from zsim.specification.residues import Numbers, Random
+from zsim.specification.step import TensorCuts, TrainingState
 
 PARAMETER, MOMENT, ANY, CONSTANT = 0, 1, 9, 10
 """What a place of a persistent buffer holds: a parameter, moment number 0 or 1 (1 or 2), numbers of
@@ -25,14 +25,14 @@ which nothing is said, constant number 0, 1, ... NOTHING is what setup does not 
 OTHER = "another value than after plain training"
 
 Kinds = dict[tuple[int, str], Integers]
-"""By cell and buffer a number for each place, NOTHING for most."""
+"""By class and buffer a number for each place, NOTHING for most."""
 
 LaidOut = dict[str, Integers]
 """By persistent buffer what each place of it holds, in the shape of the ranks and places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class StateDifference:
     """A difference between what a step leaves and plain training: where, and of which parameter."""
 
     role: str
@@ -44,7 +44,7 @@ class Difference:
 
 
 class Persistent:
-    """The persistent buffers of all cells.
+    """The persistent buffers of all classes.
 
     `initial` are the parameters that setup begins with, `moments` by parameter how many it keeps: a
     frozen one none.
@@ -57,82 +57,82 @@ class Persistent:
         contents: Contents,
         *,
         random: Random,
-        initial: State,
+        initial: TrainingState,
         moments: Mapping[str, int],
     ) -> None:
         self.tensors = tensors
         self.grid = tensors.grid
         self.moves = moves
         self.contents = contents
-        self.cut: Cut = contents.cut
+        self.cut: TensorCuts = contents.cut
         self.random = random
         self.initial = initial
         self.moments = moments
         self._orders, self._trained = self._updated()
 
     def _updated(self) -> tuple[Kinds, Kinds]:
-        """Return by cell and buffer which moment each place is, and where updates train it."""
+        """Return by class and buffer which moment each place is, and where updates train it."""
         moments: Kinds = {}
         trained: Kinds = {}
-        for cell in self.grid.cells:
-            for operation in cell.program.by_id.values():
+        for ranks in self.grid.classes:
+            for operation in ranks.program.by_id.values():
                 if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
                     continue
                 views = [each.view for each in operation.operands if each.role is Role.MOMENT]
                 for order, view in enumerate(views):
-                    self._mark(moments, cell, view, order)
+                    self._mark(moments, ranks, view, order)
                 for each in operation.operands:
                     if each.role in (Role.MASTER, Role.PARAMETER):
-                        self._mark(trained, cell, each.view, PARAMETER)
+                        self._mark(trained, ranks, each.view, PARAMETER)
         return moments, trained
 
-    def _mark(self, kinds: Kinds, cell: RunCell, view: View, kind: int) -> None:
+    def _mark(self, kinds: Kinds, ranks: RankArray, view: View, kind: int) -> None:
         """Say that the places of a view are of a kind."""
-        key = (cell.index, view.buffer)
+        key = (ranks.index, view.buffer)
         if key not in kinds:
-            shape = (*cell.shape, self.tensors.held(cell, view.buffer).width)
+            shape = (*ranks.shape, self.tensors.held(ranks, view.buffer).width)
             kinds[key] = np.full(shape, NOTHING, np.int64)
-        index = self.tensors.index(cell, view)
+        index = self.tensors.index(ranks, view)
         if index.take is None:
             kinds[key][..., index.low : index.high] = kind
             return
-        take = np.broadcast_to(index.take, (*cell.shape, index.take.shape[-1]))
-        for rank in np.ndindex(*cell.shape):
+        take = np.broadcast_to(index.take, (*ranks.shape, index.take.shape[-1]))
+        for rank in np.ndindex(*ranks.shape):
             own = take[rank]
             kinds[key][rank][own[own >= 0]] = kind
 
-    def drifting(self, layout: list[LaidOut]) -> Iterator[Difference]:
+    def drifting(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
         """Yield what updates train, or keep as a moment, and some rank has not as in training."""
-        for cell, places in zip(self.grid.cells, layout, strict=True):
+        for ranks, places in zip(self.grid.classes, layout, strict=True):
             for name, kinds in places.items():
                 for wanted, first in ((self._trained, PARAMETER), (self._orders, MOMENT)):
-                    due = wanted.get((cell.index, name))
+                    due = wanted.get((ranks.index, name))
                     if due is None:
                         continue
-                    is_piece = self.moves.pieces(cell, name) != NOTHING
+                    is_piece = self.moves.pieces(ranks, name) != NOTHING
                     bad = (due != NOTHING) & (kinds != due + first) & is_piece
                     if bad.any():
-                        yield self._difference(cell, name, bad, f"{OTHER}, on this rank")
+                        yield self._difference(ranks, name, bad, f"{OTHER}, on this rank")
 
-    def begin(self, first: list[Memory]) -> list[LaidOut]:
+    def begin(self, first: list[ClassMemory]) -> list[LaidOut]:
         """Return where setup has laid out what."""
         found: list[LaidOut] = []
-        for cell, memory in zip(self.grid.cells, first, strict=True):
+        for ranks, memory in zip(self.grid.classes, first, strict=True):
             layout: LaidOut = {}
-            for name in cell.program.persistent:
+            for name in ranks.program.persistent:
                 datum = memory.buffers.get(name)
                 if datum is not None:
-                    layout[name] = self._laid_out(cell, name, datum)
+                    layout[name] = self._laid_out(ranks, name, datum)
             found.append(layout)
         return found
 
-    def _laid_out(self, cell: RunCell, name: str, datum: Datum) -> Integers:
+    def _laid_out(self, ranks: RankArray, name: str, datum: Datum) -> Integers:
         """Return what a buffer holds after setup: what updates train, a parameter, a constant."""
-        pieces = self.moves.pieces(cell, name)
-        wanted = self.contents.content(cell, name, self.initial.parameters)
+        pieces = self.moves.pieces(ranks, name)
+        wanted = self.contents.content(ranks, name, self.initial.parameters)
         shape = np.broadcast_shapes(pieces.shape, datum.values.shape[1:], wanted.shape[1:])
         found = np.full(shape, ANY, np.int64)
-        order = self._orders.get((cell.index, name))
+        order = self._orders.get((ranks.index, name))
         is_piece = np.broadcast_to(pieces != NOTHING, shape)
         if order is not None:
             shape = np.broadcast_shapes(order.shape, shape)
@@ -152,23 +152,25 @@ class Persistent:
         return found
 
     def memory(
-        self, layout: list[LaidOut], state: State, scalars: Mapping[str, float]
-    ) -> list[Memory]:
+        self, layout: list[LaidOut], state: TrainingState, scalars: Mapping[str, float]
+    ) -> list[ClassMemory]:
         """Return memory that is laid out so, in a state of training and of the host."""
-        found: list[Memory] = []
-        for cell, places in zip(self.grid.cells, layout, strict=True):
-            memory = Memory(
+        found: list[ClassMemory] = []
+        for ranks, places in zip(self.grid.classes, layout, strict=True):
+            memory = ClassMemory(
                 scalars={each.name: scalars[each.name] for each in self.tensors.schedule.scalars}
             )
             for name, kinds in places.items():
                 undefined = kinds == NOTHING
                 memory.buffers[name] = Datum(
-                    self._filled(cell, name, kinds, state), undefined if undefined.any() else None
+                    self._filled(ranks, name, kinds, state), undefined if undefined.any() else None
                 )
             found.append(memory)
         return found
 
-    def _filled(self, cell: RunCell, name: str, kinds: Integers, state: State) -> Numbers:
+    def _filled(
+        self, ranks: RankArray, name: str, kinds: Integers, state: TrainingState
+    ) -> Numbers:
         """Return what a buffer laid out so holds in a state; any numbers where it is ANY."""
         present = set(kinds.ravel().tolist())
         states = {PARAMETER: state.parameters}
@@ -176,7 +178,7 @@ class Persistent:
         values: Numbers | None = None
         for kind in present:
             if kind in states:
-                content = self.contents.content(cell, name, states[kind])
+                content = self.contents.content(ranks, name, states[kind])
             elif kind >= CONSTANT:
                 constant = self.moves.constants[kind - CONSTANT]
                 content = constant.reshape(2, *(1,) * kinds.ndim)
@@ -189,19 +191,19 @@ class Persistent:
 
     def compare(
         self,
-        memory: list[Memory],
+        memory: list[ClassMemory],
         layout: list[LaidOut],
         kept: list[LaidOut],
-        wanted: State,
+        wanted: TrainingState,
         *,
         overflows: bool,
-    ) -> list[Difference]:
+    ) -> list[StateDifference]:
         """Return what differs from the wanted state, and give it up in `kept`."""
-        found: list[Difference] = []
-        for cell, own, places, left in zip(self.grid.cells, memory, layout, kept, strict=True):
+        found: list[StateDifference] = []
+        for ranks, own, places, left in zip(self.grid.classes, memory, layout, kept, strict=True):
             for name, kinds in places.items():
                 datum = own.buffers.get(name)
-                values = self._filled(cell, name, kinds, wanted)
+                values = self._filled(ranks, name, kinds, wanted)
                 if not overflows and datum is not None and datum.undefined is None:
                     other = (datum.values != values).any(axis=0)
                     if not other.any():
@@ -218,46 +220,46 @@ class Persistent:
                     if overflows and datum.words is not None:
                         other = other | (datum.words != 0).any(axis=0)
                     bad = bad | (other & laid_out)
-                held = self.tensors.held(cell, name)  # ranks with fewer pieces have nothing behind
+                held = self.tensors.held(ranks, name)  # ranks with fewer pieces have nothing behind
                 bad = bad & (np.arange(held.width) < held.counts[..., np.newaxis])
                 if bad.any():
                     given_up = np.where(undefined, NOTHING, ANY)
                     left[name] = np.where(bad, given_up, left[name])
                     why = OTHER if (bad & ~undefined).any() else "what nothing wrote"
                     why += " after a step that overflowed" if overflows else ""
-                    found.append(self._difference(cell, name, bad, why))
+                    found.append(self._difference(ranks, name, bad, why))
         return found
 
-    def _difference(self, cell: RunCell, name: str, bad: Marks, why: str) -> Difference:
+    def _difference(self, ranks: RankArray, name: str, bad: Marks, why: str) -> StateDifference:
         """Return what is wrong, with the first rank and the first parameter where it is."""
         *rank, place = (int(each[0]) for each in np.nonzero(bad))
-        pieces = self.moves.pieces(cell, name)
+        pieces = self.moves.pieces(ranks, name)
         own = pieces[tuple(min(a, b - 1) for a, b in zip(rank, pieces.shape, strict=False))]
-        at = tuple(min(a, b - 1) for a, b in zip(rank, cell.shape, strict=True))
-        number_of = self.tensors.mesh.rank(cell.coordinates(at))
+        at = tuple(min(a, b - 1) for a, b in zip(rank, ranks.shape, strict=True))
+        number_of = self.tensors.mesh.rank(ranks.coordinates(at))
         parameter = self.moves.names[own[place]] if own[place] != NOTHING else ""
-        return Difference(
-            role=cell.program.role,
+        return StateDifference(
+            role=ranks.program.role,
             buffer=name,
             parameter=parameter,
             rank=number_of,
             why=why,
-            writer=_writer(cell, name),
+            writer=_writer(ranks, name),
         )
 
-    def missing(self, layout: list[LaidOut]) -> Iterator[Difference]:
+    def missing(self, layout: list[LaidOut]) -> Iterator[StateDifference]:
         """Yield parameters, or moments of them, of which no rank keeps all."""
         count = len(self.moves.names)
         most = max(self.moments.values(), default=0)
         held = np.zeros((1 + most, self._parts(), count + 1), bool)
-        for cell, places in zip(self.grid.cells, layout, strict=True):
-            parts = self._part_of(cell)[..., np.newaxis]
+        for ranks, places in zip(self.grid.classes, layout, strict=True):
+            parts = self._part_of(ranks)[..., np.newaxis]
             for name, kinds in places.items():
                 for kind in range(PARAMETER, MOMENT + most):
                     here = kinds == kind
                     if here.any():
                         shape = np.broadcast_shapes(here.shape, parts.shape)
-                        pieces = np.where(here, self.moves.pieces(cell, name), NOTHING)
+                        pieces = np.where(here, self.moves.pieces(ranks, name), NOTHING)
                         flat = np.broadcast_to(pieces, shape).ravel()
                         held[kind, np.broadcast_to(parts, shape).ravel(), flat] = True
         for kind, part, piece in zip(*np.nonzero(~held[..., :-1]), strict=True):
@@ -266,28 +268,28 @@ class Persistent:
                 continue
             what = "parameter" if kind == PARAMETER else f"moment {kind}"
             why = f"no buffer that outlives the step keeps its {what}"
-            yield Difference(role="", buffer="", parameter=name, rank=int(part), why=why)
+            yield StateDifference(role="", buffer="", parameter=name, rank=int(part), why=why)
 
     def _parts(self) -> int:
         return 1 if self.cut.tensor is None else self.cut.shape[self.cut.tensor - 1]
 
-    def _part_of(self, cell: RunCell) -> Integers:
-        """Return for each rank of a cell which part of tensors it has."""
-        found = np.zeros(cell.shape, np.int64)
+    def _part_of(self, ranks: RankArray) -> Integers:
+        """Return for each rank of a class which part of tensors it has."""
+        found = np.zeros(ranks.shape, np.int64)
         if self.cut.tensor is None:
             return found
         place = self.cut.tensor - 1
-        shape = [1] * len(cell.shape)
+        shape = [1] * len(ranks.shape)
         shape[place] = -1
         whole = self.grid.tracked[TENSOR].coordinates
-        own = [whole.index(each) for each in cell.along[place].coordinates]
+        own = [whole.index(each) for each in ranks.along[place].coordinates]
         return found + np.array(own, np.int64).reshape(shape)
 
 
-def _writer(cell: RunCell, name: str) -> str:
+def _writer(ranks: RankArray, name: str) -> str:
     """Return the last operation of a step that writes a buffer."""
     found = ""
-    for operation in walk(cell.program.step):
+    for operation in walk(ranks.program.step):
         if any(access.writes and access.view.buffer == name for access in accesses(operation)):
             found = operation.id
     return found

@@ -36,7 +36,7 @@ class Space:
         self.weights: Integers = np.zeros(0, np.int64)
 
     def close(self) -> None:
-        """Number the pieces that are not left out.
+        """Assign numbers to the pieces that are not left out.
 
         A piece that stands for those of several ranks has their number as its weight.
         """
@@ -53,7 +53,7 @@ class Space:
 
     @property
     def count(self) -> int:
-        """Pieces."""
+        """Return the number of pieces."""
         return len(self.starts)
 
     def inside(self, low: int, high: int) -> tuple[int, int]:

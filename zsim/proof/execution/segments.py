@@ -4,23 +4,30 @@ A segment that reads what the plain step reads makes what the plain step makes. 
 anything else makes numbers that are drawn for what it reads.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zsim.proof.execution.contents import Contents
 from zsim.proof.execution.datum import Datum, Marks, anywhere, either, unwritten
-from zsim.proof.execution.grid import RunCell
+from zsim.proof.execution.grid import RankArray
 from zsim.schedule.operation import Action, Compute, Role
-from zsim.specification import kernel
-from zsim.specification.field import Numbers, Random, product, total
+from zsim.specification import stand_ins
+from zsim.specification.residues import Numbers, Random, product, total
 from zsim.specification.step import Application, PlainStep
 
 Makes = list[Datum | None]
-Of = Callable[[Role], list[Datum]]
-Reads = list[tuple[str, Datum, Numbers]]
-"""Operands by name, what they hold, and what they hold in the plain step."""
+ByRole = defaultdict[Role, list[Datum]]
+Reads = list[tuple[Role, int, Datum, Numbers]]
+"""Operands by role and number, what they hold, and what they hold in the plain step."""
+
+READ = (Role.INPUT, Role.SAVED, Role.PARAMETER)
+MADE = (Role.GRADIENT, Role.INPUT_GRADIENT)
+"""Roles of what backward reads, beside gradients of outputs, and of what it makes, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +58,9 @@ class Segments:
         keys = ((compute.unit, compute.segment, batch) for batch in dict.fromkeys(order))
         return [known[key] for key in keys if key in known]
 
-    def _differs(self, cell: RunCell, datum: Datum, wanted: Numbers) -> Marks | None:
+    def _differs(self, ranks: RankArray, datum: Datum, wanted: Numbers) -> Marks | None:
         """Return on which ranks a datum is not the numbers, (ranks..., 1); None if on none."""
-        wanted = self.contents.within(cell, wanted)
+        wanted = self.contents.within(ranks, wanted)
         if datum.count != wanted.shape[-1]:
             return np.ones((1,) * (wanted.ndim - 1), bool)
         differs = datum.values != wanted
@@ -64,89 +71,98 @@ class Segments:
             marks = marks | datum.undefined.any(axis=-1, keepdims=True)
         return marks if marks.any() else None
 
+    def note(
+        self, ranks: RankArray, compute: Compute, datum: Datum, *, role: Role, place: int = 0
+    ) -> None:
+        """Remember that an operand, by role and number, is another than in the plain step."""
+        views = [each.view for each in compute.operands if each.role is role]
+        buffer = views[place].buffer if place < len(views) else ""
+        undefined = datum.undefined is not None and bool(datum.undefined.any())
+        self.departures.append(Departure(ranks.program.role, compute.id, role, buffer, undefined))
+
+    def forward(self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]) -> Makes:
+        """Return what forward makes."""
+        of = _by_role(compute, operands)
+        outputs = [each.count for each in of[Role.OUTPUT]]
+        saves = [each.count for each in of[Role.SAVED]]
+
+        def makes(run: Application) -> list[Numbers] | None:
+            is_other = [each.shape[-1] for each in run.outputs] != outputs
+            if is_other or (saves and run.saved is None):
+                return None
+            return [*run.outputs, *_repeated(run.saved, saves)]
+
+        made = self._chosen(ranks, compute, of, makes, counts=[*outputs, *saves], alike=len(saves))
+        split = len(outputs)
+        return _in_order(
+            compute, operands, {Role.OUTPUT: iter(made[:split]), Role.SAVED: iter(made[split:])}
+        )
+
+    def backward(
+        self, ranks: RankArray, compute: Compute, operands: Sequence[Datum]
+    ) -> tuple[Makes, list[Datum]]:
+        """Return what backward makes, and of that the gradients of parameters."""
+        of = _by_role(compute, operands)
+        counts = [each.count for role in MADE for each in of[role]]
+
+        def makes(run: Application) -> list[Numbers] | None:
+            sizes = [high - low for low, high in zip([0, *run.ends], run.ends, strict=False)]
+            return [run.towards] if sizes == counts else None
+
+        (whole,) = self._chosen(ranks, compute, of, makes, counts=[sum(counts)], alike=0)
+        slopes = of[Role.OUTPUT_GRADIENT]
+        slope = self.plain.slope(
+            f"{compute.unit}/{compute.segment}", [each.values for each in slopes]
+        )
+        parts = _parts(whole, slope, anywhere(*slopes), counts)
+        split = len(of[Role.GRADIENT])
+        made_of = {
+            Role.GRADIENT: iter(parts[:split]),
+            Role.INPUT_GRADIENT: iter(parts[split:]),
+        }
+        return _in_order(compute, operands, made_of), parts[:split]
+
+    def _reads(self, compute: Compute, of: ByRole, run: Application) -> Reads | None:
+        """Return operands beside what they hold in a run of the plain step, if as many."""
+        is_backward = compute.action is Action.BACKWARD
+        wanted: list[tuple[Role, Sequence[Numbers]]] = [
+            (Role.INPUT, run.kept if is_backward else run.inputs),
+            (Role.PARAMETER, run.parameters),
+        ]
+        if is_backward:
+            if bool(of[Role.SAVED]) != (run.saved is not None):
+                return None
+            counts = [each.count for each in of[Role.SAVED]]
+            wanted.insert(1, (Role.SAVED, _repeated(run.saved, counts)))
+        if any(len(of[role]) != len(numbers) for role, numbers in wanted):
+            return None
+        return [
+            (role, place, *pair)
+            for role, numbers in wanted
+            for place, pair in enumerate(zip(of[role], numbers, strict=True))
+        ]
+
     def _apart(
-        self,
-        cell: RunCell,
-        compute: Compute,
-        read: Reads,
-        *,
-        notes: bool,
+        self, ranks: RankArray, compute: Compute, read: Reads, *, notes: bool
     ) -> Marks | None:
         """Return on which ranks an operand is another than in the plain step; None if on none."""
         found: Marks | None = None
-        for name, datum, wanted in read:
-            differs = self._differs(cell, datum, wanted)
+        for role, place, datum, wanted in read:
+            differs = self._differs(ranks, datum, wanted)
             if differs is None:
                 continue
             if notes and found is None:
-                self.note(cell, compute, name, datum)
-            found = differs if found is None else found | differs
+                self.note(ranks, compute, datum, role=role, place=place)
+            found = either(found, differs)
         return found
-
-    def note(self, cell: RunCell, compute: Compute, name: str, datum: Datum) -> None:
-        """Remember that an operand, by role and number, is another than in the plain step."""
-        role, place = name.rsplit(" ", 1)
-        views = [each.view for each in compute.operands if each.role == role]
-        buffer = views[int(place)].buffer if int(place) < len(views) else ""
-        undefined = datum.undefined is not None and bool(datum.undefined.any())
-        self.departures.append(Departure(cell.program.role, compute.id, role, buffer, undefined))
-
-    def forward(
-        self,
-        cell: RunCell,
-        compute: Compute,
-        operands: Sequence[Datum],
-        of: Of,
-    ) -> Makes:
-        """Return what forward makes."""
-        inputs, parameters = of(Role.INPUT), of(Role.PARAMETER)
-        runs = self._applications(compute)
-        outputs = [each.count for each in of(Role.OUTPUT)]
-        saves = [each.count for each in of(Role.SAVED)]
-
-        def reads(run: Application) -> Reads | None:
-            if (len(inputs), len(parameters)) != (len(run.inputs), len(run.parameters)):
-                return None
-            return [
-                *_paired(Role.INPUT, inputs, run.inputs),
-                *_paired(Role.PARAMETER, parameters, run.parameters),
-            ]
-
-        def makes(run: Application) -> list[Numbers] | None:
-            counts = [each.shape[-1] for each in run.outputs]
-            if counts != outputs or (saves and run.saved is None):
-                return None
-            made = [self.contents.within(cell, each) for each in run.outputs]
-            if saves and run.saved is not None:
-                saved = self.contents.within(cell, run.saved)
-                made += [np.broadcast_to(saved, (*saved.shape[:-1], count)) for count in saves]
-            return made
-
-        made = self._chosen(
-            cell,
-            compute,
-            (*inputs, *parameters),
-            runs,
-            reads=reads,
-            makes=makes,
-            counts=[*outputs, *saves],
-            alike=len(saves),
-        )
-        made_of = {
-            Role.OUTPUT: iter(made[: len(outputs)]),
-            Role.SAVED: iter(made[len(outputs) :]),
-        }
-        return _in_order(compute, operands, made_of)
 
     def _chosen(
         self,
-        cell: RunCell,
+        ranks: RankArray,
         compute: Compute,
-        read: Sequence[Datum],
-        runs: Sequence[Application],
-        *,
-        reads: Callable[[Application], Reads | None],
+        of: ByRole,
         makes: Callable[[Application], list[Numbers] | None],
+        *,
         counts: Sequence[int],
         alike: int,
     ) -> list[Datum]:
@@ -155,30 +171,24 @@ class Segments:
         The last `alike` of what it makes are one number each.
         """
         found: list[Numbers] | None = None
-        apart: Marks | None = None
-        for number_of, run in enumerate(runs):
-            pairs, made = reads(run), makes(run)
+        roles = READ if compute.action is Action.BACKWARD else (Role.INPUT, Role.PARAMETER)
+        read = [each for role in roles for each in of[role]]
+        for number_of, run in enumerate(self._applications(compute)):
+            pairs, made = self._reads(compute, of, run), makes(run)
             if pairs is None or made is None:
                 continue
-            differs = self._apart(cell, compute, pairs, notes=number_of == 0)
+            made = [self.contents.within(ranks, each) for each in made]
+            differs = self._apart(ranks, compute, pairs, notes=number_of == 0)
             if differs is None:
                 return [Datum(each) for each in made]
-            if found is None:
-                found, apart = self._drawn(compute, read, counts, alike), None
-            known = ~differs
-            found = [np.where(known, of_run, old) for of_run, old in zip(made, found, strict=True)]
-            apart = differs if apart is None else apart & differs
-        if found is None:
-            found = self._drawn(compute, read, counts, alike)
+            found = found or self._drawn(compute, read, counts, alike)
+            found = [
+                np.where(differs, old, of_run) for of_run, old in zip(made, found, strict=True)
+            ]
         undefined = anywhere(*read)
         return [
-            Datum(
-                each,
-                None
-                if undefined is None
-                else np.broadcast_to(undefined, (*undefined.shape[:-1], each.shape[-1])),
-            )
-            for each in found
+            Datum(each, None if undefined is None else _wide(undefined, each.shape[-1]))
+            for each in found or self._drawn(compute, read, counts, alike)
         ]
 
     def _drawn(
@@ -186,76 +196,27 @@ class Segments:
     ) -> list[Numbers]:
         """Return numbers drawn for exactly what is read."""
         name = f"{compute.unit}/{compute.segment} {compute.action == Action.BACKWARD}"
-        dimensions = self.dimensions
-        seen = np.zeros((2, *(1,) * (dimensions - 1)), np.uint64)
+        seen = np.zeros((2, *(1,) * (self.dimensions - 1)), np.uint64)
         for place, datum in enumerate(read):
-            seen = total(seen, kernel.digest(self.random, f"{name} reads {place}", datum.values))
+            seen = total(seen, stand_ins.digest(self.random, f"{name} reads {place}", datum.values))
         made: list[Numbers] = []
         for place, count in enumerate(counts):
             single = place >= len(counts) - alike
-            drawn = kernel.function(
+            drawn = stand_ins.function(
                 self.random, f"{name} makes {place}", seen, 1 if single else count
             )
-            made.append(np.broadcast_to(drawn, (*drawn.shape[:-1], count)) if single else drawn)
+            made.append(_wide(drawn, count) if single else drawn)
         return made
 
-    def backward(
-        self,
-        cell: RunCell,
-        compute: Compute,
-        operands: Sequence[Datum],
-        of: Of,
-    ) -> tuple[Makes, list[Datum]]:
-        """Return what backward makes, and of that the gradients of parameters."""
-        inputs, saved, parameters = of(Role.INPUT), of(Role.SAVED), of(Role.PARAMETER)
-        slopes, gradients = of(Role.OUTPUT_GRADIENT), of(Role.GRADIENT)
-        towards = of(Role.INPUT_GRADIENT)
-        counts = [each.count for each in (*gradients, *towards)]
 
-        def reads(run: Application) -> Reads | None:
-            kept = [] if run.saved is None else [run.saved]
-            if (len(inputs), len(parameters)) != (len(run.kept), len(run.parameters)):
-                return None
-            if bool(saved) != bool(kept):
-                return None
-            return [
-                *_paired(Role.INPUT, inputs, run.kept),
-                *[
-                    (
-                        f"{Role.SAVED} {place}",
-                        each,
-                        np.broadcast_to(kept[0], (*kept[0].shape[:-1], each.count)),
-                    )
-                    for place, each in enumerate(saved)
-                ],
-                *_paired(Role.PARAMETER, parameters, run.parameters),
-            ]
+def _wide(array: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return one number, or mark, of each rank in so many places."""
+    return np.broadcast_to(array, (*array.shape[:-1], count))
 
-        def makes(run: Application) -> list[Numbers] | None:
-            if [high - low for low, high in zip([0, *run.ends], run.ends, strict=False)] != counts:
-                return None
-            return [self.contents.within(cell, run.towards)]
 
-        read = (*inputs, *saved, *parameters)
-        whole = self._chosen(
-            cell,
-            compute,
-            read,
-            self._applications(compute),
-            reads=reads,
-            makes=makes,
-            counts=[sum(counts)],
-            alike=0,
-        )[0]
-        slope = self.plain.slope(
-            f"{compute.unit}/{compute.segment}", [each.values for each in slopes]
-        )
-        parts = _parts(whole, slope, anywhere(*slopes), counts)
-        made_of = {
-            Role.GRADIENT: iter(parts[: len(gradients)]),
-            Role.INPUT_GRADIENT: iter(parts[len(gradients) :]),
-        }
-        return _in_order(compute, operands, made_of), parts[: len(gradients)]
+def _repeated(saved: Numbers | None, counts: Sequence[int]) -> list[Numbers]:
+    """Return the one number that is saved, in each operand that holds it."""
+    return [] if saved is None else [_wide(saved, count) for count in counts]
 
 
 def _parts(
@@ -269,9 +230,7 @@ def _parts(
     parts: list[Datum] = []
     start = 0
     for count in counts:
-        marks = None
-        if undefined is not None:
-            marks = np.broadcast_to(undefined, (*undefined.shape[:-1], count))
+        marks = None if undefined is None else _wide(undefined, count)
         parts.append(Datum(made[..., start : start + count], marks))
         start += count
     return parts
@@ -290,8 +249,8 @@ def _in_order(
     return found
 
 
-def _paired(role: Role, data: Sequence[Datum], wanted: Sequence[Numbers]) -> Reads:
-    return [
-        (f"{role} {place}", datum, numbers)
-        for place, (datum, numbers) in enumerate(zip(data, wanted, strict=True))
-    ]
+def _by_role(compute: Compute, operands: Sequence[Datum]) -> ByRole:
+    found: ByRole = defaultdict(list)
+    for operand, datum in zip(compute.operands, operands, strict=True):
+        found[operand.role].append(datum)
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.proof.execution.grid import Grid, RunCell
+from zsim.proof.execution.grid import Grid, RankArray
 from zsim.proof.execution.pieces import Integers, Key, Space, Spaces
 from zsim.proof.execution.unions import Adopted
 from zsim.schedule.layout import Layout
@@ -23,21 +23,23 @@ class Index:
     """Places of a view in a buffer's array: a slice, or numbers that differ by rank.
 
     `take` has the shape of the ranks, then the places of the view; NOTHING where a rank has none.
+    `is_whole` if they are all places of the array.
     """
 
     low: int
     high: int
     take: Integers | None = None
+    is_whole: bool = False
 
     @property
     def count(self) -> int:
-        """Places of the view, the most that any rank has."""
+        """Return the number of places of the view, the most that any rank has."""
         return self.high - self.low if self.take is None else self.take.shape[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """Content of a buffer of a cell: its space, and which pieces of it each rank has.
+class BufferPieces:
+    """Content of a buffer of a class: its space, and which pieces of it each rank has.
 
     `first` and `counts` are the number of the first piece and how many there are, in the shape of
     the ranks; `width` is the length of the array that holds them.
@@ -50,7 +52,7 @@ class Held:
 
 
 class Tensors:
-    """Buffers and views of all cells. Spaces are cut first, then closed, then indices are made."""
+    """Buffers and views of all classes: spaces are cut, then closed, then indices are made."""
 
     def __init__(self, schedule: Schedule, grid: Grid, adopted: Adopted | None = None) -> None:
         self.schedule = schedule
@@ -62,12 +64,13 @@ class Tensors:
         self.mesh = schedule.mesh
         self.parameters = {each.name: each.elements for each in schedule.contract.parameters}
         self._seen: set[int] = set()
-        self._held: dict[tuple[int, str], Held] = {}
-        self._held_alike: dict[tuple[object, ...], Held] = {}
+        self._held: dict[tuple[int, str], BufferPieces] = {}
+        self._held_alike: dict[tuple[object, ...], BufferPieces] = {}
         self._kinds: dict[tuple[int, int], tuple[int, View]] = {}
         self._kind_of: dict[tuple[object, ...], int] = {}
         self._cut_of: dict[str | None, int] = {None: -1}
-        self._indices: dict[int, Index] = {}
+        self._indices: dict[tuple[int, int], Index] = {}
+        self._indices_alike: dict[int, Index] = {}
         self._folded = any(
             len(along.coordinates) < schedule.mesh.axis_size(name)
             for name, along in grid.tracked.items()
@@ -87,7 +90,7 @@ class Tensors:
                 self.spaces.space(self.key(program, own.name), self._extent(own))
 
     def _number_layouts(self) -> bool:
-        """Number layouts by how they are cut; whether most are cut, and filled, as others are."""
+        """Assign numbers to layouts by their cuts; return whether most are filled as others are."""
         cut: dict[object, int] = {}
         filled: set[object] = set()
         for layout in self.schedule.layouts:
@@ -100,19 +103,19 @@ class Tensors:
         )
         return is_whole and 2 * len(filled) <= len(self.schedule.layouts)
 
-    def _alike(self, cell: RunCell, buffer: Buffer) -> tuple[object, ...]:
+    def _alike(self, ranks: RankArray, buffer: Buffer) -> tuple[object, ...]:
         """Return what buffers have in common of which ranks have the same pieces."""
-        space = self.spaces.by_key[self.key(cell.program, buffer.name)]
+        space = self.spaces.by_key[self.key(ranks.program, buffer.name)]
         cut = self._cut_of[buffer.layout]
-        return (cell.index, space.key, cut, buffer.shard, buffer.elements)
+        return (ranks.index, space.key, cut, buffer.shard, buffer.elements)
 
-    def kind(self, cell: RunCell, view: View) -> int:
+    def kind(self, ranks: RankArray, view: View) -> int:
         """Return a number that views have in common which are at one place of buffers alike."""
-        key = (cell.index, id(view))  # to hash a view takes longer
+        key = (ranks.index, id(view))  # to hash a view takes longer
         found = self._kinds.get(key)
         if found is None:
             place = (view.start, view.size, view.axis, self._cut_of[view.layout], view.origin)
-            alike = (*self._alike(cell, self.buffer(cell.program, view.buffer)), *place)
+            alike = (*self._alike(ranks, self.buffer(ranks.program, view.buffer)), *place)
             number = self._kind_of.setdefault(alike, len(self._kind_of))
             found = self._kinds[key] = number, view
         return found[0]
@@ -258,107 +261,111 @@ class Tensors:
         return frozenset(part for axis in axes if axis for part in self.mesh.parts(axis))
 
     def places(
-        self, cell: RunCell, view: View, more: frozenset[str] = frozenset()
+        self, ranks: RankArray, view: View, more: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Coordinates, int, int]]:
         """Yield where a view is on every rank on which it may be somewhere else."""
-        axes = self.varies(cell.program, view) | more
-        for _, at in self.grid.ranks(cell, axes):
-            yield at, *self.place(cell.program, view, at)
+        axes = self.varies(ranks.program, view) | more
+        for _, at in self.grid.ranks(ranks, axes):
+            yield at, *self.place(ranks.program, view, at)
 
-    def cut(self, cell: RunCell, view: View) -> None:
+    def cut(self, ranks: RankArray, view: View) -> None:
         """Cut the space of a view where it begins and ends on some rank."""
-        kind = self.kind(cell, view)
+        kind = self.kind(ranks, view)
         if kind in self._seen:
             return
         self._seen.add(kind)
-        space = self.key(cell.program, view.buffer)
-        for _, start, size in self.places(cell, view):
+        space = self.key(ranks.program, view.buffer)
+        for _, start, size in self.places(ranks, view):
             self.spaces.cut(space, start, start + size)
         if view.layout is not None:
             if self.schedule.layout_by_name[view.layout].blocks is None:
                 self.spaces.by_key["layout", view.layout].bounds.update(
                     (view.start, view.start + view.size)
                 )
-        elif view.axis is None and self.buffer(cell.program, view.buffer).shard is None:
+        elif view.axis is None and self.buffer(ranks.program, view.buffer).shard is None:
             self.spaces.by_key[space].bounds.update((view.start, view.start + view.size))
         if view.axis is not None:
             self.split(space, view.start, view.size, self.mesh.parts(view.axis))
 
-    def link(self, cell: RunCell, one: View, other: View) -> None:
+    def link(self, ranks: RankArray, one: View, other: View) -> None:
         """Say that the elements of two views of each rank correspond."""
-        program = cell.program
+        program = ranks.program
         first = self.key(program, one.buffer)
         second = self.key(program, other.buffer)
         more = self.varies(program, other)
         own = more != self.varies(program, one)
-        for at, start, size in self.places(cell, one, more):
+        for at, start, size in self.places(ranks, one, more):
             there = self.place(program, other, at)[0]
             self.spaces.link((first, start), (second, there), size, own=own)
 
-    def link_to(self, cell: RunCell, view: View, key: Key) -> None:
+    def link_to(self, ranks: RankArray, view: View, key: Key) -> None:
         """Say that the elements of a view of each rank are those of a space, from its start on."""
-        program = cell.program
+        program = ranks.program
         space = self.key(program, view.buffer)
         own = bool(self.varies(program, view))
-        for _, start, size in self.places(cell, view):
+        for _, start, size in self.places(ranks, view):
             self.spaces.space(key, size)
             self.spaces.link((space, start), (key, 0), size, own=own)
 
-    def close(self, cells: Iterable[RunCell]) -> None:
+    def close(self, classes: Iterable[RankArray]) -> None:
         """Cut where ranks' parts of buffers begin and end, and number all pieces."""
-        for cell in cells:
-            for declared in cell.program.buffers:
-                buffer = self.buffer(cell.program, declared.name)
-                key = self.key(cell.program, buffer.name)
+        for ranks in classes:
+            for declared in ranks.program.buffers:
+                buffer = self.buffer(ranks.program, declared.name)
+                key = self.key(ranks.program, buffer.name)
                 if buffer.shard is None:
                     self.spaces.cut(key, buffer.elements)
                     continue
                 axes = frozenset(self.mesh.parts(buffer.shard))
-                for _, at in self.grid.ranks(cell, axes):
+                for _, at in self.grid.ranks(ranks, axes):
                     start, size = self.segment(buffer, at)
                     self.spaces.cut(key, start, start + size)
         self.spaces.close()
 
-    def held(self, cell: RunCell, name: str) -> Held:
-        """Return what the ranks of a cell have of a buffer."""
-        found = self._held.get((cell.index, name))
+    def held(self, ranks: RankArray, name: str) -> BufferPieces:
+        """Return what the ranks of a class have of a buffer."""
+        found = self._held.get((ranks.index, name))
         if found is None:
-            buffer = self.buffer(cell.program, name)
-            key = self._alike(cell, buffer)
-            found = self._held_alike.get(key) or self._hold(cell, buffer)
-            self._held[cell.index, name] = self._held_alike[key] = found
+            buffer = self.buffer(ranks.program, name)
+            key = self._alike(ranks, buffer)
+            found = self._held_alike.get(key) or self._hold(ranks, buffer)
+            self._held[ranks.index, name] = self._held_alike[key] = found
         return found
 
-    def _hold(self, cell: RunCell, buffer: Buffer) -> Held:
-        space = self.spaces.by_key[self.key(cell.program, buffer.name)]
+    def _hold(self, ranks: RankArray, buffer: Buffer) -> BufferPieces:
+        space = self.spaces.by_key[self.key(ranks.program, buffer.name)]
         axes = frozenset() if buffer.shard is None else frozenset(self.mesh.parts(buffer.shard))
-        shape = self._shape(cell, axes)
+        shape = self._shape(ranks, axes)
         first, counts = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for position, at in self.grid.ranks(cell, axes):
+        for position, at in self.grid.ranks(ranks, axes):
             start, size = self.segment(buffer, at)
             low, high = space.inside(start, start + size)
             first[position], counts[position] = low, high - low
-        return Held(space, first, counts, int(counts.max()))
+        return BufferPieces(space, first, counts, int(counts.max()))
 
-    def _shape(self, cell: RunCell, axes: frozenset[str]) -> tuple[int, ...]:
-        return tuple(len(along.coordinates) if along.name in axes else 1 for along in cell.along)
+    def _shape(self, ranks: RankArray, axes: frozenset[str]) -> tuple[int, ...]:
+        return tuple(len(along.coordinates) if along.name in axes else 1 for along in ranks.along)
 
-    def index(self, cell: RunCell, view: View) -> Index:
+    def index(self, ranks: RankArray, view: View) -> Index:
         """Return which numbers of the array of its buffer a view is."""
-        kind = self.kind(cell, view)
-        found = self._indices.get(kind)
+        key = (ranks.index, id(view))
+        found = self._indices.get(key)
         if found is None:
-            found = self._indices[kind] = self._index(cell, self.held(cell, view.buffer), view)
+            kind = self.kind(ranks, view)  # keeps the view, so that its id stays its own
+            found = self._indices_alike.get(kind)
+            if found is None:
+                found = self._index(ranks, self.held(ranks, view.buffer), view)
+            self._indices[key] = self._indices_alike[kind] = found
         return found
 
-    def _index(self, cell: RunCell, held: Held, view: View) -> Index:
-        buffer = self.buffer(cell.program, view.buffer)
+    def _index(self, ranks: RankArray, held: BufferPieces, view: View) -> Index:
+        buffer = self.buffer(ranks.program, view.buffer)
         if view.size == buffer.elements and view.axis is None and view.layout is None:
-            return Index(0, held.width)
-        axes = self.varies(cell.program, view)
+            return Index(0, held.width, is_whole=True)
+        axes = self.varies(ranks.program, view)
         ranges: dict[tuple[int, ...], tuple[int, int]] = {}
-        for position, at in self.grid.ranks(cell, axes):
-            start, size = self.place(cell.program, view, at)
+        for position, at in self.grid.ranks(ranks, axes):
+            start, size = self.place(ranks.program, view, at)
             low, high = held.space.inside(start, start + size)
             there = tuple(
                 min(place, size - 1) for place, size in zip(position, held.first.shape, strict=True)
@@ -366,16 +373,17 @@ class Tensors:
             first = int(held.first[there])
             ranges[position] = (low - first, high - first) if high > low else (0, 0)
         if len(set(ranges.values())) == 1:
-            return Index(*next(iter(ranges.values())))
+            ((low, high),) = set(ranges.values())
+            return Index(low, high, is_whole=(low, high) == (0, held.width))
         width = max(high - low for low, high in ranges.values())
-        take = np.full((*self._shape(cell, axes), width), NOTHING, np.int64)
+        take = np.full((*self._shape(ranks, axes), width), NOTHING, np.int64)
         for position, (low, high) in ranges.items():
             take[position][: high - low] = np.arange(low, high)
         return Index(0, width, take)
 
-    def filled(self, cell: RunCell, view: View) -> NDArray[np.bool_]:
+    def filled(self, ranks: RankArray, view: View) -> NDArray[np.bool_]:
         """Return where each rank has a piece of a view, in the shape of ranks and places."""
-        index, held = self.index(cell, view), self.held(cell, view.buffer)
+        index, held = self.index(ranks, view), self.held(ranks, view.buffer)
         if index.take is not None:
             there: NDArray[np.bool_] = index.take != NOTHING
             return there

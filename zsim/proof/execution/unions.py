@@ -101,7 +101,7 @@ class _Parts:
         return view.axis is None and view.layout is None and view.size == buffer.elements
 
     def _agree(self, one: View, other: View) -> None:
-        """Two views correspond: if one is a part, the other is it, too."""
+        """Say that two views correspond: if one is a part, the other is it, too."""
         for view, like in ((one, other), (other, one)):
             part = self._part(like)
             if part is not None:

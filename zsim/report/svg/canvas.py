@@ -1,4 +1,4 @@
-"""A sheet to draw on: boxes, lines and words, as SVG text."""
+"""A canvas to draw on: boxes, lines and words, as SVG text."""
 
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
@@ -30,8 +30,8 @@ class Box:
 
 
 @dataclass(slots=True)
-class Sheet:
-    """What has been drawn so far; later things lie on top."""
+class Canvas:
+    """Canvas of what has been drawn so far; later things lie on top."""
 
     width: float
     height: float
@@ -40,7 +40,7 @@ class Sheet:
     def box(
         self, box: Box, label: str, fill: str, *, small: str = "", stacked: bool = False
     ) -> None:
-        """A box with its name, and a smaller line below; `stacked` shows that it is several."""
+        """Draw a box with its name and a smaller line below; `stacked` shows that it is many."""
         for offset in (6, 3) if stacked else ():
             self._rectangle(Box(box.x + offset, box.y - offset, box.width, box.height), fill)
         self._rectangle(box, fill)
@@ -60,7 +60,7 @@ class Sheet:
         )
 
     def bar(self, box: Box, fill: str) -> None:
-        """A bare rectangle with a white edge inside, if it is wide enough for one."""
+        """Draw a bare rectangle with a white edge inside, if it is wide enough for one."""
         edge = min(0.4, box.width / 4)
         self._drawn.append(
             f'<rect x="{box.x + edge / 2:.2f}" y="{box.y:.1f}" width="{box.width - edge:.2f}" '
@@ -76,7 +76,7 @@ class Sheet:
         width: float = 1.2,
         dashed: bool = False,
     ) -> None:
-        """A straight line."""
+        """Draw a straight line."""
         dash = ' stroke-dasharray="9 5"' if dashed else ""
         self._drawn.append(
             f'<line x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}" '
@@ -93,7 +93,7 @@ class Sheet:
         width: float = 1.2,
         title: str = "",
     ) -> None:
-        """A line that rises over both ends, straight if by 0; `title` is shown where it is hovered.
+        """Draw a line that rises over both ends, straight if by 0; a pointer on it shows `title`.
 
         A quadratic curve rises half as high as its control point.
         """
@@ -105,7 +105,7 @@ class Sheet:
         )
 
     def dot(self, x: float, y: float, *, colour: str, hollow: bool = False) -> None:
-        """A small circle around x, y, or with `hollow` its edge alone."""
+        """Draw a small circle around x, y, or with `hollow` its edge alone."""
         fill = "none" if hollow else colour
         self._drawn.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{fill}" fill-opacity="0.75" '
@@ -123,7 +123,7 @@ class Sheet:
         colour: str = INK,
         bold: bool = False,
     ) -> None:
-        """A line of text whose baseline starts (or is centred, or ends) at x, y."""
+        """Write a line of text whose baseline starts (or is centred, or ends) at x, y."""
         weight = ' font-weight="bold"' if bold else ""
         self._drawn.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}" text-anchor="{anchor}" '
@@ -131,7 +131,7 @@ class Sheet:
         )
 
     def svg(self) -> str:
-        """All of it, as an SVG document."""
+        """Return all of it, as an SVG document."""
         size = f'width="{self.width:.0f}" height="{self.height:.0f}"'
         view = f'viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
         opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="{FONT}">'

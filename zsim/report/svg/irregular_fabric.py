@@ -13,7 +13,7 @@ import networkx as nx
 
 from zsim.cluster.cluster import Cluster, FabricEdge
 from zsim.cluster.links import edges_in_use, link_classes
-from zsim.report.svg.canvas import FAINT, Box, Sheet
+from zsim.report.svg.canvas import FAINT, Box, Canvas
 from zsim.report.svg.note import LEFT, NODE, RIGHT, SWITCH, TOP, note, rate
 from zsim.report.svg.utilization_color import Loads, between, hue
 
@@ -24,7 +24,7 @@ LOWEST_ARC, HIGHEST_ARC = 14.0, 190.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FabricLayout:
     """Positions of everything: boxes by name, and the row and the place in it of each.
 
     Attributes:
@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def height(self) -> float:
-        """From the upper edge of the sheet's middle to below the lowest row."""
+        """From the upper edge of the canvas's middle to below the lowest row."""
         return self.roof + ROWS_TALL + 50
 
     def rise(self, edge: FabricEdge) -> float:
@@ -56,7 +56,7 @@ class Layout:
         return LOWEST_ARC + (self.arc - LOWEST_ARC) * over / widest
 
 
-def layout(cluster: Cluster) -> Layout:
+def layout(cluster: Cluster) -> FabricLayout:
     """Return where the switches and nodes of `cluster` stand."""
     graph: nx.Graph[str] = nx.Graph()
     edges = edges_in_use(cluster)
@@ -80,7 +80,7 @@ def layout(cluster: Cluster) -> Layout:
         for at, name in enumerate(row):
             boxes[name] = Box(LEFT + (at + 0.5) * pitch - width / 2, y, width, BOX_TALL)
     widths = tuple(map(len, order))
-    return Layout(boxes=boxes, rows=rows, places=places, widths=widths, roof=roof, arc=arc)
+    return FabricLayout(boxes=boxes, rows=rows, places=places, widths=widths, roof=roof, arc=arc)
 
 
 def _rows(graph: "nx.Graph[str]", nodes: list[str]) -> tuple[dict[str, int], list[list[str]]]:
@@ -108,7 +108,7 @@ def _rows(graph: "nx.Graph[str]", nodes: list[str]) -> tuple[dict[str, int], lis
     return rows, order
 
 
-def draw_irregular(sheet: Sheet, cluster: Cluster, found: Layout, loads: Loads) -> Box:
+def draw_irregular(canvas: Canvas, cluster: Cluster, found: FabricLayout, loads: Loads) -> Box:
     """Draw the fabric as `found` lays it out, links in the colours of their `loads`.
 
     Returns the box of the first node.
@@ -124,16 +124,18 @@ def draw_irregular(sheet: Sheet, cluster: Cluster, found: Layout, loads: Loads) 
         look = {"colour": hue(share, FAINT), "title": words}
         width = 1 + 3 * edge.link.bytes_per_s / fastest + (1.0 if loads else 0.0)
         start, end = ends[edge.source, edge.target], ends[edge.target, edge.source]
-        sheet.arc(start, end, found.rise(edge), width=width, **look)
+        canvas.arc(start, end, found.rise(edge), width=width, **look)
     for name, box in found.boxes.items():
-        sheet.box(box, name, SWITCH if found.rows[name] else NODE)
+        canvas.box(box, name, SWITCH if found.rows[name] else NODE)
     switched = [each for each in link_classes(cluster) if each.target == "switch"]
     for row, each in enumerate(switched):
-        note(sheet, TOP + 34 + 44 * row, each)
+        note(canvas, TOP + 34 + 44 * row, each)
     return found.boxes["node0"]
 
 
-def _ends(found: Layout, edges: list[FabricEdge]) -> dict[tuple[str, str], tuple[float, float]]:
+def _ends(
+    found: FabricLayout, edges: list[FabricEdge]
+) -> dict[tuple[str, str], tuple[float, float]]:
     """Return where each link meets the box of its first end, by both ends.
 
     Arcs of a box begin side by side on its upper edge, so that those inside others cross none.

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 
-from zsim.calibration.verdict import Comparison, Quantity, Verdict
-from zsim.report.svg.canvas import FAINT, INK, Sheet
+from zsim.calibration.training_verdict import PredictedRun, Quantity, TrainingVerdict
+from zsim.report.svg.canvas import FAINT, INK, Canvas
 from zsim.units import format_bytes, format_seconds
 
 SIZE, LEFT, TOP, LEGEND = 560.0, 84.0, 56.0, 330.0
@@ -15,24 +15,24 @@ BAND = 0.1
 """Dashed lines are this far off."""
 
 
-def scatter(verdicts: Sequence[Verdict], title: str) -> str:
-    """All comparisons of `verdicts`, which compare one quantity, as SVG; at least one is there.
+def scatter(verdicts: Sequence[TrainingVerdict], title: str) -> str:
+    """Return all comparisons of `verdicts`, at least one and of one quantity, as SVG.
 
     Hollow dots are of sweeps that may have been fitted.
     """
     every = [each for found in verdicts for each in found.comparisons]
     quantity = verdicts[0].quantity
     axis = _Axis([value for each in every for value in (each.published, each.predicted)])
-    sheet = Sheet(LEFT + SIZE + LEGEND, TOP + SIZE + 60)
-    sheet.words(LEFT, 30, title, size=16, bold=True)
-    _frame(sheet, axis, quantity)
-    groups: dict[str, list[Comparison]] = {}
+    canvas = Canvas(LEFT + SIZE + LEGEND, TOP + SIZE + 60)
+    canvas.words(LEFT, 30, title, size=16, bold=True)
+    _frame(canvas, axis, quantity)
+    groups: dict[str, list[PredictedRun]] = {}
     for each in every:
         groups.setdefault(f"{each.run.file}, {each.run.hardware}", []).append(each)
     for number, (name, group) in enumerate(sorted(groups.items())):
         colour = COLOURS[number % len(COLOURS)]
         for each in sorted(group, key=lambda one: one.run.judged):
-            sheet.dot(
+            canvas.dot(
                 LEFT + axis.place(each.published),
                 TOP + SIZE - axis.place(each.predicted),
                 colour=colour,
@@ -40,13 +40,13 @@ def scatter(verdicts: Sequence[Verdict], title: str) -> str:
             )
         y = TOP + 14 + 40 * number
         file, _, hardware = name.partition(", ")
-        sheet.dot(LEFT + SIZE + 22, y - 4, colour=colour)
-        sheet.words(LEFT + SIZE + 34, y, f"{hardware}: {len(group)}", size=12)
-        sheet.words(LEFT + SIZE + 34, y + 15, file, size=10, colour=FAINT)
+        canvas.dot(LEFT + SIZE + 22, y - 4, colour=colour)
+        canvas.words(LEFT + SIZE + 34, y, f"{hardware}: {len(group)}", size=12)
+        canvas.words(LEFT + SIZE + 34, y + 15, file, size=10, colour=FAINT)
     y = TOP + SIZE - 20
-    sheet.dot(LEFT + SIZE + 22, y - 4, colour=INK, hollow=True)
-    sheet.words(LEFT + SIZE + 34, y, "may have been fitted; full dots judge", size=10)
-    return sheet.svg()
+    canvas.dot(LEFT + SIZE + 22, y - 4, colour=INK, hollow=True)
+    canvas.words(LEFT + SIZE + 34, y, "may have been fitted; full dots judge", size=10)
+    return canvas.svg()
 
 
 class _Axis:
@@ -61,7 +61,7 @@ class _Axis:
         return (log10(value) - self.low) / (self.high - self.low) * SIZE
 
     def marks(self) -> Iterator[float]:
-        """1, 2 and 5 of each power of ten; the powers alone where these would be many."""
+        """Yield 1, 2 and 5 of each power of ten; the powers alone where these would be many."""
         steps = (1, 2, 5) if self.high - self.low < 3 else (1,)
         for power in range(floor(self.low), ceil(self.high) + 1):
             for step in steps:
@@ -69,26 +69,26 @@ class _Axis:
                     yield step * 10.0**power
 
 
-def _frame(sheet: Sheet, axis: _Axis, quantity: Quantity) -> None:
+def _frame(canvas: Canvas, axis: _Axis, quantity: Quantity) -> None:
     bottom, right = TOP + SIZE, LEFT + SIZE
     show = format_seconds if quantity is Quantity.STEP_TIME else _bytes
     for mark in axis.marks():
         place = axis.place(mark)
-        sheet.line((LEFT + place, TOP), (LEFT + place, bottom), colour="#e4e7eb", width=0.8)
-        sheet.line((LEFT, bottom - place), (right, bottom - place), colour="#e4e7eb", width=0.8)
-        sheet.words(LEFT + place, bottom + 18, show(mark), size=11, anchor="middle")
-        sheet.words(LEFT - 8, bottom - place + 4, show(mark), size=11, anchor="end")
-    sheet.line((LEFT, bottom), (right, TOP), colour=INK, width=1.0)
+        canvas.line((LEFT + place, TOP), (LEFT + place, bottom), colour="#e4e7eb", width=0.8)
+        canvas.line((LEFT, bottom - place), (right, bottom - place), colour="#e4e7eb", width=0.8)
+        canvas.words(LEFT + place, bottom + 18, show(mark), size=11, anchor="middle")
+        canvas.words(LEFT - 8, bottom - place + 4, show(mark), size=11, anchor="end")
+    canvas.line((LEFT, bottom), (right, TOP), colour=INK, width=1.0)
     shift = log10(1 + BAND) / (axis.high - axis.low) * SIZE
     for start, end in (
         ((LEFT, bottom - shift), (right - shift, TOP)),
         ((LEFT + shift, bottom), (right, TOP + shift)),
     ):
-        sheet.line(start, end, dashed=True, width=0.8)
+        canvas.line(start, end, dashed=True, width=0.8)
     for start, end in (((LEFT, TOP), (LEFT, bottom)), ((LEFT, bottom), (right, bottom))):
-        sheet.line(start, end, colour=INK, width=1.0)
-    sheet.words(LEFT + SIZE / 2, bottom + 42, f"{quantity}, published", size=13, anchor="middle")
-    sheet.words(LEFT, TOP - 8, f"{quantity}, predicted; dashed: 10 % off", size=13)
+        canvas.line(start, end, colour=INK, width=1.0)
+    canvas.words(LEFT + SIZE / 2, bottom + 42, f"{quantity}, published", size=13, anchor="middle")
+    canvas.words(LEFT, TOP - 8, f"{quantity}, predicted; dashed: 10 % off", size=13)
 
 
 def _bytes(value: float) -> str:

@@ -1,4 +1,4 @@
-"""How busy links are, as a colour: for a cluster that is drawn after a run."""
+"""Colours for how busy links are: for a cluster that is drawn after a run."""
 
 from collections.abc import Mapping
 
@@ -11,20 +11,20 @@ BUSIEST = "#c81e1e"
 
 
 def between(loads: Loads, lower: str, upper: str) -> float | None:
-    """The busier direction of the links between two levels; None if nothing is known of them."""
+    """Return the busier direction of the links between two levels; None if it is not known."""
     found = [loads[name] for name in (f"{lower}->{upper}", f"{upper}->{lower}") if name in loads]
     return max(found, default=None)
 
 
 def hue(share: float | None, otherwise: str) -> str:
-    """The colour of links that carry `share` of what they can."""
+    """Return the colour of links that carry `share` of what they can."""
     if share is None:
         return otherwise
     return next((colour for limit, colour in HUES if share < limit), BUSIEST)
 
 
 def key() -> tuple[tuple[str, str], ...]:
-    """Words and colours of a legend."""
+    """Return words and colours of a legend."""
     lower = 0.0
     found: list[tuple[str, str]] = []
     for limit, colour in HUES:

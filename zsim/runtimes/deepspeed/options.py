@@ -9,7 +9,7 @@ from zsim.strategy.runtime_setting import at_least, floating
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeed(RuntimeOptions):
-    """What stages 1 to 3 take; elements, not bytes. The stage stands in the strategy.
+    """Options of stages 1 to 3; elements, not bytes. The stage stands in the strategy.
 
     Attributes:
         reduce_bucket_size: gradients are reduced in buckets of at most so many elements.

@@ -1,21 +1,25 @@
-"""Gradients in DeepSpeed's stages 1 and 2: buckets, all-reduced; a rank keeps its part."""
+"""Gradients in DeepSpeed's stages 1 and 2: buckets, all-reduced; a rank keeps its part.
 
-from collections.abc import Sequence
+Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+`runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
+"""
+
 from dataclasses import dataclass
 
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.schedule.operation import AllReduce, Copy, Edge, Fill, View
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA
 from zsim.zero.reduce import Reduced
-from zsim.zero.writer import COMPUTE, DATA, Draft
+from zsim.zero.step import Step, StepPart
 
-REDUCTION = "reduction"
+REDUCTION = "reduction"  # __init__: reduction_stream
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BucketedGradient:
     """A parameter in the bucket: its flat tensor, where it begins there and in the bucket."""
 
     flat: Bucket
@@ -24,57 +28,57 @@ class Member:
     size: int
 
 
-class Reductions:
+class AllReducedBuckets(StepPart):
     """The bucket that gradients are copied into; two that take turns if reductions overlap.
 
     It takes gradients of all flat tensors, of which there is one for each group of parameters.
     """
 
-    def __init__(
-        self, draft: Draft, strategy: Strategy, options: DeepSpeed, *, flats: Sequence[Bucket]
-    ) -> None:
-        self.draft = draft
-        self.strategy = strategy
-        self.options = options
-        self.flats = flats
+    def __init__(self, step: Step, options: DeepSpeed) -> None:
+        super().__init__(step)
+        self.flats = step.buckets.trained
         self.reduced: dict[int, Reduced] = {}
-        self._done = ""
-        self._stream = REDUCTION if options.overlap_comm else COMPUTE
-        self._compute = strategy.precision.compute
-        self._wire = options.communication_data_type or self._compute
-        self._members: list[Member] = []
+        self._limit = options.reduce_bucket_size
+        self._overlaps = bool(options.overlap_comm)
+        self._stream = REDUCTION if self._overlaps else COMPUTE
+        self._wire = options.communication_data_type or self.compute
+        self._members: list[BucketedGradient] = []
+        self._filled = 0
         self._flushed = 0
         self._copied = ""
+        self._done = ""
         self._waits: tuple[Edge, ...] = ()
 
     def begin(self) -> None:
         """Take the memory of the buckets and of the rank's part."""
         self._flushed = 0
-        for index in range(2 if self.options.overlap_comm else 1):
-            self.draft.allocate(self._ipg(index))
+        # setup_buckets: "ipg" is independent parallel gradients; a second buffer with overlap_comm
+        self.writer.allocate(*self._buckets)
         for flat in self.flats:
-            owned = self._owned(flat)
-            self.draft.allocate(owned)
-            size = flat.padded - flat.elements
-            if size:
+            owned = self._owned(flat)  # copy_grads_in_partition: `grads_in_partition`
+            self.writer.allocate(owned)
+            if size := flat.padded - flat.elements:
                 padding = View(buffer=owned, start=flat.elements, size=size, layout=flat.name)
-                path = self.draft.path(f"pad/{owned}")
-                self.draft.add(Fill(id=path, stream=self._stream, target=padding, value=0.0))
+                self.writer.fill(f"pad/{owned}", padding, 0.0, stream=self._stream)
 
-    def _ipg(self, index: int) -> str:
-        """A bucket, taken whole ("independent parallel gradients" in DeepSpeed's words)."""
-        size = self.options.reduce_bucket_size
-        return self.draft.buffer(f"ipg{index}", size, self._compute, Kind.COMMUNICATION)
+    @property
+    def _buckets(self) -> list[str]:
+        """Buffers of `reduce_bucket_size` elements, taken whole."""
+        return [
+            self.writer.buffer(f"ipg{index}", self._limit, self.compute, Kind.COMMUNICATION)
+            for index in range(2 if self._overlaps else 1)
+        ]
+
+    @property
+    def _bucket(self) -> str:
+        """The bucket that is being filled."""
+        # reduce_independent_p_g_buckets_and_remove_grads: `bucket.index = 1 - bucket.index`
+        buckets = self._buckets
+        return buckets[self._flushed % len(buckets)]
 
     def _owned(self, flat: Bucket) -> str:
-        return self.draft.buffer(
-            f"{flat.name}/owned",
-            flat.shard,
-            self._compute,
-            Kind.GRADIENT,
-            home=self._stream,
-            layout=flat.name,
-            shard=DATA,
+        return flat.shard_buffer(
+            self.writer, "owned", self.compute, Kind.GRADIENT, home=self._stream
         )
 
     def add(self, name: str, source: View, flat: Bucket, start: int, *, divisor: int) -> None:
@@ -82,133 +86,87 @@ class Reductions:
 
         One that is larger than the bucket is reduced alone.
         """
-        draft, limit = self.draft, self.options.reduce_bucket_size
-        offset = sum(member.size for member in self._members)
-        if self._members and offset + source.size > limit:
+        # reduce_independent_p_g_buckets_and_remove_grads: first reduce_ipg_grads if it would
+        # overflow
+        if self._members and self._filled + source.size > self._limit:
             self._flush()
-            offset = 0
-        if source.size > limit:
-            self._reduce([Member(flat, start, 0, source.size)], source, divisor, stream=COMPUTE)
+        offset = self._filled
+        if source.size > self._limit:  # extra_large_param_to_reduce
+            alone = [BucketedGradient(flat, start, 0, source.size)]
+            self._reduce(alone, source, divisor, stream=COMPUTE)
             return
-        target = View(
-            buffer=self._ipg(self._flushed % 2 if self.options.overlap_comm else 0),
-            start=offset,
-            size=source.size,
-        )
-        self._copied = draft.add(
-            Copy(
-                id=draft.path(f"bucket/{name}"),
-                stream=COMPUTE,
-                after=self._waits,
-                source=source,
-                target=target,
-                divisor=divisor,
-            )
+        target = View(buffer=self._bucket, start=offset, size=source.size)
+        self._copied = self.writer.copy(
+            f"bucket/{name}", source, target, divisor=divisor, after=self._waits
         )
         self._waits = ()
-        self._members.append(Member(flat, start, offset, source.size))
+        self._members.append(BucketedGradient(flat, start, offset, source.size))
+        self._filled += source.size
 
     def _flush(self) -> None:
         """Reduce the bucket and keep what the rank owns of it."""
-        if not self._members:
-            return
-        index = self._flushed % 2 if self.options.overlap_comm else 0
-        size = sum(member.size for member in self._members)
-        members, self._members = self._members, []
-        self._reduce(members, View(buffer=self._ipg(index), size=size), 1, stream=self._stream)
+        if self._members:
+            filled = View(buffer=self._bucket, size=self._filled)
+            members, self._members, self._filled = self._members, [], 0
+            self._reduce(members, filled, 1, stream=self._stream)
 
-    def _reduce(self, members: list[Member], source: View, divisor: int, *, stream: str) -> None:
+    def _reduce(
+        self, members: list[BucketedGradient], source: View, divisor: int, *, stream: str
+    ) -> None:
         """Divide on `stream` into a tensor of its own, all-reduce it, and keep what is owned."""
-        draft, number = self.draft, self._flushed
-        overlaps = self.options.overlap_comm
-        # The reduction before this one has read the bucket that is filled next.
-        self._waits = (self._done,) if overlaps and number else ()
+        writer, number, own = self.writer, self._flushed, self._stream
+        # average_tensor: the current stream waits for the reduction before this one, which has
+        # read the bucket that is filled next
+        self._waits = (self._done,) if self._overlaps and number else ()
         self._flushed += 1
-        flat = draft.buffer(
+        flat = writer.buffer(
             f"flat{number}", source.size, self._wire, Kind.COMMUNICATION, home=stream
         )
-        draft.allocate(flat)
-        divided = draft.add(
-            Copy(
-                id=draft.path(f"divide{number}"),
-                stream=stream,
-                after=(self._copied,) if stream != COMPUTE else (),
-                source=source,
-                target=draft.all(flat),
-                divisor=divisor * self.strategy.data,
-            )
+        writer.allocate(flat)
+        # allreduce_bucket flattens into a tensor of its own, divides by the ranks and all-reduces
+        after = (self._copied,) if stream != COMPUTE else ()
+        ranks = self.strategy.data
+        divided = writer.copy(
+            f"divide{number}", source, flat, divisor=divisor * ranks, stream=stream, after=after
         )
-        done = draft.add(
-            AllReduce(
-                id=draft.path(f"reduce{number}"),
-                stream=self._stream,
-                after=(divided,) if stream != self._stream else (),
-                group=DATA,
-                source=draft.all(flat),
-                target=draft.all(flat),
-                wire=self._wire,
-                accumulate=self._wire,
-            )
-        )
-        for position, member in enumerate(members):
-            done = self._keep(flat, member, f"keep{number}/{position}")
-        draft.free(flat, (done,) if stream != self._stream else ())
+        after = (divided,) if stream != own else ()
+        done = writer.all_reduce(f"reduce{number}", DATA, flat, stream=own, after=after)
+        # allreduce_and_copy_with_multiple_ranks copies back what is the rank's,
+        # copy_grads_in_partition out of the bucket: all of a gradient, a part, or nothing
+        for position, each in enumerate(members):
+            start, size, layout = each.start, each.size, each.flat.name
+            reduced = View(buffer=flat, start=start, size=size, layout=layout, origin=each.offset)
+            kept = View(buffer=self._owned(each.flat), start=start, size=size, layout=layout)
+            done = writer.copy(f"keep{number}/{position}", reduced, kept, stream=own)
+        writer.free(flat, uses=(done,) if stream != own else ())
         self._done = done
         self.reduced = {each.index: Reduced(self._owned(each), done) for each in self.flats}
 
-    def _keep(self, flat: str, member: Member, name: str) -> str:
-        """Copy what the rank owns of a reduced gradient: all, a part, or nothing."""
-        start, size, layout = member.start, member.size, member.flat.name
-        return self.draft.add(
-            Copy(
-                id=self.draft.path(name),
-                stream=self._stream,
-                source=View(
-                    buffer=flat, start=start, size=size, layout=layout, origin=member.offset
-                ),
-                target=View(buffer=self._owned(member.flat), start=start, size=size, layout=layout),
-            )
-        )
-
     def finish(self, *, last: bool) -> None:
         """Reduce what is left, and give the buckets back; add to earlier micro-batches."""
-        draft = self.draft
+        # independent_gradient_partition_epilogue: reduce_ipg_grads, synchronize the device if
+        # overlapping, _release_ipg_buffers
         self._flush()
         done = self._done
-        uses = (done,) if self.options.overlap_comm else ()
-        if self.options.overlap_comm:
-            draft.host_wait(done)
-        for index in range(2 if self.options.overlap_comm else 1):
-            draft.free(self._ipg(index), uses)
+        if self._overlaps:
+            self.writer.host_wait("host_wait", done)
+        self.writer.free(*self._buckets, uses=(done,) if self._overlaps else ())
         self._waits = ()
         if self.strategy.stage == 2 and self.strategy.gradient_accumulation_steps > 1:
             for flat in self.flats:
                 self._add_up(flat, done, last=last)
 
     def _add_up(self, flat: Bucket, done: str, *, last: bool) -> None:
-        """The rank's part over all micro-batches, in the format of the optimizer."""
-        draft, owned = self.draft, self._owned(flat)
-        total = draft.buffer(
-            f"{flat.name}/gradient",
-            flat.shard,
-            self.strategy.precision.optimizer,
-            Kind.GRADIENT,
-            layout=flat.name,
-            shard=DATA,
-        )
-        first = total not in draft.alive
+        """Add the rank's part to that of earlier micro-batches, in the optimizer's format."""
+        # independent_gradient_partition_epilogue: `all_grad_tensors`
+        writer, owned, elsewhere = self.writer, self._owned(flat), self._stream != COMPUTE
+        optimizer = self.strategy.precision.optimizer
+        total = flat.shard_buffer(writer, "gradient", optimizer, Kind.GRADIENT)
+        first = total not in writer.alive
         if first:
-            draft.allocate(total)
-        added = draft.add(
-            Copy(
-                id=draft.path(f"accumulate/{flat.name}"),
-                stream=COMPUTE,
-                after=(done,) if self._stream != COMPUTE else (),
-                source=draft.all(owned),
-                target=draft.all(total),
-                accumulate=not first,
-            )
-        )
-        draft.free(owned, (added,) if self._stream != COMPUTE else ())
+            writer.allocate(total)
+        path, after = f"accumulate/{flat.name}", (done,) if elsewhere else ()
+        added = writer.copy(path, owned, total, accumulate=not first, after=after)
+        writer.free(owned, uses=(added,) if elsewhere else ())
         if last:
             self.reduced[flat.index] = Reduced(total, added)

@@ -6,8 +6,7 @@ at most `reduce_bucket_size` elements at a time: once a step in stage 1, in ever
 stage 2.
 """
 
-from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces, closed_before
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.schedule import WireBytes
@@ -55,23 +54,21 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     if strategy.stage == 1 and not options.overlap_comm:
         groups = grouped(model, strategy)
         sizes = [parameter.elements for group in groups for parameter in reversed(group)]
-    buckets: list[int] = []
-    filled = 0
-    for size in sizes:
-        if filled and filled + size > options.reduce_bucket_size:
-            buckets.append(filled)
-            filled = 0
-        if size > options.reduce_bucket_size:
-            buckets.append(size)
-        else:
-            filled += size
+    limit = options.reduce_bucket_size
+    # A gradient that is too large is reduced alone, after what stands in the bucket.
+    large = [size for size in sizes if size > limit]
+    buckets: list[int] = [*large]
+    start = 0
+    for end in (*(at for at, size in enumerate(sizes) if size > limit), len(sizes)):
+        buckets += closed_before(sizes[start:end], limit)
+        start = end + 1
     compute = strategy.precision.compute
     wire = (options.communication_data_type or compute).size_bytes
     times = strategy.gradient_accumulation_steps if strategy.stage == 2 else 1
     gathered = padded_elements(model, strategy) // ranks * (ranks - 1) * compute.size_bytes
     return [
         WireBytes(group="data", collective="all_gather", bytes=gathered),
-        *all_reduces("data", [*buckets, filled] * times, ranks=ranks, size_bytes=wire),
+        *all_reduces("data", buckets * times, ranks=ranks, size_bytes=wire),
     ]
 
 

@@ -8,172 +8,136 @@ run again right before its backward, the two are one visit here.
 
 A unit is what DeepSpeed calls a leaf module (`set_z3_leaf_modules`). Without leaf modules its
 submodules are single layers: gathers are smaller, and more of them are ahead.
+
+Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+`runtime/zero/stage3.py` unless another file of that folder is named.
 """
 
 from zsim.memory import book, peak_bytes
 from zsim.model.model import Model
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.runtimes.deepspeed.stage_3_gather import Gathers
-from zsim.runtimes.deepspeed.stage_3_reduce import Reductions
+from zsim.runtimes.deepspeed.stage_3_gather import CoalescedGathers
+from zsim.runtimes.deepspeed.stage_3_reduce import FilledBuckets
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, shards
 from zsim.runtimes.deepspeed.stage_3_trace import fetches
 from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
-from zsim.runtimes.deepspeed.update import MeasuredGroups
+from zsim.runtimes.deepspeed.update import NormPerGroup
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
-from zsim.zero.assemble import framed, need_fitting, whole
-from zsim.zero.forward_backward import Passes
-from zsim.zero.optimizer_step import Trained
-from zsim.zero.state import BucketState, Holding, write_setup
-from zsim.zero.visit_order import UnitVisit, visits
-from zsim.zero.writer import COMPUTE, POOL, Draft
+from zsim.zero.reduce import Reduced
+from zsim.zero.state import Holding, update_path
+from zsim.zero.step import Step
+from zsim.zero.visit_order import UnitVisit
 
+# __init__: reduce_and_partition_stream, and the stream that parameter_offload.py makes for gathers;
+# both are the current one without overlap_comm
 ALL_GATHER = "all_gather"
 REDUCE = "reduce"
 STEPS = 2
-"""Steps after which the book of a program repeats."""
+"""Steps after which the ledger of a program repeats."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """What DeepSpeed does with stage 3 to train `model` on `strategy.data` ranks.
+    """Return what DeepSpeed does with stage 3 to train `model` on `strategy.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
-    options = strategy.options(DeepSpeed)
-    need_fitting(model, strategy)
-    draft = Draft()
-    sharded = shards(model, strategy, options)
-    holding = Holding(
-        parameter=strategy.precision.compute,
-        parameter_sharded=True,
-        optimizer=strategy.precision.optimizer,
-        optimizer_sharded=True,
-        has_master=True,
-        moments=strategy.moments,
-    )
-    states = write_setup(draft, sharded.groups, holding)
-    step = _Step(draft, model, strategy, options=options, shards=sharded, states=states)
-    step.write_setup()
-    setup, draft.operations = draft.operations, []
+    step = Stage3Step(model, strategy, shards(model, strategy))
     step.write()
-    return framed(
+    gathers, reductions = step.gathers, step.reductions
+    return step.schedule(
         "DeepSpeed ZeRO-3",
-        model=model,
-        strategy=strategy,
-        volume=VOLUME,
-        parts=whole(draft, setup),
-        streams=tuple(dict.fromkeys((COMPUTE, step.gathers.stream, step.reductions.stream))),
-        layouts=(*sharded.layouts, *step.gathers.layouts, *step.reductions.layouts),
+        VOLUME,
+        streams=tuple(dict.fromkeys((COMPUTE, gathers.stream, reductions.stream))),
+        layouts=(*step.shards.layouts, *gathers.layouts, *reductions.layouts),
         peak_of=_worst_case,
     )
 
 
 def _worst_case(program: Program) -> int:
-    """The largest book if memory returns as late as waits of the host allow."""
+    """Return the peak if memory returns as late as waits of the host allow."""
     return peak_bytes(book(program, STEPS), POOL)
 
 
-class _Step:
+class Stage3Step(Step):
     """Forward and backward of every micro-batch, then the update."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        model: Model,
-        strategy: Strategy,
-        *,
-        options: DeepSpeed,
-        shards: Shards,
-        states: tuple[BucketState, ...],
-    ) -> None:
-        self.draft = draft
-        self.model = model
-        self.strategy = strategy
-        self.options = options
-        self.shards = shards
-        self.states = states
-        overlaps = options.overlap_comm is not False
-        self.gathers = Gathers(
-            draft,
-            strategy,
-            shards=shards,
-            states=states,
-            stream=ALL_GATHER if overlaps else COMPUTE,
-        )
-        self.passes = Passes(draft, model, strategy, buckets=shards.parameters, held=self._held)
-        self.reductions = Reductions(
-            draft,
-            strategy,
-            options,
-            shards=shards,
-            passes=self.passes,
-            stream=REDUCE if overlaps else COMPUTE,
-        )
+    optimizer_step = NormPerGroup
 
-    def _held(self, parameter: int, _visit: UnitVisit) -> str:
-        return self.gathers.whole(parameter)
+    def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
+        # _create_fp32_partitions: masters in any precision
+        holding = Holding(
+            parameter=strategy.precision.compute, parameter_sharded=True, has_master=True
+        )
+        super().__init__(model, strategy, shards.parameters, holding, kept=shards.groups)
+        options = strategy.options(DeepSpeed)
+        self.shards = shards
+        overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
+        updated = update_path(shards.groups.trained[-1], strategy, has_master=True)
+        self.gathers = CoalescedGathers(
+            self, shards, stream=ALL_GATHER if overlaps else COMPUTE, updated=updated
+        )
+        self.reductions = FilledBuckets(
+            self, options, shards, stream=REDUCE if overlaps else COMPUTE
+        )
+        self._needs = [
+            tuple(sorted(run.bucket for run in self.buckets.runs[visit.unit]))
+            for visit in self.visits
+        ]
+        sizes = [bucket.elements for bucket in self.buckets.all]
+        self._trace = fetches(self._needs, sizes, shards.persistent, options)
+        self._number = 0
+        self._used = ""
+
+    def held(self, bucket: int, visit: UnitVisit) -> str:
+        """Return the buffer of a whole parameter."""
+        del visit
+        return self.gathers.whole(bucket)
 
     def write_setup(self) -> None:
-        """What lives as long as the shards: gradients, the bucket, small parameters."""
+        """Take memory for gradients, the bucket and small parameters, which live on."""
         self.reductions.write_setup()
-        self.draft.prefix = "setup/persistent"
+        self.writer.prefix = "setup/persistent"
         self.gathers.setup_persistent()
 
-    def write(self) -> None:
-        """Append the step to the draft."""
-        draft, units = self.draft, self.model.units
-        once = visits(self.model, self.strategy)
-        needs = [
-            tuple(sorted(run.bucket for run in self.shards.parameters.runs[visit.unit]))
-            for visit in once
-        ]
-        sizes = [bucket.elements for bucket in self.shards.parameters.all]
-        trace = fetches(needs, sizes, self.shards.persistent, self.options)
-        used = ""
-        for micro_batch in range(self.strategy.gradient_accumulation_steps):
-            self.passes.micro_batch = self.reductions.micro_batch = micro_batch
-            for number, visit in enumerate(once):
-                part = f"step/{'backward' if visit.backward else 'forward'}/mb{micro_batch}"
-                draft.prefix = part
-                if number == 0:
-                    self.passes.load()
-                if number == len(units):
-                    self.passes.seed()
-                draft.prefix = f"{part}/{units[visit.unit].name}"
-                after = self.gathers.fetch(needs[number], trace[number])
-                run = self.passes.backward if visit.backward else self.passes.forward
-                used = run(visit, after)
-                if visit.backward:
-                    self.reductions.collect(visit.unit, used)
-                self.gathers.release(trace[number].freed, used)
-            draft.prefix = f"step/backward/mb{micro_batch}/end"
-            self.reductions.end_backward()
-        self._update(used)
+    def begin_forward(self) -> None:
+        """Begin with the recorded order again."""
+        # as reset_step in partitioned_param_coordinator.py does
+        self._number = 0
 
-    def _update(self, used: str) -> None:
-        draft, groups = self.draft, self.shards.groups
-        draft.prefix = "step/update"
-        self.gathers.free_persistent(used)
-        reduced = (self.reductions.finished,) if self.reductions.finished else ()
-        trained = [
-            Trained(
-                name=group.name,
-                layout=group.layout,
-                gradient=draft.all(self.reductions.gradient(group)),
-                measured=draft.all(self.reductions.gradient(group)),
-                after=reduced,
-                parameter=draft.all(state.parameter),
-                master=None if state.master is None else draft.all(state.master),
-                moments=tuple(draft.all(moment) for moment in state.moments),
-                keeps_gradient=True,
-            )
-            for group, state in zip(groups.all, self.states, strict=True)
-            if not group.frozen
-        ]
-        MeasuredGroups(
-            draft, self.strategy, trained, measured_after=reduced, stream=COMPUTE
-        ).write()
-        draft.prefix = "step/end"
-        self.gathers.end_step(f"step/update/{groups.trained[-1].name}/cast")
+    def forward(self, visit: UnitVisit) -> None:
+        """Write a visit between the fetch of a submodule and its release."""
+        # The hooks of setup_zero_stage3_hooks (parameter_offload.py) call fetch_sub_module and
+        # release_sub_module of partitioned_param_coordinator.py.
+        number, self._number = self._number, self._number + 1
+        after = self.gathers.fetch(self._needs[number], self._trace[number])
+        run = self.passes.backward if visit.backward else self.passes.forward
+        self._used = run(visit, after)
+        if visit.backward:
+            self.reductions.collect(visit.unit, self._used, self.micro_batch)
+        self.gathers.release(self._trace[number].freed, self._used)
+
+    def backward(self, visit: UnitVisit) -> None:
+        """Write a visit, and reduce what it made of gradients."""
+        self.forward(visit)
+
+    def end_backward(self) -> None:
+        """Reduce the rest."""
+        self.reductions.end_backward(self.micro_batch)
+
+    def end(self) -> None:
+        """Update the sub-groups one by one, and gather small parameters again."""
+        self.writer.prefix = "step/update"
+        self.gathers.free_persistent(self._used)  # step: _partition_all_parameters
+        finished, gradient = self.reductions.finished, self.reductions.gradient
+        reduced = {
+            group.index: Reduced(gradient(group), finished) for group in self.shards.groups.trained
+        }
+        after = (finished,) if finished else ()
+        self.update(reduced, after=after, stream=COMPUTE, keeps_gradients=True)
+        self.writer.prefix = "step/end"
+        self.gathers.end_step()

@@ -1,15 +1,21 @@
-"""What ZeRO-3 keeps of parameters: each padded by itself, shards of many in one flat sub-group."""
+"""Parameters as ZeRO-3 keeps them: each padded by itself, shards of many in one flat sub-group.
+
+Functions named in comments are those of `runtime/zero/stage3.py` in DeepSpeed 0.19.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import View
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets, Place, Placing, numbered
+from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
 from zsim.zero.parameter_groups import by_rule
 
 
@@ -41,15 +47,15 @@ class Shards:
         )
 
     def shard(self, number: int, buffer: str) -> View:
-        """A parameter's part of `buffer`, which has a rank's shard of its sub-group."""
+        """Return a parameter's part of `buffer`, which has a rank's shard of its sub-group."""
         return View(buffer=buffer, start=self.where[number][1], size=self.bucket(number).shard)
 
     def bucket(self, number: int) -> Bucket:
-        """The parameter as a bucket of its own."""
+        """Return the parameter as a bucket of its own."""
         return self.parameters.all[number]
 
     def together(self, name: str, numbers: Sequence[int], axis: str) -> Layout:
-        """Parameters in one flat tensor: the parts of all that a rank has, rank by rank."""
+        """Return the layout of parameters in one flat tensor: parts of all, rank by rank."""
         starts = (0, *accumulate(self.bucket(number).padded for number in numbers))
         pieces = [
             replace(piece, start=start)
@@ -61,9 +67,8 @@ class Shards:
         )
 
     def one_after_the_other(self, name: str, numbers: Sequence[int]) -> Layout:
-        """Whole parameters without padding."""
-        sizes = [self.bucket(number).elements for number in numbers]
-        starts = (0, *accumulate(sizes))
+        """Return the layout of whole parameters without padding."""
+        starts = (0, *accumulate(self.bucket(number).elements for number in numbers))
         pieces = [
             Piece(parameter=piece.parameter, start=start, size=piece.size)
             for number, start in zip(numbers, starts, strict=False)
@@ -72,13 +77,35 @@ class Shards:
         return Layout(name=name, pieces=tuple(pieces), elements=starts[-1])
 
 
-def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
-    """The parameters of `model`, cut over the ranks of the data axis.
+def flat_buffers(
+    writer: ScheduleWriter,
+    layout: Layout,
+    names: tuple[str, str],
+    *,
+    ranks: int,
+    dtype: DType,
+    home: str,
+) -> None:
+    """Declare two buffers as `layout` has them: of a flat tensor, and of a rank's part of it."""
+    for name, size, axis in zip(names, (1, ranks), (None, layout.axis), strict=True):
+        writer.buffer(
+            name,
+            layout.elements // size,
+            dtype,
+            Kind.COMMUNICATION,
+            home=home,
+            layout=layout.name,
+            shard=axis,
+        )
 
-    Parameters that are updated by one rule have sub-groups of their own
-    (`stage3._create_fp16_partitions_with_defragmentation`).
+
+def shards(model: Model, strategy: Strategy) -> Shards:
+    """Return the parameters of `model`, cut over the ranks of the data axis.
+
+    Parameters that are updated by one rule have sub-groups of their own.
     """
-    ranks = strategy.data
+    # _create_fp16_partitions_with_defragmentation: sub-groups of each group of parameters
+    ranks, options = strategy.data, strategy.options(DeepSpeed)
     place = _padded_each(ranks)
     alone = [[parameter] for parameter in model.parameters]
     parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")
@@ -96,6 +123,7 @@ def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
         for group in groups.all
         for piece in group.layout.pieces
     }
+    # as mark_persistent_parameters in parameter_offload.py has it
     limit = options.stage3_param_persistence_threshold
     return Shards(
         parameters=parameters,
@@ -108,7 +136,8 @@ def shards(model: Model, strategy: Strategy, options: DeepSpeed) -> Shards:
 def sub_groups(
     parameters: Sequence[Parameter], ranks: int, options: DeepSpeed
 ) -> list[list[Parameter]]:
-    """Parameters in order; a sub-group is full with `sub_group_size` elements of shards."""
+    """Return parameters in order; a sub-group is full with `sub_group_size` elements of shards."""
+    # _create_fp16_sub_groups
     sizes = [-(-parameter.elements // ranks) for parameter in parameters]
     if sum(sizes) <= options.sub_group_size:
         return [list(parameters)]
@@ -123,12 +152,13 @@ def sub_groups(
     return found
 
 
-def _padded_each(ranks: int) -> Place:
-    """Every parameter padded to a multiple of `ranks`."""
+def _padded_each(ranks: int) -> Packing:
+    """Return a packing with every parameter padded to a multiple of `ranks`."""
 
-    def place(parameters: Sequence[Parameter]) -> Placing:
+    # _partition_param and _aligned_size in partition_parameters.py
+    def place(parameters: Sequence[Parameter]) -> Packed:
         sizes = (-(-parameter.elements // ranks) * ranks for parameter in parameters)
         starts = (0, *accumulate(sizes))
-        return Placing(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
+        return Packed(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
 
     return place

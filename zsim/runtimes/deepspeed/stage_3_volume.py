@@ -66,7 +66,7 @@ def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
 
 
 def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
-    """How often a micro-batch gathers each parameter that does not stay whole."""
+    """Count the gathers in a micro-batch of each parameter that does not stay whole."""
     back = [unit for unit in reversed(model.units) if goes_back(model, unit)]
     units = [unit.parameters for unit in (*model.units, *back)]
     small = options.stage3_param_persistence_threshold

@@ -9,7 +9,7 @@ from zsim.strategy.runtime_setting import floating
 
 
 class ShardingStrategy(StrEnum):
-    """What is sharded over the data axis; the hybrid ones are those with several replicas."""
+    """States sharded over the data axis; the hybrid strategies are those with several replicas."""
 
     FULL_SHARD = "full_shard"
     SHARD_GRAD_OP = "shard_grad_op"
@@ -25,7 +25,7 @@ class BackwardPrefetch(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSDP1(RuntimeOptions):
-    """What `FullyShardedDataParallel` takes.
+    """Options of `FullyShardedDataParallel`.
 
     Attributes:
         sharding_strategy: with several replicas FULL_SHARD is HYBRID_SHARD, and SHARD_GRAD_OP

@@ -1,10 +1,10 @@
 """PyTorch's first FSDP: one flat parameter for every block and one for the root.
 
-As `torch/distributed/fsdp/_runtime_utils.py` does it (torch 2.13). A flat parameter is gathered on
-the unshard stream and handed to the compute stream; its memory and that of gradients returns when
-the streams that used it are done (`record_stream`). So that the host does not run away with
-gathers, it waits until the second last that was freed is really free. The root is kept through
-forward.
+A flat parameter is gathered on the unshard stream and handed to the compute stream; its memory and
+that of gradients returns when the streams that used it are done. So that the host does not run away
+with gathers, it waits until the second last that was freed is really free.
+
+Functions named in comments are those of `torch/distributed/fsdp/_runtime_utils.py` in torch 2.13.
 """
 
 from collections import deque
@@ -13,84 +13,67 @@ from zsim.memory.ledger import book
 from zsim.memory.peak import peak_bytes
 from zsim.model.model import Model
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp1.reduce import ALL_REDUCE, POST_BACKWARD, Reductions
+from zsim.runtimes.fsdp1.reduce import ALL_REDUCE, POST_BACKWARD, FlatReductions
 from zsim.runtimes.fsdp1.volume import VOLUME
-from zsim.runtimes.wrapping import Wrapping, groups, write_ending
-from zsim.schedule.operation import AllGather, Copy, Edge, FreeMode, Previous
-from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.runtimes.wrapping import WrappedStep, groups
+from zsim.schedule.operation import Edge, FreeMode, Previous
+from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule import Program, Schedule
+from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
-from zsim.zero.assemble import framed, need_fitting, need_single_calls, whole
+from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
-from zsim.zero.forward_backward import Passes
-from zsim.zero.state import BucketState, Holding, write_setup
-from zsim.zero.visit_order import UnitVisit, visits
-from zsim.zero.writer import COMPUTE, DATA, POOL, Draft
+from zsim.zero.gather import AfterUpdate
+from zsim.zero.names import DATA
+from zsim.zero.step import StepPart
+from zsim.zero.visit_order import UnitVisit
 
+# _init_streams: one stream for each of these, and the current one for compute.
 PRE_UNSHARD = "pre_unshard"
 UNSHARD = "unshard"
 
 SETTLED = 4
 """Steps after which those that follow are alike: what one leaves unfinished, the next waits for."""
 STEPS = 2
-"""Steps after which the book repeats: what a step leaves to be freed, the next one frees."""
-GATHERS_IN_FLIGHT = 2
-"""Freed gathers that may be unfinished before the host waits (`_limiter_utils.py`)."""
+"""Steps after which the ledger repeats: what a step leaves to be freed, the next one frees."""
+GATHERS_IN_FLIGHT = 2  # _FreeEventQueue (_limiter_utils.py), _max_num_inflight_all_gathers
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """What FSDP does to train `model` on `strategy.data` ranks, times the replicas.
+    """Return what FSDP does to train `model` on `strategy.data` ranks, times the replicas.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
-    options = strategy.options(FSDP1)
-    need_fitting(model, strategy)
     need_single_calls(model, "FSDP1")
+    # FlatParamHandle._get_shard (_flat_param.py) pads the flat parameter at its end.
     place = one_after_the_other(strategy.data)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
-    left: tuple[str, ...] = ()
+    step = _written(model, strategy, buckets, left=())
     for _ in range(SETTLED - 1):
-        found = _written(model, strategy, options, buckets=buckets, left=left).gathers.unfinished
-        if found == left:
+        if step.gathers.unfinished == step.gathers.begun_with:
             break
-        left = found
-    step = _written(model, strategy, options, buckets=buckets, left=left)
+        step = _written(model, strategy, buckets, left=step.gathers.unfinished)
     streams = (COMPUTE, PRE_UNSHARD, UNSHARD, POST_BACKWARD)
-    return framed(
+    return step.schedule(
         "FSDP1",
-        model=model,
-        strategy=strategy,
-        volume=VOLUME,
-        parts=whole(step.draft, step.setup),
+        VOLUME,
         streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
-        layouts=buckets.layouts,
-        peak_of=_worst_case if options.limit_all_gathers else _nothing,
+        peak_of=_worst_case if step.options.limit_all_gathers else _nothing,
     )
 
 
 def _written(
-    model: Model, strategy: Strategy, options: FSDP1, *, buckets: Buckets, left: tuple[str, ...]
-) -> "_Step":
-    """A step that begins with what the one before `left` unfinished."""
-    draft, precision = Draft(), strategy.precision
-    holding = Holding(
-        parameter=precision.optimizer,
-        parameter_sharded=True,
-        optimizer=precision.optimizer,
-        optimizer_sharded=True,
-        has_master=False,
-        moments=strategy.moments,
-    )
-    states = write_setup(draft, buckets, holding)
-    step = _Step(draft, model, strategy, options=options, buckets=buckets, states=states)
-    step.gathers.begin(left)
+    model: Model, strategy: Strategy, buckets: Buckets, left: tuple[str, ...]
+) -> "FSDP1Step":
+    step = FSDP1Step(model, strategy, buckets, left=left)
     step.write()
     return step
 
 
 def _worst_case(program: Program) -> int | None:
-    """The largest book if memory returns as late as waits of the host allow.
+    """Return the peak if memory returns as late as waits of the host allow.
 
     With fewer gathers in a step than may be in flight the host never waits: it may be any number of
     steps ahead, and no peak can be promised.
@@ -100,169 +83,138 @@ def _worst_case(program: Program) -> int | None:
 
 
 def _nothing(_program: Program) -> None:
-    """Without a limit the host may run ahead as far as it likes: no peak can be promised."""
+    """Promise no peak: without a limit the host may run ahead as far as it likes."""
 
 
-class _Step:
-    """Forward and backward of every micro-batch, then the update."""
+class FSDP1Step(WrappedStep):
+    """A step that begins with what the one before `left` unfinished."""
 
     def __init__(
-        self,
-        draft: Draft,
-        model: Model,
-        strategy: Strategy,
-        *,
-        options: FSDP1,
-        buckets: Buckets,
-        states: tuple[BucketState, ...],
+        self, model: Model, strategy: Strategy, buckets: Buckets, *, left: tuple[str, ...]
     ) -> None:
-        self.draft = draft
-        self.setup, draft.operations = draft.operations, []
-        self.model = model
-        self.strategy = strategy
-        self.options = options
-        self.buckets = buckets
-        self.states = states
-        self.wrapping = Wrapping(model, buckets)
-        self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self.gathers = Gathers(draft, strategy, options=options, buckets=buckets, states=states)
-        self.reductions = Reductions(draft, strategy, options, buckets=buckets, passes=self.passes)
-        self._last = False
+        super().__init__(model, strategy, buckets)
+        self.options = strategy.options(FSDP1)
+        self.gathers = FlatGathers(self, self.options, left)
+        self.reductions = FlatReductions(self, self.options)
+        self._frees = self.options.sharding_strategy is ShardingStrategy.FULL_SHARD
+        self._position = {block: position for position, block in enumerate(self.order)}
+        self._ahead = deque(self.order)
+        self._late: deque[int] = deque()
+        self._after: tuple[Edge, ...] = ()
 
-    def _held(self, bucket: int, _visit: UnitVisit) -> str:
+    def held(self, bucket: int, visit: UnitVisit) -> str:
+        """Return the buffer of a bucket's whole flat parameter."""
+        del visit
         return self.gathers.whole(self.buckets.all[bucket])
 
-    def write(self) -> None:
-        """Append the step to the draft."""
-        once = visits(self.model, self.strategy)
-        micro_batches = self.strategy.gradient_accumulation_steps
-        for micro_batch in range(micro_batches):
-            self.passes.micro_batch = micro_batch
-            self._last = micro_batch == micro_batches - 1
-            self._forward(micro_batch, [visit for visit in once if not visit.backward])
-            self._backward(micro_batch, [visit for visit in once if visit.backward])
-        write_ending(
-            self.draft,
-            self.strategy,
-            buckets=self.buckets,
-            states=self.states,
-            reduced=self.reductions.reduced,
-        )
+    def begin_forward(self) -> None:
+        """Gather the root, which is kept until its backward."""
+        self._ahead = deque(self.order)
+        self._after = self.reductions.finished
+        if self.root is not None:
+            self.enter_root()
+            self._after += self.gathers.need(self.root)  # _pre_forward_unshard
+            self._prefetch_forward()
 
-    def _forward(self, micro_batch: int, sequence: list[UnitVisit]) -> None:
-        draft, gathers, root = self.draft, self.gathers, self.wrapping.root
-        draft.prefix = f"step/forward/mb{micro_batch}"
-        self.passes.load()
-        ahead = [*self.wrapping.order]
-        after: tuple[Edge, ...] = self.reductions.finished
-        if root is not None:
-            draft.prefix = f"step/forward/mb{micro_batch}/root"
-            after += gathers.need(root)
-            self._prefetch_forward(ahead)
-        for visit in sequence:
-            draft.prefix = f"step/forward/mb{micro_batch}/{self.model.units[visit.unit].name}"
-            block = self.wrapping.block(visit.unit)
-            if block is not None:
-                after += gathers.need(block)
-                ahead.remove(block)
-                self._prefetch_forward(ahead)
-            used = self.passes.forward(visit, after)
-            gathers.used(used)
-            after = ()
-            if block is not None and (
-                self.options.sharding_strategy is ShardingStrategy.FULL_SHARD
-            ):
-                gathers.free(block)
+    def forward(self, visit: UnitVisit) -> None:
+        """Gather a block, run it, and free it."""
+        block = self.block(visit.unit)
+        if block is not None:
+            self._after += self.gathers.need(block)  # _pre_forward_unshard
+            self._ahead.popleft()
+            self._prefetch_forward()
+        self.gathers.used(self.passes.forward(visit, self._after))
+        self._after = ()
+        # _post_forward_reshard: strategies in RESHARD_AFTER_FORWARD_HANDLE_STRATEGIES, not the root
+        if block is not None and self._frees:
+            self.gathers.free(block)
 
-    def _prefetch_forward(self, ahead: list[int]) -> None:
-        if self.options.forward_prefetch and ahead:
-            self.gathers.gather(ahead[0])
+    def _prefetch_forward(self) -> None:
+        # _prefetch_handle, after the compute stream was told to wait: what is gathered here is not
+        # waited for before this block runs.
+        if self.options.forward_prefetch and self._ahead:
+            self.gathers.gather(self._ahead[0])
 
-    def _backward(self, micro_batch: int, sequence: list[UnitVisit]) -> None:
-        draft, gathers, root = self.draft, self.gathers, self.wrapping.root
-        prefetch = self.options.backward_prefetch
-        draft.prefix = f"step/backward/mb{micro_batch}"
-        self.passes.seed()
-        ahead = [*self.wrapping.order]
-        if root is not None:
-            draft.prefix = f"step/backward/mb{micro_batch}/root"
-            gathers.limit(root)
-            if prefetch is BackwardPrefetch.PRE and ahead:
-                gathers.gather(ahead[-1])
-        late: list[int] = []
-        for visit in sequence:
-            draft.prefix = f"step/backward/mb{micro_batch}/{self.model.units[visit.unit].name}"
-            block = self.wrapping.block(visit.unit)
-            after: tuple[Edge, ...] = ()
-            if block is not None:
-                after = gathers.need(block)
-                ahead.pop()
-                if prefetch is BackwardPrefetch.PRE and ahead:
-                    gathers.gather(ahead[-1])
-            gathers.used(self.passes.backward(visit, after))
-            self.reductions.collect(visit.unit)
-            if block is not None:
-                late.append(block)
-                while len(late) > self._late(block):
-                    self._after_backward(late.pop(0), ahead)
-        draft.prefix = f"step/backward/mb{micro_batch}/end"
-        for bucket in late + ([] if root is None else [root]):
-            self._after_backward(bucket, [])
+    def begin_backward(self) -> None:
+        """Enter the backward of the root, which is whole."""
+        self._ahead = deque(self.order)
+        if self.root is not None:
+            self.enter_root()
+            # _pre_backward_hook unshards what is there: nothing is gathered, but the rate limiter
+            # in _unshard takes an event all the same.
+            self.gathers.limit(self.root)
+            self._prefetch_backward(BackwardPrefetch.PRE)
 
-    def _late(self, block: int) -> int:
-        """Blocks whose gradients autograd leaves until it is through with the one before them.
+    def backward(self, visit: UnitVisit) -> None:
+        """Gather a block again, run it backward, and reduce what is complete."""
+        block = self.block(visit.unit)
+        after: tuple[Edge, ...] = ()
+        if block is not None:
+            after = self.gathers.need(block)  # _pre_backward_hook
+            self._ahead.pop()
+            self._prefetch_backward(BackwardPrefetch.PRE)
+        self.gathers.used(self.passes.backward(visit, after))
+        self.reductions.collect(visit.unit)
+        if block is not None:
+            self._late.append(block)
+            while len(self._late) > self._lag(block):
+                self._after_backward(self._late.popleft())
+
+    def _lag(self, block: int) -> int:
+        """Return how many blocks autograd leaves until it is through with the one before them.
 
         It takes the latest nodes of the graph first. What forward gathered ahead has its views made
-        before the block that comes before it ran, and so comes after that one in backward.
+        (FlatParamHandle._use_unsharded_views) before the block that comes before it ran, and so
+        comes after that one in backward.
         """
-        first = self.wrapping.root is None and block == self.wrapping.order[0]
+        first = self.root is None and block == self.order[0]
         return 1 if self.options.forward_prefetch and not first else 0
 
-    def _after_backward(self, bucket: int, ahead: list[int]) -> None:
-        """Free whole parameters (without a reduction SHARD_GRAD_OP keeps them), and reduce."""
-        if self._syncs or self.options.sharding_strategy is ShardingStrategy.FULL_SHARD:
+    def _prefetch_backward(self, when: BackwardPrefetch, position: int = -1) -> None:
+        # _get_handle_to_prefetch: what ran forward before (get_handle_to_backward_prefetch)
+        if self.options.backward_prefetch is when and self._ahead:
+            self.gathers.gather(self._ahead[position])
+
+    def end_backward(self) -> None:
+        """Reduce what autograd left until the end, the root last."""
+        self._ahead.clear()
+        while self._late:
+            self._after_backward(self._late.popleft())
+        if self.root is not None:
+            self._after_backward(self.root)
+
+    def end(self) -> None:
+        """Update every trained shard."""
+        self.update_shards(self.reductions.reduced)
+
+    def _after_backward(self, bucket: int) -> None:
+        """Free whole parameters and reduce their gradients."""
+        syncs = self.is_last or not self.options.no_sync
+        # _should_free_in_backward: without a reduction SHARD_GRAD_OP keeps them
+        if syncs or self._frees:
             self.gathers.free(bucket)
-        if self.options.backward_prefetch is BackwardPrefetch.POST:
-            order = self.wrapping.order
-            before = order[order.index(bucket) - 1 :][:1] if bucket in order[1:] else []
-            if before and before[0] in ahead:
-                self.gathers.gather(before[0])
+        # _post_backward_reshard: once it is freed, the block before it unless that is there
+        if 0 < self._position.get(bucket, 0) <= len(self._ahead):
+            self._prefetch_backward(BackwardPrefetch.POST, self._position[bucket] - 1)
         self.reductions.take(self.buckets.all[bucket])
-        if self._syncs:
+        if syncs:  # _post_backward_hook returns before the reduction otherwise
             self.reductions.reduce(self.buckets.all[bucket])
 
-    @property
-    def _syncs(self) -> bool:
-        return self._last or not self.options.no_sync
 
-
-class Gathers:
+class FlatGathers(StepPart):
     """Flat parameters that are whole or on their way, and the limit of gathers."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        strategy: Strategy,
-        *,
-        options: FSDP1,
-        buckets: Buckets,
-        states: tuple[BucketState, ...],
-    ) -> None:
-        self.draft = draft
-        self.strategy = strategy
+    def __init__(self, step: WrappedStep, options: FSDP1, left: tuple[str, ...]) -> None:
+        super().__init__(step)
         self.options = options
-        self.buckets = buckets
-        self.states = states
+        self._casts = step.strategy.precision.has_master
+        self.begun_with = left
         self._prefetched: set[int] = set()
-        self._freed: deque[Edge] = deque()
+        self._freed: deque[Edge] = deque(Previous(operation) for operation in left)
         self._latest = ""
         self._gathered = ""
-        self._fresh = False
-        self._updated = f"step/update/{buckets.all[-1].name}/update"
-
-    def begin(self, left: tuple[str, ...]) -> None:
-        """Start with frees that the step before left unfinished."""
-        self._freed = deque(Previous(operation) for operation in left)
+        # _root_pre_forward (_wait_for_computation_stream): both streams of gathers wait once.
+        self._after_update = AfterUpdate(f"step/update/{self.buckets.all[-1].name}/update")
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -270,100 +222,66 @@ class Gathers:
         return tuple(edge.operation if isinstance(edge, Previous) else edge for edge in self._freed)
 
     def whole(self, bucket: Bucket) -> str:
-        """The buffer of the bucket's whole flat parameter."""
-        return self.draft.buffer(
-            f"{bucket.name}/whole",
-            bucket.padded,
-            self.strategy.precision.compute,
-            Kind.COMMUNICATION,
-            home=UNSHARD,
-            layout=bucket.layout.name,
-        )
+        """Return the buffer of the bucket's whole flat parameter."""
+        return bucket.buffer(self.writer, "whole", self.compute, home=UNSHARD)
 
     def need(self, number: int) -> tuple[Edge, ...]:
-        """Gather unless that was done ahead; what the compute stream waits for."""
+        """Gather unless that was done ahead; return what the compute stream waits for."""
         if number not in self._prefetched:
             self._unshard(number)
         self._prefetched.discard(number)
+        # current_stream.wait_stream(unshard_stream): for all that was gathered by now
         return (self._gathered,)
 
     def gather(self, number: int) -> None:
         """Gather ahead, unless that is done or the parameter is whole."""
-        if number in self._prefetched or self.whole(self.buckets.all[number]) in self.draft.alive:
+        if number in self._prefetched or self.whole(self.buckets.all[number]) in self.writer.alive:
             return
         self._unshard(number)
         self._prefetched.add(number)
 
     def used(self, operation: str) -> None:
-        """`operation` is the last on the compute stream that may have read parameters."""
+        """Remember the last operation on the compute stream that may have read parameters."""
         self._latest = operation
 
     def limit(self, number: int) -> None:
-        """Before bucket `number` the host waits for the oldest of too many unfinished frees."""
+        """Let the host wait, before bucket `number`, for the oldest of too many frees."""
+        # _unshard waits for what _FreeEventQueue.dequeue_if_needed in _limiter_utils.py gives
         if self.options.limit_all_gathers and len(self._freed) >= GATHERS_IN_FLIGHT:
-            self.draft.host_wait(self._freed.popleft(), f"limit/bucket{number}")
+            self.writer.host_wait(f"limit/bucket{number}", self._freed.popleft())
 
     def _unshard(self, number: int) -> None:
-        draft, bucket = self.draft, self.buckets.all[number]
+        writer, bucket = self.writer, self.buckets.all[number]
         whole = self.whole(bucket)
-        if whole in draft.alive:
+        if whole in writer.alive:
             self.limit(number)
             return
-        source, after = self.states[number].parameter, self._after_update()
-        if self.strategy.precision.has_master:
+        source, after = self.states[number].parameter, self._after_update.take()
+        # _unshard: the cast comes before the rate limiter, the memory of the gather after it
+        if self._casts:
             source, after = self._cast(bucket, after)
         self.limit(number)
-        draft.allocate(whole)
-        self._gathered = draft.add(
-            AllGather(
-                id=draft.path(f"gather/{bucket.name}"),
-                stream=UNSHARD,
-                after=after,
-                group=DATA,
-                source=draft.all(source),
-                target=draft.all(whole),
-                wire=self.strategy.precision.compute,
-            )
-        )
-        if self.strategy.precision.has_master:
-            self._free_deferred(source, self._gathered)
+        writer.allocate(whole)
+        path = f"gather/{bucket.name}"
+        self._gathered = writer.all_gather(path, DATA, source, whole, stream=UNSHARD, after=after)
+        if self._casts:
+            # FlatParamHandle._free_low_precision_sharded_param (_flat_param.py) records the stream
+            writer.free(source, uses=(self._gathered,), mode=FreeMode.DEFERRED)
 
     def _cast(self, bucket: Bucket, after: tuple[Edge, ...]) -> tuple[str, tuple[Edge, ...]]:
-        """The shard in the format of the gather, and what completes it."""
-        draft = self.draft
-        cast = draft.buffer(
-            f"{bucket.name}/cast_shard",
-            bucket.shard,
-            self.strategy.precision.compute,
-            Kind.COMMUNICATION,
-            home=PRE_UNSHARD,
-            layout=bucket.layout.name,
-            shard=DATA,
-        )
-        draft.allocate(cast)
-        copied = draft.add(
-            Copy(
-                id=draft.path(f"cast/{bucket.name}"),
-                stream=PRE_UNSHARD,
-                after=after,
-                source=draft.all(self.states[bucket.index].parameter),
-                target=draft.all(cast),
-            )
-        )
-        return cast, (copied,)
-
-    def _after_update(self) -> tuple[Edge, ...]:
-        """The first read of shards in a step waits for the last update."""
-        if self._fresh:
-            return ()
-        self._fresh = True
-        return (Previous(self._updated),)
+        """Return the shard in the format of the gather, and what completes it."""
+        # FlatParamHandle._use_low_precision_shard (_flat_param.py), on the pre-unshard stream
+        cast = bucket.shard_buffer(self.writer, "cast_shard", self.compute, home=PRE_UNSHARD)
+        self.writer.allocate(cast)
+        shard = self.states[bucket.index].parameter
+        path = f"cast/{bucket.name}"
+        return cast, (self.writer.copy(path, shard, cast, stream=PRE_UNSHARD, after=after),)
 
     def free(self, number: int) -> None:
         """Give the whole parameter back once the compute stream is done with it."""
-        self._free_deferred(self.whole(self.buckets.all[number]), self._latest)
+        # FlatParamHandle._free_unsharded_flat_param (_flat_param.py) records the compute stream;
+        # _reshard queues an event of it for the rate limiter.
+        whole = self.whole(self.buckets.all[number])
+        self.writer.free(whole, uses=(self._latest,), mode=FreeMode.DEFERRED)
         if self.options.limit_all_gathers:
             self._freed.append(self._latest)
-
-    def _free_deferred(self, name: str, use: str) -> None:
-        self.draft.free(name, (use,), mode=FreeMode.DEFERRED)

@@ -4,36 +4,21 @@ One for each block and one for all other parameters. FULL_SHARD gathers a block 
 again for backward, SHARD_GRAD_OP once; the root is gathered once.
 """
 
-from collections import Counter
-
-from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces, wrapped
 from zsim.model.model import Model
 from zsim.runtimes.fsdp1.options import FSDP1, ShardingStrategy
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.strategy import Strategy
 
 
-def flat_elements(model: Model) -> tuple[list[int], int]:
-    """Elements of the flat parameter of each block that has one, and of the root."""
-    users = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
-    blocks: list[int] = []
-    own: set[str] = set()
-    for unit in model.units:
-        inside = [each for each in unit.parameters if unit.checkpoint and users[each.name] == 1]
-        if inside:
-            blocks.append(sum(parameter.elements for parameter in inside))
-            own.update(parameter.name for parameter in inside)
-    return blocks, sum(each.elements for each in model.parameters if each.name not in own)
-
-
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis and over the replicas."""
+    """Return the volume over the data axis and over the replicas."""
     options = strategy.options(FSDP1)
     ranks = strategy.data
     micro_batches = strategy.gradient_accumulation_steps
-    flat, flat_root = flat_elements(model)
-    blocks, root = [-(-size // ranks) for size in flat], -(-flat_root // ranks)
+    inside, outside = wrapped(model)
+    flat = [sum(each.elements for each in own) for own in (*(own for _, own in inside), outside)]
+    *blocks, root = (-(-size // ranks) for size in flat)
     frees = options.sharding_strategy is ShardingStrategy.FULL_SHARD
     reductions = 1 if options.no_sync else micro_batches
     rounds = micro_batches if frees else reductions

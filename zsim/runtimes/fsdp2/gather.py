@@ -1,261 +1,194 @@
-"""Parameters in FSDP2: shards into their slot, gathered in place, copied out, freed or kept."""
+"""Parameters in FSDP2: shards into their slot, gathered in place, copied out, freed or kept.
+
+Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
+`FSDPParamGroup` in `_fsdp_param_group.py` unless another file is named.
+"""
 
 from collections.abc import Sequence
 
 from zsim.runtimes.fsdp2.options import FSDP2
+from zsim.runtimes.wrapping import WrappedStep
 from zsim.schedule.layout import Layout
-from zsim.schedule.operation import AllGather, Copy, Edge, Previous, View
+from zsim.schedule.operation import Edge, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.state import BucketState
-from zsim.zero.writer import COMPUTE, DATA, INNER, Draft
+from zsim.zero.bucket import Bucket
+from zsim.zero.gather import AfterUpdate
+from zsim.zero.names import DATA, INNER
+from zsim.zero.step import StepPart
 
+# FSDPCommContext.lazy_init: copies in have a stream of their own, so that they overlap gathers
 COPY_IN = "copy_in"
 ALL_GATHER = "all_gather"
 
 
-class Gathers:
-    """What is whole, what is on its way, and what is kept sharded over the inner ranks.
+class GroupGathers(StepPart):
+    """Groups that are whole, on their way, or kept sharded over the inner ranks."""
 
-    `last` says that the micro-batch being written is the last of its step.
-    """
-
-    def __init__(
-        self,
-        draft: Draft,
-        strategy: Strategy,
-        *,
-        options: FSDP2,
-        buckets: Buckets,
-        sharded: Buckets,
-        states: Sequence[BucketState],
-    ) -> None:
-        self.draft = draft
-        self.strategy = strategy
+    def __init__(self, step: WrappedStep, options: FSDP2) -> None:
+        super().__init__(step)
         self.options = options
-        self.buckets = buckets
         self._shards: dict[int, list[str]] = {}
-        for shard, state in zip(sharded.all, states, strict=True):
+        for shard, state in zip(step.kept.all, step.states, strict=True):
             self._shards.setdefault(shard.index, []).append(state.parameter)
-        self.last = False
-        self.layouts: list[Layout] = []
-        self._inner = strategy.inner
+        self._inner = step.strategy.inner
         self._pending: dict[int, str] = {}
         self._resharded: dict[int, str] = {}
         self._kept: tuple[str, str] | None = None
-        self._updated = f"step/update/{sharded.trained[-1].name}/update"
-        self._fresh = False
+        # FSDPState._root_pre_forward (_fsdp_state.py): the stream waits for the last update, once.
+        self._updated = AfterUpdate(f"step/update/{step.kept.trained[-1].name}/update")
+        self.layouts: list[Layout] = []
         if self._inner is not None:
-            self.layouts = [self._inner_layout(bucket) for bucket in buckets.all]
+            self.layouts = [each.over_inner("inner", by_block=True) for each in self.buckets.all]
 
     def whole(self, bucket: Bucket) -> str:
-        """The buffer of a bucket's whole parameters."""
-        return self.draft.buffer(
-            f"{bucket.name}/whole",
-            bucket.padded,
-            self.strategy.precision.compute,
-            Kind.COMMUNICATION,
-            layout=bucket.plain.name,
-        )
+        """Return the buffer of a bucket's whole parameters."""
+        return bucket.buffer(self.writer, "whole", self.compute, layout=bucket.plain)
 
     def gather(self, number: int) -> None:
         """Unshard: gather the bucket, unless it is whole or on its way."""
-        draft, bucket = self.draft, self.buckets.all[number]
-        if number in self._pending or self.whole(bucket) in draft.alive:
+        writer, bucket = self.writer, self.buckets.all[number]
+        if number in self._pending or self.whole(bucket) in writer.alive:
             return
         inner = number in self._resharded
-        sources = [self._sharded_over_inner(bucket)] if inner else self._shards[number]
-        axis = INNER if inner else DATA
-        ranks = self.strategy.data if self._inner is None or not inner else self._inner
-        if ranks == 1:
+        sources = [self._inner_shard(bucket)] if inner else self._shards[number]
+        axis = INNER if inner else DATA  # _all_gather_process_group: that of the post-forward mesh
+        ranks = self._inner if inner and self._inner else self.strategy.data
+        if ranks == 1:  # unshard: "world_size == 1", no gather
             self._pending[number] = ""
             return
-        slot = bucket.padded // ranks
         cast = self._cast(bucket, sources, inner=inner)
         gathered = self._gathered(bucket, inner=inner)
-        draft.allocate(gathered)
-        draft.add(
-            Copy(
-                id=draft.path(f"copy_in/{bucket.name}"),
-                stream=COPY_IN,
-                after=() if cast else self._after_update(number),
-                source=draft.all(cast or sources[0]),
-                target=View(buffer=gathered, size=slot, axis=axis),
-            )
-        )
+        writer.allocate(gathered)
+        # foreach_all_gather (_fsdp_collectives.py): all_gather_copy_in into the rank's own slot of
+        # the output, which is gathered in place
+        slot = View(buffer=gathered, size=bucket.padded // ranks, axis=axis)
+        after = () if cast else self._after_update(number)
+        source, path = cast or sources[0], f"copy_in/{bucket.name}"
+        copied = writer.copy(path, source, slot, stream=COPY_IN, after=after)
         if cast:
-            draft.free(cast)
-        self._pending[number] = draft.add(
-            AllGather(
-                id=draft.path(f"gather/{bucket.name}"),
-                stream=ALL_GATHER,
-                after=(draft.path(f"copy_in/{bucket.name}"),),
-                group=axis,
-                source=View(buffer=gathered, size=slot, axis=axis),
-                target=draft.all(gathered),
-                wire=self.strategy.precision.compute,
-            )
+            writer.free(cast)
+        path = f"gather/{bucket.name}"
+        self._pending[number] = writer.all_gather(
+            path, axis, slot, gathered, stream=ALL_GATHER, after=(copied,)
         )
 
     def _cast(self, bucket: Bucket, sources: Sequence[str], *, inner: bool) -> str | None:
-        """A copy of the shards in the compute format, where formats or kinds are mixed.
+        """Return a copy of the shards in the compute format, where formats or kinds are mixed.
 
         Shards of frozen parameters stand in it, too; upstream they are copied to the slot at once.
         """
-        draft, precision = self.draft, self.strategy.precision
-        mixed = len(sources) > 1
-        if not mixed and (not precision.has_master or bucket.frozen):
+        # _get_param_all_gather_inputs (_fsdp_collectives.py): one foreach copy of all that are cast
+        writer, mixed = self.writer, len(sources) > 1
+        if not mixed and (not self.strategy.precision.has_master or bucket.frozen):
             return None
-        name = "inner_input" if inner else "input"
-        cast = draft.buffer(
-            f"{bucket.name}/{name}",
-            bucket.padded // (self._inner if inner and self._inner else self.strategy.data),
-            precision.compute,
-            Kind.COMMUNICATION,
-            home=COPY_IN,
-            layout=_inner_name(bucket) if inner else bucket.layout.name,
-            shard=INNER if inner else DATA,
-        )
-        draft.allocate(cast)
+        if inner and self._inner:
+            cast = writer.buffer(
+                f"{bucket.name}/inner_input",
+                bucket.padded // self._inner,
+                self.compute,
+                Kind.COMMUNICATION,
+                home=COPY_IN,
+                layout=self.layouts[bucket.index].name,
+                shard=INNER,
+            )
+        else:
+            cast = bucket.shard_buffer(writer, "input", self.compute, home=COPY_IN)
+        writer.allocate(cast)
         after = self._after_update(bucket.index)
         for source in sources:
-            draft.add(
-                Copy(
-                    id=draft.path(f"cast/{source.removesuffix('/parameter')}"),
-                    stream=COPY_IN,
-                    after=after,
-                    source=draft.all(source),
-                    target=draft.all(cast),
-                    by_parameter=mixed,
-                )
-            )
+            path = f"cast/{source.removesuffix('/parameter')}"
+            writer.copy(path, source, cast, stream=COPY_IN, after=after, by_parameter=mixed)
             after = ()
         return cast
 
     def _after_update(self, number: int) -> tuple[Edge, ...]:
-        """What the copy of a shard waits for: the update, or that it was sharded again."""
+        """Return what the copy of a shard waits for: the update, or that it was sharded again."""
+        # unshard, _reshard_after_forward_event
         if number in self._resharded:
             return (self._resharded[number],)
-        if self._fresh:
-            return ()
-        self._fresh = True  # the stream has waited for the last update
-        return (Previous(self._updated),)
+        return self._updated.take()
 
     def copy_out(self, number: int, *, forward: bool) -> None:
         """Wait for the gather and copy what came into whole parameters.
 
         In forward the gathered tensor is kept until the next one is copied out, which happens while
-        a variable of `wait_for_unshard` still holds the last one.
+        a variable still holds the last one.
         """
         if number not in self._pending:
             return
-        draft, bucket = self.draft, self.buckets.all[number]
+        writer, bucket = self.writer, self.buckets.all[number]
         gather = self._pending.pop(number)
         inner = number in self._resharded
         gathered = self._gathered(bucket, inner=inner) if gather else None
         whole = self.whole(bucket)
-        draft.allocate(whole)
+        writer.allocate(whole)
         copied = ""
+        # foreach_all_gather_copy_out (_fsdp_collectives.py) on the compute stream; of one rank
+        # wait_for_unshard copies the shard itself
         for source in self._shards[number] if gathered is None else (gathered,):
             name = bucket.name if source == gathered else source.removesuffix("/parameter")
-            copied = draft.add(
-                Copy(
-                    id=draft.path(f"copy_out/{name}"),
-                    stream=COMPUTE,
-                    after=(gather,) if gather else (),
-                    source=draft.all(source),
-                    target=draft.all(whole),
-                    by_parameter=True,
-                )
-            )
+            after = (gather,) if gather else ()
+            copied = writer.copy(f"copy_out/{name}", source, whole, after=after, by_parameter=True)
         if forward:
             self.end_forward()
         if inner:
             del self._resharded[number]
-            draft.free(self._sharded_over_inner(bucket), (gather,))
+            writer.free(self._inner_shard(bucket), uses=(gather,))
         if gathered is None:
             return
+        # wait_for_unshard: implicit prefetching defers the free to the next copy-out
+        # (AllGatherState), so that this one overlaps the next gather
         if forward:
             self._kept = (gathered, copied)
         else:
-            draft.free(gathered, (gather, copied))
+            writer.free(gathered, uses=(gather, copied))
 
     def end_forward(self) -> None:
         """Free the gathered tensor that was kept, once it is copied out."""
         if self._kept is not None:
             gathered, copied = self._kept
-            self.draft.free(gathered, (copied,))
+            self.writer.free(gathered, uses=(copied,))
             self._kept = None
 
     def after_forward(self, number: int) -> None:
         """Reshard a block as the options say."""
-        draft, bucket = self.draft, self.buckets.all[number]
-        if self.options.reshard_after_forward is False:
+        writer, bucket = self.writer, self.buckets.all[number]
+        if self.options.reshard_after_forward is False:  # reshard: returns in forward
             return
+        whole = self.whole(bucket)
         if self._inner is not None:
-            shard = self._sharded_over_inner(bucket)
-            draft.allocate(shard)
-            self._resharded[number] = draft.add(
-                Copy(
-                    id=draft.path(f"reshard/{bucket.name}"),
-                    stream=COMPUTE,
-                    source=draft.all(self.whole(bucket)),
-                    target=draft.all(shard),
-                    by_parameter=True,
-                )
-            )
-        draft.free(self.whole(bucket))
+            # _use_post_forward_mesh; FSDPParam.to_sharded_post_forward (_fsdp_param.py) clones
+            shard, path = self._inner_shard(bucket), f"reshard/{bucket.name}"
+            writer.allocate(shard)
+            self._resharded[number] = writer.copy(path, whole, shard, by_parameter=True)
+        writer.free(whole)
 
-    def after_backward(self, number: int) -> None:
+    def after_backward(self, number: int, *, last: bool) -> None:
         """Free whole parameters, unless they are kept for the next micro-batch.
 
         A block that backward did not come to may be sharded over the inner ranks, or be gathered
         again for nothing.
         """
-        draft, bucket = self.draft, self.buckets.all[number]
+        writer, bucket = self.writer, self.buckets.all[number]
         inner, gather = number in self._resharded, self._pending.pop(number, "")
-        if gather:
-            draft.free(self._gathered(bucket, inner=inner), (gather,))
-        if not (self.last or self.options.reshard_after_backward):
+        if gather:  # finalize_backward: "a mistargeted unshard"
+            writer.free(self._gathered(bucket, inner=inner), uses=(gather,))
+        if not (last or self.options.reshard_after_backward):  # post_backward
             return
-        if self.whole(bucket) in draft.alive:
-            draft.free(self.whole(bucket))
+        if self.whole(bucket) in writer.alive:
+            writer.free(self.whole(bucket))
         if inner:
             del self._resharded[number]
-            draft.free(self._sharded_over_inner(bucket), (gather,) if gather else ())
+            writer.free(self._inner_shard(bucket), uses=(gather,) if gather else ())
 
     def _gathered(self, bucket: Bucket, *, inner: bool) -> str:
-        return self.draft.buffer(
-            f"{bucket.name}/{'inner_gathered' if inner else 'gathered'}",
-            bucket.padded,
-            self.strategy.precision.compute,
-            Kind.COMMUNICATION,
-            home=COPY_IN,
-            layout=_inner_name(bucket) if inner else bucket.layout.name,
-        )
+        name = "inner_gathered" if inner else "gathered"
+        layout = self.layouts[bucket.index] if inner else None
+        return bucket.buffer(self.writer, name, self.compute, home=COPY_IN, layout=layout)
 
-    def _sharded_over_inner(self, bucket: Bucket) -> str:
-        """The rank's shard among the inner ranks alone, in the compute format."""
+    def _inner_shard(self, bucket: Bucket) -> str:
+        """Return the buffer of the rank's shard among the inner ranks, in the compute format."""
         assert self._inner is not None
-        return self.draft.buffer(
-            f"{bucket.name}/inner",
-            bucket.padded // self._inner,
-            self.strategy.precision.compute,
-            Kind.COMMUNICATION,
-            layout=_inner_name(bucket),
-            shard=INNER,
-        )
-
-    def _inner_layout(self, bucket: Bucket) -> Layout:
-        return Layout(
-            name=_inner_name(bucket),
-            pieces=bucket.layout.pieces,
-            elements=bucket.padded,
-            axis=INNER,
-            blocks=bucket.layout.blocks,
-        )
-
-
-def _inner_name(bucket: Bucket) -> str:
-    return f"{bucket.name}/inner"
+        layout = self.layouts[bucket.index]
+        return bucket.inner_buffer(self.writer, layout, self._inner, self.compute, home=COMPUTE)

@@ -17,7 +17,7 @@ class Sync(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FSDP2(RuntimeOptions):
-    """What `fully_shard` and the setters of `FSDPModule` take.
+    """Options of `fully_shard` and of the setters of `FSDPModule`.
 
     Attributes:
         reshard_after_forward: of blocks: true frees after forward and gathers again for backward,

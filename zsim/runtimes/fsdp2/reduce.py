@@ -1,68 +1,57 @@
 """Gradients in FSDP2: collected, copied in as rows of each rank, reduced, and cast to shards.
 
-The mean over ranks is taken by the collective (`AVERAGE`), but in fp16: there gradients are divided
-by about the root of the number of ranks before, and by the rest after. What a training loop does,
-dividing the loss by the micro-batches, stands in the copy here.
+What a training loop does, dividing the loss by the micro-batches, stands in the copy here.
+
+Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13;
+`foreach_reduce` is in `_fsdp_collectives.py`, `post_backward` in `_fsdp_param_group.py`.
 """
 
 from collections import Counter
 from dataclasses import replace
 
 from zsim.dtype import DType
-from zsim.runtimes.division import two_parts
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.wrapping import WrappedStep, two_parts
 from zsim.schedule.layout import Layout, Piece
-from zsim.schedule.operation import AllReduce, Copy, Edge, Fill, ReduceScatter, Reduction
+from zsim.schedule.operation import Edge, Reduction
 from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.forward_backward import Passes
-from zsim.zero.reduce import Reduced
-from zsim.zero.writer import COMPUTE, DATA, REPLICATE, Draft
+from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA, REPLICATE
+from zsim.zero.reduce import Reduced, divide, set_or_add
+from zsim.zero.step import StepPart
 
+# FSDPCommContext.lazy_init
 REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
 
-
-def factors(wire: DType, ranks: int) -> tuple[int, int]:
-    """What gradients are divided by before and after the collective, which then only sums.
-
-    Both are 1 where the collective takes the mean: in fp32 and bf16.
-    """
-    return (1, 1) if wire in (DType.FP32, DType.BF16) else two_parts(ranks)
+Sources = list[tuple[str, set[str]]]
+"""Buffers of gradients, with the parameters that each has."""
 
 
-class Reductions:
-    """Takes the gradients of each unit's backward and reduces those of each bucket's shards.
+class GroupReductions(StepPart):
+    """Takes the gradients of each unit's backward and reduces those of each bucket's shards."""
 
-    `last` says that the micro-batch being written is the last of its step.
-    """
-
-    def __init__(
-        self,
-        draft: Draft,
-        strategy: Strategy,
-        options: FSDP2,
-        *,
-        buckets: Buckets,
-        sharded: Buckets,
-        passes: Passes,
-    ) -> None:
-        self.draft = draft
-        self.strategy = strategy
+    def __init__(self, step: WrappedStep, options: FSDP2) -> None:
+        super().__init__(step)
         self.options = options
-        self.buckets = buckets
-        self.passes = passes
-        self.last = False
         self.reduced: dict[int, Reduced] = {}
-        sums = options.gradient_sync is Sync.LAST and strategy.gradient_accumulation_steps > 1
-        self._trained = {bucket.index: bucket for bucket in sharded.trained}
-        self.layouts = tuple(_together(bucket) for bucket in sharded.trained) if sums else ()
-        self._wire = options.reduce_dtype or strategy.precision.compute
-        self._collected: dict[int, list[tuple[str, set[str]]]] = {}
+        self._trained = {bucket.index: bucket for bucket in step.kept.trained}
+        accumulates = step.strategy.gradient_accumulation_steps > 1
+        self.layouts: tuple[Layout, ...] = ()
+        if options.gradient_sync is Sync.LAST and accumulates:
+            self.layouts = tuple(_unpadded(bucket) for bucket in step.kept.trained)
+        self._wire = options.reduce_dtype or step.strategy.precision.compute
+        # _get_gradient_divide_factors (_fsdp_collectives.py): fp32 and bf16 are averaged by the
+        # collective, but of one rank; fp16 is divided before and after a sum.
+        mean = self._wire in (DType.FP32, DType.BF16)
+        ranks = step.strategy.replicas
+        self._before, self._after = (1, 1) if mean else two_parts(ranks)
+        averages = self._before == self._after == 1 and ranks > 1
+        self._reduction = Reduction.AVERAGE if averages else Reduction.SUM
+        self._collected: dict[int, Sources] = {}
         self._inputs: list[tuple[str, str]] = []
         self._held: list[tuple[str, tuple[str, ...]]] = []
-        self._finished: tuple[str, ...] = ()
+        self.finished: tuple[str, ...] = ()
 
     def collect(self, unit: int) -> None:
         """Keep what backward of `unit` made until its bucket is reduced."""
@@ -71,242 +60,156 @@ class Reductions:
             source = self.passes.transient(unit, position)
             self._collected.setdefault(run.bucket, []).append((source, names))
 
-    def reduce(self, number: int, after: tuple[Edge, ...] = ()) -> None:
+    def reduce(self, number: int, after: tuple[Edge, ...] = (), *, last: bool) -> None:
         """Reduce what was collected, or add it up if that is for a later micro-batch to do."""
         bucket = self._trained.get(number)
         if bucket is None:
             return
         sources = self._collected.pop(number)
-        waits = self.options.gradient_sync is Sync.LAST and not self.last
+        # set_requires_gradient_sync(False): post_backward keeps whole gradients
+        waits = self.options.gradient_sync is Sync.LAST and not last
         together = f"{bucket.name}/accumulated"
-        if waits or together in self.draft.alive:
+        if waits or together in self.writer.alive:
             self._add_up(bucket, together, sources)
             sources = [(together, {piece.parameter for piece in bucket.layout.pieces})]
         if waits:
             return
+        # post_backward: before it makes one more, at most `reduce_scatter_max_input_buffers` - 1
         while len(self._inputs) >= self.options.reduce_scatter_max_input_buffers:
             self._free_input()
-        self._reduce_scatter(bucket, *self._copy_in(bucket, sources, after))
+        self._reduce_scatter(bucket, *self._copy_in(bucket, sources, after), last=last)
 
-    def _add_up(self, bucket: Bucket, target: str, sources: list[tuple[str, set[str]]]) -> None:
-        """Whole gradients of several micro-batches, in the format in which they are reduced."""
-        draft, layout = self.draft, _together(bucket)
-        draft.buffer(target, layout.elements, self._wire, Kind.GRADIENT, layout=layout.name)
-        first = target not in draft.alive
+    def _add_up(self, bucket: Bucket, target: str, sources: Sources) -> None:
+        """Add up whole gradients of micro-batches, in the format in which they are reduced."""
+        # to_accumulated_grad_if_needed and accumulate_unsharded_grad_if_needed in _fsdp_param.py
+        writer, layout = self.writer, _unpadded(bucket)
+        writer.buffer(target, layout.elements, self._wire, Kind.GRADIENT, layout=layout.name)
+        first = target not in writer.alive
         if first:
-            draft.allocate(target)
+            writer.allocate(target)
         self._gather_up(target, sources, adds=not first)
 
     def _copy_in(
-        self, bucket: Bucket, sources: list[tuple[str, set[str]]], after: tuple[Edge, ...]
+        self, bucket: Bucket, sources: Sources, after: tuple[Edge, ...]
     ) -> tuple[str, str]:
-        """The input of a reduce-scatter, and the operation that completes it."""
-        draft = self.draft
-        target = draft.buffer(
-            f"{bucket.name}/input_gradient",
-            bucket.padded,
-            self._wire,
-            Kind.COMMUNICATION,
-            layout=bucket.layout.name,
-        )
-        draft.allocate(target)
+        """Return the input of a reduce-scatter, and the operation that completes it."""
+        # foreach_reduce_scatter_copy_in (_fsdp_collectives.py), chunk_cat on the compute stream
+        target = bucket.buffer(self.writer, "input_gradient", self._wire)
+        self.writer.allocate(target)
         divisor = self.strategy.gradient_accumulation_steps
-        copied = self._gather_up(target, sources, adds=False, divisor=divisor, after=after)
-        return target, copied
+        return target, self._gather_up(target, sources, adds=False, divisor=divisor, after=after)
 
     def _gather_up(
         self,
         target: str,
-        sources: list[tuple[str, set[str]]],
+        sources: Sources,
         *,
         adds: bool,
         divisor: int = 1,
         after: tuple[Edge, ...] = (),
     ) -> str:
         """Copy or add the sources, and free them; a parameter of several of them is their sum."""
-        draft, copied = self.draft, ""
+        writer, copied = self.writer, ""
         times = Counter(name for _, names in sources for name in names)
         if not adds and max(times.values()) > 1:
-            fill = Fill(
-                id=draft.path(f"zero/{target}"),
-                stream=COMPUTE,
-                after=after,
-                target=draft.all(target),
-                value=0.0,
-            )
-            draft.add(fill)
+            writer.fill(f"zero/{target}", target, 0.0, after=after)
             adds, after = True, ()
         for source, _ in sources:
-            copied = draft.add(
-                Copy(
-                    id=draft.path(f"{'add' if adds else 'set'}/{target}/{source}"),
-                    stream=COMPUTE,
-                    after=after,
-                    source=draft.all(source),
-                    target=draft.all(target),
-                    accumulate=adds,
-                    divisor=divisor,
-                    by_parameter=True,
-                )
+            copied = writer.copy(
+                f"{'add' if adds else 'set'}/{target}/{source}",
+                source,
+                target,
+                accumulate=adds,
+                divisor=divisor,
+                by_parameter=True,
+                after=after,
             )
             after = ()
-            draft.free(source)
+            writer.free(source)
         return copied
 
-    def _reduce_scatter(self, bucket: Bucket, source: str, copied: str) -> None:
-        draft, strategy = self.draft, self.strategy
-        before, after = factors(self._wire, strategy.replicas)
-        target = self._shard(bucket, "received", self._wire, REDUCE_SCATTER)
+    def _reduce_scatter(self, bucket: Bucket, source: str, copied: str, *, last: bool) -> None:
+        """Reduce the input on a stream of its own, and settle what comes out."""
+        # foreach_reduce
+        writer, strategy, stream = self.writer, self.strategy, REDUCE_SCATTER
+        # set_requires_all_reduce(False) leaves the all-reduce to the last micro-batch
+        all_reduces = last or self.options.all_reduce is Sync.EVERY
         direct = self._wire is strategy.precision.optimizer and bucket.index not in self.reduced
-        if direct and self._all_reduces_now:
-            target = self._shard(bucket, "gradient", self._wire, REDUCE_SCATTER)
-        draft.allocate(target)
-        if before > 1:
-            copied = self._divide(source, before, REDUCE_SCATTER, (copied,))
-        if strategy.data == 1:
-            done = draft.add(
-                Copy(
-                    id=draft.path(f"reduce/{bucket.name}"),
-                    stream=REDUCE_SCATTER,
-                    after=(copied,),
-                    source=draft.all(source),
-                    target=draft.all(target),
-                )
-            )
+        target = self._shard(bucket, "received", self._wire, stream)
+        if direct and all_reduces:
+            target = self._shard(bucket, "gradient", self._wire, stream)
+        writer.allocate(target)
+        if self._before > 1:
+            copied = divide(writer, source, self._before, stream=stream, after=(copied,))
+        path, after = f"reduce/{bucket.name}", (copied,)
+        if strategy.data == 1:  # foreach_reduce, "world_size > 1" does not hold: a copy
+            done = writer.copy(path, source, target, stream=stream, after=after)
         else:
-            done = draft.add(
-                ReduceScatter(
-                    id=draft.path(f"reduce/{bucket.name}"),
-                    stream=REDUCE_SCATTER,
-                    after=(copied,),
-                    group=DATA,
-                    source=draft.all(source),
-                    target=draft.all(target),
-                    reduction=self._reduction,
-                    wire=self._wire,
-                    accumulate=self._wire,
-                )
+            mean = self._reduction
+            done = writer.reduce_scatter(
+                path, DATA, source, target, reduction=mean, stream=stream, after=after
             )
         self._inputs.append((source, done))
-        stream = REDUCE_SCATTER
         if strategy.replicate > 1:
-            if not self._all_reduces_now:
-                self._keep_partial(bucket, target)
+            if not all_reduces:
+                # `partial_reduce_output`, on the reduce-scatter stream
+                partial = self._shard(bucket, "partial", self._wire, stream)
+                set_or_add(writer, target, partial, stream=stream)
+                writer.free(target)
                 return
-            done = self._all_reduce(bucket, target, done)
-            stream = ALL_REDUCE
-        if after > 1:
-            done = self._divide(target, after, stream, (done,))
+            done, stream = self._all_reduce(bucket, target, done), ALL_REDUCE
+        if self._after > 1:
+            done = divide(writer, target, self._after, stream=stream, after=(done,))
         self._settle(bucket, target, stream, done)
 
-    @property
-    def _reduction(self) -> Reduction:
-        mean = factors(self._wire, self.strategy.replicas) == (1, 1)
-        return Reduction.AVERAGE if mean and self.strategy.replicas > 1 else Reduction.SUM
-
-    @property
-    def _all_reduces_now(self) -> bool:
-        return self.last or self.options.all_reduce is Sync.EVERY
-
-    def _divide(self, name: str, divisor: int, stream: str, after: tuple[Edge, ...]) -> str:
-        view = self.draft.all(name)
-        path = self.draft.path(f"divide/{name}")
-        return self.draft.add(
-            Copy(id=path, stream=stream, after=after, source=view, target=view, divisor=divisor)
-        )
-
-    def _keep_partial(self, bucket: Bucket, received: str) -> None:
-        """What is reduced over the shards alone, for the all-reduce of the last micro-batch."""
-        draft = self.draft
-        partial = self._shard(bucket, "partial", self._wire, REDUCE_SCATTER)
-        first = partial not in draft.alive
-        if first:
-            draft.allocate(partial)
-        self._add(received, partial, REDUCE_SCATTER, accumulate=not first)
-        draft.free(received)
-
     def _all_reduce(self, bucket: Bucket, target: str, done: str) -> str:
-        draft = self.draft
-        partial = f"{bucket.name}/partial"
-        if partial in draft.alive:
-            done = self._add(partial, target, REDUCE_SCATTER)
-            draft.free(partial)
-        return draft.add(
-            AllReduce(
-                id=draft.path(f"all_reduce/{bucket.name}"),
-                stream=ALL_REDUCE,
-                after=(done,),
-                group=REPLICATE,
-                source=draft.all(target),
-                target=draft.all(target),
-                reduction=self._reduction,
-                wire=self._wire,
-                accumulate=self._wire,
-            )
-        )
-
-    def _add(self, source: str, target: str, stream: str, *, accumulate: bool = True) -> str:
-        draft = self.draft
-        return draft.add(
-            Copy(
-                id=draft.path(f"{'add' if accumulate else 'set'}/{target}"),
-                stream=stream,
-                source=draft.all(source),
-                target=draft.all(target),
-                accumulate=accumulate,
-            )
+        writer, partial = self.writer, f"{bucket.name}/partial"
+        if partial in writer.alive:
+            done = set_or_add(writer, partial, target, stream=REDUCE_SCATTER)
+            writer.free(partial)
+        path, mean = f"all_reduce/{bucket.name}", self._reduction
+        return writer.all_reduce(
+            path, REPLICATE, target, reduction=mean, stream=ALL_REDUCE, after=(done,)
         )
 
     def _settle(self, bucket: Bucket, received: str, stream: str, done: str) -> None:
         """Cast to the format of the shard, and set or add."""
-        draft = self.draft
-        gradient = received
+        # foreach_reduce: _to_dtype_if_needed, then sharded_param.grad is set or grows
+        writer, gradient = self.writer, received
         if not received.endswith("/gradient"):
             gradient = self._shard(bucket, "gradient", self.strategy.precision.optimizer, stream)
-            first = gradient not in draft.alive
-            if first:
-                draft.allocate(gradient)
-            done = self._add(received, gradient, stream, accumulate=not first)
+            done = set_or_add(writer, received, gradient, stream=stream)
             if stream == ALL_REDUCE:
+                # AllReduceState keeps the buffer: the next reduce-scatter may not take its memory
                 self._held.append((received, (done,)))
             else:
-                draft.free(received)
+                writer.free(received)
         self.reduced[bucket.index] = Reduced(gradient, done)
-        self._finished = (done,)
+        self.finished = (done,)
 
     def end_backward(self) -> None:
         """Free what reductions held; the compute stream waits for the last of them."""
+        # _root_post_backward_final_callback in _fsdp_state.py, finalize_backward of each group
         while self._inputs:
-            self._free_input(self._finished if len(self._inputs) == 1 else ())
+            self._free_input(self.finished if len(self._inputs) == 1 else ())
         for name, uses in self._held:
-            self.draft.free(name, uses)
+            self.writer.free(name, uses=uses)
         self._held = []
-        self._finished = ()
-
-    @property
-    def finished(self) -> tuple[str, ...]:
-        """The last operation of the latest reduction."""
-        return self._finished
+        self.finished = ()
 
     def _free_input(self, also: tuple[str, ...] = ()) -> None:
+        # post_backward: the compute stream waits for the reduce-scatter that reads it
         name, operation = self._inputs.pop(0)
         uses = (operation, *(edge for edge in also if edge != operation))
-        self.draft.free(name, uses, verb="free_input")
+        self.writer.free(name, uses=uses, verb="free_input")
 
     def _shard(self, bucket: Bucket, name: str, dtype: DType, home: str) -> str:
-        return self.draft.buffer(
-            f"{bucket.name}/{name}",
-            bucket.shard,
-            dtype,
-            Kind.GRADIENT if name in ("gradient", "partial") else Kind.COMMUNICATION,
-            home=home,
-            layout=bucket.layout.name,
-            shard=DATA,
-        )
+        kind = Kind.GRADIENT if name in ("gradient", "partial") else Kind.COMMUNICATION
+        return bucket.shard_buffer(self.writer, name, dtype, kind, home=home)
 
 
-def _together(bucket: Bucket) -> Layout:
-    """A bucket's parameters one after the other, without padding."""
+def _unpadded(bucket: Bucket) -> Layout:
+    """Return the layout of a bucket's parameters one after the other, without padding."""
     pieces: list[Piece] = []
     end = 0
     for piece in bucket.layout.pieces:

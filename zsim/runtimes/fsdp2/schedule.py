@@ -1,16 +1,16 @@
 """PyTorch's FSDP2: `fully_shard` on every block and on the root, which has the other parameters.
 
-As `torch/distributed/fsdp/_fully_shard` does it (torch 2.13). Each group's shards are copied into
-their slot of the gathered tensor on one stream, gathered on another, and copied out into whole
-parameters on the compute stream. In forward no rule says how far ahead that happens: the host runs
-ahead, and what was gathered is kept until the next group is copied out. In backward each group
-gathers the one before it. The last block is freed and gathered again; a block whose inputs have no
-gradient is reduced at the very end, after the root.
+In forward no rule says how far ahead gathers are: the host runs ahead, and what was gathered is
+kept until the next group is copied out. In backward each group gathers the one before it. The last
+block is freed and gathered again; a block whose inputs have no gradient is reduced at the very end,
+after the root.
 
-A group gathers its frozen parameters with the others, and reduces the gradients that there are
-(`FSDPParamGroup.post_backward`). A block whose outputs have no gradient has no backward (the hook
-is on outputs: `_register_pre_backward_hook`), but the one after it gathers it all the same; what
-came is dropped at the end (`finalize_backward`: "a mistargeted unshard").
+A group gathers its frozen parameters with the others, and reduces the gradients that there are. A
+block whose outputs have no gradient has no backward, but the one after it gathers it all the same;
+what came is dropped at the end.
+
+Functions named in comments are those of `torch/distributed/fsdp/_fully_shard` in torch 2.13, of
+`FSDPParamGroup` in `_fsdp_param_group.py` unless another class is named.
 """
 
 from collections.abc import Sequence
@@ -18,188 +18,172 @@ from itertools import accumulate
 from math import prod
 
 from zsim.model.model import Model, Parameter
-from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, Gathers
+from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GroupGathers
 from zsim.runtimes.fsdp2.options import FSDP2
-from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, Reductions
-from zsim.runtimes.fsdp2.shards import shards
+from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, GroupReductions
 from zsim.runtimes.fsdp2.volume import VOLUME
-from zsim.runtimes.wrapping import Wrapping, groups, write_ending
+from zsim.runtimes.wrapping import WrappedStep, groups
 from zsim.schedule.operation import Edge
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.strategy import Strategy
-from zsim.zero.assemble import framed, need_fitting, need_single_calls, whole
-from zsim.zero.bucket import Buckets, Place, Placing, numbered
-from zsim.zero.forward_backward import Passes
-from zsim.zero.state import BucketState, Holding, write_setup
-from zsim.zero.visit_order import UnitVisit, visits
-from zsim.zero.writer import COMPUTE, Draft
+from zsim.zero.assemble import need_single_calls
+from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, bucket_of, numbered
+from zsim.zero.visit_order import UnitVisit
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """What FSDP2 does to train `model` on `strategy.data` ranks, times the replicas.
+    """Return what FSDP2 does to train `model` on `strategy.data` ranks, times the replicas.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
-    options = strategy.options(FSDP2)
-    need_fitting(model, strategy)
     need_single_calls(model, "FSDP2")
     place = padded_rows(strategy.data)
     buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
-    sharded = shards(model, buckets, place=place, ranks=strategy.data)
-    draft = Draft()
-    precision = strategy.precision
-    holding = Holding(
-        parameter=precision.optimizer,
-        parameter_sharded=True,
-        optimizer=precision.optimizer,
-        optimizer_sharded=True,
-        has_master=False,
-        moments=strategy.moments,
-        frozen=precision.compute,
-    )
-    states = write_setup(draft, sharded, holding)
-    setup, draft.operations = draft.operations, []
-    step = _Step(
-        draft, model, strategy, options=options, buckets=buckets, sharded=sharded, states=states
-    )
+    step = FSDP2Step(model, strategy, buckets, kept=shards(model, buckets, place, strategy.data))
     step.write()
     streams = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
-    return framed(
+    layouts = (*buckets.layouts, *step.kept.layouts, *step.gathers.layouts)
+    return step.schedule(
         "FSDP2",
-        model=model,
-        strategy=strategy,
-        volume=VOLUME,
-        parts=whole(draft, setup),
+        VOLUME,
         streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
-        layouts=tuple(dict.fromkeys((*buckets.layouts, *sharded.layouts, *step.layouts))),
+        layouts=tuple(dict.fromkeys((*layouts, *step.reductions.layouts))),
     )
 
 
-def padded_rows(ranks: int) -> Place:
-    """Each parameter padded to a multiple of `ranks` along its first dimension."""
+def padded_rows(ranks: int) -> Packing:
+    """Return a packing of parameters each padded along its first dimension to a multiple."""
 
-    def place(parameters: Sequence[Parameter]) -> Placing:
+    # FSDPParam._init_sharded_param (_fsdp_param.py): chunks of dimension 0, padded to the largest
+    def place(parameters: Sequence[Parameter]) -> Packed:
         ends: list[int] = []
         for parameter in parameters:
             rows, *others = parameter.shape or (1,)
             ends.append(-(-rows // ranks) * ranks * prod(others))
         starts = (0, *accumulate(ends))
-        return Placing(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
+        return Packed(starts=starts[:-1], elements=starts[-1], blocks=starts[:-1])
 
     return place
 
 
-class _Step:
+def shards(model: Model, groups: Buckets, place: Packing, ranks: int) -> Buckets:
+    """Return what is kept of each group, with its number: a bucket of what is trained, or frozen.
+
+    They are tensors apart: the optimizer has states of the former alone, and the latter can be
+    loaded in the format in which they are computed with.
+    """
+    # _init_mp_dtypes: the original format has to be one among trained parameters alone
+    members = {each.name: each for each in model.parameters}
+    found: list[Bucket] = []
+    for group in groups.all:
+        own = [members[piece.parameter] for piece in group.layout.pieces]
+        kinds = [[each for each in own if each.frozen is frozen] for frozen in (False, True)]
+        if not all(kinds):
+            found.append(group)
+            continue
+        for kind, name in zip(kinds, ("trained_bucket", "bucket"), strict=True):
+            units, packed = group.units, place(kind)
+            part = bucket_of(model, group.index, kind, packed, ranks=ranks, units=units, name=name)
+            found.append(part)
+    return Buckets(all=tuple(found), runs=())
+
+
+class FSDP2Step(WrappedStep):
     """Forward and backward of every micro-batch, then the update."""
 
     def __init__(
-        self,
-        draft: Draft,
-        model: Model,
-        strategy: Strategy,
-        *,
-        options: FSDP2,
-        buckets: Buckets,
-        sharded: Buckets,
-        states: tuple[BucketState, ...],
+        self, model: Model, strategy: Strategy, buckets: Buckets, *, kept: Buckets
     ) -> None:
-        self.draft = draft
-        self.model = model
-        self.strategy = strategy
-        self.options = options
-        self.buckets = buckets
-        self.sharded = sharded
-        self.states = states
-        self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self.gathers = Gathers(
-            draft, strategy, options=options, buckets=buckets, sharded=sharded, states=states
-        )
-        self.reductions = Reductions(
-            draft, strategy, options, buckets=buckets, sharded=sharded, passes=self.passes
-        )
-        self.layouts = (*self.gathers.layouts, *self.reductions.layouts)
-        self.wrapping = Wrapping(model, buckets)
-        self.order, self.root = self.wrapping.order, self.wrapping.root
+        super().__init__(model, strategy, buckets, kept=kept)
+        self.options = strategy.options(FSDP2)
+        self.gathers = GroupGathers(self, self.options)
+        self.reductions = GroupReductions(self, self.options)
+        self._position = 0
+        self._ahead: list[int] = []
+        self._late: list[int] = []
 
-    def _held(self, bucket: int, _visit: UnitVisit) -> str:
+    def held(self, bucket: int, visit: UnitVisit) -> str:
+        """Return the buffer of a bucket's whole parameters."""
+        del visit
         return self.gathers.whole(self.buckets.all[bucket])
 
-    def write(self) -> None:
-        """Append the step to the draft."""
-        once = visits(self.model, self.strategy)
-        micro_batches = self.strategy.gradient_accumulation_steps
-        for micro_batch in range(micro_batches):
-            self.passes.micro_batch = micro_batch
-            self.gathers.last = self.reductions.last = micro_batch == micro_batches - 1
-            self._forward(micro_batch, [visit for visit in once if not visit.backward])
-            self._backward(micro_batch, [visit for visit in once if visit.backward])
-        write_ending(
-            self.draft,
-            self.strategy,
-            buckets=self.sharded,
-            states=self.states,
-            reduced=self.reductions.reduced,
-        )
-
-    def _forward(self, micro_batch: int, sequence: list[UnitVisit]) -> None:
-        draft, gathers = self.draft, self.gathers
-        draft.prefix = f"step/forward/mb{micro_batch}"
-        self.passes.load()
+    def begin_forward(self) -> None:
+        """Gather the root, which is kept until its backward."""
+        self._position = 0
         if self.root is not None:
-            draft.prefix = f"step/forward/mb{micro_batch}/root"
-            gathers.gather(self.root)
-            gathers.copy_out(self.root, forward=True)
-        position = 0
-        for visit in sequence:
-            draft.prefix = f"step/forward/mb{micro_batch}/{self.model.units[visit.unit].name}"
-            block = self.wrapping.block(visit.unit)
-            if block is not None:
-                gathers.gather(block)
-                gathers.copy_out(block, forward=True)
-                position += 1
-                for ahead in self.order[position : position + self.options.forward_prefetch]:
-                    gathers.gather(ahead)
-            self.passes.forward(visit, ())
-            if block is not None:
-                gathers.after_forward(block)
-        gathers.end_forward()
+            self.enter_root()
+            # FSDPState._lazy_init: the root has reshard_after_forward=False where none is given
+            self.gathers.gather(self.root)
+            self.gathers.copy_out(self.root, forward=True)
 
-    def _backward(self, micro_batch: int, sequence: list[UnitVisit]) -> None:
-        draft, gathers = self.draft, self.gathers
-        draft.prefix = f"step/backward/mb{micro_batch}"
-        self.passes.seed()
-        ahead = [*self.order]
-        if self.root is not None and ahead:
-            draft.prefix = f"step/backward/mb{micro_batch}/root"
-            gathers.gather(ahead[-1])
-        late: list[int] = []
-        for visit in sequence:
-            draft.prefix = f"step/backward/mb{micro_batch}/{self.model.units[visit.unit].name}"
-            block = self.wrapping.block(visit.unit)
-            if block is not None:
-                gathers.gather(block)
-                gathers.copy_out(block, forward=False)
-                while ahead.pop() != block:
-                    pass
-                if ahead:
-                    gathers.gather(ahead[-1])
-            self.passes.backward(visit, ())
-            self.reductions.collect(visit.unit)
-            if block is not None and self.wrapping.has_input_gradient(visit.unit):
-                self._after_backward(block)
-            elif block is not None:
-                late.append(block)
-        done = {self.wrapping.block(visit.unit) for visit in sequence}
-        late += [block for block in self.order if block not in done]
-        draft.prefix = f"step/backward/mb{micro_batch}/end"
+    def forward(self, visit: UnitVisit) -> None:
+        """Gather a block, run it, and reshard it."""
+        block, gathers = self.block(visit.unit), self.gathers
+        if block is not None:
+            gathers.gather(block)  # pre_forward: unshard, wait_for_unshard
+            gathers.copy_out(block, forward=True)
+            self._position += 1
+            # FSDPState._pre_forward: what set_modules_to_forward_prefetch names, in order
+            end = self._position + self.options.forward_prefetch
+            for ahead in self.order[self._position : end]:
+                gathers.gather(ahead)
+        self.passes.forward(visit, ())
+        if block is not None:
+            gathers.after_forward(block)  # post_forward
+        if visit.unit == len(self.model.units) - 1:
+            gathers.end_forward()  # FSDPState._post_forward of the root
+
+    def begin_backward(self) -> None:
+        """Enter the backward of the root, which gathers the block that ran last."""
+        self._ahead = [*self.order]
+        self._late = []
+        if self.root is not None and self._ahead:
+            self.enter_root()
+            self.gathers.gather(self._ahead[-1])  # pre_backward, _backward_prefetch
+
+    def backward(self, visit: UnitVisit) -> None:
+        """Gather a block and the one before it, run it backward, and reduce it."""
+        block = self.block(visit.unit)
+        if block is not None:
+            self.gathers.gather(block)  # pre_backward: none where that was done ahead
+            self.gathers.copy_out(block, forward=False)
+            # A block without a gradient of its outputs has no hook on them
+            # (FSDPState._register_pre_backward_hook) and is passed over.
+            while self._ahead.pop() != block:
+                pass
+            if self._ahead:
+                # _backward_prefetch: the entry before its own in post_forward_order
+                self.gathers.gather(self._ahead[-1])
+        self.passes.backward(visit, ())
+        self.reductions.collect(visit.unit)
+        if block is None:
+            return
+        # _register_post_backward_hook: on inputs that need a gradient. Where none does, the
+        # callback at the end of backward stands in for it.
+        if self.has_input_gradient(visit.unit):
+            self._after_backward(block)
+        else:
+            self._late.append(block)
+
+    def end_backward(self) -> None:
+        """Reduce the root, and then blocks whose inputs or outputs have no gradient."""
+        done = {self.block(visit.unit) for visit in self.visits if visit.backward}
+        late = sorted([*self._late, *(block for block in self.order if block not in done)])
         waits: tuple[Edge, ...] = ()
-        for bucket in ([] if self.root is None else [self.root]) + sorted(late):
+        # FSDPState._root_post_backward_final_callback: all states in the order of modules
+        for bucket in [*([] if self.root is None else [self.root]), *late]:
             self._after_backward(bucket, waits)
             waits = self.reductions.finished
         self.reductions.end_backward()
 
+    def end(self) -> None:
+        """Update every trained shard."""
+        self.update_shards(self.reductions.reduced)
+
     def _after_backward(self, bucket: int, after: tuple[Edge, ...] = ()) -> None:
-        self.gathers.after_backward(bucket)
-        self.reductions.reduce(bucket, after)
+        last = self.is_last
+        self.gathers.after_backward(bucket, last=last)  # post_backward: reshard, then reduce
+        self.reductions.reduce(bucket, after, last=last)

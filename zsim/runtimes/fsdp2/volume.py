@@ -6,13 +6,12 @@ for backward; the root once. Frozen parameters are gathered and not reduced. A b
 first gradient has no backward; the last of these is gathered for it all the same.
 """
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from zsim.closed_form.checkpoint import goes_back
-from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces, wrapped
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.schedule.schedule import WireBytes
@@ -20,50 +19,43 @@ from zsim.strategy.strategy import Strategy
 
 
 @dataclass(slots=True)
-class Group:
+class GroupShare:
     """Elements of a rank's shard of a group, and of those that are trained.
 
     Of a block, whether it has a backward, and whether it is gathered for one.
     """
 
-    elements: int = 0
-    trained: int = 0
+    elements: int
+    trained: int
     back: bool = True
     again: bool = True
 
-    def add(self, parameter: Parameter, ranks: int) -> None:
-        """Count a parameter."""
-        rows, *others = parameter.shape or (1,)
-        share = -(-rows // ranks) * prod(others)
-        self.elements += share
-        self.trained += 0 if parameter.frozen else share
+
+def share(parameters: Sequence[Parameter], ranks: int) -> GroupShare:
+    """Return a rank's share of a group: the same rows of each parameter."""
+    sizes = {
+        each: -(-(each.shape or (1,))[0] // ranks) * prod(each.shape[1:]) for each in parameters
+    }
+    trained = sum(size for each, size in sizes.items() if not each.frozen)
+    return GroupShare(elements=sum(sizes.values()), trained=trained)
 
 
-def groups(model: Model, ranks: int) -> tuple[list[Group], Group]:
-    """Each block that has parameters of its own, and the root."""
-    users = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
-    blocks: list[Group] = []
-    root, seen = Group(), set[str]()
-    for unit in model.units:
-        block = Group(back=goes_back(model, unit))
-        own = [each for each in unit.parameters if unit.checkpoint and users[each.name] == 1]
-        for parameter in unit.parameters:
-            if parameter in own:
-                block.add(parameter, ranks)
-            elif parameter.name not in seen:
-                root.add(parameter, ranks)
-                seen.add(parameter.name)
-        if own:
-            blocks.append(block)
-    behind = bool(seen)  # the root gathers the last block before its backward
+def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
+    """Return each block that has parameters of its own, and the root."""
+    inside, outside = wrapped(model)
+    blocks: list[GroupShare] = []
+    for unit, own in inside:
+        blocks.append(share(own, ranks))
+        blocks[-1].back = goes_back(model, unit)
+    behind = bool(outside)  # the root gathers the last block before its backward
     for block in reversed(blocks):
         block.again = block.back or behind
         behind = block.back
-    return blocks, root
+    return blocks, share(outside, ranks)
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis, its inner part, and the replicas."""
+    """Return the volume over the data axis, its inner part, and the replicas."""
     options = strategy.options(FSDP2)
     ranks = strategy.data
     blocks, root = groups(model, ranks)

@@ -10,7 +10,7 @@ from zsim.strategy.runtime_setting import SettingError, at_least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Megatron(RuntimeOptions):
-    """What the wrapper of the model takes, with `use_distributed_optimizer`.
+    """Options of the wrapper of the model, with `use_distributed_optimizer`.
 
     Attributes:
         bucket_size: with overlap_grad_reduce, elements from which a bucket is closed; None is

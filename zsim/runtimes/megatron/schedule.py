@@ -1,378 +1,233 @@
 """Megatron-LM's distributed optimizer: whole parameters and gradients, sharded optimizer state.
 
-As `megatron/core/distributed` does it (2026-08): parameters stand in buckets in the reverse order
-of the model, each from a multiple of 64 elements on, buckets padded to a multiple of the ranks and
-of 128. Gradients of all micro-batches are added into buffers that live as long as the training, and
-each bucket is reduce-scattered in place once a step (and all-reduced over the replicas, which are
-`num_distributed_optimizer_instances`). Ranks update their N-th of each bucket, and it
-is gathered in place: after the step, or bucket by bucket while the next forward goes on. Megatron
-has one allocation for all buckets of a format; here each bucket has its own, of the same bytes.
+Parameters stand in buckets in the reverse order of the model. Gradients of all micro-batches are
+added into buffers that live as long as the training, and each bucket is reduce-scattered in place
+once a step (and all-reduced over the replicas, which are `num_distributed_optimizer_instances`).
+Ranks update their N-th of each bucket, and it is gathered in place: after the step, or bucket by
+bucket while the next forward goes on. Megatron has one allocation for all buckets of a format; here
+each bucket has its own, of the same bytes.
+
+Functions named in comments are those of `megatron/core` in August 2026 (d98e8a64);
+`_ParamAndGradBucketGroup` is in `distributed/param_and_grad_buffer.py`, `DistributedDataParallel`
+in `distributed/distributed_data_parallel.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import lcm
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.megatron.volume import VOLUME
-from zsim.schedule.operation import (
-    AllGather,
-    AllReduce,
-    Copy,
-    Edge,
-    Fill,
-    Previous,
-    ReduceScatter,
-    Reduction,
-    Together,
-    View,
-)
+from zsim.schedule.operation import Edge, Previous, Reduction
 from zsim.schedule.schedule import Kind, Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.assemble import framed, need_fitting, whole
-from zsim.zero.bucket import Bucket, Buckets, Place, Placing, numbered
-from zsim.zero.forward_backward import Passes
-from zsim.zero.optimizer_step import Ending, Trained
-from zsim.zero.state import BucketState, Holding, own_view, write_setup
-from zsim.zero.visit_order import UnitVisit, visits
-from zsim.zero.writer import COMMUNICATION, COMPUTE, DATA, REPLICATE, Draft
+from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
+from zsim.zero.gather import gather_updated
+from zsim.zero.names import DATA, REPLICATE
+from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
+from zsim.zero.state import Holding, gather_path, own_view, persist_zeros, update_path
+from zsim.zero.step import Step
+from zsim.zero.visit_order import UnitVisit
 
+# pad_param_start and bucket_end_divisor in optimizer/param_layout.py
 START = 64
-"""A parameter begins at a multiple of so many elements (`param_and_grad_buffer.py`)."""
+"""A parameter begins at a multiple of so many elements."""
 END = 128
-"""A bucket's size is a multiple of this and of the data ranks, for aligned shards (as above)."""
+"""A bucket's size is a multiple of this and of the ranks."""
 BUCKET_LEAST, BUCKET_EACH = 40_000_000, 1_000_000
 """Elements of a bucket if nothing is said: at least, and for each data rank."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """What Megatron-LM does to train `model` on `strategy.data` ranks.
+    """Return what Megatron-LM does to train `model` on `strategy.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
-    options = strategy.options(Megatron)
-    need_fitting(model, strategy)
-    ranks, precision = strategy.data, strategy.precision
+    ranks, options = strategy.data, strategy.options(Megatron)
     buckets = numbered(model, groups(model, ranks, options), place=aligned(ranks), ranks=ranks)
-    draft = Draft()
-    holding = Holding(
-        parameter=precision.compute,
-        parameter_sharded=False,
-        optimizer=precision.optimizer,
-        optimizer_sharded=True,
-        has_master=precision.has_master,
-        moments=strategy.moments,
-    )
-    states = write_setup(draft, buckets, holding)
-    step = _Step(draft, model, strategy, options=options, buckets=buckets, states=states)
-    step.write_setup()
-    setup, draft.operations = draft.operations, []
+    step = MegatronStep(model, strategy, buckets)
     step.write()
-    return framed(
-        "Megatron distributed optimizer",
-        model=model,
-        strategy=strategy,
-        volume=VOLUME,
-        parts=whole(draft, setup),
-        streams=(COMPUTE, COMMUNICATION),
-        layouts=buckets.layouts,
-    )
+    return step.schedule("Megatron distributed optimizer", VOLUME)
 
 
 def groups(model: Model, ranks: int, options: Megatron) -> list[list[Parameter]]:
-    """The parameters of each bucket, from the last of the model to the first.
+    """Return the parameters of each bucket, from the last of the model to the first.
 
     A bucket is closed once it has `bucket_size` elements, gaps included; without overlap there is
     one.
     """
+    # DistributedDataParallel.__init__: the default of `bucket_size`, and none without overlap
     limit = options.bucket_size or max(BUCKET_LEAST, BUCKET_EACH * ranks)
     found: list[list[Parameter]] = [[]]
+    end = 0
+    # _compute_per_buffer_param_layout in optimizer/distrib_optimizer.py
     for parameter in reversed(model.parameters):
-        if options.overlap_grad_reduce and _end(found[-1]) >= limit:
+        if options.overlap_grad_reduce and end >= limit:
             found.append([])
+            end = 0
         found[-1].append(parameter)
+        end = -(-end // START) * START + parameter.elements
     return found
 
 
-def _starts(parameters: Sequence[Parameter]) -> tuple[int, ...]:
-    starts: list[int] = []
-    end = 0
-    for parameter in parameters:
-        starts.append(-(-end // START) * START)
-        end = starts[-1] + parameter.elements
-    return tuple(starts)
+def aligned(ranks: int) -> Packing:
+    """Return a packing with starts at multiples of 64, the end at one of the ranks and of 128."""
 
-
-def _end(parameters: Sequence[Parameter]) -> int:
-    return _starts(parameters)[-1] + parameters[-1].elements if parameters else 0
-
-
-def aligned(ranks: int) -> Place:
-    """Starts at multiples of 64, the end at one of the ranks and of 128."""
-
-    def place(parameters: Sequence[Parameter]) -> Placing:
+    # pad_param_start and pad_bucket_end in optimizer/param_layout.py
+    def place(parameters: Sequence[Parameter]) -> Packed:
+        starts: list[int] = []
+        end = 0
+        for parameter in parameters:
+            starts.append(-(-end // START) * START)
+            end = starts[-1] + parameter.elements
         multiple = lcm(ranks, END)
-        elements = -(-_end(parameters) // multiple) * multiple
-        starts = _starts(parameters)
-        return Placing(starts=starts, elements=elements, alignment=multiple // ranks)
+        elements = -(-end // multiple) * multiple
+        return Packed(starts=tuple(starts), elements=elements, alignment=multiple // ranks)
 
     return place
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How many units have contributed in the last micro-batch, and what wrote the gradient last."""
-
-    contributions: int = 0
-    written: str = ""
-
-
-class _Step:
+class MegatronStep(Step):
     """Forward and backward of every micro-batch, then the update."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        model: Model,
-        strategy: Strategy,
-        *,
-        options: Megatron,
-        buckets: Buckets,
-        states: tuple[BucketState, ...],
-    ) -> None:
-        self.draft = draft
-        self.model = model
-        self.strategy = strategy
-        self.options = options
-        self.buckets = buckets
-        self.states = states
-        self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self._progress = [_Progress() for _ in buckets.all]
-        self._expected = [
-            sum(run.bucket == bucket.index for runs in buckets.runs for run in runs)
-            for bucket in buckets.all
+    def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
+        # DistributedOptimizer shards fp32 masters and moments, parameters stay whole
+        # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py).
+        precision = strategy.precision
+        holding = Holding(parameter=precision.compute, has_master=precision.has_master)
+        super().__init__(model, strategy, buckets, holding)
+        self.options = strategy.options(Megatron)
+        wire = DType.FP32 if self.options.grad_reduce_in_fp32 else precision.compute
+        # _ParamAndGradBuffer: a gradient buffer as long as the parameters
+        self.gradients = [
+            bucket.buffer(self.writer, "gradient", wire, Kind.GRADIENT) for bucket in buckets.all
         ]
+        mean = self.options.average_in_collective
+        self._reduction = Reduction.AVERAGE if mean else Reduction.SUM
+        self._left = UnitsLeft(buckets)
+        self._written = [""] * len(buckets.all)
         self._gathered: dict[int, str] = {}
         self._waited: set[int] = set()
 
-    def _held(self, bucket: int, _visit: UnitVisit) -> str:
-        return self.states[bucket].parameter
-
     def write_setup(self) -> None:
-        """Gradient buffers live as long as the parameters."""
+        """Take memory for gradients, which live as long as the parameters."""
         for bucket in self.buckets.all:
-            self.draft.prefix = f"setup/{bucket.name}"
-            name = self._gradient(bucket)
-            self.draft.persistent.append(name)
-            self.draft.allocate(name)
-            self._zero(bucket)
+            self.writer.prefix = f"setup/{bucket.name}"
+            persist_zeros(self.writer, self.gradients[bucket.index], "gradient")
 
-    def _gradient(self, bucket: Bucket) -> str:
-        wire = DType.FP32 if self.options.grad_reduce_in_fp32 else self.strategy.precision.compute
-        return self.draft.buffer(
-            f"{bucket.name}/gradient", bucket.padded, wire, Kind.GRADIENT, layout=bucket.name
-        )
-
-    def _zero(self, bucket: Bucket) -> None:
-        target = self.draft.all(self._gradient(bucket))
-        self.draft.add(
-            Fill(id=self.draft.path("zero/gradient"), stream=COMPUTE, target=target, value=0.0)
-        )
-
-    def write(self) -> None:
-        """Append the step to the draft."""
-        draft, units = self.draft, self.model.units
+    def begin(self) -> None:
+        """Zero all gradients."""
+        # DistributedDataParallel.zero_grad_buffer
         for bucket in self.buckets.all:
-            draft.prefix = f"step/zero/{bucket.name}"
-            self._zero(bucket)
-        micro_batches = self.strategy.gradient_accumulation_steps
-        once = visits(self.model, self.strategy)
-        for micro_batch in range(micro_batches):
-            self.passes.micro_batch = micro_batch
-            for visit in once:
-                part = f"step/{'backward' if visit.backward else 'forward'}/mb{micro_batch}"
-                draft.prefix = part
-                if visit is once[0]:
-                    self.passes.load()
-                if visit is once[len(units)]:
-                    self.passes.seed()
-                draft.prefix = f"{part}/{units[visit.unit].name}"
-                if visit.backward:
-                    self.passes.backward(visit, ())
-                    self._contribute(visit.unit, last=micro_batch == micro_batches - 1)
-                else:
-                    self.passes.forward(visit, self._parameters(visit.unit))
-        if not self.options.overlap_grad_reduce:
-            draft.prefix = "step/backward/end"
-            self._reduce(self.buckets.all)
-        self._update()
+            self.writer.prefix = f"step/zero/{bucket.name}"
+            self.writer.fill("zero/gradient", self.gradients[bucket.index], 0.0)
 
-    def _parameters(self, unit: int) -> tuple[Edge, ...]:
-        """What the first reads of a step wait for: gathers of the step before, or of this one."""
-        needed = [run.bucket for run in self.buckets.runs[unit] if run.bucket not in self._waited]
-        self._waited.update(needed)
+    def forward(self, visit: UnitVisit) -> None:
+        """Run a unit forward once its parameters are there."""
+        needed = {run.bucket: None for run in self.buckets.runs[visit.unit]}
+        first = [bucket for bucket in needed if bucket not in self._waited]
+        self._waited.update(first)
+        self.passes.forward(visit, tuple(map(self._arrival, first)))
+
+    def _arrival(self, number: int) -> Edge:
+        """Return what the first reads of a bucket wait for."""
         if not self.options.overlap_param_gather:
-            return tuple(Previous(self._gather_path(bucket)) for bucket in needed)
-        found: list[Edge] = []
-        for bucket in needed:
-            self._gather_ahead(bucket)
-            if bucket + 1 < len(self.buckets.all):
-                self._gather_ahead(bucket + 1)
-            found.append(self._gathered[bucket])
-        return tuple(found)
+            return Previous(gather_path(self.buckets.all[number]))
+        # _make_forward_pre_hook, finish_param_sync: the bucket's own gather is dispatched if it was
+        # not, and once it is waited for that of the next bucket
+        self._gather_ahead(number)
+        if number + 1 < len(self.buckets.all):
+            self._gather_ahead(number + 1)
+        return self._gathered[number]
 
     def _gather_ahead(self, number: int) -> None:
         """Dispatch the gather of a bucket's parameters, unless that is done."""
         if number not in self._gathered:
             bucket = self.buckets.all[number]
-            after = Previous(f"step/update/{bucket.name}/{self._last}")
-            self._gathered[number] = self._gather(self.draft, bucket, after)
-
-    @property
-    def _last(self) -> str:
-        """What an update ends with."""
-        return "cast" if self.strategy.precision.has_master else "update"
-
-    def _gather_path(self, number: int) -> str:
-        return f"step/update/{self.buckets.all[number].name}/gather"
-
-    def _gather(self, draft: Draft, bucket: Bucket, after: Edge) -> str:
-        """Gather the updated parameters of a bucket group in place."""
-        parameter = self.states[bucket.index].parameter
-        overlaps = self.options.overlap_param_gather
-        path = draft.path(f"gather/{bucket.name}") if overlaps else self._gather_path(bucket.index)
-        member = AllGather(
-            id=f"{path}/member",
-            stream=COMMUNICATION,
-            group=DATA,
-            source=own_view(draft, bucket, parameter),
-            target=draft.all(parameter),
-            wire=self.strategy.precision.compute,
-        )
-        return draft.add(Together(id=path, stream=COMMUNICATION, after=(after,), members=(member,)))
-
-    def _contribute(self, unit: int, *, last: bool) -> None:
-        """Add what backward of a unit made; reduce the buckets that are ready."""
-        draft = self.draft
-        ready: list[Bucket] = []
-        for position, run in enumerate(self.buckets.runs[unit]):
-            bucket, progress = self.buckets.all[run.bucket], self._progress[run.bucket]
-            source = self.passes.transient(unit, position)
-            target = self._gradient(bucket)
-            whole = View(buffer=target, start=run.start, size=run.size)
-            progress.written = draft.add(
-                Copy(
-                    id=draft.path(f"add/{target}"),
-                    stream=COMPUTE,
-                    source=draft.all(source),
-                    target=whole if run.layout is None else draft.all(target),
-                    accumulate=True,
-                    divisor=self.strategy.gradient_accumulation_steps,
-                    by_parameter=run.layout is not None,
-                )
+            after = Previous(update_path(bucket, self.strategy))
+            self._gathered[number] = self._gather(
+                self.writer, bucket, f"gather/{bucket.name}", after
             )
-            draft.free(source)
-            if last:
-                progress.contributions += 1
-                if progress.contributions == self._expected[run.bucket]:
-                    ready.append(bucket)
+
+    def _gather(self, writer: ScheduleWriter, bucket: Bucket, name: str, after: Edge) -> str:
+        """Gather the updated parameters of a bucket group in place."""
+        # start_param_sync: in a coalescing manager
+        gather_updated(writer, bucket, self.states[bucket.index].parameter, f"{name}/member")
+        return writer.together(name, 1, after=(after,))
+
+    def backward(self, visit: UnitVisit) -> None:
+        """Run a unit backward and add what it made; reduce the buckets that are ready."""
+        self.passes.backward(visit, ())
+        ready: list[Bucket] = []
+        # DistributedDataParallel._make_backward_post_hook: main_grad.add_, then register_grad_ready
+        for position, run in self.buckets.trained_runs(visit.unit):
+            source = self.passes.transient(visit.unit, position)
+            target = self.gradients[run.bucket]
+            self._written[run.bucket] = copy_run(
+                self.writer,
+                f"add/{target}",
+                run,
+                source=source,
+                target=target,
+                divisor=self.strategy.gradient_accumulation_steps,
+            )
+            self.writer.free(source)
+            # register_grad_ready counts in the last micro-batch alone (is_last_microbatch)
+            if self.is_last and self._left.complete(run.bucket):
+                ready.append(self.buckets.all[run.bucket])
         if self.options.overlap_grad_reduce:
             for bucket in ready:
                 self._reduce((bucket,))
 
     def _reduce(self, ready: Sequence[Bucket]) -> None:
-        """Scale and reduce-scatter a bucket group in place."""
-        draft, options = self.draft, self.options
-        members: list[ReduceScatter] = []
-        for bucket in ready:
-            target = self._gradient(bucket)
-            view, wire = draft.all(target), draft.buffers[target].dtype
-            progress = self._progress[bucket.index]
-            if not options.average_in_collective:
-                progress.written = draft.add(
-                    Copy(
-                        id=draft.path(f"scale/{target}"),
-                        stream=COMPUTE,
-                        source=view,
-                        target=view,
-                        divisor=self.strategy.replicas,
-                    )
-                )
-            mean = options.average_in_collective
-            members.append(
-                ReduceScatter(
-                    id=draft.path(f"reduce/{bucket.name}/member"),
-                    stream=COMMUNICATION,
-                    group=DATA,
-                    source=view,
-                    target=own_view(draft, bucket, target),
-                    reduction=Reduction.AVERAGE if mean else Reduction.SUM,
-                    wire=wire,
-                    accumulate=wire,
-                )
+        """Scale and reduce-scatter a bucket group in place, and sum it over the replicas."""
+        # start_grad_sync
+        writer, options = self.writer, self.options
+        for bucket in ready if not options.average_in_collective else ():
+            # `bucket.grad_data *= gradient_scaling_factor`, 1 / ranks without average_in_collective
+            target = self.gradients[bucket.index]
+            divisor = self.strategy.replicas
+            self._written[bucket.index] = writer.copy(
+                f"scale/{target}", target, target, divisor=divisor
             )
-        reduced = draft.add(
-            Together(
-                id=draft.path(f"reduce/{ready[0].name}"),
-                stream=COMMUNICATION,
-                after=tuple(self._progress[bucket.index].written for bucket in ready),
-                members=tuple(members),
-            )
-        )
-        for bucket in ready:
-            self._progress[bucket.index].written = reduced
+        name, after = ready[0].name, tuple(self._written[bucket.index] for bucket in ready)
+        for bucket in ready:  # _coalescing_manager: all buckets of the group in one call
+            target = self.gradients[bucket.index]
+            own = own_view(writer, bucket, target)
+            path = f"reduce/{bucket.name}/member"
+            writer.reduce_scatter(path, DATA, target, own, reduction=self._reduction)
+        done = writer.together(f"reduce/{name}", len(ready), after=after)
         if self.strategy.replicate > 1:
-            self._all_reduce(ready)
-
-    def _all_reduce(self, ready: Sequence[Bucket]) -> None:
-        """Sum what is scattered inside one instance of the optimizer over all instances."""
-        draft, mean = self.draft, self.options.average_in_collective
-        members: list[AllReduce] = []
+            # `inter_distributed_optimizer_instance_group`: shards, on the same stream
+            for bucket in ready:
+                own = own_view(writer, bucket, self.gradients[bucket.index])
+                path = f"all_reduce/{bucket.name}/member"
+                writer.all_reduce(path, REPLICATE, own, reduction=self._reduction)
+            done = writer.together(f"all_reduce/{name}", len(ready))
         for bucket in ready:
-            target = self._gradient(bucket)
-            view, wire = own_view(draft, bucket, target), draft.buffers[target].dtype
-            members.append(
-                AllReduce(
-                    id=draft.path(f"all_reduce/{bucket.name}/member"),
-                    stream=COMMUNICATION,
-                    group=REPLICATE,
-                    source=view,
-                    target=view,
-                    reduction=Reduction.AVERAGE if mean else Reduction.SUM,
-                    wire=wire,
-                    accumulate=wire,
-                )
-            )
-        path = draft.path(f"all_reduce/{ready[0].name}")
-        draft.add(Together(id=path, stream=COMMUNICATION, members=tuple(members)))
-        for bucket in ready:
-            self._progress[bucket.index].written = path
+            self._written[bucket.index] = done
 
-    def _update(self) -> None:
-        draft = self.draft
-        trained = [
-            Trained(
-                name=bucket.name,
-                layout=bucket.layout,
-                gradient=own_view(draft, bucket, self._gradient(bucket)),
-                measured=own_view(draft, bucket, self._gradient(bucket)),
-                after=(self._progress[bucket.index].written,),
-                parameter=own_view(draft, bucket, state.parameter),
-                master=None if state.master is None else draft.all(state.master),
-                moments=tuple(draft.all(moment) for moment in state.moments),
-                keeps_gradient=True,
-            )
-            for bucket, state in zip(self.buckets.all, self.states, strict=True)
-        ]
+    def end(self) -> None:
+        """Reduce what is not yet, and update; gather what was updated unless that overlaps."""
+        if not self.options.overlap_grad_reduce:  # finalize_model_grads, finish_grad_sync
+            self._reduce(self.buckets.all)
         numbers = {bucket.name: bucket for bucket in self.buckets.all}
 
-        def updated(draft: Draft, item: Trained, operation: str) -> None:
+        def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
+            # DistributedOptimizer.step_with_ready_grads (optimizer/distrib_optimizer.py): otherwise
+            # it is left to the next forward
             if not self.options.overlap_param_gather:
-                self._gather(draft, numbers[item.name], operation)
+                bucket = numbers[item.name]
+                self._gather(writer, bucket, "gather", operation)
 
-        after = tuple(dict.fromkeys(progress.written for progress in self._progress))
-        Ending(draft, self.strategy, trained, measured_after=after, updated=updated).write()
+        reduced = {
+            bucket.index: Reduced(self.gradients[bucket.index], self._written[bucket.index])
+            for bucket in self.buckets.all
+        }
+        after = tuple(dict.fromkeys(self._written))
+        self.update(reduced, after=after, updated=updated, keeps_gradients=True)

@@ -6,8 +6,7 @@ is closed once it is large enough, at a multiple of the ranks and of 128.
 
 from math import lcm
 
-from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.runtimes.megatron.options import Megatron
@@ -16,7 +15,7 @@ from zsim.strategy.strategy import Strategy
 
 
 def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
-    """Elements of each bucket, gaps and padding included."""
+    """Return elements of each bucket, gaps and padding included."""
     limit = options.bucket_size or max(40 * 10**6, 10**6 * ranks)
     multiple = lcm(ranks, 128)
     sizes: list[int] = []
@@ -30,7 +29,7 @@ def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis, and over the replicas of the sharded states."""
+    """Return the volume over the data axis, and over the replicas of the sharded states."""
     options = strategy.options(Megatron)
     ranks = strategy.data
     shards = [size // ranks for size in padded(model, ranks, options)]

@@ -1,112 +1,70 @@
 """ZeRO-1's collectives in nanotron: they take lists of tensors, which are copied one by one.
 
-`reduce_scatter_coalesced` and `all_gather_coalesced` are given a part of each parameter for each
-rank. PyTorch copies each part into a flat tensor before the collective, or out of one after it.
+They are given a part of each parameter for each rank. PyTorch copies each part into a flat tensor
+before the collective, or out of one after it.
 """
 
 from zsim.dtype import DType
-from zsim.schedule.operation import (
-    AllGather,
-    Copy,
-    FreeMode,
-    ReduceScatter,
-    Reduction,
-    Together,
-)
-from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket, Buckets
-from zsim.zero.state import BucketState, own_view
-from zsim.zero.writer import COMMUNICATION, COMPUTE, DATA, Draft
+from zsim.schedule.operation import FreeMode, Reduction
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.zero.bucket import Bucket
+from zsim.zero.names import DATA
+from zsim.zero.state import own_view
+from zsim.zero.step import StepPart
 
 GATHER = "step/update/gather"
 
 
-class Lists:
-    """Writes these collectives into a draft."""
-
-    def __init__(
-        self, draft: Draft, strategy: Strategy, buckets: Buckets, states: tuple[BucketState, ...]
-    ) -> None:
-        self.draft = draft
-        self.strategy = strategy
-        self.buckets = buckets
-        self.states = states
+class Lists(StepPart):
+    """Writes these collectives."""
 
     def reduce_scatter(self, bucket: Bucket, gradient: str, after: tuple[str, ...]) -> str:
-        """Average `gradient` over the data axis into the rank's own part; the operation's id.
+        """Average `gradient` over the data axis into the rank's own part; return the operation.
 
         The flat tensor comes back when the reduction is done.
         """
-        draft, wire = self.draft, self.draft.buffers[gradient].dtype
-        flat, path = self._flat(bucket, "flat", wire), draft.path(f"reduce/{bucket.name}")
-        draft.allocate(flat)
-        flattened = draft.add(
-            Copy(
-                id=draft.path(f"flatten/{bucket.name}"),
-                stream=COMPUTE,
-                after=after,
-                source=draft.all(gradient),
-                target=draft.all(flat),
-                launches=self._pieces(bucket),
-            )
-        )
-        member = ReduceScatter(
-            id=f"{path}/member",
-            stream=COMMUNICATION,
-            group=DATA,
-            source=draft.all(flat),
-            target=own_view(draft, bucket, gradient),
-            reduction=Reduction.AVERAGE,
-            wire=wire,
-            accumulate=wire,
-        )
-        draft.add(Together(id=path, stream=COMMUNICATION, after=(flattened,), members=(member,)))
-        draft.free(flat, (path,), mode=FreeMode.DEFERRED)
-        return path
+        # distributed.reduce_scatter_coalesced (src/nanotron, 2025-02): _flatten_dense_tensors of
+        # what each rank is to get, from get_fp32_accum_hook, which does not wait
+        writer = self.writer
+        flat = self._flat(bucket, "flat", writer.buffers[gradient].dtype)
+        writer.allocate(flat)
+        launches, path = self._pieces(bucket), f"reduce/{bucket.name}"
+        name = f"flatten/{bucket.name}"
+        flattened = writer.copy(name, gradient, flat, launches=launches, after=after)
+        own = own_view(writer, bucket, gradient)
+        writer.reduce_scatter(f"{path}/member", DATA, flat, own, reduction=Reduction.AVERAGE)
+        reduced = writer.together(path, 1, after=(flattened,))
+        writer.free(flat, uses=(reduced,), mode=FreeMode.DEFERRED)
+        return reduced
 
-    def all_gather(self, draft: Draft, after: str) -> str:
-        """Gather what the ranks have updated, as one; the last operation that puts it in place."""
-        compute, last = self.strategy.precision.compute, ""
-        pairs = tuple(zip(self.buckets.all, self.states, strict=True))
-        members: list[AllGather] = []
-        for bucket, state in pairs:
-            flat = self._flat(bucket, "gathered", compute)
-            draft.allocate(flat)
-            members.append(
-                AllGather(
-                    id=f"{GATHER}/{bucket.name}",
-                    stream=COMMUNICATION,
-                    group=DATA,
-                    source=own_view(draft, bucket, state.parameter),
-                    target=draft.all(flat),
-                    wire=compute,
-                )
+    def all_gather(self, writer: ScheduleWriter, after: str) -> str:
+        """Gather what the ranks have updated, as one; return the last copy into place."""
+        # distributed.all_gather_coalesced (src/nanotron, 2025-02): update_output after it
+        flats = [self._flat(bucket, "gathered", self.compute) for bucket in self.buckets.all]
+        pairs = tuple(zip(self.buckets.all, self.states, flats, strict=True))
+        writer.allocate(*flats)
+        place, writer.prefix = writer.prefix, "step/update"
+        for bucket, state, flat in pairs:
+            own = own_view(writer, bucket, state.parameter)
+            writer.all_gather(f"gather/{bucket.name}", DATA, own, flat)
+        writer.together("gather", len(pairs), after=(after,))
+        last = ""
+        for bucket, state, flat in pairs:
+            last = writer.copy(
+                f"put/{bucket.name}",
+                flat,
+                state.parameter,
+                launches=self._pieces(bucket),
+                after=() if last else (GATHER,),
             )
-        draft.add(Together(id=GATHER, stream=COMMUNICATION, after=(after,), members=tuple(members)))
-        for bucket, state in pairs:
-            flat = self._flat(bucket, "gathered", compute)
-            last = draft.add(
-                Copy(
-                    id=f"step/update/put/{bucket.name}",
-                    stream=COMPUTE,
-                    after=() if last else (GATHER,),
-                    source=draft.all(flat),
-                    target=draft.all(state.parameter),
-                    launches=self._pieces(bucket),
-                )
-            )
-            draft.free(flat, (GATHER,))
+            writer.prefix = place
+            writer.free(flat, uses=(GATHER,))
+            writer.prefix = "step/update"
+        writer.prefix = place
         return last
 
     def _flat(self, bucket: Bucket, name: str, dtype: DType) -> str:
-        return self.draft.buffer(
-            f"{bucket.name}/{name}",
-            bucket.padded,
-            dtype,
-            Kind.COMMUNICATION,
-            layout=bucket.name,
-        )
+        return bucket.buffer(self.writer, name, dtype)
 
     def _pieces(self, bucket: Bucket) -> int:
         return len(bucket.layout.pieces) * self.strategy.data

@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 class TensorMode(StrEnum):
-    """What stands where tensor parallelism has to communicate."""
+    """Collectives of tensor parallelism."""
 
     ALL_REDUCE = "all_reduce"
     """All-reduces: ranks hold copies of the hidden state (Shoeybi et al. 2019, section 3)."""
@@ -21,7 +21,7 @@ class TensorMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nanotron(RuntimeOptions):
-    """What its `parallelism` and `model` sections take, as far as a schedule depends on it.
+    """Keys of its `parallelism` and `model` sections on which a schedule depends.
 
     Attributes:
         tp_mode: how the ranks of the tensor axis communicate.
@@ -44,7 +44,7 @@ class Nanotron(RuntimeOptions):
 
     @property
     def cuts_tokens(self) -> bool:
-        """Whether hidden states are cut by tokens over the tensor axis."""
+        """True if hidden states are cut by tokens over the tensor axis."""
         return self.tp_mode is TensorMode.REDUCE_SCATTER
 
     @property

@@ -1,15 +1,15 @@
 """nanotron's data parallelism and ZeRO-1: whole gradients in fp32, reduced once a step.
 
-As `nanotron/optim` and `nanotron/parallel` do it (2025-02). Parameters are whole in the format of
-the forward, and so is a buffer of gradients in fp32 that lives as long as the training. Autograd's
-own gradients live until the end of each backward, and are then added to it. With several replicas
-the model is wrapped in PyTorch's DistributedDataParallel: in the last micro-batch its buckets,
-which live as long too, take a gradient as soon as there is one, and a hook adds it to the fp32 one
-and reduces that: all-reduced without ZeRO, reduce-scattered with ZeRO-1, where ranks update their
-part of each parameter and gather the others once all are updated, which nothing hides.
+Parameters are whole in the format of the forward, and so is a buffer of gradients in fp32 that
+lives as long as the training. Autograd's own gradients live until the end of each backward, and are
+then added to it. With several replicas the model is wrapped in PyTorch's DistributedDataParallel:
+in the last micro-batch its buckets, which live as long too, take a gradient as soon as there is
+one, and a hook adds it to the fp32 one and reduces that: all-reduced without ZeRO, reduce-scattered
+with ZeRO-1, where ranks update their part of each parameter and gather the others once all are
+updated, which nothing hides.
 
-Parameters of which ranks that see other tokens hold copies are a bucket of their own, summed over
-the tensor axis at the end; nanotron sums them after they were reduced, which is the same.
+Functions named in comments are those of `src/nanotron` in February 2025 (0e0a27ea); the hook of
+later versions refuses ZeRO-1.
 """
 
 from collections import Counter
@@ -20,375 +20,242 @@ from zsim.model.model import Model, Parameter
 from zsim.runtimes.nanotron.lists import Lists
 from zsim.runtimes.nanotron.options import MIB, Nanotron
 from zsim.runtimes.nanotron.volume import VOLUME
-from zsim.schedule.operation import (
-    AllReduce,
-    Copy,
-    Fill,
-    Reduction,
-    StreamOperation,
-    Together,
-    View,
-)
+from zsim.schedule.operation import Reduction, StreamOperation
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Program, Schedule
+from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
-from zsim.zero.assemble import framed, need_fitting, need_single_calls, whole
+from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
-from zsim.zero.forward_backward import Passes
-from zsim.zero.optimizer_step import Ending, Trained
+from zsim.zero.names import DATA, TENSOR
+from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
 from zsim.zero.sequence import shared_parameters
-from zsim.zero.state import BucketState, Holding, own_view, updated_view, write_setup
-from zsim.zero.visit_order import UnitVisit, visits
-from zsim.zero.writer import COMMUNICATION, COMPUTE, DATA, POOL, TENSOR, Draft
-
-GRADIENT = DType.FP32
-"""Format in which gradients are collected and reduced (`accumulate_grad_in_fp32`)."""
-
-STREAMS = (COMPUTE, COMMUNICATION)
+from zsim.zero.state import Holding, persist_zeros
+from zsim.zero.step import Step
+from zsim.zero.visit_order import UnitVisit
 
 STEPS = 2
 """Steps after which the worst case repeats: the host waits at the end of each."""
 
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
-    """What nanotron does to train `model` on `strategy.data` ranks.
+    """Return what nanotron does to train `model` on `strategy.data` ranks.
 
     Raises:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
-    options = strategy.options(Nanotron)
-    need_fitting(model, strategy)
     need_single_calls(model, "nanotron")
-    draft = Draft()
-    buckets = filled(model, strategy, options)
-    states = write_setup(draft, buckets, holding(strategy))
-    step = Step(draft, model, strategy, buckets=buckets, states=states)
-    step.write_setup()
-    setup, draft.operations = draft.operations, []
+    step = NanotronStep(model, strategy, filled(model, strategy))
     step.write()
-    return framed(
-        f"nanotron, ZeRO-{strategy.stage}",
-        model=model,
-        strategy=strategy,
-        volume=VOLUME,
-        parts=whole(draft, setup),
-        streams=STREAMS,
-        layouts=buckets.layouts,
-        peak_of=worst_case,
-    )
+    return step.schedule(f"nanotron, ZeRO-{strategy.stage}", VOLUME, peak_of=worst_case)
 
 
-def filled(model: Model, strategy: Strategy, options: Nanotron, *, name: str = "bucket") -> Buckets:
-    """The buckets of `model`, whose names begin with `name`."""
-    return numbered(
-        model,
-        groups(model, strategy, options),
-        place=one_after_the_other(strategy.data),
-        ranks=strategy.data,
-        name=name,
-    )
-
-
-def holding(strategy: Strategy) -> Holding:
-    """What ranks hold: whole parameters, and with ZeRO-1 a shard of optimizer state."""
-    precision = strategy.precision
-    return Holding(
-        parameter=precision.compute,
-        parameter_sharded=False,
-        optimizer=precision.optimizer,
-        optimizer_sharded=strategy.stage == 1,
-        has_master=precision.has_master,
-        moments=strategy.moments,
-    )
+def filled(model: Model, strategy: Strategy, *, name: str = "bucket") -> Buckets:
+    """Return the buckets of `model`, whose names begin with `name`."""
+    # ZeroDistributedOptimizer._partition_parameters (optim/zero.py): equal parts of each parameter
+    place = one_after_the_other(strategy.data)
+    return numbered(model, groups(model, strategy), place=place, ranks=strategy.data, name=name)
 
 
 def worst_case(program: Program) -> int:
-    """The most that may be held at once, whenever deferred memory returns."""
+    """Return the most that may be held at once, whenever deferred memory returns."""
     return peak_bytes(book(program, STEPS), POOL)
 
 
-def groups(model: Model, strategy: Strategy, options: Nanotron) -> list[list[Parameter]]:
-    """The parameters of each bucket, from the last of the model to the first.
+def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
+    """Return the parameters of each bucket, from the last of the model to the first.
 
     What several units use is a bucket of its own: it is complete with the last use.
     """
-    size_bytes = strategy.precision.compute.size_bytes
-    limit = options.ddp_bucket_cap_mb * MIB // size_bytes
+    # DistributedTrainer._init_model (trainer.py) gives `ddp_bucket_cap_mb` to DDP, which closes a
+    # bucket before it would exceed it.
+    cap = strategy.options(Nanotron).ddp_bucket_cap_mb
+    limit = cap * MIB // strategy.precision.compute.size_bytes
     apart = shared_parameters(model)
     uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
     tied = [[each] for each in model.parameters if uses[each.name] > 1]
     found: list[list[Parameter]] = [[]]
-    filled = 0
+    size = 0
     for parameter in reversed(model.parameters):
         if parameter.name in apart or uses[parameter.name] > 1:
             continue
-        if filled and filled + parameter.elements > limit:
+        if size and size + parameter.elements > limit:
             found.append([])
-            filled = 0
+            size = 0
         found[-1].append(parameter)
-        filled += parameter.elements
+        size += parameter.elements
     together = [each for each in model.parameters if each.name in apart]
     return [group for group in (*tied, *found, together) if group]
 
 
-class Step:
+class NanotronStep(Step):
     """Forward and backward of every micro-batch, then the update."""
 
     def __init__(
         self,
-        draft: Draft,
         model: Model,
         strategy: Strategy,
-        *,
         buckets: Buckets,
-        states: tuple[BucketState, ...],
+        *,
+        writer: ScheduleWriter | None = None,
     ) -> None:
-        self.draft = draft
-        self.model = model
-        self.strategy = strategy
-        self.buckets = buckets
-        self.states = states
-        self.passes = Passes(draft, model, strategy, buckets=buckets, held=self._held)
-        self.lists = Lists(draft, strategy, buckets, states)
-        self.wrapped = strategy.data > 1
+        # helpers.init_optimizer_and_grad_accumulator: fp32 masters of FP32GradientAccumulator, of
+        # a rank's own parts in ZeroDistributedOptimizer
+        precision = strategy.precision
+        holding = Holding(
+            parameter=precision.compute,
+            optimizer_sharded=strategy.stage == 1,
+            has_master=precision.has_master,
+        )
+        super().__init__(model, strategy, buckets, holding, writer=writer)
+        self.lists = Lists(self)
+        self.wrapped = strategy.data > 1  # DistributedTrainer._init_model (trainer.py)
         self.shared = shared_parameters(model)
-        self._users = [
-            sum(run.bucket == bucket.index for runs in buckets.runs for run in runs)
-            for bucket in buckets.all
-        ]
-        self._missing = list(self._users)
-        self._written = ["" for _ in buckets.all]
-
-    def _held(self, bucket: int, _visit: UnitVisit) -> str:
-        return self.states[bucket].parameter
+        self._left = UnitsLeft(buckets)
+        self._written = [""] * len(buckets.all)
 
     def write_setup(self) -> None:
-        """Gradients and buckets live as long as the parameters."""
+        """Take memory for gradients and buckets, which live as long as the parameters."""
         for bucket in self.buckets.all:
-            self.draft.prefix = f"setup/{bucket.name}"
-            kept = [self._gradient(bucket)]
-            if self.wrapped:
-                kept.append(self._staging(bucket))
-            for name in kept:
-                self.draft.persistent.append(name)
-                self.draft.allocate(name)
-                self._zero(name)
+            self.writer.prefix = f"setup/{bucket.name}"
+            for name in (
+                self._gradient(bucket),
+                *([self._staging(bucket)] if self.wrapped else []),
+            ):
+                persist_zeros(self.writer, name, name)
 
     def _gradient(self, bucket: Bucket) -> str:
-        return self.draft.buffer(
-            f"{bucket.name}/gradient", bucket.padded, GRADIENT, Kind.GRADIENT, layout=bucket.name
-        )
+        # FP32GradientAccumulator.build_grad_buffers (optim/gradient_accumulator.py): whole, in fp32
+        return bucket.buffer(self.writer, "gradient", DType.FP32, Kind.GRADIENT)
 
     def _staging(self, bucket: Bucket) -> str:
-        """DistributedDataParallel's own bucket."""
-        compute = self.strategy.precision.compute
-        return self.draft.buffer(
-            f"{bucket.name}/staging", bucket.padded, compute, Kind.GRADIENT, layout=bucket.name
-        )
-
-    def _zero(self, name: str) -> None:
-        self.draft.add(
-            Fill(
-                id=self.draft.path(f"zero/{name}"),
-                stream=COMPUTE,
-                target=self.draft.all(name),
-                value=0.0,
-            )
-        )
-
-    def write(self) -> None:
-        """Append the step to the draft."""
-        draft, units = self.draft, self.model.units
-        self.begin()
-        micro_batches = self.strategy.gradient_accumulation_steps
-        once = visits(self.model, self.strategy)
-        for micro_batch in range(micro_batches):
-            last = micro_batch == micro_batches - 1
-            self.passes.micro_batch = micro_batch
-            for visit in once:
-                part = f"step/{'backward' if visit.backward else 'forward'}/mb{micro_batch}"
-                draft.prefix = part
-                if visit is once[0]:
-                    self.passes.load()
-                if visit is once[len(units)]:
-                    self.passes.seed()
-                draft.prefix = f"{part}/{units[visit.unit].name}"
-                if visit.backward:
-                    self.backward(visit, last=last)
-                else:
-                    self.passes.forward(visit, ())
-            self.collect(f"step/backward/mb{micro_batch}", last=last)
-        self.end()
+        """Return DistributedDataParallel's own bucket."""
+        return bucket.buffer(self.writer, "staging", self.strategy.precision.compute, Kind.GRADIENT)
 
     def begin(self) -> None:
-        """The buffers of gradients are emptied."""
-        self.draft.prefix = "step"
+        """Zero the buffers of gradients."""
+        # as FP32GradientAccumulator.zero_grad in optim/gradient_accumulator.py does
+        self.writer.prefix = "step"
         for bucket in self.buckets.all:
-            self._zero(self._gradient(bucket))
+            self.writer.fill(f"zero/{self._gradient(bucket)}", self._gradient(bucket), 0.0)
 
-    def backward(self, visit: UnitVisit, *, last: bool) -> None:
-        """One unit backward; in the `last` micro-batch its gradients are reduced."""
+    def backward(self, visit: UnitVisit) -> None:
+        """Run a unit backward; in the last micro-batch its gradients are reduced."""
         self.passes.backward(visit, ())
-        if last and self.wrapped:
+        # PipelineEngine._get_bwd_context (parallel/pipeline_parallel/engine.py): DDP's buckets are
+        # used in the last backward alone (ddp_trigger_sync_in_bwd)
+        if self.is_last and self.wrapped:
             self._stage(visit.unit)
 
-    def end(self) -> None:
-        """What follows the last backward."""
-        self.draft.prefix = "step/backward/end"
-        self._reduce_shared()
-        self._update()
-
     def _stage(self, unit: int) -> None:
-        """Backward of `unit` in the last micro-batch: reduce the buckets that are complete."""
-        draft = self.draft
-        for position, run in enumerate(self.buckets.runs[unit]):
+        """Copy the gradients of a unit into DDP's buckets; reduce those that are complete."""
+        # get_fp32_accum_hook (optim/gradient_accumulator.py), called for each bucket that is ready
+        writer = self.writer
+        for position, run in self.buckets.trained_runs(unit):
             bucket = self.buckets.all[run.bucket]
             source, staging = self.passes.transient(unit, position), self._staging(bucket)
-            whole = View(buffer=staging, start=run.start, size=run.size)
-            draft.add(
-                Copy(
-                    id=draft.path(f"stage/{source}"),
-                    stream=COMPUTE,
-                    source=draft.all(source),
-                    target=whole if run.layout is None else draft.all(staging),
-                    accumulate=self._is_used_again(bucket),
-                    by_parameter=run.layout is not None,
-                    launches=len(run.parameters),
-                )
+            tied = len(bucket.layout.pieces) == 1
+            copy_run(
+                writer,
+                f"stage/{source}",
+                run,
+                source=source,
+                target=staging,
+                accumulate=tied and not self._left.is_first(run.bucket),
+                launches=len(run.parameters),
             )
-            self._missing[run.bucket] -= 1
-            if not self._missing[run.bucket]:
-                whole, target = draft.all(staging), draft.all(self._gradient(bucket))
-                self._add(bucket, whole, target, launches=len(bucket.layout.pieces))
+            if self._left.complete(run.bucket):
+                self._written[bucket.index] = writer.copy(
+                    f"add/{staging}",
+                    staging,
+                    self._gradient(bucket),
+                    accumulate=True,
+                    divisor=self.strategy.gradient_accumulation_steps,
+                    launches=len(bucket.layout.pieces),
+                )
                 if not self._is_shared(bucket):
                     self._reduce(bucket)
-
-    def _is_used_again(self, bucket: Bucket) -> bool:
-        """Whether it is of one parameter that several units use, and this is not the first use."""
-        tied = len(bucket.layout.pieces) == 1
-        return tied and self._missing[bucket.index] < self._users[bucket.index]
 
     def _is_shared(self, bucket: Bucket) -> bool:
         return any(piece.parameter in self.shared for piece in bucket.layout.pieces)
 
-    def collect(self, prefix: str, *, last: bool) -> None:
-        """The end of a micro-batch's backward: add autograd's gradients, unless they are staged."""
-        draft, staged = self.draft, last and self.wrapped
+    def end_backward(self) -> None:
+        """Add autograd's gradients to those in fp32, unless they are staged, and free them."""
+        # FP32GradientAccumulator.backward calls _accumulate_grad in optim/gradient_accumulator.py
+        writer, staged = self.writer, self.is_last and self.wrapped
         for unit in reversed(range(len(self.model.units))):
-            draft.prefix = f"{prefix}/{self.model.units[unit].name}"
-            for position, run in enumerate(self.buckets.runs[unit]):
-                bucket = self.buckets.all[run.bucket]
-                source, target = self.passes.transient(unit, position), self._gradient(bucket)
+            writer.prefix = f"step/backward/mb{self.micro_batch}/{self.model.units[unit].name}"
+            for position, run in self.buckets.trained_runs(unit):
+                source = self.passes.transient(unit, position)
                 if not staged:
-                    whole = View(buffer=target, start=run.start, size=run.size)
-                    apart = run.layout is not None
-                    into = draft.all(target) if apart else whole
-                    count = len(run.parameters)
-                    self._add(bucket, draft.all(source), into, launches=count, by_parameter=apart)
-                draft.free(source)
-
-    def _add(
-        self,
-        bucket: Bucket,
-        source: View,
-        target: View,
-        *,
-        launches: int,
-        by_parameter: bool = False,
-    ) -> None:
-        draft = self.draft
-        self._written[bucket.index] = draft.add(
-            Copy(
-                id=draft.path(f"add/{source.buffer}"),
-                stream=COMPUTE,
-                source=source,
-                target=target,
-                accumulate=True,
-                divisor=self.strategy.gradient_accumulation_steps,
-                by_parameter=by_parameter,
-                launches=launches,
-            )
-        )
-
-    def _reduce_shared(self) -> None:
-        """Sum over the tensor axis what its ranks have of copies, then reduce as the others."""
-        for bucket in self.buckets.all:
-            if not self._is_shared(bucket):
-                continue
-            view = self.draft.all(self._gradient(bucket))
-            self._written[bucket.index] = self.draft.add(
-                AllReduce(
-                    id=self.draft.path(f"sum/{bucket.name}"),
-                    stream=COMMUNICATION,
-                    after=(self._written[bucket.index],),
-                    group=TENSOR,
-                    source=view,
-                    target=view,
-                    wire=GRADIENT,
-                    accumulate=GRADIENT,
-                )
-            )
-            if self.wrapped:
-                self._reduce(bucket)
+                    self._written[run.bucket] = copy_run(
+                        writer,
+                        f"add/{source}",
+                        run,
+                        source=source,
+                        target=self._gradient(self.buckets.all[run.bucket]),
+                        divisor=self.strategy.gradient_accumulation_steps,
+                        launches=len(run.parameters),
+                    )
+                writer.free(source)
 
     def _reduce(self, bucket: Bucket) -> None:
         """Average a bucket's fp32 gradients over the data axis, in place."""
-        draft, written = self.draft, (self._written[bucket.index],)
-        gradient = self._gradient(bucket)
+        writer, written = self.writer, (self._written[bucket.index],)
+        gradient, path = self._gradient(bucket), f"reduce/{bucket.name}"
         if self.strategy.stage == 1:
             after = written if self._is_shared(bucket) else ()  # which another stream has summed
             self._written[bucket.index] = self.lists.reduce_scatter(bucket, gradient, after)
             return
-        path, view = draft.path(f"reduce/{bucket.name}"), draft.all(gradient)
-        member = AllReduce(
-            id=f"{path}/member",
-            stream=COMMUNICATION,
-            group=DATA,
-            source=view,
-            target=view,
-            reduction=Reduction.AVERAGE,
-            wire=GRADIENT,
-            accumulate=GRADIENT,
-        )
-        self._written[bucket.index] = draft.add(
-            Together(id=path, stream=COMMUNICATION, after=written, members=(member,))
-        )
+        # distributed.all_reduce_coalesced in the hook, ReduceOp.AVG
+        writer.all_reduce(f"{path}/member", DATA, gradient, reduction=Reduction.AVERAGE)
+        self._written[bucket.index] = writer.together(path, 1, after=written)
+
+    def end(self) -> None:
+        """Sum copies over the tensor axis, reduce them as the others, then update."""
+        for bucket in self.buckets.all:
+            if not self._is_shared(bucket):
+                continue
+            # sync_tied_weights_gradients (parallel/tied_parameters.py) of what
+            # mark_unsharded_params_as_tied_across_tp (trainer.py) ties; it comes after they were
+            # reduced there, which is the same.
+            path, after = f"sum/{bucket.name}", (self._written[bucket.index],)
+            self._written[bucket.index] = self.writer.all_reduce(
+                path, TENSOR, self._gradient(bucket), after=after
+            )
+            if self.wrapped:
+                self._reduce(bucket)
+        self._update()
 
     def _update(self) -> None:
-        draft, strategy = self.draft, self.strategy
-        trained = [
-            Trained(
-                name=bucket.name,
-                layout=bucket.layout,
-                gradient=updated_view(draft, bucket, self._gradient(bucket), strategy),
-                measured=own_view(draft, bucket, self._gradient(bucket)),
-                after=(self._written[bucket.index],),
-                parameter=updated_view(draft, bucket, state.parameter, strategy),
-                master=None if state.master is None else draft.all(state.master),
-                moments=tuple(draft.all(moment) for moment in state.moments),
-                keeps_gradient=True,
-            )
-            for bucket, state in zip(self.buckets.all, self.states, strict=True)
-        ]
+        strategy, trained = self.strategy, self.buckets.trained
         last = ""
 
-        def updated(draft: Draft, item: Trained, operation: str) -> None:
+        def updated(writer: ScheduleWriter, item: UpdatedTensor, operation: str) -> None:
             nonlocal last
             last = operation
-            if strategy.stage == 1 and item is trained[-1]:
-                last = self.lists.all_gather(draft, operation)
+            # ZeroDistributedOptimizer.step (optim/zero.py): _all_gather_params after all updates
+            if strategy.stage == 1 and item.name == trained[-1].name:
+                last = self.lists.all_gather(writer, operation)
 
+        reduced = {
+            bucket.index: Reduced(self._gradient(bucket), self._written[bucket.index])
+            for bucket in trained
+        }
         after = tuple(dict.fromkeys(self._written))
-        Ending(draft, strategy, trained, measured_after=after, updated=updated).write()
-        # Every step is logged, and the loss read for that (`iteration_step_info_interval` is 1).
+        self.update(reduced, after=after, updated=updated, keeps_gradients=True)
+        # DistributedTrainer.train_step_logs (trainer.py) reads the loss of every step
+        # (`iteration_step_info_interval` is 1).
         if not last and strategy.clip_norm is not None:  # a stage without parameters
-            last = f"{draft.prefix}/norm/reduce"
-        draft.host_wait(last or self.made())
+            last = f"{self.writer.prefix}/norm/reduce"
+        self.writer.host_wait("host_wait", last or self.made())
 
     def made(self) -> str:
-        """The last operation of the compute stream so far."""
+        """Return the last operation of the compute stream so far."""
         return next(
             each.id
-            for each in reversed(self.draft.operations)
+            for each in reversed(self.writer.operations)
             if isinstance(each, StreamOperation) and each.stream == COMPUTE
         )

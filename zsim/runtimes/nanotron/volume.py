@@ -5,10 +5,7 @@ model, closed before they would hold more than `ddp_bucket_cap_mb`. With hidden 
 those that are not cut are one bucket, which is summed over the tensor axis first.
 """
 
-from collections import Counter
-
-from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.ring import all_reduces
+from zsim.closed_form.data_volume import DataVolume, all_reduces, closed_before, use_counts
 from zsim.dtype import DType
 from zsim.model.model import Model
 from zsim.runtimes.nanotron.options import Nanotron
@@ -19,30 +16,21 @@ FP32 = DType.FP32.size_bytes
 
 
 def padded(model: Model, strategy: Strategy, options: Nanotron) -> tuple[list[int], int]:
-    """Elements of each bucket with padding, and of that of copies, which is one of them."""
-    uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
+    """Return elements of each bucket with padding, and of that of copies, which is one of them."""
+    uses = use_counts(model)
     limit = options.ddp_bucket_cap_mb * 2**20 // strategy.precision.compute.size_bytes
     cut = any(value.tensor_sharded for value in model.values.values())
-    sizes: list[int] = []
-    copies = filled = 0
-    for parameter in reversed(model.parameters):
-        if cut and not parameter.tensor_sharded:
-            copies += parameter.elements
-        elif uses[parameter.name] > 1:
-            sizes.append(parameter.elements)
-        elif filled and filled + parameter.elements > limit:
-            sizes.append(filled)
-            filled = parameter.elements
-        else:
-            filled += parameter.elements
+    copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
+    own = [each for each in reversed(model.parameters) if each.tensor_sharded or not cut]
+    sizes = [each.elements for each in own if uses[each.name] > 1]
+    sizes += closed_before((each.elements for each in own if uses[each.name] == 1), limit)
     ranks = strategy.data
-    return [-(-size // ranks) * ranks for size in (*sizes, filled, copies) if size], -(
-        -copies // ranks
-    ) * ranks
+    *found, last = (-(-size // ranks) * ranks for size in (*sizes, copies))
+    return [size for size in (*found, last) if size], last
 
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Volume over the data axis, and of copies over the tensor axis."""
+    """Return the volume over the data axis, and of copies over the tensor axis."""
     options = strategy.options(Nanotron)
     ranks = strategy.data
     sizes, copies = padded(model, strategy, options)

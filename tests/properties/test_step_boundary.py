@@ -1,0 +1,74 @@
+"""What a step knows of the steps before: exactly what runs of a few steps show, pair by pair."""
+
+from itertools import product
+
+from drawn_programs import programs
+from few_steps import Run
+from hypothesis import given, settings
+
+from zsim.proof.context import Context
+from zsim.proof.step_boundary import StepBoundary
+from zsim.schedule.happens_before import Way
+from zsim.schedule.operation import Branch, HostWait
+from zsim.schedule.program_index import HOST, Numbered
+from zsim.schedule.schedule import Schedule
+
+STEPS = 4
+"""Of 100,000 drawn pairs none needed more to show that it has no order."""
+
+Unordered = set[tuple[bool, str, str]]
+"""In a step whose flag is set or not, an operation, and one of earlier steps that may still run."""
+
+
+def unordered(schedule: Schedule) -> Unordered:
+    """What runs of a few steps show, access or not."""
+    (program,) = schedule.programs
+    found: Unordered = set()
+    for flags in product((True, False), repeat=STEPS):
+        run = Run(program)
+        last: dict[str, int] = {}
+        for flag in flags:
+            begun = len(run.ran)
+            run.step({"flag0": flag})
+            for operation, known in run.ran[begun:]:
+                found |= {
+                    (flag, operation.id, each) for each, at in last.items() if at not in known
+                }
+            for at, (operation, _) in enumerate(run.ran[begun:], begun):
+                if not isinstance(operation, Branch):
+                    last[operation.id] = at
+    return found
+
+
+def flags_of(numbered: Numbered, way: Way) -> set[bool]:
+    """Whether the flag is set on `way`; both, where nothing depends on it."""
+    ran = {
+        side == 0
+        for sides in numbered.sides.values()
+        for side, numbers in enumerate(sides)
+        if any(way.known[number] is not None for number in numbers)
+    }
+    return ran or {True, False}
+
+
+@settings(max_examples=40)
+@given(programs())
+def test_an_operation_knows_the_steps_before_exactly_as_runs_of_a_few_steps_do(
+    schedule: Schedule,
+) -> None:
+    (program,) = Context.of(schedule).programs
+    numbered, order = program.step, program.step_order
+    boundary, shown = StepBoundary(order), unordered(schedule)
+    started = [
+        number
+        for number, operation in enumerate(numbered.operations)
+        if not isinstance(operation, HostWait)
+    ]
+    for way, later in product(order.ways, started):
+        if way.known[later] is None:
+            continue
+        for earlier in started:
+            if numbered.stream[earlier] != HOST:
+                one, other = numbered.operations[earlier].id, numbered.operations[later].id
+                may_run = any((flag, other, one) in shown for flag in flags_of(numbered, way))
+                assert boundary.knows(way, later, earlier) != may_run

@@ -1,0 +1,53 @@
+"""Answers as text: lines that fit, numbers that keep their units, tables with straight columns."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.api.answer_text import LINE_WIDTH, NAME_WIDTH, facts_text, table_text
+
+words = st.text("abc/_", min_size=1, max_size=30)
+tables = st.integers(1, 5).flatmap(
+    lambda width: st.lists(
+        st.lists(words, min_size=width, max_size=width).map(tuple), min_size=1, max_size=6
+    )
+)
+
+
+def test_a_line_never_ends_between_a_number_and_its_unit() -> None:
+    for width in range(40, 76):
+        lines = facts_text([("name", "x" * width + " 1.05 MB, saved 6.61 MB")]).splitlines()
+        assert not any(line.endswith(("1.05", "6.61")) for line in lines)
+        assert max(map(len, lines)) <= LINE_WIDTH
+
+
+@given(facts=st.lists(st.tuples(st.text("ab", max_size=NAME_WIDTH), words), max_size=5))
+def test_facts_stand_below_each_other(facts: list[tuple[str, str]]) -> None:
+    lines = facts_text(facts).splitlines()
+    assert [(line[:NAME_WIDTH].rstrip(), line[NAME_WIDTH + 1 :]) for line in lines] == facts
+
+
+@given(table=tables, ruled=st.booleans(), data=st.data())
+def test_every_cell_of_a_table_stands_in_its_column(
+    table: list[tuple[str, ...]], ruled: bool, data: st.DataObject
+) -> None:
+    columns, *rows = table
+    left = data.draw(st.sets(st.integers(0, len(columns) - 1)))
+    lines = table_text(columns, rows, words=left, ruled=ruled, width=None).splitlines()
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    gap = 3 if ruled else 2
+    if ruled:
+        assert set(lines.pop(1)) == {"\N{BOX DRAWINGS LIGHT HORIZONTAL}"}
+    for line, cells in zip(lines, table, strict=True):
+        at = 0
+        for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            field = line[at : at + width].ljust(width)
+            assert field == (cell.ljust(width) if number in left else cell.rjust(width))
+            at += width + gap
+
+
+def test_a_long_first_cell_goes_on_below_itself() -> None:
+    text = table_text(("", "A"), [("word " * 40, "1")])
+    first, *more = text.splitlines()[1:]
+    assert first.endswith(" 1")
+    assert " ".join([first.removesuffix("1"), *more]).split() == ["word"] * 40
+    assert max(map(len, text.splitlines())) <= LINE_WIDTH

@@ -1,0 +1,118 @@
+"""Plan of what a schedule holds and moves, read off its buffers and operations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.memory import Peak, book, peak
+from zsim.model.model import Model
+from zsim.network.volume import (
+    COLLECTIVE,
+    communications,
+    is_scalar,
+    ring_equivalent_bytes,
+)
+from zsim.schedule.host_traffic import host_bytes
+from zsim.schedule.issue_order import taken
+from zsim.schedule.operation import walk
+from zsim.schedule.schedule import (
+    MODEL_STATE,
+    Buffer,
+    HostBytes,
+    Kind,
+    Place,
+    Program,
+    Schedule,
+    WireBytes,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One role's share of a schedule.
+
+    Attributes:
+        role: whose plan it is: the role that holds most.
+        roles: how many there are.
+        ranks: world size.
+        mesh: axes and their sizes.
+        parameters: elements of the whole model.
+        trained_parameters: those of parameters that are not frozen.
+        model_state_bytes: parameters, gradients and optimizer state on one device.
+        peak: the largest book of the first device pool, with what was alive.
+        wire_bytes: what a rank sends in a step.
+        host_peak: the largest book of the host's memory, of one rank; None if none is used.
+        host_bytes: what a rank copies to its host's memory and back in a step.
+        operations: operations in one step.
+    """
+
+    role: str
+    roles: int
+    ranks: int
+    mesh: tuple[tuple[str, int], ...]
+    parameters: int
+    trained_parameters: int
+    model_state_bytes: int
+    peak: Peak
+    wire_bytes: tuple[WireBytes, ...]
+    host_peak: Peak | None
+    host_bytes: HostBytes
+    operations: int
+
+
+def plan(schedule: Schedule, model: Model) -> Plan:
+    """Return the plan of the role that holds the most memory at its peak."""
+    pool = schedule.pools[0].name
+    peaks = {program.role: peak(book(program, 1), pool) for program in schedule.programs}
+    program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
+    host = next((pool.name for pool in schedule.pools if pool.place is Place.HOST), None)
+    return Plan(
+        role=program.role,
+        roles=len(schedule.programs),
+        ranks=schedule.mesh.size,
+        mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
+        parameters=model.parameter_count,
+        trained_parameters=model.trained_count,
+        model_state_bytes=model_state_bytes(program),
+        peak=peaks[program.role],
+        wire_bytes=wire_bytes(schedule, program),
+        host_peak=None if host is None else peak(book(program, 1), host),
+        host_bytes=host_bytes(schedule, program),
+        operations=sum(1 for _ in walk(program.step)),
+    )
+
+
+def model_state_bytes(program: Program) -> int:
+    """Return parameters, gradients and optimizer state on one device: ZeRO's model states."""
+    return sum(buffer.size_bytes for buffer in model_states(program))
+
+
+def model_states(program: Program) -> Iterator[Buffer]:
+    """Yield buffers of ZeRO's model states: what persists of those kinds, and all gradient buffers.
+
+    The latter are alive together when the update begins.
+    """
+    persistent = set(program.persistent)
+    for buffer in program.buffers:
+        if buffer.kind is Kind.GRADIENT or (
+            buffer.kind in MODEL_STATE and buffer.name in persistent
+        ):
+            yield buffer
+
+
+def wire_bytes(schedule: Schedule, program: Program) -> tuple[WireBytes, ...]:
+    """Return ring-equivalent bytes of one step by group and collective, summed over the operations.
+
+    Of a branch, the side that updates (`otherwise`) counts.
+    """
+    count = {group.name: group.size(schedule.mesh) for group in schedule.groups}
+    totals: dict[tuple[str, str, bool], int] = {}
+    for operation in taken(program.step, overflows=False):
+        for member in communications(operation):
+            key = (member.group, COLLECTIVE[type(member)], is_scalar(member))
+            size = ring_equivalent_bytes(member, count[member.group])
+            totals[key] = totals.get(key, 0) + size
+    return tuple(
+        WireBytes(group=group, collective=collective, bytes=size, scalar=scalar)
+        for (group, collective, scalar), size in sorted(totals.items())
+        if size
+    )

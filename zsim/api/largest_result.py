@@ -1,0 +1,265 @@
+"""`zsim.largest`: the largest model that fits, and what stops the next one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import log2
+from os import PathLike
+
+from zsim.analysis.largest_model import Largest, Tried
+from zsim.analysis.largest_model import largest as search_for
+from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
+from zsim.analysis.out_of_memory import alive_text, lack_object
+from zsim.analysis.simulated_footprint import footprint_of
+from zsim.api.answer import AnswerInFacts, Progress, tell_nobody
+from zsim.api.scenario import Changed, LoadedScenario, find_scenario
+from zsim.backend.backend import Job
+from zsim.files.source import resolved
+from zsim.mistake import MistakeError
+from zsim.model.pipeline_stages import fewest_layers
+from zsim.scenario.tables import Scenario
+from zsim.schedule.describe_operation import moment
+from zsim.units import format_bytes, format_count
+
+MOST_LAYERS = 1000
+"""No deeper model is tried: its schedule takes longer to write than an answer may."""
+
+MOST_SIMULATED_LAYERS, SIMULATED_DIGITS = 300, 2
+"""The same where only runs say what is taken, and to how many digits layers are then searched."""
+
+MOST_PARAMETERS = 10**15
+
+DIGITS = 4
+"""Parameters are searched to so many digits: the paper prints four at most."""
+
+UNITS = 32
+"""Equal units of a model that is known by its parameters alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LargestResult(AnswerInFacts):
+    """The largest model of a scenario that fits.
+
+    Attributes:
+        title: of the scenario, with what was changed in it.
+        by: what was searched: "layers", or "parameters" of a model that is known by them alone.
+        found: the largest size that fits, and the next one, which does not.
+        states: of parameters the same by model states alone, without any buffer.
+    """
+
+    title: str
+    by: str
+    found: Largest
+    states: Largest | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True if any size does."""
+        return self.found.fits is not None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the largest model that fits; None if not even the smallest does."""
+        return None if self.found.fits is None else self.found.fits.parameters
+
+    @property
+    def layers(self) -> int | None:
+        """Layers of the largest model that fits; None if none does, or it is known without."""
+        fits = self.found.fits
+        return fits.size if fits is not None and self.by == "layers" else None
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """Bytes of device memory that the largest model reserves."""
+        return None if self.found.fits is None else self.found.fits.footprint.reserved_bytes
+
+    @property
+    def usable_memory_bytes(self) -> int | None:
+        """Bytes of a GPU that a rank may reserve."""
+        return None if self.found.fits is None else self.found.fits.footprint.usable_bytes
+
+    def __repr__(self) -> str:
+        return (
+            f"LargestResult(title={self.title!r}, parameters={self.parameters}, "
+            f"layers={self.layers}, peak_reserved_bytes={self.peak_reserved_bytes})"
+        )
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the lines that `zsim largest` prints: what each is about, and the text."""
+        if self.states is None:
+            return _found_lines("largest", self.by, self.found)
+        of_states = _found_lines("by model states alone", self.by, self.states)
+        return [*of_states, *_found_lines("with all buffers", self.by, self.found)]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim largest --json` prints."""
+        main = self.found if self.states is None else self.states
+        found = {"title": self.title, "by": self.by, **_largest_object(self.by, main)}
+        if self.states is not None:
+            found["with_buffers"] = _largest_object(self.by, self.found)
+        return found
+
+
+def largest(
+    scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
+    changes: Changed = None,
+    *,
+    progress: Progress | None = None,
+) -> LargestResult:
+    """Find the largest model with which a scenario fits its GPUs.
+
+    Args:
+        scenario: what to load, as `load` takes it; its layers or parameters are searched.
+        changes: values by key, as `load` takes them.
+        progress: told how much of the search is done, and of how much.
+
+    Raises:
+        MistakeError: it is no scenario, or cannot be used.
+    """
+    read = find_scenario(scenario)
+    if read.tables is None:
+        raise MistakeError(f"{read.name}: a schedule; the largest model is that of a scenario")
+    loaded = read.changed(changes)
+    return largest_of(
+        loaded.name, loaded.scenario, ranks=loaded.changes.ranks, progress=progress or tell_nobody
+    )
+
+
+def largest_of(
+    name: str,
+    scenario: Scenario,
+    *,
+    ranks: int | None = None,
+    progress: Progress = tell_nobody,
+) -> LargestResult:
+    """Return the largest model that fits of `scenario`, called `name`.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    jobs = _Jobs(name=name, scenario=scenario, ranks=ranks)
+    if scenario.model.parameters is None:
+        job = jobs.of({})
+        assert job.model.architecture is not None  # a model that is not parameters alone has one
+        simulated = depends_on_time(job.schedule)
+        layers = job.model.architecture.layers
+        most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
+        search = _Search(
+            smallest=fewest_layers(job.model, layers, scenario.parallel.pipeline),
+            most=most,
+            digits=SIMULATED_DIGITS if simulated else None,
+            progress=progress,
+        )
+        found = search.of(
+            lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
+            start=min(layers, most),
+        )
+        return LargestResult(title=scenario.title, by="layers", found=found)
+    smallest = UNITS * scenario.parallel.tensor
+    start = max(smallest, scenario.model.parameters)
+
+    search = _Search(smallest=smallest, most=MOST_PARAMETERS, digits=DIGITS, progress=progress)
+
+    def by(footprint: Callable[[Job], Footprint]) -> Callable[[int], Tried]:
+        return lambda size: _tried(size, jobs.of({"parameters": size}), footprint)
+
+    found, states = (
+        search.of(by(footprint_of), start=start),
+        search.of(by(states_alone), start=start),
+    )
+    return LargestResult(title=scenario.title, by="parameters", found=found, states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """Bounds of a search, and who is told how far it is: its halvings so far, of all at most."""
+
+    smallest: int
+    most: int
+    digits: int | None
+    progress: Progress
+
+    def of(self, tried: Callable[[int], Tried], *, start: int) -> Largest:
+        """Search from `start` on."""
+        low, high = self.smallest - 1, self.most + 1
+        every = log2(high - low)
+
+        def told(size: int) -> Tried:
+            nonlocal low, high
+            found = tried(size)
+            low, high = (size, high) if found.footprint.fits else (low, size)
+            step = 1 if self.digits is None else max(1, 10 ** (len(str(low)) - self.digits))
+            self.progress(every - log2(max((high - low) / step, 1)), every)
+            return found
+
+        return search_for(
+            told, start=start, smallest=self.smallest, most=self.most, digits=self.digits
+        )
+
+
+def _tried(size: int, job: Job, by: Callable[[Job], Footprint]) -> Tried:
+    return Tried(size=size, parameters=job.model.parameter_count, footprint=by(job))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Jobs:
+    """The jobs that a scenario describes with models of other sizes."""
+
+    name: str
+    scenario: Scenario
+    ranks: int | None
+
+    def of(self, size: dict[str, int]) -> Job:
+        """Return the job with `size` in place of what `[model]` says."""
+        model = self.scenario.model.model_copy(update=size)
+        scenario = self.scenario.model_copy(update={"model": model})
+        return resolved(self.name, scenario, ranks=self.ranks, quiet=bool(size)).job()
+
+
+def _largest_object(by: str, found: Largest) -> dict[str, object]:
+    refused = found.refused
+    following = None if refused is None else {**_size_object(by, refused)}
+    if refused is not None and refused.footprint.lack is not None and following is not None:
+        following["out_of_memory"] = lack_object(refused.footprint.lack)
+    if found.fits is None:
+        return {by: None, "parameters": None, "next": following}
+    return {**_size_object(by, found.fits), "next": following}
+
+
+def _size_object(by: str, tried: Tried) -> dict[str, object]:
+    taken = tried.footprint
+    short = taken.lack is not None and taken.reserved_bytes < taken.lack.needed_bytes
+    return {
+        by: tried.size,
+        "parameters": tried.parameters,
+        "peak_allocated_bytes": taken.allocated_bytes,
+        "needed_bytes": taken.needed_bytes,
+        "peak_reserved_bytes": None if short else taken.reserved_bytes,
+        "usable_memory_bytes": taken.usable_bytes,
+    }
+
+
+def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    fits, refused = found.fits, found.refused
+    if fits is None:
+        lines.append((what, "none: not even the smallest fits"))
+    else:
+        taken = fits.footprint
+        needed, reserved = map(format_bytes, (taken.needed_bytes, taken.reserved_bytes))
+        memory = f"{needed} needed, {reserved} reserved of {format_bytes(taken.usable_bytes)}"
+        lines.append((what, f"{_size(by, fits)}: {memory}"))
+    if refused is None:
+        lines.append(("the next size", "was not tried: no larger one can be asked for"))
+    elif refused.footprint.lack is not None:
+        lack = refused.footprint.lack
+        needed = f"needs {format_bytes(lack.needed_bytes)}"
+        when = f" at {moment(lack.operation)}" if lack.operation else ""
+        lines.append(("the next size", f"{_size(by, refused)}: {needed}{when}"))
+        lines.append(("allocated then", alive_text(lack)))
+    return lines
+
+
+def _size(by: str, tried: Tried) -> str:
+    if by == "parameters":
+        return f"{tried.parameters:,} parameters"
+    return f"{tried.size:,} layers, {format_count(tried.parameters)} parameters"

@@ -1,0 +1,250 @@
+"""`zsim.run`: prove the schedule, run it on a backend, return what happened."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
+from os import PathLike
+from pathlib import Path
+from time import perf_counter  # noqa: TID251  (how long the run took is part of the answer)
+from typing import Final, TypedDict, Unpack
+
+from zsim.analysis.remedies import Remedy
+from zsim.analysis.summary import summary
+from zsim.api.answer import Progress, tell_nobody
+from zsim.api.proof_result import ProofResult
+from zsim.api.remedy_runs import remedies_of
+from zsim.api.run_result import RunResult
+from zsim.api.scenario import Changed, LoadedScenario, load
+from zsim.backend.backend import Backend, BackendError, Job, NoWayError, RunFailedError
+from zsim.backend.backend import load as load_backend
+from zsim.backend.document import Document
+from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.fault import Jitter
+from zsim.files.source import Source
+from zsim.mistake import MistakeError, mistakes
+from zsim.proof import check as findings_of
+from zsim.trace.trace import Trace
+
+__all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
+
+OPERATIONS_MAX: Final = 2_000_000
+"""Most operations of a run without processes, over all steps: a trace takes 0.4 kB for each."""
+
+PHASES: Final = 2
+"""Parts of a run before its first step, each about as long: its schedule is made, and proved."""
+
+SIMULATED: Final = ("sim", "null")
+"""Backends that compute no values."""
+
+RANKS_MAX: Final = 1_000_000
+"""Ranks of a run, told apart or not: at 0.75 kB each, what a laptop holds."""
+
+
+class RefutedError(ValueError):
+    """The proof of a schedule has findings: it is not run. `proof` has all of them."""
+
+    def __init__(self, proof: ProofResult) -> None:
+        self.proof = proof
+        first = proof.findings[0]
+        super().__init__(f"{proof.schedule.name}: {first.invariant}: {first.where}: {first.why}")
+
+
+class BackendOptions(TypedDict, total=False):
+    """Options that only some backends take; one that does not take it refuses to run.
+
+    Attributes:
+        data: a text to train on, bytes as tokens (torch).
+        timeout_s: seconds without progress on any rank after which a run has failed (torch).
+        poison: no numbers in memory that is not valid, ranks late at random (torch).
+        witness: record what torch is seen to do; steps take longer (torch).
+    """
+
+    data: str | PathLike[str] | None
+    timeout_s: float | None
+    poison: bool
+    witness: bool
+
+
+def run(
+    scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
+    changes: Changed = None,
+    *,
+    backend: str = "sim",
+    seed: int = 0,
+    check: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[BackendOptions],
+) -> RunResult:
+    """Prove the schedule of a scenario, run it, and return its figures.
+
+    Args:
+        scenario: what to run: as `load` takes it, or a job that was made by hand.
+        changes: values by key, as `load` takes them.
+        backend: "sim" simulates, "torch" trains on real ranks, "null" only records.
+        seed: of all that is drawn.
+        check: whether the schedule is proved first.
+        progress: told how much of the run is done, and of how much.
+        options: what only some backends take, as in `BackendOptions`.
+
+    Raises:
+        MistakeError: it cannot be run as asked.
+        RefutedError: the schedule is wrong; only one from a file or by hand can be.
+        NoWayError: faults leave ranks without a way to each other.
+        RunFailedError: it began and could not end.
+    """
+    for name in options.keys() - BackendOptions.__annotations__:
+        raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+    loaded, source = _source(scenario, changes, backend)
+    data = options.get("data")
+    text = None if data is None else Path(data)
+    asked = {**options, "data": text, "decision": source.decision}
+    settings = {name: value for name, value in asked.items() if value not in (None, False)}
+    told = progress or tell_nobody
+    job = source.job()
+    phases = PHASES + job.steps * (2 if source.faults or source.neighbours else 1)
+    told(1, phases)
+    how = _How(name=backend, settings=settings, seed=seed)
+    made = how.backend(source, _after(PHASES, progress, phases))
+    _need_bounded(backend, source, job)
+    if backend == "torch":
+        job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
+    if check:
+        _need_proof(source, job, backend)
+    told(PHASES, phases)
+    begin = perf_counter()
+    with mistakes(BackendError):
+        recorded = made.run(job, seed=seed)
+        healthy = how.healthy(source, job, _after(PHASES + job.steps, progress, phases))
+    return RunResult(
+        title=source.title,
+        job=job,
+        recorded=recorded,
+        wall_time_s=perf_counter() - begin,
+        healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
+        look_for_remedies=lambda trace: how.remedies(loaded, trace),
+    )
+
+
+def _source(
+    scenario: LoadedScenario | Job | str | PathLike[str] | Mapping[str, object],
+    changes: Changed,
+    backend: str,
+) -> tuple[LoadedScenario | None, Source]:
+    """Return what is run, and the scenario that it was loaded from, if it was."""
+    if isinstance(scenario, Job):
+        if changes:
+            raise MistakeError("changes: are for scenarios, this is a job")
+        document = Document(
+            schedule=scenario.schedule,
+            model=scenario.model,
+            cluster=scenario.cluster,
+            steps=scenario.steps,
+        )
+        name = scenario.schedule.name
+        return None, Source(name=name, title=name, document=document)
+    loaded = load(scenario, changes)
+    joined = os.environ.get("WORLD_SIZE", "")
+    if backend == "torch" and loaded.changes.ranks is None and joined.isdecimal():
+        loaded = loaded.changed(ranks=int(joined))  # torchrun started so many
+    return loaded, loaded.source
+
+
+def _need_proof(source: Source, job: Job, backend: str) -> None:
+    """Raise unless the schedule is proved.
+
+    No figure of a simulation depends on values, and zsim's own schedules are tested for them.
+    """
+    compares = not source.is_scenario or backend not in SIMULATED
+    findings = findings_of(job.schedule, job.model, compares=compares)
+    if findings:
+        raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))
+
+
+def _after(before: int, progress: Progress | None, every: int) -> Progress | None:
+    """Return what tells `progress` of steps that come after `before` other parts of a run."""
+    return None if progress is None else lambda done, _: progress(before + done, every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """Backend of a run by name, its settings, and the seed."""
+
+    name: str
+    settings: Mapping[str, object]
+    seed: int
+
+    def backend(self, source: Source, progress: Progress | None = None) -> Backend:
+        """Return the backend, with the faults and neighbours of `source`."""
+        if not (source.faults or source.neighbours):
+            return self._with(self.settings, progress)
+        trouble = {"faults": source.faults, "neighbours": source.neighbours}
+        return self._with({**self.settings, **trouble}, progress)
+
+    def healthy(self, source: Source, job: Job, progress: Progress | None) -> Trace | None:
+        """Return the run without faults and neighbours; None where there are none."""
+        if not (source.faults or source.neighbours):
+            return None
+        return self._with(self.settings, progress).run(job, seed=self.seed)
+
+    def remedies(self, loaded: LoadedScenario | None, trace: Trace) -> tuple[Remedy, ...] | None:
+        """Return what would make a simulated run fit; None if it fits, or is none."""
+        if trace.out_of_memory is None or self.name != "sim":
+            return None
+        if loaded is None or loaded.tables is None:
+            return ()
+        return remedies_of(
+            loaded.name, loaded.tables, loaded.changes, backend=self.backend, seed=self.seed
+        )
+
+    def _with(self, settings: Mapping[str, object], progress: Progress | None) -> Backend:
+        with mistakes(BackendError):
+            kind = load_backend(self.name)
+        known = signature(kind).parameters
+        without = {
+            "data": f"--data: {settings.get('data')}: backend {self.name} reads no data",
+            "timeout_s": (
+                f"--timeout: {settings.get('timeout_s')}: backend {self.name} waits for nobody"
+            ),
+            "poison": f"--poison: backend {self.name} has no memory to poison",
+            "witness": f"--witness: backend {self.name} runs nothing that could be watched",
+            "faults": f"fault, neighbour: backend {self.name} simulates none",
+            "decision": f"network.algorithm: backend {self.name} takes its own",
+        }
+        for setting, why in without.items():
+            if setting in settings and setting not in known:
+                raise MistakeError(why)
+        told = {} if progress is None or "progress" not in known else {"progress": progress}
+        with mistakes(ValueError):
+            return kind(**settings, **told)
+
+
+def _need_bounded(backend: str, source: Source, job: Job) -> None:
+    """Refuse a slip of an exponent in the numbers of ranks and steps, instead of computing it."""
+    if backend == "torch":
+        return
+    ranks = job.schedule.mesh.size
+    if ranks > RANKS_MAX:
+        raise MistakeError(f"ranks: {ranks} must be at most {RANKS_MAX:,}")
+    longest = max(len(program.by_id) for program in job.schedule.programs)
+    apart = ranks if any(isinstance(each, Jitter) for each in source.faults) else 1
+    if longest * apart * job.steps > OPERATIONS_MAX:
+        each = f"{longest:,} operations" + (f" on {apart:,} ranks, each by itself" * (apart > 1))
+        raise MistakeError(
+            f"steps: {job.steps} steps of {each} must be at most {OPERATIONS_MAX:,} in all"
+        )
+
+
+def _this_machine(ranks: int) -> Cluster:
+    """Return what real ranks run on: of its rates and links nothing is known or predicted."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    unknown = Link(bytes_per_s=1)
+    return Cluster(
+        name="this machine",
+        nodes=1,
+        gpus_per_node=ranks,
+        gpu=Gpu(name="rank", memory_bytes=memory_bytes, memory_bytes_per_s=1, rates=()),
+        switch_link=unknown,
+        nics_per_node=1,
+        nic_link=unknown,
+    )

@@ -1,0 +1,115 @@
+"""Predicted times of collectives beside what others measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
+from zsim.api.prediction_errors import errors_cells, errors_object, unmodelled_lines
+from zsim.calibration.network_verdict import SIZE_CLASSES, NetworkVerdict, verdict
+from zsim.cluster.profile.files import Profiles
+from zsim.files.installed import network_profiles
+from zsim.files.measurements import measurements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkValidation(Answer):
+    """Validation of the profiles that ship by tables of measurements.
+
+    Attributes:
+        verdicts: errors of each table, by hardware and class of size.
+        held_out: by hardware and class of size the median errors on all rows that were fitted, and
+            on groups that were held out.
+    """
+
+    verdicts: tuple[NetworkVerdict, ...]
+    held_out: Mapping[str, Mapping[str, Mapping[str, float]]]
+
+    def text(self) -> str:
+        """Return a table of errors, what is not modelled, and errors of rows held out."""
+        lines = [
+            network_text(self.verdicts),
+            "each (file, hardware, collective, size of group) held out once when the profiles were",
+            "fitted, and predicted by a fit without it; median errors:",
+        ]
+        for gpu, sizes in self.held_out.items():
+            for size, medians in sizes.items():
+                fitted, held_out = medians.values()
+                of_rows = f"{held_out:6.1%} held out, {fitted:5.1%} of all rows fitted"
+                lines.append(f"  {gpu:6} {size:17} {of_rows}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim validate network --json` prints."""
+        files = {each.file: network_object(each) for each in self.verdicts}
+        return {"files": files, "held_out": self.held_out}
+
+
+def validate_network(folder: str | PathLike[str]) -> NetworkValidation:
+    """Return how well the profiles that ship predict the tables of collectives in `folder`.
+
+    Raises:
+        MistakeError: there is nothing to read.
+    """
+    profiles = network_profiles()
+    tables = measurements(Path(folder))
+    verdicts = [verdict(name, found, left, profiles) for name, (found, left) in tables.items()]
+    return NetworkValidation(verdicts=tuple(verdicts), held_out=_held_out(profiles))
+
+
+def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
+    """Return a table of errors, and what is not modelled."""
+    rows: list[tuple[str, ...]] = []
+    for found in verdicts:
+        if found.errors is not None:
+            rows.append((found.file, "all", "all", *errors_cells(found.errors)))
+        for (gpu, size), errors in found.by_class.items():
+            rows.append(("", gpu, size, *errors_cells(errors)))
+    columns = ("file", "hardware", "size", "rows", "median", "mean", "90 %")
+    lines = [table_text(columns, rows, words=range(3))]
+    for found in verdicts:
+        modelled = found.errors.rows if found.errors else 0
+        lines.append(f"{found.file}: {modelled} of {found.rows} rows are modelled")
+        lines += unmodelled_lines(found.unmodelled)
+        if found.in_band is not None:
+            inside = f"{found.in_band:.0%} of the predictions"
+            lines.append(f"  {inside} are inside the published band")
+    return "\n".join(lines)
+
+
+def network_object(found: NetworkVerdict) -> dict[str, object]:
+    """Return what `--json` says of a table of collectives."""
+    errors = found.errors
+    result: dict[str, object] = {
+        "rows": found.rows,
+        "modelled": errors.rows if errors else 0,
+        **errors_object(errors),
+        "hardware": {},
+        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
+    }
+    hardware: dict[str, dict[str, object]] = {}
+    for (gpu, size), each in found.by_class.items():
+        hardware.setdefault(gpu, {})[size] = {
+            "modelled": each.rows,
+            **errors_object(each),
+        }
+    result["hardware"] = hardware
+    if found.in_band is not None:
+        result["inside_published_band"] = found.in_band
+    return result
+
+
+def _held_out(profiles: Mapping[str, Profiles]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return by hardware and class of size the median errors on rows fitted, and on held out."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for gpu, each in sorted(profiles.items()):
+        for size, name in SIZE_CLASSES.items():
+            held_out = each.errors.get(f"held_out_{name}")
+            if held_out is not None:
+                found.setdefault(gpu, {})[size] = {
+                    "fitted_median_abs_error": each.errors[f"fitted_{name}"],
+                    "held_out_median_abs_error": held_out,
+                }
+    return found

@@ -1,0 +1,39 @@
+"""Files beside an answer: what is asked for is looked at before anything runs."""
+
+from collections.abc import Callable
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+
+from zsim.files.html_page import need_html
+from zsim.files.picture import need_format
+from zsim.files.trace_file import need_trace
+from zsim.files.written import need_folder
+
+
+class FileKind(Enum):
+    """Kind of file that a result is written as."""
+
+    ANY = "a file"
+    PAGE = "a page"
+    PICTURE = "a picture"
+    TRACE = "a trace, or a folder of them"
+
+
+def need_output(option: str, path: str | PathLike[str] | None, kind: FileKind) -> None:
+    """Check that `path`, given with `option`, can be written as `kind`, if it is given.
+
+    Raises:
+        MistakeError: it has no folder or another ending, or what makes it is not installed.
+    """
+    if path is None:
+        return
+    if kind is FileKind.TRACE:
+        need_trace(option, str(path))
+        return
+    needs: dict[FileKind, Callable[[str, Path], None]] = {
+        FileKind.ANY: need_folder,
+        FileKind.PAGE: need_html,
+        FileKind.PICTURE: need_format,
+    }
+    needs[kind](option, Path(path))

@@ -1,0 +1,180 @@
+"""Figures of papers that ship, predicted, beside what was published."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+
+from zsim.analysis.summary import summary
+from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
+from zsim.api.largest_result import largest_of
+from zsim.api.notebook import Picture
+from zsim.api.prediction_errors import errors_cells, errors_object
+from zsim.backend.backend import BackendError, NoWayError
+from zsim.calibration.paper_figures import (
+    FigureQuantity,
+    FigureVerdict,
+    Paper,
+    PaperRun,
+    Predicted,
+    parse,
+    shown,
+    verdict,
+)
+from zsim.files.installed import published_papers
+from zsim.files.picture import need_format, write_picture
+from zsim.files.source import resolved
+from zsim.mistake import MistakeError
+from zsim.report.svg.paper_picture import picture
+from zsim.scenario.tables import ScenarioError, from_tables
+
+Asked = tuple[float, int] | str
+"""A value and which of its scenarios fits, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperValidation(Answer):
+    """Validation by the figures of papers that ship.
+
+    Attributes:
+        verdicts: errors of each figure, by publication.
+    """
+
+    verdicts: Mapping[str, Sequence[FigureVerdict]]
+
+    def text(self) -> str:
+        """Return for each publication a table of errors, and what is off most."""
+        return "\n".join(
+            f"{publication}\n{_verdicts_text(found)}"
+            for publication, found in self.verdicts.items()
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim validate paper --json` prints."""
+        return {"files": {each.figure.name: verdict_object(each) for each in self._every}}
+
+    def picture(self, path: str | PathLike[str] | None = None) -> Picture:
+        """Draw predicted against published, and write that to `path`: .svg or .png.
+
+        Raises:
+            MistakeError: PNG needs the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        drawn = picture(self._every)
+        if path is not None:
+            need_format("picture", Path(path))
+            write_picture("picture", Path(path), drawn)
+        return Picture(drawn)
+
+    @property
+    def _every(self) -> list[FigureVerdict]:
+        return list(chain.from_iterable(self.verdicts.values()))
+
+
+def validate_papers() -> PaperValidation:
+    """Predict every figure that ships, on all processors."""
+    papers = [parse(text) for text in published_papers().values()]
+    return PaperValidation(verdicts={each.publication: verdicts_of(each) for each in papers})
+
+
+def verdicts_of(paper: Paper) -> list[FigureVerdict]:
+    """Return every figure of `paper`, predicted on all processors."""
+    asked = [(figure.quantity, run) for figure in paper.figures for run in figure.runs]
+    with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
+        answers = iter(list(pool.map(_answer, *zip(*asked, strict=True))))
+    return [verdict(figure, [next(answers) for _ in figure.runs]) for figure in paper.figures]
+
+
+def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
+    """Return what is predicted for `run`; of several ways the first that fits, else the last."""
+    try:
+        if quantity is not FigureQuantity.THROUGHPUT:
+            return _largest(quantity, run.ways[0])
+        for way, tables in enumerate(run.ways):
+            rate, fits = _rate(tables)
+            if fits or way == len(run.ways) - 1:
+                return rate, way
+    except (MistakeError, ScenarioError, BackendError, NoWayError) as error:
+        return str(error)
+    raise AssertionError("a run has a scenario")
+
+
+def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
+    answer = largest_of("scenario", from_tables(tables))
+    found = answer.states if quantity is FigureQuantity.STATES else answer.found
+    if found is None or found.fits is None:
+        return "no size fits"
+    return float(found.fits.parameters), 0
+
+
+def _rate(tables: Mapping[str, object]) -> tuple[float, bool]:
+    """Return TFLOP/s per GPU as model FLOPs count, and whether the run fits."""
+    source = resolved("scenario", from_tables(tables))
+    job = source.job()
+    found = summary(job, source.simulation().run(job, seed=0))
+    return found.model_tflops_per_gpu, found.fits
+
+
+def verdict_object(found: FigureVerdict) -> dict[str, object]:
+    """Return a figure of `zsim validate paper --json`."""
+    return {
+        "quantity": found.figure.quantity,
+        "source": found.figure.source,
+        "rows": len(found.figure.runs),
+        "modelled": len(found.predicted),
+        **errors_object(found.all),
+        "judged": {
+            "modelled": found.judged.rows if found.judged else 0,
+            **errors_object(found.judged),
+        },
+        "order": list(found.order) if found.figure.ordered else None,
+        "order_as_published": (
+            found.order == found.published_order if found.figure.ordered else None
+        ),
+        "predictions": [_row_object(each) for each in found.predicted],
+        "worst": [_row_object(each) for each in found.worst],
+        "unmodelled": [{"row": label, "reason": reason} for label, reason in found.unmodelled],
+    }
+
+
+def _row_object(each: Predicted) -> dict[str, object]:
+    return {
+        "row": each.run.label,
+        "judged": not each.run.fitted,
+        "way": each.way,
+        "published": each.run.published,
+        "predicted": each.value,
+        "error": each.off,
+    }
+
+
+def _verdicts_text(verdicts: Sequence[FigureVerdict]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for found in verdicts:
+        if found.judged is not None:
+            worst = max(abs(each.off) for each in found.predicted if not each.run.fitted)
+            rows.append((found.figure.name, *errors_cells(found.judged), f"{worst:.1%}"))
+    lines = [table_text(("figure", "rows", "median", "mean", "90 %", "worst"), rows)]
+    for found in verdicts:
+        count = len(found.figure.runs)
+        lines.append(f"{found.figure.name}: {len(found.predicted)} of {count} rows are modelled")
+        lines += [f"  not {label}: {reason}" for label, reason in found.unmodelled]
+        lines += [f"  {_line(found, each)}" for each in found.worst]
+        if found.figure.ordered:
+            said = "as published" if found.order == found.published_order else "not as published"
+            lines.append(f"  from the smallest: {' < '.join(found.order)}, {said}")
+    return "\n".join(lines)
+
+
+def _line(found: FigureVerdict, each: Predicted) -> str:
+    quantity, notes = found.figure.quantity, ""
+    if each.way:
+        notes += ", with what needs less memory"
+    if each.run.fitted:
+        notes += ", used for fitting"
+    given, said = shown(each.run.published, quantity), shown(each.value, quantity)
+    return f"{each.run.label}: published {given}, predicted {said}, {each.off:+.1%}{notes}"

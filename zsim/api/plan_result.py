@@ -1,0 +1,110 @@
+"""Result of a plan: what a schedule will hold and move, before anything runs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from zsim.analysis.schedule_plan import Plan
+from zsim.api.answer import AnswerInFacts
+from zsim.api.answer_text import table_text
+from zsim.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult(AnswerInFacts):
+    """Memory of the role that holds most, and bytes that a rank sends in a step.
+
+    Attributes:
+        title: of the scenario, with what was changed in it.
+        plan: all figures, in bytes.
+    """
+
+    title: str
+    plan: Plan = field(repr=False)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        return self.plan.parameters
+
+    @property
+    def model_state_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimizer state on a GPU."""
+        return self.plan.model_state_bytes
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Bytes of device memory that are allocated at the peak."""
+        return self.plan.peak.bytes
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what is held at the peak, in a line each."""
+        plan = self.plan
+        whose, who = "each GPU", "every rank"
+        if plan.roles > 1:  # stages of a pipeline
+            whose, who = f"each GPU of {plan.role}, which holds most", f"every rank of {plan.role}"
+        mesh = " x ".join(f"{size} {axis}" for axis, size in plan.mesh)
+        at_peak = f"{format_bytes(plan.peak.bytes)} on each GPU, at {plan.peak.operation}"
+        lines = [
+            ("ranks", f"{plan.ranks}: {mesh}"),
+            ("parameters", self._parameters()),
+            ("model state", f"{format_bytes(plan.model_state_bytes)} on {whose}"),
+            ("peak memory", at_peak),
+        ]
+        if plan.host_peak is not None:
+            host = f"{format_bytes(plan.host_peak.bytes)} for each GPU at the peak"
+            lines.append(("host memory", host))
+        return [*lines, ("operations", f"{plan.operations:,} in a step, on {who}")]
+
+    def text(self) -> str:
+        """Return the facts, then bytes by kind of memory and by communication."""
+        return "\n\n".join([AnswerInFacts.text(self), *self._tables()])
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim plan --json` prints."""
+        plan = self.plan
+        return {
+            "title": self.title,
+            "ranks": plan.ranks,
+            "mesh": dict(plan.mesh),
+            "parameters": plan.parameters,
+            "trained_parameters": plan.trained_parameters,
+            "model_state_bytes": plan.model_state_bytes,
+            "peak_allocated_bytes": plan.peak.bytes,
+            "memory_bytes": dict(plan.peak.by_kind),
+            "wire_bytes_per_rank": self._by_group(scalar=False),
+            "scalar_wire_bytes_per_rank": self._by_group(scalar=True),
+            "peak_host_bytes_per_rank": 0 if plan.host_peak is None else plan.host_peak.bytes,
+            "host_bytes_per_rank": {
+                "to_host": plan.host_bytes.to_host,
+                "from_host": plan.host_bytes.from_host,
+            },
+            "operations": plan.operations,
+        }
+
+    def _parameters(self) -> str:
+        every, trained = self.plan.parameters, self.plan.trained_parameters
+        if trained == every:
+            return f"{every:,}"
+        return f"{every:,}, {trained:,} of them trained ({trained / every:.2%})"
+
+    def _by_group(self, *, scalar: bool) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for volume in self.plan.wire_bytes:
+            if volume.scalar is scalar:
+                found.setdefault(volume.group, {})[volume.collective] = volume.bytes
+        return found
+
+    def _tables(self) -> Iterator[str]:
+        """Yield the tables that have rows."""
+        plan = self.plan
+        held = {kind.value: size for kind, size in plan.peak.by_kind}
+        sent = {
+            f"{each.group} {each.collective}{' (scalars)' if each.scalar else ''}": each.bytes
+            for each in plan.wire_bytes
+        }
+        sent["device to host"] = plan.host_bytes.to_host
+        sent["host to device"] = plan.host_bytes.from_host
+        for title, sizes in (("held at the peak", held), ("sent by a rank in a step", sent)):
+            rows = [(name, f"{size:,}", format_bytes(size)) for name, size in sizes.items() if size]
+            if rows:
+                yield table_text((title, "bytes", ""), rows, ruled=True)

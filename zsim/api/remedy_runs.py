@@ -1,0 +1,96 @@
+"""Changes that would make a run fit that did not: each is made and run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from zsim.analysis.remedies import Remedy, TightScenario, remedies
+from zsim.analysis.simulated_footprint import footprint_of
+from zsim.analysis.summary import summary
+from zsim.backend.backend import Backend, BackendError, Job, NoWayError
+from zsim.files.source import Changes, Source, described, resolved
+from zsim.mistake import MistakeError
+from zsim.units import format_seconds
+
+
+def remedies_of(
+    name: str,
+    tables: Mapping[str, object],
+    changes: Changes,
+    *,
+    backend: Callable[[Source], Backend],
+    seed: int,
+) -> tuple[Remedy, ...]:
+    """Return the cheapest changes with which the scenario `name` in `tables` fits.
+
+    `backend` makes the backend that a source asks for, with its faults.
+    """
+    scenario = described(name, tables, changes)
+    before = resolved(name, scenario, ranks=changes.ranks, quiet=True).job()
+    strategy = before.schedule.contract.strategy
+    assert strategy is not None  # the schedule of a scenario promises what its strategy says
+    subject = TightScenario(
+        scenario=scenario,
+        strategy=strategy,
+        model=before.model,
+        cluster=before.cluster,
+    )
+
+    found: dict[tuple[str, ...], tuple[Source, Job]] = {}
+
+    def made(settings: tuple[str, ...]) -> tuple[Source, Job] | None:
+        put = replace(changes, settings=(*changes.settings, *settings))
+        try:
+            again = described(name, tables, put)
+            source = resolved(name, again, ranks=changes.ranks, quiet=True)
+            return source, source.job()
+        except MistakeError:  # the change contradicts what the scenario says
+            return None
+
+    def fits(settings: tuple[str, ...]) -> bool:
+        each = made(settings)
+        if each is None or not footprint_of(each[1]).fits:
+            return False
+        found[settings] = each
+        return True
+
+    def run(settings: tuple[str, ...]) -> Remedy | None:
+        each = found.get(settings) or made(settings)
+        if each is None:
+            return None
+        source, job = each
+        try:
+            figures = summary(job, backend(source).run(job, seed=seed))
+        except (BackendError, NoWayError):
+            return None
+        if not figures.fits:
+            return None
+        return Remedy(
+            settings=settings,
+            step_time_s=figures.step_time_s,
+            reserved_bytes=figures.peak_reserved_bytes,
+        )
+
+    return remedies(subject, fits, run)
+
+
+def remedy_objects(found: tuple[Remedy, ...]) -> list[dict[str, object]]:
+    """Return remedies for `--json`, cheapest first."""
+    return [
+        {
+            "settings": list(each.settings),
+            "step_time_s": each.step_time_s,
+            "peak_reserved_bytes": each.reserved_bytes,
+        }
+        for each in found
+    ]
+
+
+def remedy_lines(found: tuple[Remedy, ...]) -> list[tuple[str, str]]:
+    """Return a line for each, cheapest first."""
+    if not found:
+        return [("it would fit", "with nothing that was tried: smaller batches, stages, ...")]
+    names = ("it would fit with", *("or with" for _ in found[1:]))
+    return [
+        (name, f"{' '.join(each.settings)}: {format_seconds(each.step_time_s)} a step")
+        for name, each in zip(names, found, strict=True)
+    ]

@@ -1,0 +1,130 @@
+"""Forecast of a study: how many runs there are, and about how long they take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from time import perf_counter  # noqa: TID251  (how long a run takes is what is asked)
+from typing import Any
+
+from zsim.api.answer import AnswerInFacts
+from zsim.scenario.outline import Outline
+from zsim.study.outcome import StudyOutcome
+from zsim.study.study_plan import StudyPlan
+from zsim.units import format_seconds
+from zsim.workers.code_version import code_version
+from zsim.workers.crew import cores, crew
+from zsim.workers.store import opened
+from zsim.workers.study_source import Study, study_of
+from zsim.workers.work import keys_of, left_of
+from zsim.workers.worker import simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepForecast(AnswerInFacts):
+    """Work that a study is.
+
+    Attributes:
+        title: the question of the study.
+        plan: all runs.
+        left: how many of them no store has.
+        schedules: how many schedules those are.
+        impossible: runs that contradict themselves.
+        workers: processes, or workers of the cluster.
+        estimated_s: about how long the rest takes, by one run of it.
+    """
+
+    title: str
+    plan: StudyPlan
+    left: int
+    schedules: int
+    impossible: int
+    workers: int
+    estimated_s: float
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return how many runs there are, how long they take, and what all have in common."""
+        runs, combinations = self._counts
+        dropped = f", of {combinations:,} combinations" if combinations > runs else ""
+        impossible = f", {self.impossible:,} of them impossible" if self.impossible else ""
+        schedules = f"{self.schedules:,} schedule{'s' if self.schedules != 1 else ''}"
+        on = f"{self.workers} core{'s' if self.workers > 1 else ''}"
+        taken = f"{format_seconds(self.estimated_s)} on {on}" if self.left else "0 s"
+        left = f"{self.left:,} are left, with {schedules}"
+        return [
+            ("runs", f"{runs:,}{dropped}{impossible}; {left}"),
+            ("takes about", taken),
+            ("held fixed", self.plan.held),
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim sweep --dry-run --json` prints."""
+        runs, combinations = self._counts
+        return {
+            "question": self.title,
+            "combinations": combinations,
+            "runs": runs,
+            "impossible": self.impossible,
+            "left": self.left,
+            "schedules": self.schedules,
+            "estimated_s": self.estimated_s,
+            "workers": self.workers,
+            "held_fixed": self.plan.held,
+        }
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """Runs, and combinations before some were dropped."""
+        runs = len(self.plan.runs)
+        return runs, runs + self.plan.dropped
+
+
+def forecast_sweep(
+    study: str | PathLike[str] | Mapping[str, Any] | Study,
+    *,
+    store: str | PathLike[str] | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+) -> SweepForecast:
+    """Return how much work `zsim.sweep` has with the same arguments: its middle run is tried here.
+
+    Raises:
+        MistakeError: the study, the store or the scheduler cannot be used.
+    """
+    plan = study_of(study).plan
+    keys, known = keys_of(plan.runs, code_version()), dict[str, StudyOutcome]()
+    if store is not None and Path(store).exists():
+        with opened(Path(store)) as kept:
+            known = kept.get(tuple(keys.values()))
+    outlines = list(left_of(plan.runs, keys, known).values())
+    workers = workers or cores()
+    if scheduler is not None:
+        with crew(workers, scheduler) as there:
+            workers = there.workers
+    recipes = {outline.recipe for outline in outlines}
+    estimated_s = 0.0
+    if outlines:
+        first_s, again_s = _timed(outlines[len(outlines) // 2])
+        total_s = len(recipes) * first_s + (len(outlines) - len(recipes)) * again_s
+        estimated_s = total_s / min(workers, len(outlines))
+    return SweepForecast(
+        title=plan.question,
+        plan=plan,
+        left=len(outlines),
+        schedules=len(recipes),
+        impossible=sum(run.outline is None for run in plan.runs),
+        workers=workers,
+        estimated_s=estimated_s,
+    )
+
+
+def _timed(outline: Outline) -> tuple[float, float]:
+    """Return seconds of a first run, its schedule made and checked, and of another like it."""
+    begin = perf_counter()
+    made = simulated(outline.recipe)
+    if isinstance(made, StudyOutcome):
+        return perf_counter() - begin, 0.0
+    made.tried(outline)
+    between = perf_counter()
+    made.tried(outline)
+    return between - begin, perf_counter() - between

@@ -1,0 +1,236 @@
+"""A cluster: what it is made of, what it can carry, and its picture."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from zsim.api.answer import AnswerInFacts
+from zsim.api.notebook import Picture
+from zsim.api.scenario import Changed, as_settings
+from zsim.cluster.bisection import Cut, cuts, narrowest
+from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.files import Part, TopologyError
+from zsim.cluster.links import LinkClass, link_classes
+from zsim.config_error import line
+from zsim.files.installed import part_names, topology
+from zsim.files.picture import need_format, write_picture
+from zsim.files.title import title_of
+from zsim.mistake import MistakeError, mistakes
+from zsim.report.svg.cluster_drawing import draw
+from zsim.report.svg.note import rate, speed
+from zsim.scenario.resolve import with_overrides
+from zsim.scenario.tables import (
+    ClusterTable,
+    Count,
+    Ratio,
+    Repeat,
+    ScenarioError,
+    Size,
+    Table,
+)
+from zsim.scenario.toml import with_settings
+from zsim.suggestion import one_of
+from zsim.units import format_bytes, format_rate
+
+ONE_SWITCH = "single_switch"
+"""What a node is put on where no fabric is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyResult(AnswerInFacts):
+    """A cluster, and what it can carry.
+
+    Attributes:
+        title: name of the cluster, with what was changed in it.
+        cluster: all that is known of it.
+        cuts: the levels at which it can be cut in two, with the bandwidth between the halves.
+    """
+
+    title: str
+    cluster: Cluster = field(repr=False)
+    cuts: tuple[Cut, ...] = field(repr=False)
+
+    @property
+    def narrowest(self) -> Cut | None:
+        """The cut with the least bandwidth for each GPU; None if nothing can be cut."""
+        return narrowest(self.cuts) if self.cuts else None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what it is made of and what it can carry, in a line each."""
+        return list(_facts(self.cluster, self.cuts))
+
+    def picture(self, path: str | PathLike[str] | None = None) -> Picture:
+        """Draw it, and write that to `path`: .svg or .png.
+
+        Raises:
+            MistakeError: PNG needs the extra `draw`.
+            UnwrittenError: it cannot be written.
+        """
+        drawn = draw(self.cluster, self.narrowest)
+        if path is not None:
+            need_format("picture", Path(path))
+            write_picture("picture", Path(path), drawn)
+        return Picture(drawn)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim topology --json` prints."""
+        cluster, narrow = self.cluster, self.narrowest
+        return {
+            "name": cluster.name,
+            "nodes": cluster.nodes,
+            "gpus": cluster.ranks,
+            "gpus_per_node": cluster.gpus_per_node,
+            "nics_per_node": cluster.nics_per_node,
+            "nodes_per_domain": cluster.nodes_per_domain,
+            "gpu": cluster.gpu.name,
+            "gpu_memory_bytes": cluster.gpu.memory_bytes,
+            "host": None if cluster.host is None else asdict(cluster.host),
+            "drives": None if cluster.drives is None else asdict(cluster.drives),
+            "fabric": cluster.fabric.kind.name,
+            "tiers": [
+                {
+                    "name": tier.name,
+                    "nodes_below": tier.nodes_below,
+                    "oversubscription": float(tier.oversubscription),
+                }
+                for tier in cluster.fabric.tiers
+            ],
+            "links": [_link_object(each) for each in link_classes(cluster)],
+            "bisection_bytes_per_s": self.cuts[-1].bytes_per_s if self.cuts else None,
+            "narrowest_cut": None if narrow is None else _cut_object(narrow),
+            "cuts": [_cut_object(cut) for cut in self.cuts],
+            "sources": dict(cluster.cites),
+        }
+
+
+def read_topology(
+    name: str, *, nodes: int = 1, fabric: str | None = None, changes: Changed = None
+) -> TopologyResult:
+    """Return a cluster that ships or is described in a file, and what it can carry.
+
+    Args:
+        name: a system or a node: the name of one that ships, or a file.
+        nodes: so many nodes of it.
+        fabric: what a node is put on; without it a single switch.
+        changes: values by key as in a scenario: `{"cluster.oversubscription": 2}`.
+
+    Raises:
+        MistakeError: there is no such cluster.
+    """
+    if fabric is None and (name in part_names(Part.NODE) or name.endswith(".xml")):
+        fabric = ONE_SWITCH
+    if fabric is None and name not in part_names(Part.SYSTEM) and not name.endswith(".toml"):
+        known = (*part_names(Part.SYSTEM), *part_names(Part.NODE))
+        raise MistakeError(f"name: {one_of(name, known, or_else='a file (.toml, .xml) or ')}")
+    if fabric is not None and name in part_names(Part.SYSTEM):
+        raise MistakeError(f"--fabric: {name} is a node on a fabric already")
+    settings = as_settings(changes)
+    with mistakes(TopologyError, ClusterError, ScenarioError):
+        table = _changed(settings)
+        cluster = topology(name, fabric, table.nodes or nodes)
+        changed = with_overrides(ClusterTable().model_copy(update=dict(table)), cluster)
+    cluster = replace(changed, name=title_of(cluster.name, {}, settings))
+    return TopologyResult(title=cluster.name, cluster=cluster, cuts=cuts(cluster))
+
+
+class _ClusterSettings(Table):
+    """Keys of a topology that `--set` changes, as in a scenario."""
+
+    nodes: Count | None = None
+    gpu_memory: Size | None = None
+    nics_per_node: Repeat | None = None
+    oversubscription: Ratio | None = None
+
+
+class _Settings(Table):
+    """Tables that `--set` may name."""
+
+    cluster: _ClusterSettings = _ClusterSettings()
+
+
+def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
+    """Return what `settings` (`cluster.oversubscription=2`) say.
+
+    Raises:
+        ScenarioError: one is none of a topology.
+    """
+    try:
+        return _Settings.model_validate(with_settings({}, settings)).cluster
+    except ValidationError as error:
+        raise ScenarioError(line(error.errors(include_url=False), _Settings)) from None
+
+
+def _facts(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:
+    gpu, host, drives = cluster.gpu, cluster.host, cluster.drives
+    yield "nodes", f"{cluster.nodes:,} of {cluster.gpus_per_node} GPUs: {cluster.ranks:,} in all"
+    peak = max(gpu.rates, key=lambda each: each.peak)
+    memory = f"{format_bytes(gpu.memory_bytes)} at {rate(gpu.memory_bytes_per_s)}"
+    yield "GPU", f"{gpu.name}: {memory}, {format_rate(peak.peak)} in {peak.dtype}"
+    if host is not None:
+        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
+        local = ""
+        if drives is not None:
+            local = f", {drives.count} drives of {format_bytes(drives.capacity_bytes)}"
+            rates = {"read": drives.read_bytes_per_s, "written": drives.write_bytes_per_s}
+            known = [f"{how} at {rate(value)}" for how, value in rates.items() if value]
+            local += f", {' and '.join(known)}" if known else ""
+        yield "host", f"{memory}{local}"
+    if cluster.nodes_per_domain > 1:
+        yield "NVSwitch domains", f"{cluster.domains:,} of {cluster.nodes_per_domain} nodes"
+    yield "NICs", _who_is_served(cluster)
+    yield "fabric", _fabric(cluster)
+    for each in link_classes(cluster):
+        what = f"{each.count:,} x {speed(each.link)}"
+        yield "links", f"{each.source} to {each.target}: {what} each way"
+    if found:
+        bisection, least = found[-1], narrowest(found)
+        yield "bisection", _cut(bisection)
+        yield "narrowest cut", f"{least.where}: {_cut(least)}"
+
+
+def _cut(cut: Cut) -> str:
+    each = rate(int(cut.bytes_per_s_per_gpu))
+    return f"{rate(cut.bytes_per_s)} each way for {cut.gpus:,} GPUs, {each} for each"
+
+
+def _who_is_served(cluster: Cluster) -> str:
+    gpus, nics = cluster.gpus_per_node, cluster.nics_per_node
+    if gpus == nics:
+        return f"{nics} of a node, one for each GPU"
+    if nics < gpus and gpus % nics == 0:
+        return f"{nics} of a node, one for each {gpus // nics} GPUs"
+    if nics % gpus == 0:
+        return f"{nics} of a node, {nics // gpus} for each GPU"
+    return f"{nics} of a node, each for the GPUs nearest to it"
+
+
+def _fabric(cluster: Cluster) -> str:
+    fabric = cluster.fabric
+    summary = fabric.kind.summary.format(edges=len(fabric.edges)) or fabric.kind.name
+    tiers = (
+        f"{tier.nodes_below} nodes below a {tier.name}, {tier.oversubscription} : 1"
+        for tier in fabric.tiers
+    )
+    return "; ".join([summary, *tiers])
+
+
+def _link_object(each: LinkClass) -> dict[str, object]:
+    return {
+        "source": each.source,
+        "target": each.target,
+        "count": each.count,
+        "bytes_per_s": each.link.bytes_per_s,
+        "latency_s": each.link.latency_ps / 1e12,
+    }
+
+
+def _cut_object(cut: Cut) -> dict[str, object]:
+    return {
+        "where": cut.where,
+        "gpus": cut.gpus,
+        "bytes_per_s": cut.bytes_per_s,
+        "bytes_per_s_per_gpu": float(cut.bytes_per_s_per_gpu),
+    }

@@ -1,0 +1,246 @@
+"""From published runs to what kernels reach in training: each run simulated, then fitted."""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import date
+from fractions import Fraction
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from zsim.api.forecast import FEW, accumulating
+from zsim.backend.backend import Job, load
+from zsim.calibration import fsdp2_llama, fsdp_mpt
+from zsim.calibration.network_verdict import errors_of
+from zsim.calibration.published import Published
+from zsim.calibration.training_fit import Observed, alone_s, fitted
+from zsim.cluster.profile.in_training import Evidence, InTraining, Span
+from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
+from zsim.compute.roofline import peaks_of
+from zsim.files.source import resolved
+from zsim.prediction.circumstance import Circumstance, circumstance, judged_under
+from zsim.scenario.tables import from_tables
+from zsim.schedule.operation import Compute
+from zsim.units import PICOSECONDS_PER_SECOND
+
+FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
+"""Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
+
+ROUNDS = 1
+"""Simulations of every fitted run, each with the constants of the one before; the rest of a step
+hardly depends on them."""
+
+FIRST_BESIDE = 1.19
+"""Where the search begins: the mean of what Lee et al. 2025 (arXiv 2507.03114) saw."""
+
+SLOWED = Fraction(13, 10)
+"""Slowdown beside collectives with which a run is simulated a second time, to see how much there
+is of it."""
+
+
+SIBLINGS = {"v100": "a100", "h100_hbm2e": "h100", "h200": "h100", "gh200": "h100", "b200": "h100"}
+"""The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
+most, with the same matrix units where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulated:
+    """A run that was simulated for a fit: what was observed, what was trained on what."""
+
+    observed: Observed
+    ranks: int
+    parameters: int
+    circumstance: Circumstance
+
+
+Found = TypeVar("Found")
+
+
+class _Timer(Protocol):
+    """The simulation, as far as it is asked when steps end."""
+
+    def step_ends_ps(self, job: Job) -> tuple[int, ...]:
+        """Return picoseconds after which each step has ended."""
+        ...
+
+
+def with_training(
+    kernels: Sequence[FittedKernels],
+    runs: Sequence[Published],
+    *,
+    today: date,
+    report: Callable[[str], None],
+) -> list[FittedKernels]:
+    """Return `kernels` with constants of training, siblings first; `report` is told what is done.
+
+    `today` dates what is judged.
+    """
+    found: dict[str, FittedKernels] = {}
+    for each in sorted(kernels, key=lambda each: each.gpu in SIBLINGS):
+        own = [run for run in runs if _profile(run) == each.gpu and run.step_time_s is not None]
+        sibling = found.get(SIBLINGS.get(each.gpu, ""))
+        start = InTraining() if sibling is None else sibling.constants.training
+        report(f"{each.gpu}: {len(own)} runs of training")
+        training = _trained(each, own, start, today=today, report=report) if own else start
+        found[each.gpu] = replace(each, constants=replace(each.constants, training=training))
+    return list(found.values())
+
+
+def _profile(run: Published) -> object:
+    compute = run.scenario.get("compute")
+    return compute.get("profile") if isinstance(compute, Mapping) else None
+
+
+def _trained(
+    each: FittedKernels,
+    runs: Sequence[Published],
+    start: InTraining,
+    *,
+    today: date,
+    report: Callable[[str], None],
+) -> InTraining:
+    training = start if start.beside_collective else replace(start, beside_collective=FIRST_BESIDE)
+    for_fit = [run for run in runs if not run.judged]
+    for_judging = [run for run in runs if run.judged]
+    seen: list[_Simulated] = []
+    for _ in range(ROUNDS):
+        constants = replace(each.constants, training=training)
+        seen = _each(for_fit, partial(_simulated, constants=constants))
+        training = fitted([one.observed for one in seen], training)
+        report(f"{each.gpu}: {training}")
+    if not seen:
+        return start
+    judge = partial(judged_run, constants=replace(each.constants, training=training))
+    judged = _each(for_judging, judge)
+    errors = errors_of([off for off, _ in judged]) if judged else None
+    return replace(
+        training,
+        evidence=Evidence(
+            gpu=each.gpu,
+            fitted=len(seen),
+            judged=len(judged),
+            median=errors.median if errors else 0.0,
+            p90=errors.p90 if errors else 0.0,
+            rows=_lines(for_judging),
+            date=today,
+            sequence_length=_span([run.sequence_length for run in for_fit]),
+            ranks=_span([one.ranks for one in seen]),
+            parameters=_span([one.parameters for one in seen]),
+            under=judged_under([it for _, it in judged] or [one.circumstance for one in seen]),
+        ),
+    )
+
+
+def _span(values: Sequence[int]) -> Span:
+    return Span(least=min(values), most=max(values))
+
+
+def _lines(runs: Sequence[Published]) -> tuple[str, ...]:
+    """Return the tables of `runs`, each with the lines of its runs."""
+    lines: defaultdict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        lines[run.file].append(str(run.line))
+    return tuple(f"{file}: {', '.join(found)}" for file, found in lines.items())
+
+
+def _each(runs: Sequence[Published], simulated: Callable[[Published], Found]) -> list[Found]:
+    """Return what `simulated` makes of each run, on all processors."""
+    if not runs:
+        return []
+    with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1)) as pool:
+        return list(pool.map(simulated, runs, chunksize=2))
+
+
+def judged_run(run: Published, constants: KernelProfile) -> tuple[float, Circumstance]:
+    """Return how far off the step of `run` is, simulated as `zsim run` would, and its circumstance.
+
+    The fit takes the slowdown beside collectives to be linear. It is not: what is predicted for a
+    run has to be simulated with the slowdown that was found.
+    """
+
+    def step(tables: Mapping[str, object]) -> tuple[float, Job]:
+        job, step_s = _timed(run, tables, constants)
+        return step_s(job.cluster.gpu.timed_by(constants).slowdown_beside_collective), job
+
+    steps = _accumulation_steps(run)
+    taken_s, job = step(accumulating(run.scenario, min(steps, FEW)))
+    if steps > FEW:
+        taken_s += (steps - FEW) * (taken_s - step(accumulating(run.scenario, FEW - 1))[0])
+    assert run.step_time_s is not None
+    return abs(taken_s / run.step_time_s - 1), circumstance(job)
+
+
+def _accumulation_steps(run: Published) -> int:
+    train = run.scenario["train"]
+    assert isinstance(train, Mapping)
+    return int(train["gradient_accumulation_steps"])
+
+
+def _simulated(run: Published, constants: KernelProfile) -> _Simulated:
+    steps = _accumulation_steps(run)
+    if steps <= FEW:
+        return _once(run, run.scenario, constants)
+    fewer = _once(run, accumulating(run.scenario, FEW - 1), constants)
+    few = _once(run, accumulating(run.scenario, FEW), constants)
+
+    def extended(less: float, more: float) -> float:
+        return more + (steps - FEW) * (more - less)
+
+    less, more = fewer.observed, few.observed
+    return replace(
+        few,
+        observed=replace(
+            more,
+            alone_s={
+                name: extended(less.alone_s[name], more.alone_s[name]) for name in more.alone_s
+            },
+            rest_s=extended(less.rest_s, more.rest_s),
+            beside_s=extended(less.beside_s, more.beside_s),
+        ),
+    )
+
+
+def _timed(
+    run: Published, tables: Mapping[str, object], constants: KernelProfile
+) -> tuple[Job, Callable[[Fraction], float]]:
+    """Return the job of `run`, and seconds of its step by the slowdown beside collectives."""
+    bare = {name: table for name, table in tables.items() if name != "compute"}
+    job = resolved(f"{run.file}, line {run.line}", from_tables(bare)).job()
+    backend = cast("_Timer", load("sim")())
+
+    def step_s(slowdown: Fraction) -> float:
+        gpu = job.cluster.gpu.timed_by(constants)
+        gpu = replace(gpu, slowdown_beside_collective=slowdown)
+        *_, begin, end = backend.step_ends_ps(replace(job, cluster=replace(job.cluster, gpu=gpu)))
+        return (end - begin) / PICOSECONDS_PER_SECOND
+
+    return job, step_s
+
+
+def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> _Simulated:
+    job, step_s = _timed(run, tables, constants)
+    gpu = job.cluster.gpu.timed_by(constants)
+    at_once, slowed = step_s(Fraction(1)), step_s(SLOWED)
+    counts = Counter(
+        kernel
+        for operation in job.schedule.programs[0].step
+        if isinstance(operation, Compute)
+        for kernel in operation.kernels
+    )
+    alone = alone_s(counts, {kernel: peaks_of(kernel, gpu) for kernel in counts}, constants)
+    in_training = sum(value / constants.training.constant(name) for name, value in alone.items())
+    assert run.step_time_s is not None
+    return _Simulated(
+        observed=Observed(
+            file=run.file,
+            seconds=run.step_time_s,
+            alone_s=alone,
+            rest_s=at_once - in_training,
+            beside_s=(slowed - at_once) / float(SLOWED - 1),
+        ),
+        ranks=job.schedule.mesh.size,
+        parameters=job.model.parameter_count,
+        circumstance=circumstance(job),
+    )

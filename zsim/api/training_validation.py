@@ -1,0 +1,207 @@
+"""Predicted runs of training beside published ones: step times, or peaks of memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from zsim.api.answer import Answer
+from zsim.api.answer_text import table_text
+from zsim.api.forecast import forecasts
+from zsim.api.prediction_errors import errors_cells, errors_object, unmodelled_lines
+from zsim.calibration.memory_fit import ABOVE, NEAR, MemoryFit
+from zsim.calibration.memory_fit import fit as fit_of
+from zsim.calibration.network_verdict import Errors
+from zsim.calibration.published import Published
+from zsim.calibration.training_verdict import (
+    PredictedRun,
+    Quantity,
+    TrainingVerdict,
+    published,
+    verdict,
+)
+from zsim.files.measurements import not_read, published_runs
+from zsim.files.picture import need_format, write_picture
+from zsim.files.written import unwritten
+from zsim.mistake import MistakeError
+from zsim.report.svg.scatter import scatter
+from zsim.units import format_bytes, format_seconds
+
+__all__ = ["Quantity", "TrainingValidation", "validate_training"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingValidation(Answer):
+    """Validation of step times or peaks of memory by published runs.
+
+    Attributes:
+        quantity: which of the two.
+        verdicts: errors of each table that has the quantity.
+        fits: of memory how well it is predicted which runs fit, by table.
+        not_read: tables in the folder whose form is not known.
+    """
+
+    quantity: Quantity
+    verdicts: tuple[TrainingVerdict, ...]
+    fits: Mapping[str, MemoryFit]
+    not_read: tuple[str, ...]
+
+    def text(self) -> str:
+        """Return a table of errors, for each file its worst rows, and what is not modelled."""
+        lines = [verdicts_text(self.verdicts), *map(fit_text, self.fits.values())]
+        if self.not_read:
+            lines.append(f"not read, of a form that is not known: {', '.join(self.not_read)}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `zsim validate --json` prints."""
+        files = {each.file: verdict_object(each) for each in self.verdicts}
+        for name, fit in self.fits.items():
+            files[name]["fit"] = fit_object(fit)
+        return {"files": files, "not_read": list(self.not_read)}
+
+    def picture(self, path: str | PathLike[str]) -> None:
+        """Draw predicted against published to `path`: .svg or .png.
+
+        Raises:
+            MistakeError: PNG needs the extra `draw`.
+            UnwrittenError: it cannot be written, or there is nothing to draw.
+        """
+        need_format("picture", Path(path))
+        drawn = [each for each in self.verdicts if each.comparisons]
+        if not drawn:
+            raise unwritten(Path(path), "no row is modelled")
+        title = f"{self.quantity}: predicted, published"
+        write_picture("picture", Path(path), scatter(drawn, title))
+
+
+def validate_training(folder: str | PathLike[str], quantity: Quantity) -> TrainingValidation:
+    """Return how well `quantity` is predicted of the published runs in `folder`.
+
+    Raises:
+        MistakeError: there is nothing to read.
+    """
+    verdicts: list[TrainingVerdict] = []
+    fits: dict[str, MemoryFit] = {}
+    for name, runs in published_runs(Path(folder)).items():
+        verdict, fit = judged(name, quantity, runs)
+        if verdict is not None:
+            verdicts.append(verdict)
+        if fit is not None:
+            fits[name] = fit
+    if not verdicts:
+        raise MistakeError(f"{folder}: no row has a {quantity}")
+    return TrainingValidation(
+        quantity=quantity,
+        verdicts=tuple(verdicts),
+        fits=fits,
+        not_read=tuple(not_read(Path(folder))),
+    )
+
+
+def judged(
+    file: str, quantity: Quantity, runs: Sequence[Published]
+) -> tuple[TrainingVerdict | None, MemoryFit | None]:
+    """Return the verdict on `runs`, None if none has the quantity; of memory also the fit."""
+    if not any(published(run, quantity) is not None for run in runs):
+        return None, None
+    memory = quantity is Quantity.MEMORY
+    asked = [
+        run
+        for run in runs
+        if run.reason or published(run, quantity) is not None or (memory and run.failed)
+    ]
+    found = forecasts([run.ways for run in asked], quantity)
+    return verdict(file, quantity, asked, found), fit_of(file, asked, found) if memory else None
+
+
+def fit_object(found: MemoryFit) -> dict[str, object]:
+    """Return what `--json` says of runs that fit, and of those that ended without a result."""
+    return {
+        "not_begun": found.not_begun,
+        "without_result": found.without,
+        "predicted_not_to_fit": found.refused,
+        "with_result": found.results,
+        "predicted_far_above_limit": len(found.wrong),
+        "rows_far_above_limit": [run.line for run in found.wrong],
+    }
+
+
+def fit_text(found: MemoryFit) -> str:
+    """Return the same in a line; in another one what the trainer itself does not begin."""
+    refused = found.refused / found.without if found.without else 1.0
+    wrong = len(found.wrong) / found.results if found.results else 0.0
+    text = (
+        f"{found.file}: of {found.without} rows without a result that no successful row dominates "
+        f"{found.refused} ({refused:.1%}) are predicted above the limit or within {NEAR:.0%} of "
+        f"it; of {found.results} with one {len(found.wrong)} ({wrong:.1%}) are predicted more than "
+        f"{ABOVE:.0%} above it"
+    )
+    if not found.not_begun:
+        return text
+    none = f"the trainer begins no run of {found.not_begun} rows without a result"
+    return f"{found.file}: {none}\n{text}"
+
+
+def verdict_object(found: TrainingVerdict) -> dict[str, object]:
+    """Return a file of `zsim validate --json`."""
+    return {
+        "rows": found.rows,
+        "modelled": found.modelled,
+        **_object(found.all),
+        "judged": _object(found.judged, count=True),
+        "fitted": _object(found.fitted, count=True),
+        "hardware": {name: _object(each, count=True) for name, each in found.by_hardware.items()},
+        "parts": {name: _object(each, count=True) for name, each in found.by_part.items()},
+        "worst": [
+            {
+                "row": each.run.line,
+                "judged": each.run.judged,
+                "published": each.published,
+                "predicted": each.predicted,
+                "error": each.off,
+            }
+            for each in found.worst
+        ],
+        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
+    }
+
+
+def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
+    rows: dict[str, object] = {"modelled": errors.rows if errors else 0} if count else {}
+    return rows | errors_object(errors)
+
+
+def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
+    """Return a table of errors, for each file its worst rows, and what is not modelled."""
+    rows: list[tuple[str, ...]] = []
+    for found in verdicts:
+        rows.append((found.file, "all sweeps", "", *errors_cells(found.all)))
+        if not found.whole:
+            rows += [
+                ("", "sweeps that may be fitted", "", *errors_cells(found.fitted)),
+                ("", "sweeps that judge", "all", *errors_cells(found.judged)),
+            ]
+        for name, errors in (*found.by_hardware.items(), *found.by_part.items()):
+            rows.append(("", "", name, *errors_cells(errors)))
+    columns = ("file", "rows of", "hardware", "rows", "median", "mean", "90 %")
+    lines = [table_text(columns, rows, words=range(3), width=None)]
+    for found in verdicts:
+        lines.append(f"{found.file}: {found.modelled} of {found.rows} rows are modelled")
+        lines += unmodelled_lines(found.unmodelled)
+        lines += ["  furthest off:"] * bool(found.worst)
+        lines += [f"    {_line(found, each)}" for each in found.worst]
+    return "\n".join(lines)
+
+
+def _line(found: TrainingVerdict, each: PredictedRun) -> str:
+    run = each.run
+    if found.quantity is Quantity.STEP_TIME:
+        given, said = format_seconds(each.published), format_seconds(each.predicted)
+    else:
+        given, said = format_bytes(round(each.published)), format_bytes(round(each.predicted))
+    words = [run.hardware, run.model, f"{run.sequence_length} tokens"]
+    if not found.whole:
+        words.append("judges" if run.judged else "may be fitted")
+    where = f"line {run.line} ({', '.join(words)})"
+    return f"{where}: published {given}, predicted {said}, {each.off:+.1%}"

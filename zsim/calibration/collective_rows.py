@@ -1,0 +1,285 @@
+"""Published measurements of collectives: rows of a table in, measurements out, or why not.
+
+Four tables are known, by the name of their file and their columns. Nothing is left out for being
+predicted badly; a row that says more than a link can carry is named and left out, since its size or
+time is not what the column says.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from zsim.calibration.csv_rows import (
+    Cells,
+    CsvRow,
+    MaybePositive,
+    MeasuredError,
+    NotModelledError,
+    Positive,
+    Unmodelled,
+    Whole,
+    parsed,
+    read_rows,
+)
+from zsim.calibration.hardware import GPUS, UNNAMED, gpu_in, system_in
+from zsim.network.algorithm.activity import Collective, GroupShape
+from zsim.network.algorithm.algorithm import Bandwidths
+from zsim.network.algorithm.registry import algorithms
+from zsim.units import UnitError, parse_size
+
+STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
+
+SWEEPS, ONE_NODE = "nccl_tests_sweeps", "collectives_h100_one_node"
+ALL_REDUCE, SCALING = "allreduce_h200_b200", "collective_bandwidth_h100_scaling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One row. `size_bytes` is S of the collective, see zsim.network.algorithm.activity.
+
+    Attributes:
+        row: line of the file, the header being 1.
+        gpu: key of zsim.calibration.hardware.GPUS.
+        system: the machine and software that measured it, in one word.
+        band: least and most seconds within which a congested cluster stayed, if the row says so.
+        nic_bytes_per_s: what one NIC of the system was seen to carry, if the row says so.
+    """
+
+    file: str
+    row: int
+    gpu: str
+    system: str
+    collective: Collective
+    shape: GroupShape
+    size_bytes: int
+    seconds: float
+    links: Bandwidths
+    source: str
+    band: tuple[float, float] | None = None
+    nic_bytes_per_s: float | None = None
+
+    @property
+    def group(self) -> tuple[str, str, str, int]:
+        """Key of what is held out together: file, hardware, collective and size of the group."""
+        return self.file, self.gpu, self.collective, self.shape.ranks
+
+
+_COLLECTIVES = {str(each): each for each in Collective} | {
+    "alltoall": Collective.ALL_TO_ALL,
+    "sendrecv": Collective.SEND_RECEIVE,
+}
+
+
+def _gpu(text: str) -> str:
+    """Return the kind of GPU; a row may say that its source does not name one."""
+    gpu = gpu_in(text)
+    if gpu == UNNAMED and text.lower() not in {"", "not stated"}:
+        raise ValueError(f"gpu {text!r} is not known")
+    return gpu
+
+
+def _collective(text: str) -> Collective:
+    name = text.replace("-", "_")
+    if name not in _COLLECTIVES:
+        raise ValueError(f"collective {name!r} is not modelled")
+    return _COLLECTIVES[name]
+
+
+def _size(text: str) -> int:
+    """Return bytes of a title such as "256MB (per plot)"; sweeps double, so MB there is MiB."""
+    try:
+        return parse_size(text.partition(" ")[0].replace("MB", " MiB"))
+    except UnitError as error:
+        raise ValueError(f"size: {error}") from None
+
+
+class _Timed(CsvRow):
+    gpu: Annotated[str, AfterValidator(_gpu)]
+    collective: Annotated[Collective, BeforeValidator(_collective)]
+
+
+class _SweepRow(_Timed):
+    dataset: str
+    cluster: str
+    nic: str
+    n_ranks: Whole
+    n_nodes: Whole
+    size_bytes: Whole
+    oop_time_us: MaybePositive
+    ip_time_us: MaybePositive
+
+
+class _OneNode(_Timed):
+    group_size: Whole
+    total_tensor_bytes: Whole
+    time_us: Positive
+
+
+class _AllReduce(_Timed):
+    platform: str
+    n_ranks: Whole
+    n_nodes: Whole
+    size_bytes: Whole
+    time_us_derived: Positive
+
+
+class _Scaling(_Timed):
+    n_ranks: Whole
+    n_nodes: Whole
+    size: Annotated[int, BeforeValidator(_size)]
+    bandwidth_GBps: Positive  # noqa: N815  (columns are called so)
+    p95_GBps: Positive  # noqa: N815
+    p5_GBps: Positive  # noqa: N815
+
+
+def read(file: str, rows: Iterable[Cells]) -> tuple[list[Measurement], list[Unmodelled]]:
+    """Return the measurements of the table `file`, and the rows that are none.
+
+    Raises:
+        MeasuredError: the table is not known, or a column is missing.
+    """
+    if file not in READERS:
+        raise MeasuredError(f"{file}: not one of {', '.join(READERS)}")
+    return read_rows(file, rows, lambda *line: (READERS[file](*line),), _within_physics)
+
+
+def _sweep(number: int, cells: Cells) -> Measurement:
+    row = parsed(SWEEPS, _SweepRow, cells)
+    system, nic = system_in(f"{row.cluster} {row.nic}", row.dataset, row.gpu)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
+    time_us = row.oop_time_us or row.ip_time_us
+    if time_us is None:
+        raise NotModelledError("oop_time_us and ip_time_us are empty")
+    return Measurement(
+        file=SWEEPS,
+        row=number,
+        gpu=row.gpu,
+        system=system,
+        collective=row.collective,
+        shape=shape,
+        size_bytes=row.size_bytes,
+        seconds=time_us / 1e6,
+        links=_links(row.gpu, nic, shape),
+        source=row.source,
+        nic_bytes_per_s=_stated_nic(row.nic),
+    )
+
+
+def _stated_nic(text: str) -> float | None:
+    """Return bytes per second in a note such as "per-NIC busbw 48.8 GB/s implies 400 Gb/s"."""
+    found = re.search(r"per-NIC busbw ([0-9]+(?:\.[0-9]+)?) GB/s", text)
+    return float(found.group(1)) * 1e9 if found else None
+
+
+def stated_fabric(row: Measurement) -> Measurement | None:
+    """Return what the row says of a NIC, as a large ring of two ranks on two nodes, if it does."""
+    if row.nic_bytes_per_s is None:
+        return None
+    shape = GroupShape(ranks=2, nodes=2)
+    return replace(
+        row,
+        collective=Collective.ALL_GATHER,
+        shape=shape,
+        size_bytes=STATED_BYTES,
+        seconds=STATED_BYTES / 2 / row.nic_bytes_per_s,
+        links=_links(row.gpu, GPUS[row.gpu].nic_bytes_per_s, shape),
+        nic_bytes_per_s=None,
+    )
+
+
+def _one_node(number: int, cells: Cells) -> Measurement:
+    row = parsed(ONE_NODE, _OneNode, cells)
+    shape = _shape(row.gpu, row.group_size, 1)
+    return Measurement(
+        file=ONE_NODE,
+        row=number,
+        gpu=row.gpu,
+        system="xla",
+        collective=row.collective,
+        shape=shape,
+        size_bytes=row.total_tensor_bytes,
+        seconds=row.time_us / 1e6,
+        links=_links(row.gpu, GPUS[row.gpu].nic_bytes_per_s, shape),
+        source=row.source,
+    )
+
+
+def _all_reduce(number: int, cells: Cells) -> Measurement:
+    row = parsed(ALL_REDUCE, _AllReduce, cells)
+    system, nic = system_in(row.platform, row.platform, row.gpu)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
+    return Measurement(
+        file=ALL_REDUCE,
+        row=number,
+        gpu=row.gpu,
+        system=system,
+        collective=row.collective,
+        shape=shape,
+        size_bytes=row.size_bytes,
+        seconds=row.time_us_derived / 1e6,
+        links=_links(row.gpu, nic, shape),
+        source=row.source,
+    )
+
+
+def _scaling(number: int, cells: Cells) -> Measurement:
+    row = parsed(SCALING, _Scaling, cells)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
+    around = 2 if row.collective is Collective.ALL_REDUCE else 1
+    moved = row.size * around * (row.n_ranks - 1) / row.n_ranks
+    return Measurement(
+        file=SCALING,
+        row=number,
+        gpu=row.gpu,
+        system="congested",
+        collective=row.collective,
+        shape=shape,
+        size_bytes=row.size,
+        seconds=moved / (row.bandwidth_GBps * 1e9),
+        links=_links(row.gpu, GPUS[row.gpu].nic_bytes_per_s, shape),
+        source=row.source,
+        band=(moved / (row.p95_GBps * 1e9), moved / (row.p5_GBps * 1e9)),
+    )
+
+
+READERS: dict[str, Callable[[int, Cells], Measurement]] = {
+    SWEEPS: _sweep,
+    ONE_NODE: _one_node,
+    ALL_REDUCE: _all_reduce,
+    SCALING: _scaling,
+}
+
+
+def _shape(gpu: str, ranks: int, nodes: int) -> GroupShape:
+    """Return the communicator over NVSwitch domains: several nodes may be one."""
+    hardware = GPUS[gpu]
+    domains = -(-ranks // hardware.domain) if hardware.is_rack else nodes
+    if not 1 <= domains <= ranks:
+        raise NotModelledError(f"{ranks} ranks on {nodes} nodes")
+    return GroupShape(ranks=ranks, nodes=domains)
+
+
+def _links(gpu: str, nic_bytes_per_s: int, shape: GroupShape) -> Bandwidths:
+    """Return links in use: a GPU sends through the nearest NICs, so half a node has half of them.
+
+    A rack has more NICs than a collective has channels: there the channels count.
+    """
+    hardware = GPUS[gpu]
+    used = Fraction(1)
+    if not hardware.is_rack:
+        used = min(used, shape.ranks_per_node / hardware.domain)
+    return Bandwidths(gpu=hardware.gpu_bytes_per_s, node=max(1, int(nic_bytes_per_s * used)))
+
+
+def _within_physics(row: Measurement) -> None:
+    """Refuse a row in which even the leanest algorithm moves more than the GPU's link can."""
+    ways = (each.link_bytes(row.collective, row.shape) for each in algorithms().values())
+    least = min((done.gpu_bytes for done in ways if done is not None), default=0)
+    if row.seconds * row.links.gpu < row.size_bytes * least:
+        limit = row.links.gpu / 1e9
+        reach = float(row.size_bytes * least) / row.seconds / 1e9
+        raise NotModelledError(f"{reach:.0f} GB/s on a link of {limit:.0f} GB/s: its size is not S")

@@ -1,0 +1,167 @@
+"""The fit of networks: one set of constants for a GPU, and exceptions of systems, found together.
+
+What is made small is the sum over measured configurations of |log(predicted / measured)|, plus a
+price on every constant that leaves its start, and a higher one on every exception that a system
+takes for itself. Each configuration that was measured several times counts once, by its median.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from zsim.calibration.collective_rows import Measurement
+from zsim.calibration.constants import CHOICES, EXCEPTIONS, bounds, searched
+from zsim.calibration.least_squares import SCALES, Array, differences, minimized
+from zsim.calibration.predictor import Point, Predictor, points
+from zsim.cluster.profile.network import NetworkProfile
+from zsim.network.algorithm import direct
+
+SMALL_BYTES = 64 * 2**10
+SMALL_WEIGHT = 0.15  # below 64 KiB a benchmark measures its host more than its network
+PRICE = 0.03  # of leaving the start by a factor e, in rows that are wrong by as much
+EXCEPTION_PRICE = 0.1
+ROUND = SCALES[-1]  # exceptions below it are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFit:
+    """Constants shared by all systems, and of each system; `loss` says how well they do."""
+
+    shared: NetworkProfile
+    systems: Mapping[str, NetworkProfile]
+    loss: float
+
+
+def fitted(
+    rows: Collection[Measurement],
+    start: NetworkProfile,
+    *,
+    exceptions: Collection[str] = EXCEPTIONS,
+) -> NetworkFit:
+    """Return constants that fit `rows` best, from `start` on; a system may differ in `exceptions`.
+
+    A system that is the only one has none.
+    """
+    by_system: defaultdict[str, list[Measurement]] = defaultdict(list)
+    for row in rows:
+        by_system[row.system].append(row)
+    all_points = {name: points(by_system[name]) for name in sorted(by_system)}
+    allowed = exceptions if len(all_points) > 1 else ()
+    fits = [_Problem(all_points, each, allowed).solved() for each in _choices(start, all_points)]
+    return min(fits, key=lambda fit: fit.loss)
+
+
+def _choices(
+    start: NetworkProfile, all_points: Mapping[str, Sequence[Point]]
+) -> list[NetworkProfile]:
+    """Return starts that differ in the group size from which the switch reduces.
+
+    There is one alone if the rows cannot tell.
+    """
+    told = any(p.shape.ranks_per_node in {4, 5} for found in all_points.values() for p in found)
+    if not start["nvls"] or not told:
+        return [start]
+    return [start.changed(nvls_choice=choice) for choice in CHOICES]
+
+
+class _Problem:
+    """The unknowns as a vector of logarithms: shared constants, then what each system may change.
+
+    Attributes:
+        names: constants that are searched.
+        columns: for each system, the place in the vector of each of its constants: a place of its
+            own where it may differ, else that of all.
+        prices: matrix that gives how far the vector is from `home`, and systems from what is
+            shared.
+    """
+
+    def __init__(
+        self,
+        all_points: Mapping[str, Sequence[Point]],
+        start: NetworkProfile,
+        exceptions: Collection[str],
+    ) -> None:
+        self.start, self.all_points = start, all_points
+        self.names = searched(start)
+        self.home = np.log([start[name] for name in self.names])
+        self.limits = np.array([bounds(name, start) for name in self.names])
+        excepted = [place for place, name in enumerate(self.names) if name in exceptions]
+        shared, own, count = len(self.names), len(excepted), len(all_points)
+        self.columns = np.tile(np.arange(shared), (count, 1))
+        self.columns[:, excepted] = shared + np.arange(count * own).reshape(count, own)
+        self.of_place = np.concatenate([np.arange(shared), np.tile(excepted, count).astype(int)])
+        self.prices = np.eye(len(self.of_place))
+        self.prices[np.arange(shared, len(self.of_place)), self.of_place[shared:]] = -1
+        self.predictors = [Predictor(found) for found in all_points.values()]
+        self.measured = [np.log([p.seconds for p in found]) for found in all_points.values()]
+        small = np.array([p.size_bytes < SMALL_BYTES for f in all_points.values() for p in f])
+        self.weights = np.concatenate(
+            [
+                np.where(small, SMALL_WEIGHT, 1.0),
+                np.full(shared, PRICE),
+                np.full(count * own, EXCEPTION_PRICE),
+            ]
+        )
+
+    def solved(self) -> NetworkFit:
+        """Return the fit. Exceptions that hardly differ are dropped."""
+        low, high = self.limits[self.of_place].T
+        found = minimized(
+            self.residuals,
+            self.beginning(),
+            (low, high),
+            weights=self.weights,
+            slopes=self.slopes,
+        )
+        shared = found[self.of_place]
+        found = np.where(np.abs(found - shared) < ROUND, shared, found)
+        return NetworkFit(
+            shared=self.profile(found[: len(self.names)]),
+            systems={
+                name: self.profile(found[columns])
+                for name, columns in zip(self.all_points, self.columns, strict=True)
+            },
+            loss=float(self.weights @ np.hypot(self.residuals(found), ROUND)),
+        )
+
+    def beginning(self) -> Array:
+        """Return where the search begins: at the start, but launches as fast as was measured."""
+        vector: Array = self.home[self.of_place]
+        launch = self.names.index("launch_s")
+        for columns, found in zip(self.columns, self.all_points.values(), strict=True):
+            once = [p.seconds for p in found if not direct.peers(p.collective, p.shape)]
+            if columns[launch] != launch and once:
+                vector[columns[launch]] = np.log(min(once))
+        return vector
+
+    def profile(self, constants: Array) -> NetworkProfile:
+        """Return the profile with these constants, given as logarithms."""
+        values = dict(zip(self.names, np.exp(constants).tolist(), strict=True))
+        return self.start.changed(**values)
+
+    def errors(self, constants: Array, system: int) -> Array:
+        """Return log(predicted / measured) of each point of a system."""
+        predicted = self.predictors[system].seconds(self.profile(constants))
+        found: Array = np.log(predicted) - self.measured[system]
+        return found
+
+    def residuals(self, vector: Array) -> Array:
+        """Return the errors of all systems, then how far constants have moved."""
+        errors = [self.errors(vector[own], system) for system, own in enumerate(self.columns)]
+        moved = self.prices @ vector
+        moved[: len(self.names)] -= self.home
+        return np.concatenate([*errors, moved])
+
+    def slopes(self, at: Array, step: float) -> Array:
+        """Return the derivatives of the residuals; a system depends on its own columns alone."""
+        blocks: list[Array] = []
+        low, high = self.limits.T
+        for system, own in enumerate(self.columns):
+            block = np.zeros((len(self.measured[system]), len(at)))
+            errors = partial(self.errors, system=system)
+            block[:, own] = differences(errors, (low, high), at[own], step)
+            blocks.append(block)
+        return np.concatenate([*blocks, self.prices])

@@ -1,0 +1,229 @@
+"""Figures of a paper, with what was published of each run, and predictions beside them.
+
+A file has the tables that all runs share, and figures; each row of a figure sets the keys that the
+figure names. What is compared is throughput, or the largest model that fits.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from zsim.calibration.network_verdict import Errors, errors_of
+from zsim.scenario.tables import ScenarioError
+from zsim.scenario.toml import apply
+
+WORST = 5
+"""Rows that are named because they are predicted worst."""
+
+
+class PaperError(ValueError):
+    """A file of figures that cannot be used: the field and what is wrong with it."""
+
+
+class FigureQuantity(StrEnum):
+    """Quantity that is compared."""
+
+    THROUGHPUT = "throughput"
+    """10^12 model FLOPs per second and GPU."""
+    LARGEST = "largest"
+    """Parameters of the largest model that fits, by layers."""
+    STATES = "states"
+    """Parameters of the largest model whose states alone fit."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _FigureRow(_Table):
+    label: str
+    published: Annotated[float, Field(gt=0)]
+    values: tuple[bool | int | str, ...]
+    fitted: bool = False
+
+
+class _Figure(_Table):
+    name: str
+    quantity: FigureQuantity
+    source: str
+    keys: tuple[str, ...]
+    rows: Annotated[tuple[_FigureRow, ...], Field(min_length=1)]
+    settings: Annotated[tuple[str, ...], Field(alias="set")] = ()
+    otherwise: tuple[str, ...] = ()
+    ordered: bool = False
+
+
+class _File(_Table):
+    publication: str
+    base: dict[str, Any]
+    figure: Annotated[tuple[_Figure, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRun:
+    """A row of a figure.
+
+    Attributes:
+        ways: tables of scenarios; the first that fits is what was run.
+        fitted: it was used to fit a constant, and does not judge.
+    """
+
+    label: str
+    published: float
+    ways: tuple[Mapping[str, object], ...]
+    fitted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperFigure:
+    """A figure or a table of a paper; `ordered` says that the order of its rows is published."""
+
+    name: str
+    quantity: FigureQuantity
+    source: str
+    runs: tuple[PaperRun, ...]
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """Content of a file."""
+
+    publication: str
+    figures: tuple[PaperFigure, ...]
+
+
+def parse(text: str) -> Paper:
+    """Return the figures in TOML `text`.
+
+    Raises:
+        PaperError: a key is missing, unknown or of the wrong kind.
+    """
+    try:
+        file = _File.model_validate(tomllib.loads(text))
+        figures = tuple(_figure(each, file.base) for each in file.figure)
+    except (tomllib.TOMLDecodeError, ScenarioError) as error:
+        raise PaperError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PaperError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return Paper(publication=file.publication, figures=figures)
+
+
+def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
+    runs: list[PaperRun] = []
+    for row in table.rows:
+        if len(row.values) != len(table.keys):
+            raise PaperError(f"{table.name}: {row.label}: {len(table.keys)} values are needed")
+        own = [f"{key}={_toml(value)}" for key, value in zip(table.keys, row.values, strict=True)]
+        title = f"title={table.name}: {row.label}"
+        ways = [(title, *table.settings, *own)]
+        if table.otherwise:
+            ways.append((*ways[0], *table.otherwise))
+        runs.append(
+            PaperRun(
+                label=row.label,
+                published=row.published,
+                ways=tuple(_tables(base, settings) for settings in ways),
+                fitted=row.fitted,
+            )
+        )
+    return PaperFigure(
+        name=table.name,
+        quantity=table.quantity,
+        source=table.source,
+        runs=tuple(runs),
+        ordered=table.ordered,
+    )
+
+
+def _toml(value: bool | int | str) -> str:  # noqa: FBT001  (a value of a file)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _tables(base: Mapping[str, Any], settings: Sequence[str]) -> Mapping[str, object]:
+    tables: dict[str, Any] = deepcopy(dict(base))
+    for setting in settings:
+        apply(tables, setting)
+    return tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A row beside its prediction; `way` counts from 0 which of its scenarios fits."""
+
+    run: PaperRun
+    value: float
+    way: int = 0
+
+    @property
+    def off(self) -> float:
+        """Error as a fraction of what was published; less than 0 if too small."""
+        return self.value / self.run.published - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureVerdict:
+    """Errors of the predictions for a figure.
+
+    Attributes:
+        judged: errors of the rows that were not used to fit anything; None if there is none.
+        unmodelled: labels of rows without a prediction, with the reason.
+    """
+
+    figure: PaperFigure
+    predicted: tuple[Predicted, ...]
+    all: Errors | None
+    judged: Errors | None
+    unmodelled: tuple[tuple[str, str], ...]
+
+    @property
+    def worst(self) -> tuple[Predicted, ...]:
+        """The rows furthest off, worst first."""
+        return tuple(sorted(self.predicted, key=lambda each: -abs(each.off))[:WORST])
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Labels from the smallest prediction to the largest."""
+        return tuple(each.run.label for each in sorted(self.predicted, key=lambda each: each.value))
+
+    @property
+    def published_order(self) -> tuple[str, ...]:
+        """Labels from the smallest published value to the largest."""
+        return tuple(
+            each.run.label for each in sorted(self.predicted, key=lambda each: each.run.published)
+        )
+
+
+def verdict(figure: PaperFigure, answers: Sequence[tuple[float, int] | str]) -> FigureVerdict:
+    """Compare `figure` with values and ways, or with lines that say why there is no value."""
+    found: list[Predicted] = []
+    left: list[tuple[str, str]] = []
+    for run, answer in zip(figure.runs, answers, strict=True):
+        if isinstance(answer, str):
+            left.append((run.label, answer))
+        else:
+            found.append(Predicted(run=run, value=answer[0], way=answer[1]))
+    return FigureVerdict(
+        figure=figure,
+        predicted=tuple(found),
+        all=_errors(found),
+        judged=_errors([each for each in found if not each.run.fitted]),
+        unmodelled=tuple(left),
+    )
+
+
+def _errors(found: Sequence[Predicted]) -> Errors | None:
+    return errors_of([abs(each.off) for each in found]) if found else None
+
+
+def shown(value: float, quantity: FigureQuantity) -> str:
+    """Return `value` in the unit of `quantity`."""
+    if quantity is FigureQuantity.THROUGHPUT:
+        return f"{value:.1f} TFLOP/s"
+    return f"{value / 1e9:.4g} billion"

@@ -1,0 +1,94 @@
+"""Tables of published runs of training: each row as the scenario of a run, with what was measured.
+
+A table is a class of rows, which pydantic reads, and which says what a row means.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from zsim.calibration.csv_rows import Cells, CsvRow, MaybePositive, NotModelledError, Whole, parsed
+from zsim.calibration.published import Published
+
+GIB = 2**30
+
+
+class RunRow(CsvRow):
+    """A row of a table of runs. What a run is asked may raise NotModelledError."""
+
+    gpu: str
+    model: str
+    seq_len_tokens: Whole
+    step_time_s_derived: MaybePositive
+
+    @property
+    def peak_gib(self) -> float | None:
+        """Peak of what the allocator reserved, if it was published."""
+        return None
+
+    @property
+    def failed(self) -> bool:
+        """True if the run ended without a result."""
+        return False
+
+    def scenario(self) -> Mapping[str, object]:
+        """Return the run, as the tables of a scenario file."""
+        raise NotImplementedError
+
+    def fallbacks(self) -> tuple[Mapping[str, object], ...]:
+        """Return what `Published.fallbacks` says of it."""
+        return ()
+
+    def refusal(self) -> str:
+        """Return what `Published.refusal` says of it."""
+        return ""
+
+    def part(self) -> str:
+        """Return what `Published.part` says of it."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """A file, by its name without the ending, and its rows."""
+
+    file: str
+    row: type[RunRow]
+
+    def read(self, rows: Iterable[Cells]) -> list[Published]:
+        """Return every row of the file, those that are not modelled with the reason.
+
+        Raises:
+            MeasuredError: a column is missing.
+        """
+        return [self._read(line, cells) for line, cells in enumerate(rows, start=2)]
+
+    def _read(self, line: int, cells: Cells) -> Published:
+        try:
+            row = parsed(self.file, self.row, cells)
+            peak_gib = None if row.failed else row.peak_gib
+            return Published(
+                file=self.file,
+                line=line,
+                hardware=row.gpu,
+                model=row.model,
+                sequence_length=row.seq_len_tokens,
+                scenario=row.scenario(),
+                fallbacks=row.fallbacks(),
+                refusal=row.refusal(),
+                part=row.part(),
+                source=row.source,
+                step_time_s=None if row.failed else row.step_time_s_derived,
+                peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
+                failed=row.failed,
+            )
+        except NotModelledError as error:
+            return Published(
+                file=self.file,
+                line=line,
+                hardware="",
+                model="",
+                sequence_length=0,
+                scenario={},
+                source=cells["source"],
+                reason=str(error),
+            )

@@ -1,8 +1,0 @@
-"""The tables of published runs that are known, by the name of their file."""
-
-from zsim.calibration import fsdp2_llama, fsdp_mpt, zero01
-from zsim.calibration.runs import Table
-
-TABLES: dict[str, Table] = {
-    table.file: table for table in (fsdp_mpt.TABLE, fsdp2_llama.TABLE, zero01.TABLE)
-}

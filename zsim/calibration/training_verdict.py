@@ -1,0 +1,172 @@
+"""Predicted runs of training beside published ones: how far off, by file and by hardware."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zsim.calibration.csv_rows import Unmodelled
+from zsim.calibration.network_verdict import Errors, errors_of
+from zsim.calibration.published import Published
+
+WORST = 5
+"""Rows that are named because they are predicted worst."""
+
+
+class Quantity(StrEnum):
+    """Quantity that is compared."""
+
+    STEP_TIME = "step time"
+    """Seconds of an optimizer step."""
+    MEMORY = "peak memory"
+    """Bytes that a rank reserves, or allocates, whichever was published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunForecast:
+    """Prediction for a run.
+
+    Attributes:
+        usable_bytes: what a rank may reserve: memory of its GPU less what CUDA and NCCL take.
+        fits: whether every rank has the memory that it reserves.
+    """
+
+    step_time_s: float
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    usable_bytes: int
+    fits: bool
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that a rank would reserve; where it runs out, at least those it would hold."""
+        if self.fits:
+            return self.peak_reserved_bytes
+        return max(self.peak_reserved_bytes, self.peak_allocated_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRun:
+    """A published figure, in seconds or bytes, and what is predicted for it."""
+
+    run: Published
+    published: float
+    predicted: float
+
+    @property
+    def off(self) -> float:
+        """Error as a fraction of what was published; less than 0 if too small."""
+        return self.predicted / self.published - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingVerdict:
+    """Errors of the predictions for one file.
+
+    Attributes:
+        rows: rows of the file that publish the quantity or, where runs without a result are asked
+            for too, ended without one; modelled or not.
+        without: rows without a result that are modelled.
+        all, judged, fitted: errors of all that are modelled, of those in sweeps that judge, and of
+            the others, which may have been fitted; None if there is none.
+        by_hardware: errors of those that judge, by hardware.
+        by_part: the same by part of the file, where it has several.
+        worst: the rows furthest off, worst first.
+        comparisons: every row that is modelled.
+        unmodelled: the rows that are not, each with the reason.
+        whole: every row judges, and none may have been fitted.
+    """
+
+    file: str
+    quantity: Quantity
+    rows: int
+    without: int
+    all: Errors | None
+    judged: Errors | None
+    fitted: Errors | None
+    by_hardware: Mapping[str, Errors]
+    by_part: Mapping[str, Errors]
+    worst: tuple[PredictedRun, ...]
+    comparisons: tuple[PredictedRun, ...]
+    unmodelled: tuple[Unmodelled, ...]
+    whole: bool = False
+
+    @property
+    def modelled(self) -> int:
+        """Rows that are modelled."""
+        return len(self.comparisons) + self.without
+
+
+def published(run: Published, quantity: Quantity) -> float | None:
+    """Return what was published of `run`, in seconds or bytes."""
+    return run.step_time_s if quantity is Quantity.STEP_TIME else run.peak_bytes
+
+
+def predicted(run: Published, quantity: Quantity, forecast: RunForecast) -> float:
+    """Return what is predicted for `run`, in seconds or bytes."""
+    if quantity is Quantity.STEP_TIME:
+        return forecast.step_time_s
+    return forecast.needed_bytes if run.reserved else forecast.peak_allocated_bytes
+
+
+def verdict(
+    file: str,
+    quantity: Quantity,
+    runs: Sequence[Published],
+    forecasts: Sequence[RunForecast | str | None],
+    *,
+    whole: bool = False,
+) -> TrainingVerdict:
+    """Compare `runs` of `file` with their forecasts; with `whole`, every row judges.
+
+    Instead of a forecast there may be a line that says why there is none; None where a run is not
+    modelled.
+    """
+    found: list[PredictedRun] = []
+    left: list[Unmodelled] = []
+    without = 0
+    for run, forecast in zip(runs, forecasts, strict=True):
+        value = published(run, quantity)
+        refusal = "" if run.failed else run.refusal
+        if run.reason or refusal or isinstance(forecast, str):
+            reason = run.reason or refusal or str(forecast)
+            left.append(Unmodelled(file=file, row=run.line, reason=reason))
+        elif run.failed:
+            without += 1
+        elif value is not None and forecast is not None:
+            given = predicted(run, quantity, forecast)
+            found.append(PredictedRun(run=run, published=value, predicted=given))
+    judges = [each for each in found if whole or each.run.judged]
+    return TrainingVerdict(
+        file=file,
+        quantity=quantity,
+        rows=len(found) + len(left) + without,
+        without=without,
+        all=_errors(found),
+        judged=_errors(judges),
+        fitted=_errors(each for each in found if each not in judges),
+        by_hardware=_errors_by(judges, lambda each: each.run.hardware),
+        by_part=_errors_by(judges, lambda each: each.run.part),
+        worst=tuple(sorted(found, key=lambda each: -abs(each.off))[:WORST]),
+        comparisons=tuple(found),
+        unmodelled=tuple(left),
+        whole=whole,
+    )
+
+
+def _errors(found: Iterable[PredictedRun]) -> Errors | None:
+    values = [abs(each.off) for each in found]
+    return errors_of(values) if values else None
+
+
+def _errors_by(
+    found: Iterable[PredictedRun], name: Callable[[PredictedRun], str]
+) -> dict[str, Errors]:
+    """Return errors of those of one name, by name; what has none is left out."""
+    by_name: defaultdict[str, list[PredictedRun]] = defaultdict(list)
+    for each in found:
+        if name(each):
+            by_name[name(each)].append(each)
+    return {
+        word: errors_of([abs(each.off) for each in some]) for word, some in sorted(by_name.items())
+    }

@@ -1,0 +1,141 @@
+"""`zsim run SCENARIO`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.cli.option import (
+    Code,
+    Json,
+    Schedulish,
+    Settings,
+    at_least,
+    completed,
+    more_than_nothing,
+)
+from zsim.cli.printing import answer_before, outputs, print_answer, print_json
+from zsim.cli.progress_bar import progress
+from zsim.mistake import MistakeError
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        parser=more_than_nothing,
+        help="Seconds without progress on any rank before a run has failed (torch; 60).",
+    ),
+]
+Poison = Annotated[
+    bool,
+    typer.Option(
+        "--poison", help="Fill invalid memory with NaN and delay ranks at random (torch)."
+    ),
+]
+
+Witness = Annotated[
+    bool,
+    typer.Option(
+        "--witness",
+        help="Record in the trace what torch does; steps take longer (torch).",
+    ),
+]
+
+Backend = Annotated[
+    str,
+    typer.Option(help="Backend: sim, torch or null.", autocompletion=completed("backend_names")),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", parser=at_least(1), help="Number of ranks, instead of the cluster's."
+    ),
+]
+Data = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Text to train on, bytes as tokens (torch).")
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", parser=at_least(0), help="Seed of the random numbers.")
+]
+Steps = Annotated[
+    int | None, typer.Option(metavar="N", parser=at_least(1), help="Number of optimizer steps.")
+]
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|FOLDER/",
+        help="Write a trace as PyTorch's profiler does; in FOLDER/ a file per rank.",
+    ),
+]
+Timeline = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw the last step: .svg or .png.")
+]
+Report = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page about the run: .html.")
+]
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="Prove the schedule before it runs.")
+]
+
+
+def run(
+    scenario: Schedulish,
+    backend: Backend = "sim",
+    ranks: Ranks = None,
+    data: Data = None,
+    timeout: Timeout = None,
+    poison: Poison = False,
+    witness: Witness = False,
+    settings: Settings = None,
+    seed: Seed = 0,
+    steps: Steps = None,
+    trace: Trace = None,
+    timeline: Timeline = None,
+    report: Report = None,
+    check: Check = True,
+    json: Json = False,
+) -> Code:
+    """Run a scenario: does it fit, how long is a step, and why."""
+    from zsim.api.answer_text import title_text
+    from zsim.api.launch import NoWayError, RefutedError
+    from zsim.api.launch import run as run_scenario
+    from zsim.api.output import FileKind, need_output
+    from zsim.api.scenario import load
+
+    need_output("--trace", trace, FileKind.TRACE)
+    if witness and trace is None:
+        raise MistakeError("--witness: needs --trace, the file to write witnesses into")
+    need_output("--timeline", timeline, FileKind.PICTURE)
+    need_output("--report", report, FileKind.PAGE)
+    loaded = load(scenario, settings, ranks=ranks, steps=steps)
+    try:
+        with progress(f"{loaded.title} on {backend}") as told:
+            result = run_scenario(
+                loaded,
+                backend=backend,
+                seed=seed,
+                check=check,
+                progress=told,
+                data=data,
+                timeout_s=timeout,
+                poison=poison,
+                witness=witness,
+            )
+    except RefutedError as refuted:
+        print_answer(refuted.proof, as_json=json)
+        return Code.NO
+    except NoWayError as cut:
+        if json:
+            print_json({"cut": str(cut)})
+        else:
+            print(f"{title_text(loaded.title)}\ncut off: {cut}")
+        return Code.NO
+    if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
+        return Code.DONE
+    with progress("what would make it fit"):
+        _ = result.remedies
+    files = outputs((trace, result.trace), (timeline, result.timeline), (report, result.report))
+    with answer_before(files):
+        print_answer(result, as_json=json)
+    return Code.DONE if result.fits else Code.NO

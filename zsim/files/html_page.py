@@ -1,0 +1,93 @@
+"""Pages as HTML: one file that holds all it needs and asks for nothing from a network."""
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from zsim.files.written import need_folder
+from zsim.mistake import MistakeError
+from zsim.report.page import Page, PageFigure
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATE = "page.html.jinja"
+
+LAYOUT: Mapping[str, object] = {
+    "margin": {"l": 70, "r": 20, "t": 60, "b": 60},
+    "font": {"family": 'system-ui, "DejaVu Sans", sans-serif', "size": 13, "color": "#1f2933"},
+    "paper_bgcolor": "#ffffff",
+    "plot_bgcolor": "#ffffff",
+    "hoverlabel": {"align": "left"},
+    "modebar": {"orientation": "v"},
+}
+"""What all figures share; a figure's own layout is put on top."""
+
+
+class _Offline(Protocol):
+    """plotly.offline, as far as it is used."""
+
+    def get_plotlyjs(self) -> str:
+        """Return Plotly's own script, which comes with its package."""
+        ...
+
+
+def need_html(option: str, path: Path) -> None:
+    """Return if a page can be made at `path`, given with `option`.
+
+    Raises:
+        MistakeError: it does not end as one, has no folder, or what makes pages is not installed.
+    """
+    if path.suffix not in {".html", ".htm"}:
+        raise MistakeError(f"{option}: {path}: must end in .html")
+    need_folder(option, path)
+    try:
+        _template()
+        _script()
+    except ImportError as error:
+        raise MistakeError(f"{option}: needs {error.name} (pip install 'zsim[report]')") from None
+
+
+def render(page: Page) -> str:
+    """Return `page` as HTML; `need_html` said that it can be made."""
+    figures = {
+        f"figure{at}": {"traces": each.figure.traces, "layout": _layout(each.figure)}
+        for at, each in enumerate(page.sections)
+        if each.figure is not None
+    }
+    pairs = {
+        at: {"figures": each.pairs.figures, "runs": each.pairs.runs}
+        for at, each in enumerate(page.sections)
+        if each.pairs is not None
+    }
+    return _template().render(
+        page=page,
+        figures=_in_script(figures),
+        pairs=_in_script(pairs),
+        plotly=_script(),
+        footer=f"Made by zsim {version('zsim')}.",
+    )
+
+
+def _layout(figure: PageFigure) -> dict[str, object]:
+    return {**LAYOUT, "height": figure.height, **figure.layout}
+
+
+def _in_script(value: object) -> str:
+    """Return JSON that cannot end the script it stands in."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
+
+
+def _template() -> "Template":
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(files("zsim.files").joinpath(TEMPLATE).read_text("utf-8"))
+
+
+def _script() -> str:
+    return cast("_Offline", import_module("plotly.offline")).get_plotlyjs()

@@ -1,0 +1,298 @@
+"""Collectives, for all communicators of a group at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.proof.execution.datum import MIXED, Datum, changed, chosen, read
+from zsim.proof.execution.grid import Grid, RankArray
+from zsim.proof.execution.pieces import Integers
+from zsim.proof.execution.tensors import NOTHING, Index, Tensors
+from zsim.schedule.mesh import Group
+from zsim.schedule.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    ReduceScatter,
+    Reduction,
+    View,
+)
+from zsim.specification.residues import Numbers, product, share, weighted
+
+Collective = AllGather | ReduceScatter | AllReduce | Broadcast
+
+
+class UnfollowedError(Exception):
+    """The proof cannot follow what a schedule does; the message says what, in words."""
+
+
+@dataclass(frozen=True, eq=False)
+class CommunicatorRow:
+    """The classes that make up the communicators of a group, side by side along its axes.
+
+    `dimensions` of arrays of ranks (without lanes) along which they lie; `shape` of all their
+    ranks; `starts` is where each class begins; `weights` how many ranks each coordinate stands for.
+    """
+
+    classes: tuple[RankArray, ...]
+    dimensions: tuple[int, ...]
+    shape: tuple[int, ...]
+    starts: tuple[tuple[int, ...], ...]
+    weights: tuple[tuple[int, ...], ...]
+    coordinates: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, grid: Grid, classes: tuple[RankArray, ...], group: Group) -> "CommunicatorRow":
+        """Lay the classes out."""
+        dimensions = tuple(n for n, name in enumerate(grid.axes) if name in group.axes)
+        whole = [grid.tracked[name] for name in grid.axes]
+        first = np.array(
+            [
+                [
+                    each.coordinates.index(own.coordinates[0])
+                    for each, own in zip(whole, ranks.along, strict=True)
+                ]
+                for ranks in classes
+            ]
+        )
+        low, high = first.min(axis=0), (first + [ranks.shape for ranks in classes]).max(axis=0)
+        run = [(each, slice(*ends)) for each, *ends in zip(whole, low, high, strict=True)]
+        return cls(
+            classes,
+            dimensions,
+            tuple((high - low).tolist()),
+            tuple(tuple(start) for start in (first - low).tolist()),
+            tuple(each.weights[inside] for each, inside in run),
+            tuple(each.coordinates[inside] for each, inside in run),
+        )
+
+    @cached_property
+    def members(self) -> int:
+        """Return how many members of each communicator are run."""
+        return int(np.prod([self.shape[each] for each in self.dimensions], dtype=np.int64))
+
+    @cached_property
+    def ranks(self) -> int:
+        """Return how many members each communicator has."""
+        return int(np.prod([sum(self.weights[each]) for each in self.dimensions], dtype=np.int64))
+
+    def joined(self, parts: Sequence[NDArray[Any]], lead: int) -> NDArray[Any]:
+        """Return arrays of the classes as one of the row; `lead` dimensions are before ranks."""
+        ranks = np.broadcast_shapes(*(part.shape[lead:-1] for part in parts))
+        full = [self.shape[n] if n in self.dimensions else size for n, size in enumerate(ranks)]
+        width = max(part.shape[-1] for part in parts)
+        found = np.zeros((*parts[0].shape[:lead], *full, width), parts[0].dtype)
+        for place, part in enumerate(parts):
+            self.part(place, found, lead)[..., : part.shape[-1]] = part
+        return found
+
+    def part(self, place: int, array: NDArray[Any], lead: int) -> NDArray[Any]:
+        """Return what class number `place` has of an array of the row."""
+        own, start = self.classes[place], self.starts[place]
+        ranks = tuple(
+            slice(start[n], start[n] + own.shape[n])
+            if n in self.dimensions and array.shape[lead + n] > 1
+            else slice(None)
+            for n in range(len(self.shape))
+        )
+        return array[(slice(None),) * lead + ranks]
+
+    def flat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
+        """Return an array with members in one dimension, last but one, and 1 where they were."""
+        axes = [lead + each for each in self.dimensions]
+        rest = [axis for axis in range(array.ndim - 1) if axis not in axes]
+        shape = list(array.shape)
+        for axis, each in zip(axes, self.dimensions, strict=True):
+            shape[axis] = self.shape[each]
+        if tuple(shape) != array.shape:
+            array = np.broadcast_to(array, shape)
+        for axis in axes:
+            shape[axis] = 1
+        last = array.transpose(*rest, *axes, array.ndim - 1)  # twice as fast as moveaxis
+        return last.reshape(*shape[:-1], self.members, shape[-1])
+
+    def unflat(self, array: NDArray[Any], lead: int) -> NDArray[Any]:
+        """Undo `flat`."""
+        axes = [lead + each for each in self.dimensions]
+        rest = array.squeeze(tuple(axes))
+        sizes = (self.shape[each] for each in self.dimensions)
+        apart = rest.reshape(*rest.shape[:-2], *sizes, rest.shape[-1])
+        return np.moveaxis(apart, range(-1 - len(axes), -1), axes)
+
+
+Bring = tuple[RankArray, Collective, Datum]
+"""A class's part in a collective: the operation of its program, and what its source holds."""
+
+
+class CollectiveRunner:
+    """Carries out collectives."""
+
+    def __init__(self, grid: Grid, tensors: Tensors) -> None:
+        self.grid = grid
+        self.tensors = tensors
+        self.unordered = False
+        """Whether the last meeting took a maximum of numbers, which have no order in a field."""
+        self._rows: dict[tuple[str, tuple[int, ...]], CommunicatorRow] = {}
+        self._takes: dict[tuple[object, ...], Integers] = {}
+
+    def row(self, classes: tuple[RankArray, ...], name: str) -> CommunicatorRow:
+        """Return the layout of classes along a group."""
+        key = (name, tuple(ranks.index for ranks in classes))
+        if key not in self._rows:
+            group = self.tensors.schedule.group_by_name[name]
+            self._rows[key] = CommunicatorRow.of(self.grid, classes, group)
+        return self._rows[key]
+
+    def meet(self, brings: Sequence[Bring]) -> list[Datum]:
+        """Return what each class gets.
+
+        Raises:
+            UnfollowedError: pieces do not correspond.
+        """
+        operation = brings[0][1]
+        self.unordered = False
+        row = self.row(tuple(ranks for ranks, _, _ in brings), operation.group)
+        data = [datum for _, _, datum in brings]
+        views = tuple(bring.source for _, bring, _ in brings)
+        targets = tuple(bring.target for _, bring, _ in brings)
+        whole = data[0] if len(data) == 1 else changed(data, row.joined, ranks_only=True)
+        match operation:
+            case AllGather():
+                take = self._gathering(row, views, targets)
+                found = changed((whole,), lambda arrays, n: _gathered(row, arrays[0], n, take))
+            case ReduceScatter(reduction=reduction):
+                whole = self._reduced(row, reduction, whole)
+                take = self._scattering(row, targets)
+                if int(take.max(initial=-1)) + 1 != whole.count:
+                    raise UnfollowedError(f"{operation.id}: parts do not make up the whole")
+                found = changed((whole,), lambda arrays, n: _scattered(row, arrays[0], n, take))
+            case AllReduce(reduction=reduction):
+                found = self._reduced(row, reduction, whole)
+            case Broadcast():
+                root = self._root(row, operation)
+                found = changed(
+                    (whole,),
+                    lambda arrays, n: row.flat(arrays[0], n)[..., root, :],
+                    ranks_only=True,
+                )
+            case _:
+                assert_never(operation)
+        if len(brings) == 1:
+            return [found]
+        return [self._own(row, found, place, target) for place, target in enumerate(targets)]
+
+    def _own(self, row: CommunicatorRow, datum: Datum, place: int, target: View) -> Datum:
+        """Return what class number `place` of a row gets."""
+        own = changed((datum,), lambda arrays, n: row.part(place, arrays[0], n), ranks_only=True)
+        count = self.tensors.index(row.classes[place], target).count
+        return read(own, Index(0, count, is_whole=count == own.count))
+
+    def _root(self, row: CommunicatorRow, operation: Broadcast) -> int:
+        """Return the number of the root among the members that are run."""
+        group = self.tensors.schedule.group_by_name[operation.group]
+        limits = self.tensors.mesh.limits(group.where)
+        left, found, stride = operation.root, 0, 1
+        for place in reversed(row.dimensions):
+            limit = limits[self.grid.axes[place]]
+            left, number_of = divmod(left, len(limit))
+            found += stride * row.coordinates[place].index(limit.start + number_of)
+            stride *= row.shape[place]
+        return found
+
+    def _reduced(self, row: CommunicatorRow, reduction: Reduction, datum: Datum) -> Datum:
+        """Return what a reduction leaves on every rank."""
+        ranks, dimensions = row.dimensions, tuple(1 + each for each in row.dimensions)
+        found = Datum(self._reduced_values(row, reduction, datum.values))
+        if datum.undefined is not None:
+            found.undefined = np.logical_or.reduce(datum.undefined, axis=ranks, keepdims=True)
+        if datum.words is not None:
+            found.words = np.bitwise_or.reduce(datum.words, axis=dimensions, keepdims=True)
+        if datum.pieces is not None:
+            highest = np.maximum.reduce(datum.pieces, axis=ranks, keepdims=True)
+            alike = (datum.pieces == 0) | (datum.pieces == highest)
+            found.pieces = np.where(alike.all(axis=ranks, keepdims=True), highest, MIXED)
+        if datum.covered is not None:
+            found.covered = np.bitwise_or.reduce(datum.covered, axis=dimensions, keepdims=True)
+        return found
+
+    def _reduced_values(
+        self, row: CommunicatorRow, reduction: Reduction, values: Numbers
+    ) -> Numbers:
+        dimensions = tuple(1 + each for each in row.dimensions)
+        if reduction is Reduction.MAX:
+            first: Numbers = values.max(axis=dimensions, keepdims=True)
+            self.unordered = self.unordered or bool((values != first).any())
+            return first
+        for place in row.dimensions:
+            values = weighted(values, 1 + place, row.weights[place])
+        if reduction is Reduction.AVERAGE and row.ranks > 1:
+            values = product(values, share(row.ranks, values.ndim))
+        return values
+
+    def _counts(self, row: CommunicatorRow, views: tuple[View, ...]) -> Integers:
+        """Return how many pieces each member has of its view, by member."""
+        parts = [
+            self.tensors.filled(ranks, view).sum(axis=-1, keepdims=True)
+            for ranks, view in zip(row.classes, views, strict=True)
+        ]
+        lengths = row.flat(row.joined(parts, 0), 0).reshape(-1, row.members)
+        if (lengths != lengths[0]).any():
+            raise UnfollowedError(f"views {views[0]} are cut differently on other ranks")
+        found: Integers = lengths[0]
+        return found
+
+    def _gathering(
+        self, row: CommunicatorRow, views: tuple[View, ...], targets: tuple[View, ...]
+    ) -> Integers:
+        """Return for each place of the target which place it is of what members bring in a row."""
+        kinds = (map(self.tensors.kind, row.classes, each) for each in (views, targets))
+        key = (row, *chain.from_iterable(kinds))
+        if key not in self._takes:
+            counts = self._counts(row, views)
+            width = max(
+                self.tensors.index(ranks, view).count
+                for ranks, view in zip(row.classes, views, strict=True)
+            )
+            take = [np.arange(count) + member * width for member, count in enumerate(counts)]
+            whole = np.concatenate(take)
+            for ranks, target in zip(row.classes, targets, strict=True):
+                if self.tensors.index(ranks, target).count != len(whole):
+                    raise UnfollowedError(f"{target.buffer} is not cut as what is gathered into it")
+            self._takes[key] = whole
+        return self._takes[key]
+
+    def _scattering(self, row: CommunicatorRow, targets: tuple[View, ...]) -> Integers:
+        """Return by member which places of the whole it gets."""
+        key = (row, *map(self.tensors.kind, row.classes, targets))
+        if key not in self._takes:
+            counts = self._counts(row, targets)
+            width = max(
+                self.tensors.index(ranks, target).count
+                for ranks, target in zip(row.classes, targets, strict=True)
+            )
+            take = np.full((row.members, width), NOTHING, np.int64)
+            start = 0
+            for member, count in enumerate(counts):
+                take[member, :count] = np.arange(start, start + count)
+                start += int(count)
+            self._takes[key] = take
+        return self._takes[key]
+
+
+def _gathered(row: CommunicatorRow, array: NDArray[Any], lead: int, take: Integers) -> NDArray[Any]:
+    flat = row.flat(array, lead)
+    whole = flat.reshape(*flat.shape[:-2], -1)
+    return whole[..., take]
+
+
+def _scattered(
+    row: CommunicatorRow, array: NDArray[Any], lead: int, take: Integers
+) -> NDArray[Any]:
+    parts = chosen(array, take.reshape(-1))
+    apart = parts.reshape(*parts.shape[:-1], *take.shape)
+    return row.unflat(apart, lead)

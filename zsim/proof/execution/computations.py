@@ -1,0 +1,222 @@
+"""Computations: what each action makes of what it reads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+import numpy as np
+
+from zsim.proof.execution.collective_runner import UnfollowedError
+from zsim.proof.execution.contents import Contents
+from zsim.proof.execution.datum import Datum, anywhere, either, like, read
+from zsim.proof.execution.grid import RankArray
+from zsim.proof.execution.measures import Measures
+from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.segments import Segments
+from zsim.proof.execution.tensors import NOTHING, Tensors
+from zsim.schedule.operation import Action, Compute, Role, View
+from zsim.specification import stand_ins
+from zsim.specification.residues import Numbers, Random, product, share
+from zsim.specification.step import PlainStep
+from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer, settled
+
+Makes = list[Datum | None]
+
+
+class Kernels:
+    """Runs computations of all classes; `initial` has the parameters that setup begins with."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        moves: Moves,
+        *,
+        random: Random,
+        plain: PlainStep,
+        initial: Mapping[str, Numbers],
+    ) -> None:
+        self.tensors = tensors
+        self.moves = moves
+        self.random = random
+        self.plain = plain
+        self.initial = initial
+        self.judges = True
+        self.explains = False
+        self.means: Mapping[str, Numbers] = {}
+        self.contents = Contents(tensors, moves, plain.cut)
+        self.segments = Segments(self.contents, random, plain)
+        trained = {
+            unit.name: [plain.model.trained_of(each) for each in unit.segments]
+            for unit in plain.model.units
+        }
+        self.measures = Measures(
+            tensors, moves, self.contents, trained=trained, micro_batches=plain.micro_batches
+        )
+        self.follows_overflow = any(
+            isinstance(operation, Compute) and operation.action is Action.FINITE
+            for program in tensors.schedule.programs
+            for operation in program.by_id.values()
+        )
+
+    def begin(self, plain: PlainStep, means: Mapping[str, Numbers]) -> None:
+        """Forget the last run; compare with `plain` from now on, whose gradients are `means`."""
+        self.plain = self.segments.plain = plain
+        self.means = means
+        self.segments.departures.clear()
+        self.measures.required[:] = 0
+
+    def run(
+        self,
+        ranks: RankArray,
+        compute: Compute,
+        operands: Sequence[Datum],
+        scalars: Mapping[str, float],
+        *,
+        in_setup: bool,
+    ) -> Makes:
+        """Return what is written to each operand; None to those that are only read."""
+
+        def of(role: Role) -> list[Datum]:
+            pairs = zip(compute.operands, operands, strict=True)
+            return [datum for operand, datum in pairs if operand.role is role]
+
+        scale = scalars[compute.scalars[0]] if compute.scalars else None
+        match compute.action:
+            case Action.FORWARD | Action.RECOMPUTE:
+                return self.segments.forward(ranks, compute, operands)
+            case Action.BACKWARD:
+                made, gradients = self.segments.backward(ranks, compute, operands)
+                if self.follows_overflow:
+                    self.measures.mark(ranks, compute, gradients)
+                return made
+            case Action.UPDATE:
+                return self._update(ranks, compute, operands, of, scalars=scalars)
+            case Action.NORM:
+                return self.measures.norm(ranks, compute, operands)
+            case Action.FINITE:
+                return self.measures.finite(ranks, compute, operands)
+            case Action.UNSCALE:
+                below = share(scale or 1.0, len(ranks.shape) + 2)
+                return _made(
+                    compute,
+                    operands,
+                    lambda each: like((each,), product(each.values, below)),
+                    role=Role.GRADIENT,
+                )
+            case Action.CLIP:
+                return self._clip(compute, operands, of, scale or 1.0)
+            case Action.INITIALIZE:
+                return [self._initialize(ranks, operand.view) for operand in compute.operands]
+            case Action.LOAD:
+                return self._load(ranks, compute, operands, in_setup=in_setup)
+            case _:
+                assert_never(compute.action)
+
+    def _compare_gradient(self, ranks: RankArray, compute: Compute, gradient: Datum) -> None:
+        """Note it if an update reads another gradient than that of plain training."""
+        for operand in compute.operands:
+            if operand.role not in (Role.MASTER, Role.PARAMETER) or not self.means:
+                continue
+            buffer = operand.view.buffer
+            index = self.tensors.index(ranks, operand.view)
+            is_piece = self.moves.pieces(ranks, buffer) != NOTHING
+            wanted = self.contents.content(ranks, buffer, self.means)
+            shown = read(Datum(wanted, np.broadcast_to(is_piece, wanted.shape[1:])), index)
+            apart = (gradient.values != shown.values).any(axis=0)
+            if shown.undefined is not None:  # a mark of what is a piece, here
+                apart = apart & shown.undefined
+            if apart.any():
+                self.segments.note(ranks, compute, gradient, role=Role.GRADIENT)
+            return
+
+    def _update(
+        self,
+        ranks: RankArray,
+        compute: Compute,
+        operands: Sequence[Datum],
+        of: Callable[[Role], list[Datum]],
+        *,
+        scalars: Mapping[str, float],
+    ) -> Makes:
+        rule = compute.rule
+        assert isinstance(rule, Optimizer)
+        gradients = of(Role.GRADIENT)
+        trained = of(Role.MASTER) + of(Role.PARAMETER)
+        touched = [*gradients, *trained, *of(Role.MOMENT)]
+        if (len(gradients), len(trained)) != (1, 1):
+            return [
+                None
+                if operand.role is Role.GRADIENT
+                else Datum(datum.values, np.ones(datum.values.shape[1:], bool))
+                for operand, datum in zip(compute.operands, operands, strict=True)
+            ]
+        if len({each.count for each in touched}) > 1:
+            raise UnfollowedError(f"{compute.id}: its operands are cut differently")
+        values = stand_ins.updated(
+            self.random,
+            settled(rule, scalars),
+            [each.values for each in touched],
+            scalars[compute.scalars[0]] if isinstance(rule, Adam) and compute.scalars else None,
+        )
+        if self.explains and not self.segments.departures:
+            self._compare_gradient(ranks, compute, gradients[0])
+        marked = like(touched, values[0])
+        made = [replace(marked, values=each) for each in values]
+        moments = iter(made[1:])
+        found: Makes = []
+        for operand in compute.operands:
+            if operand.role is Role.GRADIENT:
+                found.append(None)
+            else:
+                found.append(next(moments) if operand.role is Role.MOMENT else made[0])
+        return found
+
+    def _clip(
+        self,
+        compute: Compute,
+        operands: Sequence[Datum],
+        of: Callable[[Role], list[Datum]],
+        scale: float,
+    ) -> Makes:
+        assert isinstance(compute.rule, ClipNorm)
+        squares = of(Role.INPUT)[0]
+        factor = stand_ins.clipping(self.random, compute.rule, squares.values, scale)
+        bad = anywhere(squares)
+
+        def clipped(datum: Datum) -> Datum:
+            made = like((datum,), product(datum.values, factor))
+            if bad is not None:
+                every = np.broadcast_to(bad, (*bad.shape[:-1], datum.count))
+                made.undefined = either(made.undefined, every)
+            return made
+
+        return _made(compute, operands, clipped, role=Role.GRADIENT)
+
+    def _initialize(self, ranks: RankArray, view: View) -> Datum:
+        index = self.tensors.index(ranks, view)
+        if ranks.program.by_name[view.buffer].layout is None:
+            return Datum(self.random.draw((*ranks.shape, index.count)))
+        return read(Datum(self.contents.content(ranks, view.buffer, self.initial)), index)
+
+    def _load(
+        self, ranks: RankArray, compute: Compute, operands: Sequence[Datum], *, in_setup: bool
+    ) -> Makes:
+        known = compute.micro_batch < self.plain.micro_batches and not in_setup
+        batch = self.plain.batches[compute.micro_batch if known else 0]
+
+        def loaded(datum: Datum) -> Datum:
+            if not self.judges:
+                return Datum(self.random.draw((*ranks.shape, datum.count)))
+            if known and batch.shape[-1] == datum.count:
+                return Datum(self.contents.within(ranks, batch))
+            return Datum(datum.values, np.ones(datum.values.shape[1:], bool))
+
+        return _made(compute, operands, loaded, role=Role.OUTPUT)
+
+
+def _made(
+    compute: Compute, operands: Sequence[Datum], make: Callable[[Datum], Datum], *, role: Role
+) -> Makes:
+    """Return what is made of each operand of a role; the others are only read."""
+    pairs = zip(compute.operands, operands, strict=True)
+    return [make(datum) if operand.role is role else None for operand, datum in pairs]

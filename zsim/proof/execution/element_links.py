@@ -1,0 +1,246 @@
+"""Links between elements of views that correspond, as every operation says, before cutting."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import assert_never
+
+from zsim.model.model import Model, Segment
+from zsim.proof.execution.grid import Grid, RankArray
+from zsim.proof.execution.inferred_model import TENSOR
+from zsim.proof.execution.pieces import Key
+from zsim.proof.execution.tensors import Tensors
+from zsim.schedule.access import accesses, touching
+from zsim.schedule.operation import (
+    Action,
+    AllGather,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Communication,
+    Compute,
+    Copy,
+    Fill,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Role,
+    Send,
+    View,
+)
+
+
+class ElementLinks:
+    """Cuts the spaces of a schedule where its views begin and end, and links them."""
+
+    def __init__(self, tensors: Tensors, model: Model) -> None:
+        self.tensors = tensors
+        self.grid: Grid = tensors.grid
+        self.model = model
+        self._segments = {unit.name: unit.segments for unit in model.units}
+        self._parameters = {each.name: each.elements for each in model.parameters}
+        self._sloped = {model.loss.name} | {
+            name
+            for unit in model.units
+            for segment in unit.segments
+            for name in segment.inputs
+            if model.values[name].requires_gradient
+        }
+        self._done: set[tuple[object, ...]] = set()
+        self._saved: dict[tuple[str, str, int], int] = {}
+        self.misfits: list[tuple[str, str, str]] = []
+        for value in model.values.values():
+            self.tensors.spaces.space(("value", value.name), value.elements)
+            if value.tensor_sharded:
+                whole = value.elements * model.tensor
+                self.tensors.spaces.space(("whole", value.name), whole)
+                tensors.split(("whole", value.name), 0, value.elements, (TENSOR,))
+                for rank in self.grid.tracked[TENSOR].coordinates:
+                    self.tensors.spaces.link(
+                        (("value", value.name), 0),
+                        (("whole", value.name), rank * value.elements),
+                        value.elements,
+                        own=True,
+                    )
+        for name, elements in self._parameters.items():
+            self.tensors.spaces.space(("parameter", name), elements)
+
+    def add(self) -> None:
+        """Go through all programs."""
+        for ranks in self.grid.classes:
+            for operation in touching(ranks.program.by_id.values()):
+                self._add(ranks, operation)
+        for operations in self._meetings():
+            self._across(operations)
+
+    def _add(self, ranks: RankArray, operation: Operation) -> None:
+        match operation:
+            case Compute():
+                for access in accesses(operation):
+                    self.tensors.cut(ranks, access.view)
+                self._compute(ranks, operation)
+            case Copy(source=source, target=target):
+                self.tensors.cut(ranks, source)
+                self.tensors.cut(ranks, target)
+                if not operation.by_parameter:
+                    self._link(ranks, source, target)
+            case Fill(target=view) | Branch(value=view):
+                self.tensors.cut(ranks, view)
+            case AllGather() | ReduceScatter() | AllReduce() | Broadcast() | Send() | Receive():
+                self._communication(ranks, operation)
+            case _:
+                pass  # touches no buffer
+
+    def _link(self, ranks: RankArray, one: View, other: View) -> None:
+        key = (self.tensors.kind(ranks, one), self.tensors.kind(ranks, other))
+        if key not in self._done and one.size == other.size:
+            self._done.add(key)
+            self.tensors.link(ranks, one, other)
+
+    def _communication(self, ranks: RankArray, member: Communication) -> None:
+        match member:
+            case AllGather(source=source, target=target):
+                self._parts(ranks, member.group, source, target)
+            case ReduceScatter(source=source, target=target):
+                self._parts(ranks, member.group, target, source)
+            case AllReduce(source=source, target=target) | Broadcast(source=source, target=target):
+                self.tensors.cut(ranks, source)
+                self.tensors.cut(ranks, target)
+                self._link(ranks, source, target)
+            case Send(source=view) | Receive(target=view):
+                self.tensors.cut(ranks, view)
+            case _:
+                assert_never(member)
+
+    def _parts(self, ranks: RankArray, name: str, part: View, whole: View) -> None:
+        """Link the part of each member with its place in the whole."""
+        key = (name, self.tensors.kind(ranks, part), self.tensors.kind(ranks, whole))
+        if key in self._done:
+            return
+        self._done.add(key)
+        tensors, group = self.tensors, self.tensors.schedule.group_by_name[name]
+        program = ranks.program
+        here = tensors.key(program, part.buffer)
+        there = tensors.key(program, whole.buffer)
+        more = frozenset(group.axes) | tensors.varies(program, whole)
+        own = not frozenset(group.axes) <= tensors.varies(program, part)
+        axes = tuple(axis.name for axis in tensors.mesh.axes if axis.name in group.axes)
+        is_whole = group.size(tensors.mesh) == prod(tensors.mesh.axis_size(axis) for axis in axes)
+        for at, start, size in tensors.places(ranks, part, more):
+            low = tensors.place(program, whole, at)[0]
+            member = group.index(tensors.mesh, at)
+            tensors.spaces.cut(here, start, start + size)
+            tensors.spaces.link((here, start), (there, low + member * part.size), size, own=own)
+            if is_whole:
+                tensors.split(there, low, part.size, axes)
+
+    def _compute(self, ranks: RankArray, compute: Compute) -> None:
+        match compute.action:
+            case Action.FORWARD | Action.RECOMPUTE | Action.BACKWARD:
+                segments = self._segments.get(compute.unit, ())
+                if compute.segment < len(segments):
+                    self._segment(ranks, compute, segments[compute.segment])
+            case Action.UPDATE:
+                views = [each.view for each in compute.operands]
+                for view in views[1:]:
+                    self._link(ranks, views[0], view)
+            case Action.LOAD:
+                for each in compute.operands:
+                    self._tensor(ranks, compute.id, each.view, ("value", self.model.batch.name))
+            case Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE | Action.INITIALIZE:
+                pass
+            case _:
+                assert_never(compute.action)
+
+    def _segment(self, ranks: RankArray, compute: Compute, segment: Segment) -> None:
+        values = self.model.values
+        wanted = [name for name in segment.inputs if values[name].requires_gradient]
+        trained = self.model.trained_of(segment)
+        outputs = [value.name for value in segment.outputs]
+        gathers, reduces = segment.reduces_input_gradient, segment.reduces_output
+        names: dict[Role, list[Key]] = {
+            Role.INPUT: [self._value(name, whole=gathers) for name in segment.inputs],
+            Role.OUTPUT: [self._value(name, whole=reduces) for name in outputs],
+            Role.OUTPUT_GRADIENT: [
+                self._value(name, whole=reduces) for name in outputs if name in self._sloped
+            ],
+            Role.INPUT_GRADIENT: [self._value(name, whole=gathers) for name in wanted],
+            Role.PARAMETER: [("parameter", name) for name in segment.parameters],
+            Role.GRADIENT: [("parameter", name) for name in trained],
+        }
+        made = sum(each.role is Role.GRADIENT for each in compute.operands)
+        if compute.action is Action.BACKWARD and made != len(trained):
+            what = f"makes {made} gradients of parameters, where {len(trained)} are trained"
+            self.misfits.append((ranks.program.role, compute.id, what))
+        saved = sum(each.view.size for each in compute.operands if each.role is Role.SAVED)
+        due = self._saved.setdefault((ranks.program.role, compute.unit, compute.segment), saved)
+        if saved not in (0, due) and due:
+            what = f"{saved} saved elements, where another run of the segment has {due}"
+            self.misfits.append((ranks.program.role, compute.id, what))
+        seen: dict[Role, int] = defaultdict(int)
+        for operand in compute.operands:
+            place = seen[operand.role]
+            seen[operand.role] += 1
+            keys = names.get(operand.role, [])
+            if place < len(keys):
+                self._tensor(ranks, compute.id, operand.view, keys[place])
+
+    def _value(self, name: str, *, whole: bool) -> Key:
+        return ("whole" if whole and self.model.values[name].tensor_sharded else "value", name)
+
+    def _tensor(self, ranks: RankArray, operation: str, view: View, key: Key) -> None:
+        """Link a view with the tensor that it should be, if it is as large."""
+        done = (self.tensors.kind(ranks, view), self.tensors.spaces.by_key[key].key)
+        if done in self._done:
+            return
+        self._done.add(done)
+        size = self.tensors.spaces.by_key[key].size
+        if size != view.size or view.layout is not None:
+            what = f"{view.buffer} has {view.size} elements, the {key[0]} {key[1]} has {size}"
+            self.misfits.append((ranks.program.role, operation, what))
+        else:
+            self.tensors.link_to(ranks, view, key)
+
+    def _meetings(self) -> Iterator[Sequence[tuple[RankArray, Communication]]]:
+        """Yield what classes of different programs issue together, in the order of the group."""
+        queues: dict[tuple[object, ...], dict[int, list[tuple[RankArray, Communication]]]] = {}
+        by_name = self.tensors.schedule.group_by_name
+        if len(self.grid.classes) == 1:
+            return
+        for ranks in self.grid.classes:
+            for member in touching(ranks.program.by_id.values()):
+                if not isinstance(member, Communication):
+                    continue
+                group = by_name[member.group]
+                row = tuple(each.index for each in self.grid.row(ranks, group))
+                route = None
+                if isinstance(member, Send | Receive):
+                    route = self.grid.route(ranks, member)
+                queue = queues.setdefault((group.name, row, route), {})
+                queue.setdefault(ranks.index, []).append((ranks, member))
+        for by_class in queues.values():
+            if len(by_class) > 1:
+                yield from zip(*by_class.values(), strict=False)
+
+    def _across(self, together: Sequence[tuple[RankArray, Communication]]) -> None:
+        """Link what is combined place by place, or is the same, between programs."""
+        (first, one), *others = together
+        for ranks, other in others:
+            pairs = [(_whole(one), _whole(other))]
+            if isinstance(one, AllReduce | Broadcast) and isinstance(other, AllReduce | Broadcast):
+                pairs.append((one.target, other.target))
+            for mine, theirs in pairs:
+                if mine.size == theirs.size:
+                    here, there = self._start(first, mine), self._start(ranks, theirs)
+                    self.tensors.spaces.link(here, there, mine.size)
+
+    def _start(self, ranks: RankArray, view: View) -> tuple[Key, int]:
+        """Return where a view of the first rank of a class begins, and in which space."""
+        at = self.grid.at(ranks, (0,) * len(ranks.shape))
+        start = self.tensors.place(ranks.program, view, at)[0]
+        return self.tensors.key(ranks.program, view.buffer), start
+
+
+def _whole(member: Communication) -> View:
+    """Return the view of a member that is as that of the others."""
+    return member.target if isinstance(member, AllGather | Receive) else member.source

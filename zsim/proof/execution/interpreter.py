@@ -1,0 +1,308 @@
+"""Runs the programs of all classes in the order in which their hosts issue them, on exact numbers.
+
+That this order stands for every other one is what the families of order prove: so the machine runs
+only what they have passed. A send is over when it is issued, all else before what comes next.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from zsim.proof.execution.collective_runner import (
+    Bring,
+    Collective,
+    CollectiveRunner,
+    UnfollowedError,
+)
+from zsim.proof.execution.computations import Kernels
+from zsim.proof.execution.datum import Datum, read, unwritten, written
+from zsim.proof.execution.grid import RankArray
+from zsim.proof.execution.moves import Moves
+from zsim.proof.execution.tensors import Tensors
+from zsim.schedule.access import COMPUTE_ACCESS
+from zsim.schedule.operation import (
+    AllGather,
+    Allocate,
+    AllReduce,
+    Branch,
+    Broadcast,
+    Compute,
+    Copy,
+    Fill,
+    Free,
+    HostWait,
+    Operation,
+    Receive,
+    ReduceScatter,
+    Send,
+    SetScalar,
+    Together,
+    View,
+)
+from zsim.specification.residues import Numbers
+
+Host = Generator[Collective | Receive, Datum, None]
+
+
+@dataclass(slots=True)
+class ClassMemory:
+    """What the ranks of one class hold: buffers by name, and the numbers of the host."""
+
+    buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
+    scalars: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class Interpreter:
+    """Runs setup or a step from given memory.
+
+    `overflows` is the way that branches take which decide on whether a gradient overflowed;
+    `troubles` are operations that no run of plain training has, with what is wrong.
+    """
+
+    def __init__(
+        self, tensors: Tensors, collectives: CollectiveRunner, kernels: Kernels, moves: Moves
+    ) -> None:
+        self.tensors = tensors
+        self.collectives = collectives
+        self.kernels = kernels
+        self.moves = moves
+        self.classes = tensors.grid.classes
+        self.memory: list[ClassMemory] = []
+        self.overflows = False
+        self.in_setup = True
+        self.troubles: dict[tuple[str, str], str] = {}
+        self._mail: dict[tuple[object, ...], deque[Datum]] = defaultdict(deque)
+        self._decided: list[list[tuple[Branch, Numbers]]] = []
+        self._waiting: list[tuple[Host, Collective | Receive] | None] = []
+
+    def run(self, memory: list[ClassMemory], *, setup: bool, overflows: bool) -> None:
+        """Run setup or a step; `memory` of each class is changed.
+
+        Raises:
+            UnfollowedError: the schedule does what cannot be followed.
+        """
+        self.memory, self.in_setup, self.overflows = memory, setup, overflows
+        self._mail.clear()
+        self._decided = [[] for _ in self.classes]
+        hosts = [
+            self._host(ranks, ranks.program.setup if setup else ranks.program.step)
+            for ranks in self.classes
+        ]
+        self._waiting = [None] * len(hosts)
+        for index, host in enumerate(hosts):
+            self._resume(index, host, None)
+        while any(self._waiting):
+            if not self._serve():
+                blocked = next(each for each in self._waiting if each is not None)
+                raise UnfollowedError(f"{blocked[1].id} waits for what is not issued")
+
+    def _resume(self, index: int, host: Host, answer: Datum | None) -> None:
+        try:
+            request = next(host) if answer is None else host.send(answer)
+        except StopIteration:
+            self._waiting[index] = None
+        else:
+            self._waiting[index] = host, request
+
+    def _serve(self) -> bool:
+        """Answer what classes wait for, as far as it is there; whether something was."""
+        served = False
+        for index, waiting in enumerate(self._waiting):
+            if waiting is None or self._waiting[index] is not waiting:
+                continue
+            host, request = waiting
+            ranks = self.classes[index]
+            if isinstance(request, Receive):
+                mail = self._mail[self.tensors.grid.route(ranks, request)]
+                if mail:
+                    self._resume(index, host, mail.popleft())
+                    served = True
+                continue
+            group = self.tensors.schedule.group_by_name[request.group]
+            row = self.tensors.grid.row(ranks, group)
+            waits = [self._waiting[other.index] for other in row]
+            if any(
+                each is None or isinstance(each[1], Receive) or each[1].group != request.group
+                for each in waits
+            ):
+                continue
+            answers = self._meet(
+                [
+                    (other, each[1], self._source(other, each[1]))
+                    for other, each in zip(row, waits, strict=True)
+                    if each is not None and not isinstance(each[1], Receive)
+                ]
+            )
+            for other, each, answer in zip(row, waits, answers, strict=True):
+                assert each is not None
+                self._resume(other.index, each[0], answer)
+            served = True
+        return served
+
+    def _meet(self, brings: Sequence[Bring]) -> list[Datum]:
+        """Carry out a collective; return what each class gets."""
+        answers = self.collectives.meet(brings)
+        if self.collectives.unordered:
+            ranks, operation, _ = brings[0]
+            name = operation.source.buffer
+            why = f"takes the maximum of {name}, which is no verdict and differs between ranks"
+            self._trouble(ranks, operation.id, why)
+        return answers
+
+    def _collective(self, ranks: RankArray, operation: Collective) -> Host:
+        """Carry out a collective, at once where no ranks of another class take part."""
+        group = self.tensors.schedule.group_by_name[operation.group]
+        if len(self.tensors.grid.row(ranks, group)) > 1:
+            answer = yield operation
+        else:
+            (answer,) = self._meet([(ranks, operation, self._source(ranks, operation))])
+        self.write(ranks, operation.target, answer)
+
+    def _source(self, ranks: RankArray, operation: Collective) -> Datum:
+        """Return what a rank brings; what is added up has to have been written."""
+        datum = self.read(ranks, operation.source)
+        if isinstance(operation, AllReduce | ReduceScatter):
+            self._need_written(ranks, operation.id, operation.source, datum)
+        return datum
+
+    def _need_written(self, ranks: RankArray, operation: str, view: View, datum: Datum) -> None:
+        """Note it if an operation computes with what nobody wrote."""
+        if datum.undefined is None or not datum.undefined.any():
+            return
+        if (datum.undefined & self.tensors.filled(ranks, view)).any():
+            why = f"computes with {view.buffer}, of which nothing wrote a part"
+            self._trouble(ranks, operation, why)
+
+    def read(self, ranks: RankArray, view: View) -> Datum:
+        """Return what a view holds on all ranks of a class."""
+        datum = self.memory[ranks.index].buffers.get(view.buffer)
+        index = self.tensors.index(ranks, view)
+        if datum is None:
+            return unwritten(len(ranks.shape), index.count)
+        return read(datum, index)
+
+    def write(self, ranks: RankArray, view: View, new: Datum) -> None:
+        """Write a view on all ranks of a class.
+
+        Raises:
+            UnfollowedError: it has another number of pieces.
+        """
+        index = self.tensors.index(ranks, view)
+        if new.count != index.count:
+            raise UnfollowedError(f"{view.buffer} is not cut as what is written into it")
+        buffers = self.memory[ranks.index].buffers
+        if not index.is_whole:
+            datum = buffers.get(view.buffer)
+            if datum is None:
+                width = self.tensors.held(ranks, view.buffer).width
+                datum = unwritten(len(ranks.shape), width)
+            new = written(datum, index, new)
+        buffers[view.buffer] = new
+
+    def _host(self, ranks: RankArray, operations: Iterable[Operation]) -> Host:
+        memory = self.memory[ranks.index]
+        for operation in operations:
+            match operation:
+                case Allocate(buffer=name):
+                    memory.buffers.pop(name, None)
+                case Free(buffer=name):
+                    memory.buffers.pop(name, None)
+                case Compute():
+                    self._compute(ranks, operation, memory.scalars)
+                case Copy():
+                    self._copy(ranks, operation)
+                case Fill():
+                    self.write(
+                        ranks, operation.target, self.moves.filled(ranks, operation, memory.scalars)
+                    )
+                case AllGather() | ReduceScatter() | AllReduce() | Broadcast():
+                    yield from self._collective(ranks, operation)
+                case Send():
+                    self._send(ranks, operation)
+                case Receive():
+                    self.write(ranks, operation.target, (yield operation))
+                case Together(members=members):
+                    yield from self._together(ranks, members)
+                case SetScalar():
+                    set_scalar(operation, memory.scalars)
+                case Branch():
+                    side = operation.then if self._takes(ranks, operation) else operation.otherwise
+                    yield from self._host(ranks, side)
+                case HostWait():
+                    pass
+                case _:
+                    assert_never(operation)
+
+    def _together(self, ranks: RankArray, members: Iterable[Operation]) -> Host:
+        """Run operations that are issued as one: what is sent leaves first."""
+        for member in members:
+            if isinstance(member, Send):
+                self._send(ranks, member)
+        for member in members:
+            if isinstance(member, Receive):
+                self.write(ranks, member.target, (yield member))
+            elif isinstance(member, Collective):
+                yield from self._collective(ranks, member)
+
+    def _compute(self, ranks: RankArray, compute: Compute, scalars: Mapping[str, float]) -> None:
+        operands = [self.read(ranks, each.view) for each in compute.operands]
+        access = COMPUTE_ACCESS[compute.action]
+        for operand, datum in zip(compute.operands, operands, strict=True):
+            if datum.undefined is not None and access[operand.role][0]:
+                self._need_written(ranks, compute.id, operand.view, datum)
+        made = self.kernels.run(ranks, compute, operands, scalars, in_setup=self.in_setup)
+        for operand, new in zip(compute.operands, made, strict=True):
+            if new is not None:
+                self.write(ranks, operand.view, new)
+
+    def _copy(self, ranks: RankArray, copy: Copy) -> None:
+        source = self.read(ranks, copy.source)
+        counts = copy.accumulate or copy.by_parameter
+        held = self.read(ranks, copy.target) if counts else None
+        made = self.moves.copied(ranks, copy, source, held)
+        if copy.accumulate:
+            self._need_written(ranks, copy.id, copy.target, made)
+        self.write(ranks, copy.target, made)
+
+    def _send(self, ranks: RankArray, operation: Send) -> None:
+        self._mail[self.tensors.grid.route(ranks, operation)].append(
+            self.read(ranks, operation.source)
+        )
+
+    def _takes(self, ranks: RankArray, branch: Branch) -> bool:
+        """Return whether a class takes the list `then`."""
+        value = self.read(ranks, branch.value)
+        self._need_written(ranks, branch.id, branch.value, value)
+        flat = value.values.reshape(2, -1)
+        first = flat[:, :1]
+        place = len(self._decided[ranks.index])
+        self._decided[ranks.index].append((branch, first))
+        if (flat != first).any():
+            self._trouble(ranks, branch.id, "decides on what differs from rank to rank")
+        for other in self.classes[: ranks.index]:
+            theirs = self._decided[other.index]
+            if place < len(theirs) and (theirs[place][1] != first).any():
+                name = other.program.role
+                self._trouble(ranks, branch.id, f"decides on another value than {name} does")
+        if value.covered is not None:
+            left = self.kernels.measures.uncovered(value.covered)
+            if left:
+                self._trouble(ranks, branch.id, f"an overflow of {left} does not reach it")
+            return self.overflows
+        if not first.any() or self.moves.is_constant(first):
+            return bool(first.any())
+        if self.kernels.judges:
+            self._trouble(ranks, branch.id, "decides on what is no verdict on all gradients")
+        return self.overflows
+
+    def _trouble(self, ranks: RankArray, operation: str, why: str) -> None:
+        self.troubles.setdefault((ranks.program.role, operation), why)
+
+
+def set_scalar(change: SetScalar, scalars: dict[str, float]) -> None:
+    """Change a number of the host as `SetScalar` says."""
+    if change.counter is not None and scalars[change.counter] % change.every != 0:
+        return
+    value = scalars[change.scalar] * change.multiply + change.add
+    scalars[change.scalar] = min(max(value, change.minimum), change.maximum)

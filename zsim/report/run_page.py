@@ -1,0 +1,48 @@
+"""The page of one run: the answer first, then time, memory and the network."""
+
+from collections.abc import Sequence
+
+from zsim.analysis.summary import Summary, last_step
+from zsim.backend.backend import Job
+from zsim.report.memory_section import memory
+from zsim.report.network_section import network
+from zsim.report.page import Page, Section
+from zsim.report.streams_section import streams
+from zsim.report.time_section import split
+from zsim.trace.trace import Trace
+from zsim.units import format_bytes, format_seconds
+
+
+def run_page(
+    job: Job, trace: Trace, found: Summary, *, title: str, facts: Sequence[tuple[str, str]]
+) -> Page:
+    """Return the page of `trace`, a run of `job` of which `found` are the figures.
+
+    `facts` are what the command line prints.
+    """
+    begin_ps, end_ps = last_step(trace)
+    sections: list[Section] = []
+    if end_ps > begin_ps:
+        sections += [split(job, trace), streams(job, trace)]
+    sections.append(memory(job, trace))
+    if trace.links:
+        sections.append(network(job, trace, found))
+    return Page(
+        title=title,
+        answer=_answer(found),
+        facts=tuple(facts),
+        sections=tuple(sections),
+    )
+
+
+def _answer(found: Summary) -> str:
+    if found.reserved_bytes is not None:
+        memory_used = f"{format_bytes(found.reserved_bytes)} are reserved at most"
+    else:
+        memory_used = f"{format_bytes(found.peak_allocated_bytes)} are alive at the peak"
+    text = f"It {'fits' if found.fits else 'does not fit'}: {memory_used}"
+    if found.usable_bytes:
+        text += f", of {format_bytes(found.usable_bytes)}"
+    if found.step_time_s:
+        text += f". A step takes {format_seconds(found.step_time_s)}, bound by {found.bound_by}"
+    return f"{text}."

@@ -1,0 +1,358 @@
+"""The page of a study: the answer, all runs, a chart for each axis, and what one change does."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zsim.report.chart_lines import lines_of
+from zsim.report.page import (
+    LEGEND,
+    Json,
+    Page,
+    PageFigure,
+    PageTable,
+    Pairs,
+    Section,
+    TableCell,
+    number,
+    words,
+)
+from zsim.study.goal import COST
+from zsim.study.result import StudyResult, compared
+from zsim.study.row import StudyRow
+from zsim.units import format_bytes, format_seconds
+
+ROWS_MAX = 1_000
+"""Rows of the table, and runs to choose from: more make the page slow; the CSV has all."""
+COLOURS = (
+    *("#5b8bd0", "#e07a5f", "#6d9f71", "#f2b45c", "#8d6a9f", "#4f9da6"),
+    *("#1f3f77", "#8c2f1b", "#2f5233", "#9a6b00", "#c77daf", "#7b8794"),
+)
+
+
+def study_page(result: StudyResult) -> Page:
+    """Return the page of `result`."""
+    rows = [row for row in result.rows if row.outcome.summary is not None]
+    sections = [_runs(result)]
+    if rows:
+        vary = [at for at in range(len(result.axes)) if _varies(rows, at)]
+        sections += [_axis(result, rows, at, first=at == vary[0]) for at in vary]
+        sections += [*_tornado(result), _pairs(result, rows)]
+    facts = [("held fixed", result.held), ("runs", _counts(result))]
+    return Page(
+        title=result.question,
+        answer=f"{result.answer[:1].upper()}{result.answer[1:]}.",
+        facts=(
+            *facts,
+            *zip(("trust", *("" for _ in result.trust[1:])), result.trust, strict=False),
+        ),
+        sections=tuple(sections),
+    )
+
+
+def _counts(result: StudyResult) -> str:
+    text = f"{len(result.rows):,}, of which {len(result.ranking.accepted):,} meet the goal"
+    return f"{text}; {result.dropped:,} combinations were dropped" if result.dropped else text
+
+
+def _varies(rows: Sequence[StudyRow], axis: int) -> bool:
+    return len({row.labels[axis] for row in rows}) > 1
+
+
+def _runs(result: StudyResult) -> Section:
+    """Return all runs, best first; one that failed has its reason."""
+    why = {row.name: reason for row, reason in result.ranking.refused}
+    ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
+    priced = any(row.cost_per_million_tokens is not None for row in ordered)
+    columns = ["step time", "exposed communication", "MFU", "reserved", "tokens/s"]
+    columns += ["cost per million tokens"] if priced else []
+    left = len(ordered) - ROWS_MAX
+    more = f" {left:,} more are in the CSV (--csv FILE)." if left > 0 else ""
+    return Section(
+        title="Runs",
+        sentences=(f"Best first; click on a heading to sort.{more}",),
+        table=PageTable(
+            columns=(*result.axes, "GPUs", *columns, *(["why not"] if why else [])),
+            numeric=(*(False for _ in result.axes), True, *(True for _ in columns), False),
+            rows=tuple(
+                (
+                    *map(words, row.labels),
+                    number(f"{row.gpus:,}" if row.gpus else "", row.gpus),
+                    *_figures(row, priced=priced),
+                    *([words(why.get(row.name, ""))] if why else []),
+                )
+                for row in ordered[:ROWS_MAX]
+            ),
+        ),
+    )
+
+
+def _figures(row: StudyRow, *, priced: bool) -> Iterator[TableCell]:
+    found = row.outcome.summary
+    if found is None:
+        yield from (number("", 0) for _ in range(6 if priced else 5))
+        return
+    error = row.outcome.error
+    band = f" ± {error:.0%}" if error is not None else ""
+    exposed = found.exposed_communication_s / found.step_time_s if found.step_time_s else 0.0
+    yield number(f"{format_seconds(found.step_time_s)}{band}", found.step_time_s)
+    yield number(f"{exposed:.1%}", exposed)
+    yield number(f"{found.mfu:.1%}" if found.mfu else "", found.mfu)
+    reserved = found.reserved_bytes
+    yield number("" if reserved is None else format_bytes(reserved), reserved or 0)
+    yield number(f"{found.tokens_per_s:,.0f}", found.tokens_per_s)
+    if priced:
+        cost = row.cost_per_million_tokens
+        yield number("" if cost is None else f"{cost:.4g}", cost or 0)
+
+
+def _axis(result: StudyResult, rows: Sequence[StudyRow], axis: int, *, first: bool) -> Section:
+    """Return step time along one axis, a line for each combination of the others.
+
+    What marks mean is said with the `first` of such charts.
+    """
+    labels = list(dict.fromkeys(row.labels[axis] for row in result.rows))
+    lines = lines_of(result, rows, axis)
+    fewer = ""
+    if "slowest" in lines:
+        fewer = " Of all combinations of the others, the fastest, median and slowest."
+    marks = f" {_band(rows)} Hollow marks do not meet the goal." if first else ""
+    changes = ", ".join(result.fields[axis])
+    return Section(
+        title=f"Along {result.axes[axis]}",
+        sentences=(f"It changes {changes}.{fewer}{marks}",),
+        figure=PageFigure(
+            traces=tuple(
+                _line(name, each, axis, result, colour=COLOURS[at % len(COLOURS)])
+                for at, (name, each) in enumerate(lines.items())
+            ),
+            layout={
+                "xaxis": {
+                    "title": {"text": plain(result.axes[axis])},
+                    "type": "category",
+                    "categoryorder": "array",
+                    "categoryarray": [plain(label) for label in labels],
+                },
+                "yaxis": {"title": {"text": "step time, seconds"}, **_scale(rows)},
+                "legend": LEGEND,
+                "showlegend": len(lines) > 1,
+                "hovermode": "closest",
+            },
+            height=420,
+        ),
+    )
+
+
+def _band(rows: Sequence[StudyRow]) -> str:
+    """Return what the bars of a chart are, or why there are none."""
+    if any(row.outcome.error is not None for row in rows):
+        return "Bars are the error of the prediction, where measurements judged it."
+    return "No measurement has judged such runs: there is no band of error."
+
+
+FAR = 20
+"""From so many times on times are far apart: their axis is logarithmic."""
+
+
+def _scale(rows: Sequence[StudyRow]) -> Json:
+    times = [row.step_time_s for row in rows]
+    return {"type": "log"} if max(times) > FAR * min(times) > 0 else {"rangemode": "tozero"}
+
+
+def plain(text: str) -> str:
+    """Return `text` as a figure shows it letter by letter: Plotly reads tags of its own."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _line(
+    name: str, rows: Sequence[StudyRow], axis: int, result: StudyResult, *, colour: str
+) -> Json:
+    accepted = {row.name for row in result.ranking.accepted}
+    bands = [(row.outcome.error or 0.0) * row.step_time_s for row in rows]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": plain(name) or "step time",
+        "x": [plain(row.labels[axis]) for row in rows],
+        "y": [row.step_time_s for row in rows],
+        "error_y": {"type": "data", "array": bands, "visible": any(bands)},
+        "marker": {
+            "size": 9,
+            "color": colour,
+            "symbol": ["circle" if row.name in accepted else "circle-open" for row in rows],
+        },
+        "line": {"color": colour},
+        "customdata": [plain(row.name) for row in rows],
+        "hovertemplate": "%{customdata}: %{y:.4s}s<extra></extra>",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class OneChange:
+    """One choice on one axis in place of the best run's: relative change of what is compared.
+
+    `group` is the choice on the goal's own axis, for each of which there is a best run; "" is all.
+    """
+
+    group: str
+    axis: str
+    label: str
+    row: StudyRow
+    relative: float
+    counts: bool | None
+
+    @property
+    def name(self) -> str:
+        """Choice that is made, and its group."""
+        return f"{self.group}: {self.axis}={self.label}" if self.group else self.chosen
+
+    @property
+    def chosen(self) -> str:
+        """Choice that is made."""
+        return f"{self.axis}={self.label}"
+
+
+def changes(result: StudyResult) -> tuple[OneChange, ...]:
+    """Return what each single change does to the best run of each group; largest first."""
+    goal, found = result.goal, list[OneChange]()
+    for row in result.rows:
+        group = goal.group(row)
+        best = result.ranking.best.get(group)
+        if best is None or row.outcome.summary is None:
+            continue
+        apart = [at for at, label in enumerate(row.labels) if label != best.labels[at]]
+        change = compared(goal, best, row) if len(apart) == 1 else None
+        if change is not None:
+            axis, label = result.axes[apart[0]], row.labels[apart[0]]
+            found.append(OneChange(group, axis, label, row, *change))
+    return tuple(sorted(found, key=lambda each: -abs(each.relative)))
+
+
+def by_cost(result: StudyResult) -> bool:
+    """Tell whether runs are compared by what a token costs, or else by the time of a step."""
+    return result.goal.minimize == COST
+
+
+def _tornado(result: StudyResult) -> Iterator[Section]:
+    """Yield what one change does to the best run."""
+    found = changes(result)
+    if not found:
+        return
+    shown, accepted = found[:20], {row.name for row in result.ranking.accepted}
+    what = "the cost of a token" if by_cost(result) else "the time of a step"
+    yield Section(
+        title="What one change does",
+        sentences=(_about(result, found, what),),
+        figure=PageFigure(
+            traces=(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "y": [plain(each.name) for each in shown],
+                    "x": [100 * each.relative for each in shown],
+                    "text": [_says(each, found) for each in shown],
+                    "textposition": "auto",
+                    "marker": {
+                        "color": [_colour(each) for each in shown],
+                        "opacity": [1.0 if each.row.name in accepted else PALE for each in shown],
+                    },
+                    "hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>",
+                },
+            ),
+            layout={
+                "xaxis": {"title": {"text": f"change of {what}, %"}, "zeroline": True},
+                "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+                "showlegend": False,
+            },
+            height=170 + 30 * len(shown),
+        ),
+    )
+
+
+def _about(result: StudyResult, found: Sequence[OneChange], what: str) -> str:
+    """Return what the bars are, which change helps most, and which matters most."""
+    accepted = {row.name for row in result.ranking.accepted}
+    meets = [each for each in found if each.row.name in accepted]
+    better = min(meets, key=lambda each: each.relative, default=None)
+    help_most = (
+        f"What helps most and meets the goal is {better.name}: {_says(better, found)}."
+        if better is not None and better.relative < 0
+        else f"No single change that meets the goal lessens {what}."
+    )
+    matters = f"What matters most is {found[0].name}: {_says(found[0], found)}."
+    if not found[0].relative:
+        axes = ", ".join(sorted({each.axis for each in found}))
+        matters = f"{what.capitalize()} is the same whatever is chosen on {axes}."
+    each = result.goal.table.for_each
+    begin = (
+        f"the best run, {result.ranking.accepted[0].name}"
+        if each is None
+        else f"the best run for each {each}"
+    )
+    return (
+        f"From {begin}, one {'axis' if each is None else 'other axis'} is changed at a time; "
+        f"bars are the change of {what}. {help_most} {matters}"
+        + " No measurement has judged these differences." * _none_judged(found)
+        + " Pale bars do not meet the goal." * (len(meets) < len(found))
+    )
+
+
+PALE = 0.4
+"""Opacity of the bar of a run that does not meet the goal."""
+
+
+def _none_judged(found: Sequence[OneChange]) -> bool:
+    """Tell whether no change is judged: that can be said once."""
+    return all(each.counts is None for each in found)
+
+
+def _says(each: OneChange, found: Sequence[OneChange]) -> str:
+    """Return a change, one of `found`, and how sure it is unless that is said of all."""
+    how = {
+        False: ", below the error",
+        None: "" if _none_judged(found) else ", not judged",
+        True: "",
+    }[each.counts]
+    return f"{each.relative:+.1%}{how if each.relative else ''}"
+
+
+def _colour(each: OneChange) -> str:
+    if each.counts is False:
+        return "#b8c0c9"
+    return "#6d9f71" if each.relative < 0 else "#e07a5f"
+
+
+def _pairs(result: StudyResult, rows: Sequence[StudyRow]) -> Section:
+    """Return a section that compares any two runs: the page computes the difference."""
+    done = {row.name for row in rows}
+    ordered = [*result.ranking.accepted, *(row for row, _ in result.ranking.refused)]
+    shown = [row for row in ordered if row.name in done][:ROWS_MAX]
+    left = len(rows) - len(shown)
+    more = f" The best {ROWS_MAX:,} runs can be chosen; all are in the CSV." if left else ""
+    return Section(
+        title="Any two runs",
+        sentences=(f"Choose two; a step time that differs by less than the error says so.{more}",),
+        pairs=Pairs(
+            figures=(
+                "step time, s",
+                "exposed communication, s",
+                "reserved, GB",
+                "MFU, %",
+                "tokens/s",
+                "GPUs",
+            ),
+            runs=tuple((row.name, _numbers(row), row.outcome.error) for row in shown),
+        ),
+    )
+
+
+def _numbers(row: StudyRow) -> tuple[float | None, ...]:
+    found = row.outcome.summary
+    assert found is not None
+    return (
+        found.step_time_s,
+        found.exposed_communication_s,
+        None if found.reserved_bytes is None else found.reserved_bytes / 1e9,
+        found.mfu * 100,
+        found.tokens_per_s,
+        row.gpus,
+    )

@@ -1,0 +1,118 @@
+"""Section on the time of a step: a bar for each rank of the trace, every moment one thing."""
+
+from zsim.analysis.summary import last_step
+from zsim.analysis.time_breakdown import Breakdown, breakdown
+from zsim.backend.backend import Job
+from zsim.report.page import Json, PageFigure, Section
+from zsim.trace.trace import RankTrace, Trace
+from zsim.units import PICOSECONDS_PER_SECOND, format_seconds
+
+COMPUTE, COPY, HOST, IDLE = "#5b8bd0", "#b8c0c9", "#3e4c59", "#e9ecef"
+EXPOSED = ("#e07a5f", "#f2b45c", "#b56576", "#8d6a9f", "#6d9f71", "#4f9da6")
+"""Of groups, in the order of their names."""
+
+Part = tuple[str, str, int]
+"""What it is, its colour, picoseconds."""
+
+
+def split(job: Job, trace: Trace) -> Section:
+    """Return the section of the last step of `trace`, a run of `job`."""
+    begin_ps, end_ps = last_step(trace)
+    ranks = trace.ranks
+    found = [
+        breakdown(job.schedule.program_of(rank.rank), rank, begin_ps, end_ps) for rank in ranks
+    ]
+    groups = sorted({name for each in found for name, _ in each.exposed_ps})
+    worst = max(range(len(found)), key=lambda at: found[at].communication_ps)
+    return Section(
+        title="Where the time goes",
+        sentences=(_sentence(found[worst], ranks[worst]),),
+        figure=PageFigure(
+            traces=tuple(_traces(found, ranks, groups)),
+            layout={
+                "barmode": "stack",
+                "xaxis": {"title": {"text": "seconds of the step"}},
+                "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+                "legend": {
+                    "orientation": "h",
+                    "y": 1.0,
+                    "yanchor": "bottom",
+                    "x": 0,
+                    "traceorder": "normal",
+                },
+            },
+            height=230 + 34 * len(ranks),
+        ),
+    )
+
+
+def _label(rank: RankTrace) -> str:
+    like = f" and {rank.stands_for - 1:,} like it" if rank.stands_for > 1 else ""
+    return f"rank {rank.rank}{like}"
+
+
+def parts(found: Breakdown, groups: list[str], host_ps: int = 0) -> list[Part]:
+    """Return all parts of a step, those that are nothing too; they sum up to its span."""
+    exposed = dict(found.exposed_ps)
+    return [
+        ("compute", COMPUTE, found.compute_ps),
+        *(
+            (f"exposed communication, {name}", EXPOSED[at % len(EXPOSED)], exposed.get(name, 0))
+            for at, name in enumerate(groups)
+        ),
+        ("copies and fills alone", COPY, found.copy_ps),
+        ("waiting for the host", HOST, min(host_ps, found.idle_ps)),
+        ("idle", IDLE, found.idle_ps - min(host_ps, found.idle_ps)),
+    ]
+
+
+def _traces(found: list[Breakdown], ranks: tuple[RankTrace, ...], groups: list[str]) -> list[Json]:
+    hosts = [rank.host_bound_ps[-1] if rank.host_bound_ps else 0 for rank in ranks]
+    labels = [_label(rank) for rank in ranks]
+    columns = zip(
+        *(parts(each, groups, host) for each, host in zip(found, hosts, strict=True)), strict=True
+    )
+    traces: list[Json] = []
+    for column in columns:
+        name, colour, _ = column[0]
+        seconds = [each / PICOSECONDS_PER_SECOND for _, _, each in column]
+        if not any(seconds):
+            continue
+        shares = [
+            f"{each:.1%}"
+            for each in (
+                ps / max(whole.span_ps, 1) for (_, _, ps), whole in zip(column, found, strict=True)
+            )
+        ]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": labels,
+                "x": seconds,
+                "text": shares,
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "marker": {"color": colour},
+                "hovertemplate": f"{name}: %{{x:.4s}}s, %{{text}}<extra></extra>",
+            }
+        )
+    return traces
+
+
+def _sentence(found: Breakdown, rank: RankTrace) -> str:
+    span = max(found.span_ps, 1)
+    exposed = sorted(found.exposed_ps, key=lambda each: -each[1])
+    text = f"{_label(rank).capitalize()} compute for {found.compute_ps / span:.1%} of the step"
+    if rank.stands_for == 1:
+        text = f"Rank {rank.rank} computes for {found.compute_ps / span:.1%} of the step"
+    if exposed:
+        listed = ", ".join(
+            f"{format_seconds(each / PICOSECONDS_PER_SECOND)} on {name}" for name, each in exposed
+        )
+        share = found.communication_ps / span
+        text += f"; communication that nothing hides takes {share:.1%}: {listed}"
+        if exposed[1:]:
+            text += " (while two are under way, the one that began first counts)"
+    return f"{text}. Idle {found.idle_ps / span:.1%}."

@@ -1,0 +1,132 @@
+"""A list of operations that grows: memory, scalars, waits and branches, which are the host's."""
+
+from collections.abc import Iterable
+
+from zsim.schedule.buffer_handle import BufferHandle
+from zsim.schedule.operation import (
+    Allocate,
+    Branch,
+    Edge,
+    Free,
+    FreeMode,
+    HostWait,
+    Operation,
+    SetScalar,
+    View,
+)
+from zsim.schedule.schedule import Buffer
+
+Memory = View | str
+"""What an operation reads or writes: a view, or all of a buffer by its name."""
+
+
+class HostActions:
+    """A list of operations that grows: setup, a step, or one side of a branch.
+
+    `prefix` is the path of what is being written, `buffers` has every buffer that may be named.
+    """
+
+    def __init__(self, prefix: str, buffers: dict[str, Buffer]) -> None:
+        self.prefix = prefix
+        self.buffers = buffers
+        self.operations: list[Operation] = []
+        self._allocations: dict[str, int] = {}
+        self._views: dict[str, View] = {}
+
+    def add(self, operation: Operation) -> str:
+        """Append an operation that was made elsewhere, and return its id."""
+        self.operations.append(operation)
+        return operation.id
+
+    def path(self, name: str) -> str:
+        """Return the id of an operation called `name` in this part."""
+        return f"{self.prefix}/{name}"
+
+    def all(self, name: str) -> View:
+        """Return a view of every element of the buffer called `name`."""
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = View(buffer=name, size=self.buffers[name].elements)
+        return view
+
+    def view(self, memory: Memory) -> View:
+        """Return the view, or that of all of the buffer that is named."""
+        return self.all(memory) if isinstance(memory, str) else memory
+
+    def allocate(self, *buffers: BufferHandle | str) -> None:
+        """Take memory for each buffer."""
+        for name in map(name_of, buffers):
+            self.add(Allocate(id=self._memory_id("allocate", name), buffer=name))
+
+    def free(
+        self,
+        *buffers: BufferHandle | str,
+        mode: FreeMode = FreeMode.WAITED,
+        uses: Iterable[str] = (),
+        verb: str = "free",
+    ) -> None:
+        """Give the memory of each buffer back; `uses` ran on streams other than its home.
+
+        `verb` tells apart two frees of one buffer in one place.
+        """
+        uses = tuple(uses)
+        for name in map(name_of, buffers):
+            self.add(Free(id=self._memory_id(verb, name), buffer=name, mode=mode, uses=uses))
+
+    def _memory_id(self, verb: str, name: str) -> str:
+        key = f"{verb} {name}"
+        count = self._allocations[key] = self._allocations.get(key, -1) + 1
+        return self.path(f"{name}/{verb}{count or ''}")
+
+    def host_wait(self, name: str, operation: Edge) -> str:
+        """Stop the host until `operation` has finished."""
+        return self.add(HostWait(id=self.path(name), operation=operation))
+
+    def set_scalar(
+        self,
+        name: str,
+        scalar: str,
+        *,
+        multiply: float = 1.0,
+        add: float = 0.0,
+        minimum: float = 0.0,
+        counter: str | None = None,
+        every: int = 1,
+    ) -> str:
+        """Change a host scalar."""
+        return self.add(
+            SetScalar(
+                id=self.path(name),
+                scalar=scalar,
+                multiply=multiply,
+                add=add,
+                minimum=minimum,
+                counter=counter,
+                every=every,
+            )
+        )
+
+    def branch(
+        self,
+        name: str,
+        value: Memory,
+        then: "HostActions",
+        otherwise: "HostActions",
+        *,
+        after: Iterable[Edge],
+    ) -> str:
+        """Read one element; run `then` if it is not zero, else `otherwise`."""
+        return self.add(
+            Branch(
+                id=self.path(name),
+                after=tuple(after),
+                value=self.view(value),
+                then=tuple(then.operations),
+                otherwise=tuple(otherwise.operations),
+            )
+        )
+
+
+def name_of(buffer: BufferHandle | str) -> str:
+    """Return the name of a buffer that is given by its name or handle."""
+    return buffer if isinstance(buffer, str) else buffer.name

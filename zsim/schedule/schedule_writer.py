@@ -1,0 +1,154 @@
+"""Writer of what the ranks of one role do: buffers by name, operations in order, memory so far."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from zsim.dtype import DType
+from zsim.model.model import ModelError
+from zsim.schedule.buffer_handle import BufferHandle
+from zsim.schedule.host_actions import name_of
+from zsim.schedule.mesh import Box
+from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
+from zsim.schedule.operation_list import COMPUTE, OperationList
+from zsim.schedule.schedule import Buffer, Kind, Program
+
+TO_HOST = "device_to_host"
+FROM_HOST = "host_to_device"
+"""Streams of copies to host memory and back, beside those of kernels and of collectives."""
+POOL = "device"
+HOST_POOL = "host"
+ROLE = "all"
+"""The role of ranks that all do the same."""
+
+OPERATIONS_MAX: Final = 500_000
+"""No program of one role is longer: at 0.6 kB each, what a laptop holds; 1,000 layers
+with two micro-batches are 128,000."""
+
+
+class ScheduleWriter(OperationList):
+    """Collects the buffers of a role, and the operations of its setup and then of its step.
+
+    It keeps a ledger of each pool, so that the schedule can promise its peak: memory returns when
+    it is freed, whatever the mode.
+    """
+
+    def __init__(self, role: str = ROLE, box: Box = ()) -> None:
+        super().__init__("", {})
+        self.role = role
+        self.box = box
+        self.persistent: list[str] = []
+        self.setup: list[Operation] = []
+        self.alive_bytes = {POOL: 0}
+        self.peak_bytes = {POOL: 0}
+        self.alive: set[str] = set()
+
+    def buffer(
+        self,
+        name: str,
+        elements: int,
+        dtype: DType,
+        kind: Kind,
+        *,
+        pool: str = POOL,
+        home: str = COMPUTE,
+        produced: bool = False,
+        layout: str | None = None,
+        shard: str | None = None,
+    ) -> str:
+        """Declare a buffer once; later declarations of the name are the same buffer."""
+        if name not in self.buffers:
+            self.buffers[name] = Buffer(
+                name=name,
+                pool=pool,
+                elements=elements,
+                dtype=dtype,
+                kind=kind,
+                home=home,
+                produced=produced,
+                layout=layout,
+                shard=shard,
+            )
+        return name
+
+    def host_buffer(self, name: str, elements: int, dtype: DType, kind: Kind) -> str:
+        """Declare a buffer in the host's memory, first written by a copy out of the device."""
+        return self.buffer(name, elements, dtype, kind, pool=HOST_POOL, home=TO_HOST)
+
+    def add(self, operation: Operation) -> str:
+        """Append an operation and return its id.
+
+        Raises:
+            ModelError: there are too many; it names what makes fewer.
+        """
+        if len(self.operations) >= OPERATIONS_MAX:
+            raise ModelError(
+                f"layers: a step of more than {OPERATIONS_MAX:,} operations; fewer layers or "
+                "gradient_accumulation_steps, or larger buckets, need fewer"
+            )
+        self.operations.append(operation)
+        return operation.id
+
+    def allocate(self, *buffers: BufferHandle | str) -> None:
+        """Take memory for each buffer."""
+        for each in buffers:
+            name = name_of(each)
+            assert name not in self.alive, f"{self.prefix}: {name} is alive"
+            self.alive.add(name)
+            buffer = self.buffers[name]
+            alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
+            self.alive_bytes[buffer.pool] = alive
+            if alive > self.peak_bytes.get(buffer.pool, 0):
+                self.peak_bytes[buffer.pool] = alive
+            self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
+
+    def persist(self, name: str) -> str:
+        """Take memory that lives from setup on, through all steps."""
+        self.persistent.append(name)
+        self.allocate(name)
+        return name
+
+    def free(
+        self,
+        *buffers: BufferHandle | str,
+        mode: FreeMode = FreeMode.WAITED,
+        uses: Iterable[str] = (),
+        verb: str = "free",
+    ) -> None:
+        """Give the memory of each buffer back after `uses`, as `mode` says."""
+        uses = tuple(uses)
+        for each in buffers:
+            name = name_of(each)
+            self.alive.remove(name)
+            buffer = self.buffers[name]
+            self.alive_bytes[buffer.pool] -= buffer.size_bytes
+            self.add(Free(id=f"{self.prefix}/{verb}/{name}", buffer=name, mode=mode, uses=uses))
+
+    def begin_step(self) -> None:
+        """End setup: what is written from now on is the step."""
+        self.setup, self.operations = self.operations, []
+
+    def fork(self, prefix: str) -> "ScheduleWriter":
+        """Return a writer of one side of a branch: same buffers, a copy of the ledger."""
+        side = ScheduleWriter(self.role, self.box)
+        side.buffers, side.persistent, side._views = self.buffers, self.persistent, self._views
+        side.prefix = prefix
+        side.alive, side.alive_bytes = set(self.alive), dict(self.alive_bytes)
+        side.peak_bytes = dict(self.peak_bytes)
+        return side
+
+    def join(self, side: "ScheduleWriter") -> None:
+        """Go on from where `side` ended."""
+        self.alive, self.alive_bytes = side.alive, side.alive_bytes
+        self.peak_bytes = {
+            pool: max(size, self.peak_bytes.get(pool, 0)) for pool, size in side.peak_bytes.items()
+        }
+
+    def program(self) -> Program:
+        """Return the program of the role as it stands."""
+        return Program(
+            role=self.role,
+            buffers=tuple(self.buffers.values()),
+            persistent=tuple(self.persistent),
+            setup=tuple(self.setup),
+            step=tuple(self.operations),
+        )

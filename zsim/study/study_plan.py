@@ -1,0 +1,269 @@
+"""A study as runs: every combination with its scenario settled, before anything is simulated."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from hashlib import sha256
+from math import prod
+from typing import Any, cast
+
+from zsim.scenario.fault_injection import TroubleError
+from zsim.scenario.outline import Outline, Recipe
+from zsim.scenario.tables import Scenario, ScenarioError, from_tables
+from zsim.study.axis import Combination, StudyAxis, axes_of, changed, combinations
+from zsim.study.condition import Condition, condition
+from zsim.study.file import StudyError, StudyFile
+from zsim.study.fixed import BATCH, Fixed, held
+from zsim.study.goal import COST, Goal, goal_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Functions of the world that settle a scenario; all raise `ScenarioError`.
+
+    Attributes:
+        configured: the scenario with what files say that it names.
+        replicas: over how many replicas its global batch is spread.
+        outline: every number of it.
+    """
+
+    configured: Callable[[Scenario], Scenario]
+    replicas: Callable[[Scenario], int]
+    outline: Callable[[Scenario], Outline]
+
+
+COMBINATIONS_MAX = 1_000_000
+"""More would take hours to plan alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """One combination of a study.
+
+    Attributes:
+        name: `stage=3, NICs=8`.
+        labels: its choice on each axis.
+        values: what the axes set, and what is minimized, by field.
+        outline: every number of its scenario; None if that cannot be.
+        impossible: why it cannot, in one line.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    values: Mapping[str, object]
+    outline: Outline | None
+    impossible: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """All runs of a study, and what is the same in them.
+
+    `held` says in one line what is held fixed; `dropped` is how many combinations are not run.
+    """
+
+    question: str
+    axes: tuple[StudyAxis, ...]
+    goal: Goal
+    held: str
+    runs: tuple[StudyRun, ...]
+    dropped: int
+
+
+def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyPlan:
+    """Return the runs of `study` on the scenario in the tables of `base`.
+
+    Raises:
+        StudyError: a field or value is not allowed, a fault names what is not there, a choice is
+            possible with no other, or nothing is left to run.
+    """
+    axes = axes_of(study.axis)
+    count = prod(len(axis.choices) for axis in axes)
+    if count > COMBINATIONS_MAX:
+        raise StudyError(f"axis: {count:,} combinations must be at most {COMBINATIONS_MAX:,}")
+    goal = goal_of(study.goal, [axis.name for axis in axes])
+    planner = _Planner(axes=axes, goal=goal, base=base, reader=reader)
+    keep, drop = _conditions(study, axes)
+    batch = planner.fixed() if study.hold == "global_batch" else None
+    runs: list[StudyRun] = []
+    count = 0
+    for combination in combinations(axes):
+        count += 1
+        scenario = planner.scenario(combination)
+        if planner.stays(keep, drop, combination, scenario):
+            runs.append(planner.run(combination, scenario, batch))
+    if not runs:
+        raise StudyError(f"where: drops all {count} combinations")
+    _refuse_impossible(axes, runs)
+    need_values(goal, runs)
+    return StudyPlan(
+        question=study.question,
+        axes=axes,
+        goal=goal,
+        held=_held(axes, batch),
+        runs=tuple(runs),
+        dropped=count - len(runs),
+    )
+
+
+def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
+    """Return if every run that can be has a number for what is sought.
+
+    Raises:
+        StudyError: what is minimized is no number in one, or its GPU has no price.
+    """
+    for run in runs:
+        gpu = "" if run.outline is None else run.outline.cluster.gpu.name
+        value = 0 if goal.field is None else run.values.get(goal.field)
+        if run.outline is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise StudyError(f"goal.minimize: {goal.field} is {value!r} in {run.name}, no number")
+        if goal.minimize == COST and goal.price(gpu) is None:
+            raise StudyError(f"goal.price_per_gpu_hour: {gpu} of {run.name} has no price")
+
+
+def key_of(outline: Outline, code: str) -> str:
+    """Return the key of an outcome: a hash of all that it depends on, and the version of the code.
+
+    Where numbers of the cluster come from changes nothing.
+    """
+    told = replace(outline, cluster=replace(outline.cluster, cites=()))
+    return sha256(f"{code}\n{told!r}".encode()).hexdigest()
+
+
+def found_in(scenario: Scenario, name: str) -> object:
+    """Return the value of a field (`zero.stage`), defaults included."""
+    return reduce(_inner, name.split("."), cast("object", scenario))
+
+
+def _inner(table: object, name: str) -> object:
+    if isinstance(table, Mapping):
+        return cast("Mapping[str, object]", table).get(name)
+    return None if table is None else getattr(table, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planner:
+    """Makes runs of combinations. Equal recipes of schedules are one value in all of them."""
+
+    axes: Sequence[StudyAxis]
+    goal: Goal
+    base: Mapping[str, Any]
+    reader: Reader
+    recipes: dict[Recipe, Recipe] = field(default_factory=dict[Recipe, Recipe])
+
+    def scenario(self, combination: Combination) -> Scenario:
+        """Return the scenario of a combination, as its fields alone say."""
+        try:
+            tables = changed(self.base, combination.changes)
+            return self.reader.configured(from_tables(tables))
+        except (ScenarioError, StudyError) as error:
+            raise StudyError(f"{combination.named(self.axes)}: {error}") from None
+
+    def stays(
+        self,
+        keep: Sequence[Condition],
+        drop: Sequence[Condition],
+        combination: Combination,
+        scenario: Scenario,
+    ) -> bool:
+        """Tell whether the conditions let it stay."""
+        names = [axis.name for axis in self.axes]
+        labels = dict(zip(names, combination.labels, strict=True))
+
+        def find(name: str) -> object:
+            return labels[name] if name in labels else found_in(scenario, name)
+
+        try:
+            return all(each.holds(find) for each in keep) and not any(
+                each.holds(find) for each in drop
+            )
+        except StudyError as error:
+            raise StudyError(f"where: {combination.named(self.axes)}: {error}") from None
+
+    def fixed(self) -> Fixed | None:
+        """Return the batch that is held fixed: the base's, or that of the first run that has one.
+
+        None if no scenario says what it would be.
+        """
+        for scenario in self._scenarios():
+            try:
+                batches = self.reader.outline(scenario).batches
+                replicas = self.reader.replicas(scenario)
+            except ScenarioError:
+                continue
+            share = batches.micro_batch_size * batches.accumulation_steps
+            return Fixed(global_batch=share * replicas, micro_batch=batches.micro_batch_size)
+        return None
+
+    def _scenarios(self) -> Iterator[Scenario]:
+        """Yield the base, if it is a scenario without the axes, then that of each combination."""
+        with suppress(ScenarioError):
+            yield self.reader.configured(from_tables(self.base))
+        yield from map(self.scenario, combinations(self.axes))
+
+    def run(self, combination: Combination, scenario: Scenario, batch: Fixed | None) -> StudyRun:
+        """Return the run of a combination, with the batch that is held, if one is."""
+        values = dict(combination.changes)
+        if self.goal.field is not None:
+            values[self.goal.field] = found_in(scenario, self.goal.field)
+        name, labels = combination.named(self.axes), combination.labels
+        try:
+            if batch is not None:
+                replicas = self.reader.replicas(scenario)
+                train = held(scenario.train, batch, replicas, combination.changes)
+                scenario = scenario.model_copy(update={"train": train})
+            outline = self.reader.outline(scenario)
+        except TroubleError as error:
+            raise StudyError(f"{name}: {error}") from None
+        except ScenarioError as error:
+            return StudyRun(
+                name=name, labels=labels, values=values, outline=None, impossible=str(error)
+            )
+        recipe = self.recipes.setdefault(outline.recipe, outline.recipe)
+        alike = replace(
+            outline, model=recipe.model, strategy=recipe.strategy, batches=recipe.batches
+        )
+        return StudyRun(name=name, labels=labels, values=values, outline=alike)
+
+
+def _conditions(
+    study: StudyFile, axes: Sequence[StudyAxis]
+) -> tuple[list[Condition], list[Condition]]:
+    """Return conditions that must hold, and that must not."""
+    names = [axis.name for axis in axes]
+    found: list[list[Condition]] = []
+    for key, texts in (("keep", study.where.keep), ("drop", study.where.drop)):
+        try:
+            found.append([condition(text, names) for text in texts])
+        except StudyError as error:
+            raise StudyError(f"where.{key}: {error}") from None
+    return found[0], found[1]
+
+
+def _refuse_impossible(axes: Sequence[StudyAxis], runs: Sequence[StudyRun]) -> None:
+    """Raise if a choice is possible with no other."""
+    for index, axis in enumerate(axes):
+        for choice in axis.choices:
+            found = [run for run in runs if run.labels[index] == choice.label]
+            if found and all(run.outline is None for run in found):
+                raise StudyError(f"{axis.name}={choice.label}: {found[0].impossible}")
+
+
+def _held(axes: Sequence[StudyAxis], batch: Fixed | None) -> str:
+    """Return what is the same in all runs, in one line."""
+    fields = {name for axis in axes for name in axis.fields}
+    micro, steps, total = (f"train.{name}" in fields for name in BATCH)
+    if batch is None:
+        return "nothing; each run has the global batch that its fields say"
+    if total or (micro and steps):
+        return "nothing; the axes say the global batch"
+    if micro:
+        follows = "gradient accumulation follows the micro-batch"
+    elif steps:
+        follows = "the micro-batch follows gradient accumulation"
+    else:
+        follows = "gradient accumulation makes up for replicas, the micro-batch shrinks if it must"
+    return f"the global batch, {batch.global_batch:,} sequences a step: {follows}"

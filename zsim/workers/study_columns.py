@@ -1,0 +1,53 @@
+"""The rows of a study as plain values by column: for CSV and JSON."""
+
+import csv
+from io import StringIO
+
+from zsim.study.result import StudyResult
+from zsim.study.row import StudyRow
+
+FIGURES = (
+    "step_time_s",
+    "exposed_communication_s",
+    "host_bound_s",
+    "tokens_per_s",
+    "model_tflops_per_gpu",
+    "hardware_tflops_per_gpu",
+    "mfu",
+    "hfu",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "usable_bytes",
+)
+"""Fields of a summary that are columns, units last."""
+
+
+def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
+    """Return one row: axes first, then how it ended, figures (None without), and what it costs."""
+    outcome, meets = row.outcome, row in result.ranking.accepted
+    found: dict[str, object] = dict(zip(result.axes, row.labels, strict=True))
+    found |= {
+        "status": outcome.status.value,
+        "reason": outcome.reason,
+        "meets_goal": meets,
+        "gpus": row.gpus or None,
+        "micro_batch_size": row.micro_batch_size or None,
+        "gradient_accumulation_steps": row.accumulation_steps or None,
+    }
+    summary = outcome.summary
+    for name in FIGURES:
+        found[name] = None if summary is None else getattr(summary, name)
+    found["peak_reserved_bytes"] = None if summary is None else summary.reserved_bytes
+    found["cost_per_million_tokens"] = row.cost_per_million_tokens
+    found["error"] = outcome.error
+    return found
+
+
+def csv_text(result: StudyResult) -> str:
+    """Return the rows as CSV, in the order of the study; empty where there is no value."""
+    rows = [columns(result, row) for row in result.rows]
+    text = StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

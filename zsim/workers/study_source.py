@@ -1,0 +1,115 @@
+"""The study that a command names, and what its scenarios name: files and what ships."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from zsim.files.installed import (
+    kernel_profile,
+    network_profile,
+    scenarios,
+    studies,
+    topology,
+)
+from zsim.files.source import file_text, with_files
+from zsim.mistake import MistakeError, mistakes
+from zsim.scenario.outline import Outline
+from zsim.scenario.resolve import outline, placed
+from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.study.axis import changed, flat
+from zsim.study.file import StudyError, StudyFile, from_tables, parse
+from zsim.study.study_plan import Reader, StudyPlan, planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study that was found.
+
+    Attributes:
+        given: what it was asked for as; the first word of messages about it.
+        name: what files beside it are called after.
+        plan: its runs.
+    """
+
+    given: str
+    name: str
+    plan: StudyPlan
+
+
+def study_of(study: str | PathLike[str] | Mapping[str, Any] | Study) -> Study:
+    """Return the study of that name, in that file, or in these tables; one that was read as it is.
+
+    Raises:
+        MistakeError: there is none, or it cannot be used.
+    """
+    if isinstance(study, Study):
+        return study
+    if isinstance(study, Mapping):
+        given = name = "study"
+        with mistakes(StudyError, prefix=f"{given}: "):
+            found = from_tables(study)
+    else:
+        shipped, given = studies(), fspath(study)
+        name = given if given in shipped else Path(given).stem
+        text = shipped[given] if given in shipped else file_text("study", given, tuple(shipped))
+        with mistakes(StudyError, prefix=f"{given}: "):
+            found = parse(text)
+    with mistakes(StudyError, ScenarioError, prefix=f"{given}: "):
+        where, base = _base(found, Path(given).parent)
+        plan = planned(found, base, reader(where))
+    return Study(given=given, name=name, plan=plan)
+
+
+def reader(where: str) -> Reader:
+    """Return what settles scenarios; `where` is the file beside which they name others."""
+    found = cache(topology)
+
+    def configured(scenario: Scenario) -> Scenario:
+        try:
+            return with_files(where, scenario)[0]
+        except MistakeError as mistake:
+            raise ScenarioError(str(mistake)) from None
+
+    def settled(scenario: Scenario) -> Outline:
+        return outline(scenario, found, network_profile, kernel_profile)
+
+    return Reader(
+        configured=configured,
+        replicas=lambda scenario: placed(scenario, found)[1],
+        outline=settled,
+    )
+
+
+def _base(study: StudyFile, folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the file that `[base]` names, and its tables with those of `[base]` on top.
+
+    Raises:
+        StudyError: there is no such scenario.
+    """
+    tables = dict(study.base)
+    name = tables.pop("scenario", None)
+    if name is None:
+        return str(folder / "base.toml"), {"title": study.question, **tables}
+    shipped = scenarios()
+    if not isinstance(name, str):
+        raise StudyError(f"base.scenario: {name!r} must be the name of a scenario, or a file")
+    where = name
+    if name not in shipped and (folder / name).is_file():
+        where = str(folder / name)
+    text = shipped[name] if name in shipped else _text(where, tuple(shipped))
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML may hold a number of thousands of digits
+        raise StudyError(f"base.scenario: {name}: not TOML: {error}") from None
+    return where, changed(found, flat(tables))
+
+
+def _text(name: str, shipped: tuple[str, ...]) -> str:
+    try:
+        return file_text("base.scenario", name, shipped)
+    except MistakeError as mistake:
+        raise StudyError(str(mistake)) from None

@@ -1,0 +1,18 @@
+"""Names of axes, groups and generators in the schedules of the scheduler."""
+
+from typing import Final
+
+from zsim.model.generator import Draws
+
+DATA = "data"
+TENSOR = "tensor"
+REPLICATE = "replicate"
+PIPELINE = "pipeline"
+INNER = "inner"
+OUTER = "outer"
+"""Axes, and the groups along each. Where the data axis is split, its parts are outer and inner."""
+WORLD = "world"
+REPLICA = "replica"
+"""Groups of all ranks, and of those that hold the model's states once."""
+GENERATOR: Final = {Draws.ALIKE: "default", Draws.APART: "model-parallel"}
+"""Generators of random numbers, as Megatron-LM calls them (`core/tensor_parallel/random.py`)."""

@@ -1,0 +1,185 @@
+"""Skeleton of a step: forward and backward of every micro-batch, then the update.
+
+zsim's own stages and every runtime fill it in: each says what precedes and follows a unit, a
+direction and the step.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from zsim.closed_form import DataVolume
+from zsim.model.model import Model
+from zsim.schedule.layout import Layout
+from zsim.schedule.operation import Edge
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
+from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.strategy import Strategy
+from zsim.zero.assemble import PeakOf, assemble, need_fitting
+from zsim.zero.bucket import Buckets
+from zsim.zero.forward_backward import ForwardBackward
+from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing, updated_tensors
+from zsim.zero.reduce import Reduced
+from zsim.zero.state import Holding, write_setup
+from zsim.zero.visit_order import UnitVisit, visits
+
+
+class Step:
+    """One step of a role, written unit by unit.
+
+    Attributes:
+        states: by bucket what persists of it. What persists may be cut otherwise than what is
+            gathered: then its buckets are `kept`.
+        micro_batch: the one that is being written.
+        is_last: whether it is the last of the step.
+    """
+
+    optimizer_step: type[OptimizerStep] = OptimizerStep
+
+    def __init__(
+        self,
+        model: Model,
+        strategy: Strategy,
+        buckets: Buckets,
+        holding: Holding,
+        *,
+        kept: Buckets | None = None,
+        writer: ScheduleWriter | None = None,
+    ) -> None:
+        need_fitting(model, strategy)
+        self.model = model
+        self.strategy = strategy
+        self.buckets = buckets
+        self.kept = kept or buckets
+        self.writer: Final = writer or ScheduleWriter()
+        self.states = write_setup(self.writer, strategy, self.kept, holding)
+        self.visits = visits(model, strategy)
+        self.passes = ForwardBackward(self.writer, model, strategy, buckets=buckets, held=self.held)
+        self.micro_batch = 0
+        self.is_last = False
+
+    def held(self, bucket: int, visit: UnitVisit) -> str:
+        """Return the buffer that holds a bucket's parameters during a visit."""
+        del visit
+        return self.states[bucket].parameter
+
+    def write(self) -> None:
+        """Write the rest of setup, and the step."""
+        self.write_setup()
+        self.writer.begin_step()
+        self.begin()
+        forward = [visit for visit in self.visits if not visit.backward]
+        backward = [visit for visit in self.visits if visit.backward]
+        for micro_batch in range(self.strategy.gradient_accumulation_steps):
+            self.enter(micro_batch)
+            part = self.writer.prefix = f"step/forward/mb{micro_batch}"
+            self.passes.load()
+            self.begin_forward()
+            for visit in forward:
+                self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
+                self.forward(visit)
+            part = self.writer.prefix = f"step/backward/mb{micro_batch}"
+            if backward:
+                self.passes.seed()
+                self.begin_backward()
+            for visit in backward:
+                self.writer.prefix = f"{part}/{self.model.units[visit.unit].name}"
+                self.backward(visit)
+            self.writer.prefix = f"{part}/end"
+            self.end_backward()
+        self.writer.prefix = "step/backward/end"
+        self.end()
+
+    def enter(self, micro_batch: int) -> None:
+        """Go on with another micro-batch."""
+        self.micro_batch = self.passes.micro_batch = micro_batch
+        self.is_last = micro_batch == self.strategy.gradient_accumulation_steps - 1
+
+    def write_setup(self) -> None:
+        """Write what setup has besides the states."""
+
+    def begin(self) -> None:
+        """Write what precedes the first micro-batch."""
+
+    def begin_forward(self) -> None:
+        """Write what precedes the first unit of a forward."""
+
+    def forward(self, visit: UnitVisit) -> None:
+        """Write the forward of a unit."""
+        self.passes.forward(visit, ())
+
+    def begin_backward(self) -> None:
+        """Write what precedes the first unit of a backward."""
+
+    def backward(self, visit: UnitVisit) -> None:
+        """Write the backward of a unit, and what becomes of its gradients."""
+        self.passes.backward(visit, ())
+
+    def end_backward(self) -> None:
+        """Write what follows the last unit of a backward."""
+
+    def end(self) -> None:
+        """Write what follows the last micro-batch."""
+
+    def update(
+        self,
+        reduced: Mapping[int, Reduced],
+        *,
+        after: tuple[Edge, ...],
+        updated: Updated = nothing,
+        stream: str = COMMUNICATION,
+        keeps_gradients: bool = False,
+    ) -> None:
+        """Write the end of the step: the update of all that is reduced.
+
+        Args:
+            reduced: gradients by number of the bucket.
+            after: what completes all of them.
+            updated: what follows the update of each tensor.
+            stream: on which the overflow flag and norms are reduced.
+            keeps_gradients: whether their buffers outlive the step.
+        """
+        tensors = updated_tensors(
+            self.writer,
+            self.strategy,
+            self.kept,
+            states=self.states,
+            reduced=reduced,
+            keeps=keeps_gradients,
+        )
+        self.optimizer_step(
+            self.writer, self.strategy, tensors, after=after, updated=updated, stream=stream
+        ).write()
+
+    def schedule(
+        self,
+        name: str,
+        volume: DataVolume,
+        *,
+        streams: tuple[str, ...] = (COMPUTE, COMMUNICATION),
+        layouts: tuple[Layout, ...] | None = None,
+        peak_of: PeakOf | None = None,
+    ) -> Schedule:
+        """Return the schedule whose ranks all do what is written here."""
+        return assemble(
+            name,
+            model=self.model,
+            strategy=self.strategy,
+            volume=volume,
+            writers=[self.writer],
+            streams=streams,
+            layouts=self.buckets.layouts if layouts is None else layouts,
+            peak_of=peak_of,
+        )
+
+
+class StepPart:
+    """Base of what a step is composed of: how it gathers parameters, how it reduces gradients."""
+
+    def __init__(self, step: Step) -> None:
+        self.writer = step.writer
+        self.strategy = step.strategy
+        self.buckets = step.buckets
+        self.states = step.states
+        self.passes = step.passes
+        self.compute = step.strategy.precision.compute
