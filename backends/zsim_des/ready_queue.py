@@ -5,6 +5,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import simpy
+from simpy.events import NORMAL, EventPriority
+
+LATE = EventPriority(NORMAL + 1)
+"""Of what happens at a time after everything else that does."""
 
 
 class Walker(Protocol):
@@ -20,12 +24,18 @@ class Alarm(simpy.Event):
 
     __slots__ = ()
 
-    def __init__(self, env: simpy.Environment, delay_ps: int, act: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        delay_ps: int,
+        act: Callable[[], None],
+        priority: EventPriority = NORMAL,
+    ) -> None:
         self.env = env
         self.callbacks = [lambda _: act()]
         self._value = None
         self._ok = True
-        env.schedule(self, delay=delay_ps)
+        env.schedule(self, priority, delay_ps)
 
 
 class Agenda:
@@ -49,6 +59,15 @@ class Agenda:
         while woken:
             woken.popleft().advance()
         self._runs = False
+
+    def wake_after(self, time_ps: int, walker: Walker) -> None:
+        """Let `walker` go on when all that happens at `time_ps` is known."""
+
+        def alarm() -> None:
+            self.wake(walker)
+            self.run()
+
+        Alarm(self.env, time_ps - int(self.env.now), alarm, LATE)
 
     def at(self, time_ps: int, act: Callable[[], None]) -> None:
         """Do something at `time_ps`, now or later, then let go on whom it wakes."""

@@ -14,6 +14,7 @@ from simpy.core import EmptySchedule
 from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
 from zsim.cluster.cluster import ClusterError, Gpu
 from zsim.cluster.fault import Fault, Neighbour, Window
+from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.trust import error, trust
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
@@ -21,11 +22,13 @@ from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
 from zsim_des.engine.host_issue import Courses, HostIssue
 from zsim_des.engine.instruction import LoweringError, lower
+from zsim_des.engine.memory_wait import AskedMemory
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.record import Records
 from zsim_des.engine.rendezvous import MismatchError, Rendezvous
 from zsim_des.engine.spans import SlotKinds, rank_step, slots_of
 from zsim_des.engine.watch import Durations, RunWatcher
+from zsim_des.engine.worst_case import WorstCases
 from zsim_des.network.communicator_placement import Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
@@ -106,7 +109,8 @@ class SimBackend:
             RunFailedError: operations wait for ever, or meet others that do not match.
         """
         done = self._simulate(job, seed)
-        records = Records(job, self.overflow_steps, done.begin_ps)
+        worst = self._lower(job).worst_cases
+        records = Records(job, self.overflow_steps, done.begin_ps, worst)
         traces = tuple(records.rank_trace(rank) for rank in done.ranks)
         return Trace(
             backend=self.name,
@@ -186,7 +190,8 @@ class SimBackend:
         everything = (*self.faults, *faults)
         trouble = Trouble(everything, self.neighbours, cluster=job.cluster, seed=seed)
         try:
-            return self._move(job, lowered, trouble, lowered.fold(trouble, unfold=self.unfold))
+            folded = lowered.fold(trouble, unfold=self.unfold)
+            return self._move(job, lowered, trouble, folded)
         except CutError as error:
             raise NoWayError(str(error)) from None
 
@@ -199,11 +204,15 @@ class SimBackend:
         network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
         agenda = Agenda(env)
         rendezvous = Rendezvous(agenda, links, network, self.durations)
+        asks = lowered.worst_cases.may_wait(job)
+        if asks and not lowered.asking:
+            lowered.asking.update(self._courses(job, asks=True))
+        programs = lowered.asking if asks else lowered.programs
         ranks = [
             Rank(
                 agenda,
                 each,
-                lowered.programs[each.program.role],
+                programs[each.program.role],
                 rendezvous,
                 pace=trouble.pace(each.rank),
                 slowdown=Fraction(1)
@@ -214,6 +223,9 @@ class SimBackend:
             )
             for each in folded.ranks
         ]
+        for rank in ranks if asks else ():
+            memory = RankMemory(job.schedule, rank.rank_class.program, job.cluster)
+            rank.memory = AskedMemory(memory, rank.program.slots)
         begin_ps = self._drain(agenda, ranks, [SETUP], 0)
         _begin_trouble(network, links, trouble, begin_ps)
         self._drain(agenda, ranks, range(job.steps), begin_ps)
@@ -228,19 +240,24 @@ class SimBackend:
         kept, gpu = self._lowered, job.cluster.gpu
         if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
             return kept
-        watched = self.watcher is not None
+        programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
+        made = _LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
+        self._lowered = made
+        return made
+
+    def _courses(self, job: Job, *, asks: bool) -> dict[str, Courses]:
+        """Return what the hosts of each role issue; with `asks` they ask for memory."""
+        watched, gpu = self.watcher is not None, job.cluster.gpu
         try:
-            programs = {
+            return {
                 program.role: Courses(
-                    lower(job.schedule, program, gpu, watched=watched), watched=watched
+                    lower(job.schedule, program, gpu, watched=watched, asks=asks),
+                    apart=watched or asks,
                 )
                 for program in job.schedule.programs
             }
         except (LoweringError, ClusterError) as error:
             raise RefusedError(str(error)) from None
-        made = _LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule))
-        self._lowered = made
-        return made
 
     def _drain(
         self, agenda: Agenda, ranks: Sequence[Rank], steps: Sequence[int], begin_ps: int
@@ -281,12 +298,17 @@ class SimBackend:
 
 @dataclass(frozen=True, slots=True)
 class _LoweredSchedule:
-    """Instructions by role and the groups in use, and what they were made from."""
+    """Instructions by role and the groups in use, and what they were made from.
+
+    `asking` are the instructions of hosts that ask for memory, once that was needed.
+    """
 
     schedule: Schedule
     gpu: Gpu
     programs: dict[str, Courses]
     used: Used
+    worst_cases: WorstCases
+    asking: dict[str, Courses] = field(default_factory=dict[str, Courses])
     folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
     slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
 

@@ -8,7 +8,7 @@ from zsim.model.architecture import Attention, Positions
 from zsim.model.model import Model
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
-from zsim.strategy.execution import Execution
+from zsim.strategy.execution import Execution, Loss
 from zsim.units import format_bytes
 from zsim_torch.capability import of_schedule
 from zsim_torch.execute import blocking_host
@@ -90,6 +90,10 @@ def _execution(asked: Execution) -> str | None:
         return "train.compile: true is simulated only"
     if asked.float8 is not None:
         return f"train.float8: {asked.float8} is simulated only"
+    if asked.loss is not Loss.TORCH:
+        return f"train.loss: {asked.loss} is simulated only"
+    if asked.metrics:
+        return f"train.metrics: {asked.metrics} must be 0, none is computed"
     if asked.holds_logits:
         return "train.holds_logits: true is simulated only"
     if asked.context > 1:

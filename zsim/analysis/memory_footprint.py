@@ -44,19 +44,21 @@ class Footprint:
 
     Attributes:
         allocated_bytes: largest book.
+        needed_bytes: the least that it holds at its peak, however long its host waits.
         reserved_bytes: the most that the allocator takes; after a lack it takes no more.
         usable_bytes: what there is for it; 0 if that is not known.
         lack: the first rank's and pool's that does not suffice, host memory among them.
     """
 
     allocated_bytes: int
+    needed_bytes: int
     reserved_bytes: int
     usable_bytes: int
     lack: Lack | None
 
     @property
     def fits(self) -> bool:
-        """True if every rank has what it reserves."""
+        """True if every rank goes on, waits for memory included."""
         return self.lack is None
 
 
@@ -70,7 +72,7 @@ def footprint(job: Job) -> Footprint:
     if depends_on_time(schedule):
         raise DependsOnTimeError("frees are deferred: memory depends on when their uses end")
     device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
-    allocated = reserved = usable = 0
+    allocated = needed = reserved = usable = 0
     found: Lack | None = None
     for program in schedule.programs:
         entries = book(program, job.steps)
@@ -78,11 +80,17 @@ def footprint(job: Job) -> Footprint:
         for each in reservations(schedule, program, entries, job.cluster):
             if each.pool in device and each.peak_bytes >= reserved:
                 reserved, usable = each.peak_bytes, each.capacity_bytes or 0
+            if each.pool in device:
+                needed = max(needed, each.needed_bytes)
             if each.shortage is None or each.capacity_bytes is None or found is not None:
                 continue
             found = lack(program, each.shortage, each.capacity_bytes)
     return Footprint(
-        allocated_bytes=allocated, reserved_bytes=reserved, usable_bytes=usable, lack=found
+        allocated_bytes=allocated,
+        needed_bytes=needed,
+        reserved_bytes=reserved,
+        usable_bytes=usable,
+        lack=found,
     )
 
 
@@ -91,6 +99,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
     found = summary(job, trace)
     return Footprint(
         allocated_bytes=found.peak_allocated_bytes,
+        needed_bytes=found.needed_bytes,
         reserved_bytes=found.peak_reserved_bytes,
         usable_bytes=found.usable_bytes,
         lack=lack_of_run(job.schedule, trace),
@@ -117,6 +126,7 @@ def states_alone(job: Job) -> Footprint:
     all_of_it = Shortage(operation="", needed_bytes=total, alive=tuple(states.items()))
     return Footprint(
         allocated_bytes=total,
+        needed_bytes=total,
         reserved_bytes=total,
         usable_bytes=capacity_bytes,
         lack=lack(program, all_of_it, capacity_bytes) if total > capacity_bytes else None,

@@ -45,6 +45,8 @@ class Summary:
         tokens_per_s: tokens of all replicas and micro-batches per second.
         peak_allocated_bytes: largest book of a rank in device memory.
         memory_by_kind: what was booked then, by kind.
+        needed_bytes: the least that a rank holds of device memory at its peak, however long its
+            host waits for memory to come back; what an allocator caches is on top.
         peak_reserved_bytes: the most that a rank reserves of device memory: with PyTorch's caching
             allocator, what is rounded up, split off or kept for another stream counts too. Where
             the rank runs out of memory, only what it had reserved until then.
@@ -54,7 +56,9 @@ class Summary:
         exposed_by_group: the same of communication on each group; where two groups overlap, both.
         host_bound_s: time in which no Compute runs because the host has not issued it yet, and is
             at it; of the rank with the most.
-        fits: whether every rank has the memory that it reserves.
+        memory_wait_s: time in which the host waits for memory to come back; of the rank with the
+            most. The GPU may have enough to do meanwhile.
+        fits: whether every rank goes on, waits for memory included.
         peak_host_bytes: the most that the ranks of a node hold of its host's memory.
         reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
     """
@@ -76,6 +80,8 @@ class Summary:
     fits: bool
     peak_host_bytes: int = 0
     reserved_is_known: bool = True
+    needed_bytes: int = 0
+    memory_wait_s: float = 0.0
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -121,6 +127,7 @@ class Room:
     full_at: str | None
     peak_host_bytes: int = 0
     reserved_is_known: bool = True
+    needed_bytes: int = 0
 
 
 def summary(job: Job, trace: Trace) -> Summary:
@@ -156,6 +163,8 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
         fits=taken.full_at is None,
         peak_host_bytes=taken.peak_host_bytes,
         reserved_is_known=taken.reserved_is_known,
+        needed_bytes=taken.needed_bytes,
+        memory_wait_s=max(each.memory_wait_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
     )
 
 
@@ -191,6 +200,7 @@ def room(job: Job, trace: Trace) -> Room:
         full_at=None if full is None else full.operation,
         peak_host_bytes=_on_node(job, trace),
         reserved_is_known=all(each.shortage is None for each in reservations_made),
+        needed_bytes=max(each.needed_bytes for each in reservations_made),
     )
 
 
@@ -316,8 +326,12 @@ def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
             computing.append(interval)
         elif isinstance(operation, Communication | Together):
             by_group.setdefault(operation.group, []).append(interval)
-    waited_ps = rank.host_bound_ps[-1] if rank.host_bound_ps else 0
-    return RankStep(computing=computing, by_group=by_group, host_bound_ps=waited_ps)
+    return RankStep(
+        computing=computing,
+        by_group=by_group,
+        host_bound_ps=rank.host_bound_ps[-1] if rank.host_bound_ps else 0,
+        memory_wait_ps=rank.memory_wait_ps[-1] if rank.memory_wait_ps else 0,
+    )
 
 
 def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -25,34 +26,44 @@ Ways = Sequence[Mapping[str, object]]
 
 
 def forecasts(
-    runs: Sequence[Ways], quantity: Quantity = Quantity.STEP_TIME
+    runs: Sequence[Ways],
+    quantity: Quantity = Quantity.STEP_TIME,
+    told: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[RunForecast | str | None]:
     """Return forecasts of runs, on all processors; equal ones are made once.
 
     A line instead of a forecast says why there is none; None stands for a run without scenarios.
-    For peaks of memory alone no more is simulated than they need.
+    For peaks of memory alone no more is simulated than they need. `told` hears how many are made,
+    and of how many.
     """
     texts = [json.dumps(each, sort_keys=True) if each else "" for each in runs]
     ways = {text: each for text, each in zip(texts, runs, strict=True) if text}
     workers = min(len(ways), os.cpu_count() or 1)
     make = partial(first_that_fits, quantity=quantity)
-    if workers < 2:
-        found = dict(zip(ways, map(make, ways.values()), strict=True))
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            made = pool.map(make, ways.values(), chunksize=FORECASTS_AT_ONCE)
-            found = dict(zip(ways, made, strict=True))
+    found: dict[str, RunForecast | str] = {}
+    with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as pool:
+        made = (
+            map(make, ways.values())
+            if pool is None
+            else pool.map(make, ways.values(), chunksize=FORECASTS_AT_ONCE)
+        )
+        for text, each in zip(ways, made, strict=True):
+            found[text] = each
+            told(len(found), len(ways))
     return [found.get(text) for text in texts]
 
 
 def first_that_fits(ways: Ways, quantity: Quantity = Quantity.STEP_TIME) -> RunForecast | str:
-    """Return the forecast of the first of `ways` that fits; of the last, where none does."""
-    found: RunForecast | str = "no scenario"
-    for tables in ways:
-        found = forecast(tables, quantity)
+    """Return the forecast of the first of `ways` that fits; of the last, where none does.
+
+    Whether one fits is asked of its memory alone, which takes a fraction of a simulation.
+    """
+    *others, last = ways
+    for tables in others:
+        found = forecast(tables, Quantity.MEMORY)
         if isinstance(found, str) or found.fits:
-            break
-    return found
+            return found if quantity is Quantity.MEMORY else forecast(tables, quantity)
+    return forecast(last, quantity)
 
 
 def forecast(
@@ -68,10 +79,12 @@ def forecast(
     steps = train.get("gradient_accumulation_steps") if isinstance(train, dict) else None
     stages = parallel.get("pipeline", 1) if isinstance(parallel, dict) else 1
     few = FEW if stages == 1 else stages + 1
+    if quantity is Quantity.MEMORY:
+        least = FEW if stages == 1 else stages
+        many = isinstance(steps, int) and steps > few
+        return _of_memory(accumulating(tables, least) if many else tables)
     if not isinstance(steps, int) or steps <= few:
         return _simulated(tables)
-    if quantity is Quantity.MEMORY:
-        return _simulated(accumulating(tables, FEW if stages == 1 else stages))
     fewer = _simulated(accumulating(tables, few - 1))
     if isinstance(fewer, str):
         return fewer
@@ -87,6 +100,27 @@ def accumulating(tables: Mapping[str, object], steps: int) -> dict[str, object]:
     changed: dict[str, Any] = deepcopy(dict(tables))
     changed["train"]["gradient_accumulation_steps"] = steps
     return changed
+
+
+def _of_memory(tables: Mapping[str, object]) -> RunForecast | str:
+    """RunForecast memory; what depends on no time is not simulated, and has no step time."""
+    from zsim.analysis.memory_footprint import DependsOnTimeError, footprint
+    from zsim.files.source import resolved
+    from zsim.scenario.tables import from_tables
+
+    try:
+        found = footprint(resolved("scenario", from_tables(tables)).job())
+    except DependsOnTimeError:
+        return _simulated(tables)
+    except (MistakeError, BackendError, ValueError) as error:
+        return str(error)
+    return RunForecast(
+        step_time_s=0.0,
+        peak_allocated_bytes=found.allocated_bytes,
+        peak_reserved_bytes=found.reserved_bytes,
+        usable_bytes=found.usable_bytes,
+        fits=found.fits,
+    )
 
 
 def _simulated(tables: Mapping[str, object]) -> RunForecast | str:

@@ -232,6 +232,7 @@ def _size_object(by: str, tried: Tried) -> dict[str, object]:
         by: tried.size,
         "parameters": tried.parameters,
         "peak_allocated_bytes": taken.allocated_bytes,
+        "needed_bytes": taken.needed_bytes,
         "peak_reserved_bytes": None if short else taken.reserved_bytes,
         "usable_memory_bytes": taken.usable_bytes,
     }
@@ -244,8 +245,9 @@ def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
         lines.append((what, "none: not even the smallest fits"))
     else:
         taken = fits.footprint
-        memory = f"{format_bytes(taken.reserved_bytes)} of {format_bytes(taken.usable_bytes)}"
-        lines.append((what, f"{_size(by, fits)}, which takes {memory}"))
+        needed, reserved = map(format_bytes, (taken.needed_bytes, taken.reserved_bytes))
+        memory = f"{needed} needed, {reserved} reserved of {format_bytes(taken.usable_bytes)}"
+        lines.append((what, f"{_size(by, fits)}: {memory}"))
     if refused is None:
         lines.append(("the next size", "was not tried: no larger one can be asked for"))
     elif refused.footprint.lack is not None:

@@ -1,6 +1,6 @@
 """Predicted times of collectives beside what others measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -29,22 +29,8 @@ class NetworkValidation(Answer):
 
     def text(self) -> str:
         """Return a table of errors, what is not modelled, and errors of rows held out."""
-        rows: list[tuple[str, ...]] = []
-        for found in self.verdicts:
-            if found.errors is not None:
-                rows.append((found.file, "all", "all", *errors_cells(found.errors)))
-            for (gpu, size), errors in found.by_class.items():
-                rows.append(("", gpu, size, *errors_cells(errors)))
-        columns = ("file", "hardware", "size", "rows", "median", "mean", "90 %")
-        lines = [table_text(columns, rows, words=range(3))]
-        for found in self.verdicts:
-            modelled = found.errors.rows if found.errors else 0
-            lines.append(f"{found.file}: {modelled} of {found.rows} rows are modelled")
-            lines += unmodelled_lines(found.unmodelled)
-            if found.in_band is not None:
-                inside = f"{found.in_band:.0%} of the predictions"
-                lines.append(f"  {inside} are inside the published band")
-        lines += [
+        lines = [
+            network_text(self.verdicts),
             "each (file, hardware, collective, size of group) held out once when the profiles were",
             "fitted, and predicted by a fit without it; median errors:",
         ]
@@ -57,7 +43,7 @@ class NetworkValidation(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """Return what `zsim validate network --json` prints."""
-        files = {each.file: _object(each) for each in self.verdicts}
+        files = {each.file: network_object(each) for each in self.verdicts}
         return {"files": files, "held_out": self.held_out}
 
 
@@ -73,7 +59,28 @@ def validate_network(folder: str | PathLike[str]) -> NetworkValidation:
     return NetworkValidation(verdicts=tuple(verdicts), held_out=_held_out(profiles))
 
 
-def _object(found: NetworkVerdict) -> dict[str, object]:
+def network_text(verdicts: Sequence[NetworkVerdict]) -> str:
+    """Return a table of errors, and what is not modelled."""
+    rows: list[tuple[str, ...]] = []
+    for found in verdicts:
+        if found.errors is not None:
+            rows.append((found.file, "all", "all", *errors_cells(found.errors)))
+        for (gpu, size), errors in found.by_class.items():
+            rows.append(("", gpu, size, *errors_cells(errors)))
+    columns = ("file", "hardware", "size", "rows", "median", "mean", "90 %")
+    lines = [table_text(columns, rows, words=range(3))]
+    for found in verdicts:
+        modelled = found.errors.rows if found.errors else 0
+        lines.append(f"{found.file}: {modelled} of {found.rows} rows are modelled")
+        lines += unmodelled_lines(found.unmodelled)
+        if found.in_band is not None:
+            inside = f"{found.in_band:.0%} of the predictions"
+            lines.append(f"  {inside} are inside the published band")
+    return "\n".join(lines)
+
+
+def network_object(found: NetworkVerdict) -> dict[str, object]:
+    """Return what `--json` says of a table of collectives."""
     errors = found.errors
     result: dict[str, object] = {
         "rows": found.rows,

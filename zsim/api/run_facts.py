@@ -61,7 +61,9 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "exposed_communication_s": found.exposed_communication_s,
         "exposed_communication_s_by_axis": dict(found.exposed_by_group),
         "host_bound_s": found.host_bound_s,
+        "memory_wait_s": found.memory_wait_s,
         "peak_allocated_bytes": found.peak_allocated_bytes,
+        "needed_bytes": found.needed_bytes,
         "peak_reserved_bytes": found.reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
         "peak_node_host_bytes": found.peak_host_bytes,
@@ -128,11 +130,15 @@ def _lacking(outcome: RunOutcome, lack: Lack) -> list[tuple[str, str]]:
 
 
 def _host(found: Summary) -> list[tuple[str, str]]:
-    """Return what the GPU waits for its host, where that is told."""
-    if not found.host_bound_s:
-        return []
-    share = found.host_bound_s / found.step_time_s
-    return [("waiting for the host", f"{format_seconds(found.host_bound_s)} ({share:.1%})")]
+    """Return how long the GPU waits for its host, and how long that waits for memory."""
+    return [
+        (name, f"{format_seconds(seconds)} ({seconds / found.step_time_s:.1%})")
+        for name, seconds in (
+            ("waiting for the host", found.host_bound_s),
+            ("host waits for memory", found.memory_wait_s),
+        )
+        if seconds
+    ]
 
 
 def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
@@ -148,14 +154,11 @@ def _trouble(outcome: RunOutcome) -> list[tuple[str, str]]:
 
 def _fits(outcome: RunOutcome) -> str:
     job, found = outcome.job, outcome.summary
-    where = f"{format_bytes(found.peak_allocated_bytes)} at the peak"
+    needed = f"{'yes' if found.fits else 'no'}: {format_bytes(found.needed_bytes)} needed"
     if not predicts(outcome.trace.backend):
-        return f"{'yes' if found.fits else 'no'}: {where} on each of {job.schedule.mesh.size} ranks"
-    reserved = f"{_reserved(outcome)} reserved"
+        return f"{needed} on each of {job.schedule.mesh.size} ranks"
     usable = f"{format_bytes(found.usable_bytes)} usable on {job.cluster.gpu.name}"
-    if found.fits and found.peak_allocated_bytes > found.usable_bytes > 0:
-        where = f"the host would run ahead to {format_bytes(found.peak_allocated_bytes)} and waits"
-    return f"{'yes' if found.fits else 'no'}: {where}, {reserved}, {usable}"
+    return f"{needed}, {_reserved(outcome)} reserved, {usable}"
 
 
 def _reserved(outcome: RunOutcome) -> str:
@@ -165,7 +168,7 @@ def _reserved(outcome: RunOutcome) -> str:
         return format_bytes(found.reserved_bytes)
     pools = {pool.name: pool.place for pool in outcome.job.schedule.pools}
     refused = full.needed_bytes if full and pools[full.pool] is Place.DEVICE else 0
-    return f"at least {format_bytes(max(found.peak_allocated_bytes, refused))}"
+    return f"at least {format_bytes(max(found.needed_bytes, refused))}"
 
 
 def _exposed(found: Summary, share: float) -> str:

@@ -121,6 +121,16 @@ class RunResult(AnswerInFacts):
         return self.summary.peak_allocated_bytes
 
     @property
+    def needed_bytes(self) -> int:
+        """Bytes that the largest rank holds at its peak, however long its host waits for memory."""
+        return self.summary.needed_bytes
+
+    @property
+    def memory_wait_s(self) -> float:
+        """Seconds of the step in which a host waits for memory to come back."""
+        return self.summary.memory_wait_s
+
+    @property
     def peak_reserved_bytes(self) -> int | None:
         """Bytes that the caching allocator reserves at most; None if memory ran out before."""
         return self.summary.reserved_bytes

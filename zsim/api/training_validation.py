@@ -48,7 +48,7 @@ class TrainingValidation(Answer):
 
     def text(self) -> str:
         """Return a table of errors, for each file its worst rows, and what is not modelled."""
-        lines = [_verdicts_text(self.verdicts), *map(_fit_text, self.fits.values())]
+        lines = [verdicts_text(self.verdicts), *map(fit_text, self.fits.values())]
         if self.not_read:
             lines.append(f"not read, of a form that is not known: {', '.join(self.not_read)}")
         return "\n".join(lines)
@@ -127,7 +127,7 @@ def fit_object(found: MemoryFit) -> dict[str, object]:
     }
 
 
-def _fit_text(found: MemoryFit) -> str:
+def fit_text(found: MemoryFit) -> str:
     """Return the same in a line; in another one what the trainer itself does not begin."""
     refused = found.refused / found.without if found.without else 1.0
     wrong = len(found.wrong) / found.results if found.results else 0.0
@@ -172,14 +172,16 @@ def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
     return rows | errors_object(errors)
 
 
-def _verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
+def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
+    """Return a table of errors, for each file its worst rows, and what is not modelled."""
     rows: list[tuple[str, ...]] = []
     for found in verdicts:
-        rows += [
-            (found.file, "all sweeps", "", *errors_cells(found.all)),
-            ("", "sweeps that may be fitted", "", *errors_cells(found.fitted)),
-            ("", "sweeps that judge", "all", *errors_cells(found.judged)),
-        ]
+        rows.append((found.file, "all sweeps", "", *errors_cells(found.all)))
+        if not found.whole:
+            rows += [
+                ("", "sweeps that may be fitted", "", *errors_cells(found.fitted)),
+                ("", "sweeps that judge", "all", *errors_cells(found.judged)),
+            ]
         for name, errors in (*found.by_hardware.items(), *found.by_part.items()):
             rows.append(("", "", name, *errors_cells(errors)))
     columns = ("file", "rows of", "hardware", "rows", "median", "mean", "90 %")
@@ -188,16 +190,18 @@ def _verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
         lines.append(f"{found.file}: {found.modelled} of {found.rows} rows are modelled")
         lines += unmodelled_lines(found.unmodelled)
         lines += ["  furthest off:"] * bool(found.worst)
-        lines += [f"    {_line(found.quantity, each)}" for each in found.worst]
+        lines += [f"    {_line(found, each)}" for each in found.worst]
     return "\n".join(lines)
 
 
-def _line(quantity: Quantity, each: PredictedRun) -> str:
+def _line(found: TrainingVerdict, each: PredictedRun) -> str:
     run = each.run
-    if quantity is Quantity.STEP_TIME:
+    if found.quantity is Quantity.STEP_TIME:
         given, said = format_seconds(each.published), format_seconds(each.predicted)
     else:
         given, said = format_bytes(round(each.published)), format_bytes(round(each.predicted))
-    part = "judges" if run.judged else "may be fitted"
-    where = f"line {run.line} ({run.hardware}, {run.model}, {run.sequence_length} tokens, {part})"
+    words = [run.hardware, run.model, f"{run.sequence_length} tokens"]
+    if not found.whole:
+        words.append("judges" if run.judged else "may be fitted")
+    where = f"line {run.line} ({', '.join(words)})"
     return f"{where}: published {given}, predicted {said}, {each.off:+.1%}"

@@ -18,6 +18,8 @@ Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 _EMPTY = BeforeValidator(lambda cell: cell or None)
 MaybeWhole: TypeAlias = Annotated[Whole | None, _EMPTY]
+WholeOrOne: TypeAlias = Annotated[Whole, BeforeValidator(lambda cell: cell or 1)]
+"""A degree, 1 where the cell is empty."""
 MaybePositive: TypeAlias = Annotated[Positive | None, _EMPTY]
 """A number, or None where the cell is empty."""
 

@@ -12,36 +12,41 @@ Memory depends on when a run was made. Until pull request 391 (12 June 2024, "de
 3.9G memory") the loop held the logits, which the model returned in fp32, while backward ran. Later
 its script (`run_llama_train.sh`, `run_train.sh`) set `expandable_segments:True`: it did before
 train.py moved into a package, and logs of March 2025 show it (issue 929). When it began to is not
-known; runs of December 2024 are taken to have it.
+known; runs of December 2024 are taken to have it. Since pull request
+1033 (2 April 2025) the loss is compiled where blocks are: one kernel reads the logits, and keeps
+them as they are. The chunked loss is that of pull request 996.
 """
 
 from collections.abc import Mapping
 from typing import Literal
 
-from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, WholeOrOne, word
+from zsim.calibration.hardware import gpu_in, memory_gb_in
 from zsim.calibration.run_rows import RunRow, RunTable
 
-LARGE_H100 = ("grand_teton_h100", "h100_hbm2e")
 SYSTEMS = {
-    "H100 95.04GiB": LARGE_H100,
-    "H100 95GB": LARGE_H100,
-    "H100 96GB": LARGE_H100,
-    "H100 80GB": ("dgx_h100", "h100"),
-    "A100 80GB": ("dgx_a100", "a100"),
+    ("h100", 96): ("grand_teton_h100", "h100_hbm2e"),
+    ("h100", 80): ("dgx_h100", "h100"),
+    ("h200", 141): ("dgx_h200", "h200"),
+    ("b200", 180): ("hgx_b200", "b200"),
+    ("a100", 80): ("dgx_a100", "a100"),
+    ("a100", 40): ("p4d", "a100"),
 }
-"""Node and profile of kernels, by the first two words of the GPU's name."""
+"""Node and profile of kernels, by kind of GPU and its memory in GB."""
 
-NETWORKS = {"dgx_a100": "a100"}
-"""Profiles of networks, where they are not those of H100."""
+NEAR_GB = 6
+"""A name may say gigabytes or what a driver leaves of them."""
 
 CHECKPOINTING = {
     "full": "full",
     "none": "none",
+    "off": "none",
     "selective": "operations",
-    "selective (op)": "operations",
-    "selective op (default)": "operations",
-    "selective (toml default)": "operations",
+    "per-op": "operations",
+    "sac": "operations",
+    "op": "operations",
 }
+"""By the first word."""
 UNSTATED = ("", "not stated")
 
 FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 rowwise": "rowwise"}
@@ -49,21 +54,24 @@ FLOAT8 = {"float8": "tensorwise", "float8 tensorwise": "tensorwise", "float8 row
 FIRST_HALF_OF_2024 = ("83c879f18763", "40f8fd007957")
 """Commits whose messages publish runs of before that pull request: of March and of 5 June 2024."""
 
+LOSS_IS_COMPILED = ("d66b72a6ac57", "d9bdfbb20695")
+"""Commits whose messages publish runs of September 2025 or later."""
+
 RESHARD = {"always": True, "default": True, "": True, "never": False}
 """By the first word. The last block is not resharded by default, which is not told apart."""
 
 
 class _Fsdp2LlamaRow(RunRow):
     peak_reserved_memory_GiB: MaybePositive  # noqa: N815  (the column is called so)
-    pp: Whole
+    pp: WholeOrOne
     technique: str
-    cp: Whole
+    cp: WholeOrOne
     activation_checkpoint: str
     reshard_after_forward: str
     local_batch_seqs: Whole
-    compile: bool | Literal["toml default"]
+    compile: bool | Literal["toml default", ""]
     precision: str
-    tp: Whole
+    tp: WholeOrOne
     dp_shard: Whole
     n_layers: Whole
     d_model: Whole
@@ -77,12 +85,9 @@ class _Fsdp2LlamaRow(RunRow):
         return self.peak_reserved_memory_GiB
 
     def scenario(self) -> Mapping[str, object]:
-        node, profile = word("gpu", " ".join(self.gpu.split()[:2]), SYSTEMS)
+        node, profile, network = self._system()
         if self.pp != 1:
             raise NotModelledError("pipeline parallel")
-        if self.technique.startswith("chunked"):
-            reason = "logits are never there as a whole"
-            raise NotModelledError(f"technique {self.technique!r}: {reason}")
         early = self.source.endswith(FIRST_HALF_OF_2024)
         return {
             "title": self.model,
@@ -99,10 +104,25 @@ class _Fsdp2LlamaRow(RunRow):
             },
             "zero": self._runtime(),
             "activations": {"checkpointing": self._checkpointing(), "early_stop": True},
-            "train": self._train() | {"holds_logits": early},
+            "train": self._train() | {"holds_logits": early, "loss": self._loss()},
             "compute": {"profile": profile},
-            "network": {"profile": NETWORKS.get(node, "h100")},
+            "network": {"profile": network},
         }
+
+    def _system(self) -> tuple[str, str, str]:
+        """Return the node, and the profiles of kernels and network."""
+        gpu, memory_gb = gpu_in(self.gpu), memory_gb_in(self.gpu)
+        for (kind, there_gb), (node, kernels) in SYSTEMS.items():
+            if kind == gpu and (memory_gb is None or abs(memory_gb - there_gb) <= NEAR_GB):
+                return node, kernels, kind
+        known = ", ".join(f"{kind} {there_gb} GB" for kind, there_gb in SYSTEMS)
+        raise NotModelledError(f"gpu {self.gpu!r} is not one of {known}")
+
+    def _loss(self) -> str:
+        if self.technique.startswith("chunked"):
+            return "chunked"
+        compiled = self.compile is True and self.source.endswith(LOSS_IS_COMPILED)
+        return "fused" if compiled else "torch"
 
     def _train(self) -> dict[str, object]:
         train: dict[str, object] = {
@@ -121,7 +141,8 @@ class _Fsdp2LlamaRow(RunRow):
     def _checkpointing(self) -> str:
         if self.activation_checkpoint in UNSTATED:
             return "full" if self.model.startswith("Qwen3 32B") else "operations"
-        return word("activation_checkpoint", self.activation_checkpoint, CHECKPOINTING)
+        first = self.activation_checkpoint.lower().split()[0].strip("(),")
+        return word("activation_checkpoint", first, CHECKPOINTING)
 
     def _runtime(self) -> dict[str, object]:
         first = (self.reshard_after_forward.split() or [""])[0].strip(",")

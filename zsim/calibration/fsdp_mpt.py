@@ -1,7 +1,8 @@
 """Throughput of MPT models under PyTorch's first FSDP, as MosaicML's llm-foundry published it.
 
 What the rows do not say is in the scripts and configurations of that repository: learned positions,
-biases, tied embeddings, flash attention in Triton, gradients clipped at a norm of 1, AdamW. FSDP's
+biases, tied embeddings, flash attention in Triton, gradients clipped at a norm of 1, AdamW. The
+loss is flash-attention's (`modeling_mpt`: `loss_fn` is `fused_crossentropy` by default). FSDP's
 units are whole blocks and the root. Precision DEFAULT reduces in fp32, PURE in bf16 (Composer's
 documentation of `fsdp_config.mixed_precision`). A100 nodes have eight NICs of 200 Gb/s (RoCE);
 those of H100 are not published, and taken to be InfiniBand's 400 Gb/s.
@@ -10,15 +11,17 @@ those of H100 are not published, and taken to be InfiniBand's 400 Gb/s.
 from collections.abc import Mapping
 
 from zsim.calibration.csv_rows import NotModelledError, Whole, word
+from zsim.calibration.hardware import gpu_in, memory_gb_in
 from zsim.calibration.run_rows import RunRow, RunTable
 
-SYSTEMS = {
-    "a100_80gb": ("dgx_a100_infiniband", "a100"),
-    "h100_80gb": ("dgx_h100_infiniband", "h100"),
-}
-"""Topology and profiles of each kind of GPU."""
+SYSTEMS = {"a100": "dgx_a100_infiniband", "h100": "dgx_h100_infiniband"}
+"""Topology of each kind of GPU, which is also the name of its profiles."""
+MEMORY_GB = 80
 
 GPUS_PER_NODE = 8
+METRICS = 2
+"""`ComposerMPTCausalLM` has `use_train_metrics`, on by default: cross entropy and perplexity, each
+of which computes `torch.nn.CrossEntropyLoss` (llm-foundry; Composer's `LanguageCrossEntropy`)."""
 
 REDUCE = {"DEFAULT": "fp32", "PURE": "bf16"}
 STRATEGIES = {"FULL_SHARD": "full_shard", "SHARD_GRAD_OP": "shard_grad_op"}
@@ -45,7 +48,10 @@ class _FsdpMptRow(RunRow):
     grad_accum: Whole
 
     def scenario(self) -> Mapping[str, object]:
-        topology, profile = word("gpu", self.gpu, SYSTEMS)
+        profile = gpu_in(self.gpu)
+        if profile not in SYSTEMS or memory_gb_in(self.gpu) not in {MEMORY_GB, None}:
+            raise NotModelledError(f"gpu {self.gpu!r} is not one of {' or '.join(SYSTEMS)} 80 GB")
+        topology = SYSTEMS[profile]
         if self.precision not in HALF:
             raise NotModelledError(
                 f"precision {self.precision!r}: products in fp8 are not modelled"
@@ -86,6 +92,8 @@ class _FsdpMptRow(RunRow):
                 "gradient_accumulation_steps": self.grad_accum,
                 "precision": "bf16",
                 "clip_norm": 1.0,
+                "loss": "fused",
+                "metrics": METRICS,
             },
             "compute": {"profile": profile},
             "network": {"profile": profile},

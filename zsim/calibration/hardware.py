@@ -72,8 +72,14 @@ OWN_TRANSPORT = ("aws_", "gcp_")
 
 def gpu_in(text: str) -> str:
     """Return the kind of GPU that `text` names: a key of GPUS, "unnamed" if none is."""
-    found = [name for name in GPUS if re.search(rf"\b{name}(?![0-9])", text.lower())]
+    found = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", text.lower())]
     return found[0] if found else UNNAMED
+
+
+def memory_gb_in(text: str) -> int | None:
+    """Return the gigabytes of memory that a GPU's name has ("H100 95.04GiB", "a100_80gb")."""
+    found = re.search(r"(\d+)(?:\.\d+)?[ _]?gi?b", text.lower())
+    return None if found is None else int(found.group(1))
 
 
 def system_in(text: str, otherwise: str, gpu: str) -> tuple[str, int]:

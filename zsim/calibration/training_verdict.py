@@ -74,6 +74,7 @@ class TrainingVerdict:
         worst: the rows furthest off, worst first.
         comparisons: every row that is modelled.
         unmodelled: the rows that are not, each with the reason.
+        whole: every row judges, and none may have been fitted.
     """
 
     file: str
@@ -88,6 +89,7 @@ class TrainingVerdict:
     worst: tuple[PredictedRun, ...]
     comparisons: tuple[PredictedRun, ...]
     unmodelled: tuple[Unmodelled, ...]
+    whole: bool = False
 
     @property
     def modelled(self) -> int:
@@ -112,8 +114,10 @@ def verdict(
     quantity: Quantity,
     runs: Sequence[Published],
     forecasts: Sequence[RunForecast | str | None],
+    *,
+    whole: bool = False,
 ) -> TrainingVerdict:
-    """Compare `runs` of `file` with their forecasts.
+    """Compare `runs` of `file` with their forecasts; with `whole`, every row judges.
 
     Instead of a forecast there may be a line that says why there is none; None where a run is not
     modelled.
@@ -132,7 +136,7 @@ def verdict(
         elif value is not None and forecast is not None:
             given = predicted(run, quantity, forecast)
             found.append(PredictedRun(run=run, published=value, predicted=given))
-    judges = [each for each in found if each.run.judged]
+    judges = [each for each in found if whole or each.run.judged]
     return TrainingVerdict(
         file=file,
         quantity=quantity,
@@ -140,12 +144,13 @@ def verdict(
         without=without,
         all=_errors(found),
         judged=_errors(judges),
-        fitted=_errors(each for each in found if not each.run.judged),
+        fitted=_errors(each for each in found if each not in judges),
         by_hardware=_errors_by(judges, lambda each: each.run.hardware),
         by_part=_errors_by(judges, lambda each: each.run.part),
         worst=tuple(sorted(found, key=lambda each: -abs(each.off))[:WORST]),
         comparisons=tuple(found),
         unmodelled=tuple(left),
+        whole=whole,
     )
 
 

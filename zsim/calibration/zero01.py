@@ -20,10 +20,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from zsim.calibration.csv_rows import MaybePositive, NotModelledError, Whole, word
+from zsim.calibration.hardware import gpu_in
 from zsim.calibration.run_rows import RunRow, RunTable
 
-HARDWARE = {"H100 80GB": ("p5", "fat_tree_2", "h100", "h100/aws_p5")}
-"""Node, fabric, and profiles of kernels and network, by the GPU's name in the table."""
+HARDWARE = {"h100": ("p5", "fat_tree_2", "h100", "h100/aws_p5")}
+"""Node, fabric, and profiles of kernels and network, by the kind of GPU."""
 
 STATUS = {"FOUND": False, "FOUND_no_result(crash_or_OOM)": True}
 """True if the run ended without a result."""
@@ -92,7 +93,10 @@ class _Zero01Row(RunRow):
         return (ALL_REDUCE, KEPT, AGAIN) if self.model == SMALLEST else (KEPT, AGAIN)
 
     def scenario(self) -> dict[str, Any]:
-        node, fabric, kernels, network = word("gpu", self.gpu, HARDWARE)
+        kind = gpu_in(self.gpu)
+        if kind not in HARDWARE:
+            raise NotModelledError(f"gpu {self.gpu!r} is not one of {', '.join(HARDWARE)}")
+        node, fabric, kernels, network = HARDWARE[kind]
         if self.dp * self.micro_batch_seqs * self.grad_accum != self.global_batch_seqs:
             raise NotModelledError("dp x micro_batch_seqs x grad_accum is not global_batch_seqs")
         return {

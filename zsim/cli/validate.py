@@ -1,5 +1,6 @@
 """`zsim validate WHAT`."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,21 +9,29 @@ import typer
 
 from zsim.cli.option import Code, Json
 from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
 if TYPE_CHECKING:
     from zsim.api.answer import Answer
 
 NETWORK, TRAINING, MEMORY, PAPER = "network", "training", "memory", "paper"
+PARTS = 20
 KINDS = (NETWORK, TRAINING, MEMORY, PAPER)
 
 
 def validate(
-    what: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.")],
+    what: Annotated[
+        str, typer.Argument(metavar="|".join(KINDS), help="What is predicted.", show_default=False)
+    ] = "",
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of published tables, in CSV; for all but paper."),
     ] = None,
+    all_rows: Annotated[
+        bool,
+        typer.Option("--all-rows", help="Judge every row of all tables; none was fitted."),
+    ] = False,
     json: Json = False,
     picture: Annotated[
         Path | None,
@@ -32,6 +41,8 @@ def validate(
     """Compare predictions with published measurements."""
     from zsim.api.output import FileKind, need_output
 
+    if all_rows:
+        return _all_rows(what, data, picture, as_json=json)
     if what not in KINDS:
         raise MistakeError(f"what: {what!r} must be one of {', '.join(KINDS)}")
     if what == PAPER and data is not None:
@@ -45,6 +56,28 @@ def validate(
     with answer_before(outputs((picture, draw))):
         print_answer(found, as_json=json)
     return Code.DONE
+
+
+def _all_rows(what: str, data: Path | None, picture: Path | None, *, as_json: bool) -> Code:
+    """Judge a folder whole."""
+    if what:
+        raise MistakeError(f"--all-rows: judges all tables, not {what} alone")
+    if data is None:
+        raise MistakeError("--data: missing; --all-rows needs a folder of published tables")
+    if picture is not None:
+        raise MistakeError(f"--picture: {picture}: is for {TRAINING}, {MEMORY} and {PAPER}")
+    from zsim.api.all_rows_validation import validate_all_rows
+
+    with progress(f"rows of {data}") as told:
+        found = validate_all_rows(data, progress=told if sys.stderr.isatty() else _say)
+    print_answer(found, as_json=as_json)
+    return Code.DONE
+
+
+def _say(done: float, total: float) -> None:
+    """Say on standard error how much is done, in twentieths: this may take minutes."""
+    if int(done * PARTS / total) > int((done - 1) * PARTS / total):
+        print(f"{done:.0f} of {total:.0f} rows predicted", file=sys.stderr, flush=True)
 
 
 def _validated(what: str, data: Path | None) -> "tuple[Answer, Callable[[Path | str], object]]":

@@ -24,8 +24,18 @@ def measurements(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmode
     Raises:
         MistakeError: no table is there, or one cannot be read.
     """
-    paths = _found(folder, collective_rows.READERS)
-    return {path.stem: _read(path, collective_rows.read) for path in paths}
+    _found(folder, collective_rows.READERS)
+    return measurements_of(folder)
+
+
+def measurements_of(folder: Path) -> dict[str, tuple[list[Measurement], list[Unmodelled]]]:
+    """Return the same; there may be none.
+
+    Raises:
+        MistakeError: one cannot be read.
+    """
+    paths = [folder / f"{name}.csv" for name in collective_rows.READERS]
+    return {path.stem: _read(path, collective_rows.read) for path in paths if path.exists()}
 
 
 def all_tables(

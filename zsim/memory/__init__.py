@@ -1,21 +1,27 @@
 """Memory: the book of what hosts allocate and free, its peak, and PyTorch's caching allocator."""
 
-from zsim.memory.ledger import Returns, WorstCase, book
+from zsim.memory.ledger import AtOnce, Returns, WorstCase, book
 from zsim.memory.peak import Peak, peak, peak_bytes, pools, witness
+from zsim.memory.rank_memory import MemoryWait, Pending, RankMemory
 from zsim.memory.reserved import (
     capacity_bytes,
     communicators,
     deferred_frees,
     defers,
     handed_out,
+    needed_bytes,
     reservations,
     reserve,
 )
 from zsim.memory.service import Deferred
 
 __all__ = [
+    "AtOnce",
     "Deferred",
+    "MemoryWait",
     "Peak",
+    "Pending",
+    "RankMemory",
     "Returns",
     "WorstCase",
     "book",
@@ -24,6 +30,7 @@ __all__ = [
     "deferred_frees",
     "defers",
     "handed_out",
+    "needed_bytes",
     "peak",
     "peak_bytes",
     "pools",

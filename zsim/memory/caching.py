@@ -162,13 +162,23 @@ class CachingAllocator:
         self._over += self._waiting.pop(stream, ())
 
     def empty_cache(self) -> None:
-        """Wait for all streams, then return to the device what is wholly free."""
+        """Wait for all streams, then return to the device what is wholly free.
+
+        That is `release_cached_blocks`, which begins with `synchronize_and_free_events`.
+        """
         self.synchronizations += 1
         for stream in list(self._waiting):
             self.finish(stream)
         self._give_back_what_is_over()
         for pool in chain(self._large.values(), self._small.values()):
             self._return_free(pool)
+
+    def synchronized_streams(self) -> frozenset[str] | None:
+        """Return the streams that the host has waited for to give memory back, since asked last.
+
+        None is all of them: `release_block` calls `cudaFree`, which waits for the device.
+        """
+        return None
 
     def pieces(self) -> tuple[Piece, ...]:
         """Every block, by address; together they are what is reserved."""
@@ -255,7 +265,12 @@ class CachingAllocator:
         self._over.clear()
 
     def _obtain(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """The place of the free block to take, from the device if need be; -1 is out of memory."""
+        """The place of the free block to take, from the device if need be; -1 is out of memory.
+
+        As `DeviceCachingAllocator::malloc` does it: `get_free_block`, else, after
+        `garbage_collect_cached_blocks`, `alloc_block`; again after
+        `release_available_cached_blocks`, and last after `release_cached_blocks`.
+        """
         if not pool.small:
             self._searches += 1
         place = self._choose(pool, wanted, place)

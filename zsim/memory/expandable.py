@@ -35,6 +35,17 @@ class ExpandableAllocator(CachingAllocator):
         self._unmapped: dict[int, int] = {}
         self._unmapped_start_of: dict[int, int] = {}
         self._ranges: dict[BlockPool, list[int]] = {}
+        self._synchronized: set[str] = set()
+
+    def synchronized_streams(self) -> frozenset[str]:
+        """Return streams whose pages were unmapped since asked last.
+
+        `ExpandableSegment::unmapHandles` waits for the segment's own stream, not for the device
+        (`cudaStreamSynchronize`).
+        """
+        found = frozenset(self._synchronized)
+        self._synchronized.clear()
+        return found
 
     def growth_bytes(self, size_bytes: int) -> int:
         """What pages are mapped for when nothing that is free serves so many bytes."""
@@ -134,6 +145,7 @@ class ExpandableAllocator(CachingAllocator):
                 self._add_free(pool, last, address + size - last)
             self._take(first - last, 0, small=pool.small)
             self._unmap(pool, first, last)
+            self._synchronized.add(pool.stream)
 
     def _unmap(self, pool: BlockPool, first: int, last: int) -> None:
         if last in self._unmapped:

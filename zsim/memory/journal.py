@@ -62,6 +62,12 @@ class Journal:
             active += of_active
             yield Moment(reserved, active)
 
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Return the most that was allocated: `torch.cuda.max_memory_allocated`."""
+        _, allocated = self._of("all")
+        return max(accumulate(allocated), default=0)
+
     def figures(self) -> dict[str, int]:
         """Current and largest values by the names that `torch.cuda.memory_stats` gives them."""
         found: dict[str, int] = {}

@@ -61,19 +61,20 @@ def book(
         if isinstance(operation, Allocate):
             for free in pending.returned():
                 buffer = by_name[free.buffer]
-                entries.append(_entry(operation.id, step, buffer, -buffer.size_bytes))
+                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
             buffer = by_name[operation.buffer]
-            entries.append(_entry(operation.id, step, buffer, buffer.size_bytes))
+            entries.append(entry_of(operation.id, step, buffer, buffer.size_bytes))
         elif isinstance(operation, Free):
             if operation.mode is FreeMode.DEFERRED:
                 pending.add(step, operation)
             else:
                 buffer = by_name[operation.buffer]
-                entries.append(_entry(operation.id, step, buffer, -buffer.size_bytes))
+                entries.append(entry_of(operation.id, step, buffer, -buffer.size_bytes))
     return tuple(entries)
 
 
-def _entry(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
+def entry_of(operation: str, step: int, buffer: Buffer, change_bytes: int) -> BookEntry:
+    """Return a line of the book."""
     return BookEntry(
         operation=operation,
         step=step,
@@ -82,6 +83,18 @@ def _entry(operation: str, step: int, buffer: Buffer, change_bytes: int) -> Book
         kind=buffer.kind,
         change_bytes=change_bytes,
     )
+
+
+class AtOnce:
+    """Deferred frees return at the next allocation: the host waits for their uses before it."""
+
+    def issue(self, step: int, operation: Operation) -> None:
+        """The host issues `operation`."""
+
+    def over(self, step: int, free: Free) -> bool:
+        """Return that the uses are over."""
+        del step, free
+        return True
 
 
 class WorstCase:

@@ -7,12 +7,12 @@ for all uses before it gives up, as in PyTorch.
 
 from dataclasses import replace
 from itertools import accumulate, takewhile
-from typing import assert_never
 
 from zsim.cluster.cluster import Cluster
 from zsim.memory.caching import UNLIMITED, CachingAllocator
 from zsim.memory.expandable import ExpandableAllocator
-from zsim.memory.peak import witness
+from zsim.memory.ledger import AtOnce, book
+from zsim.memory.peak import peak_bytes, witness
 from zsim.memory.service import Deferred, Service
 from zsim.schedule.issue_order import NO_OVERFLOW, issued
 from zsim.schedule.operation import Allocate, Communication, Free, FreeMode, Together
@@ -82,29 +82,48 @@ def reserve(
 
     Without `deferred`, such a block is freed where the book gives it back.
     """
-    match pool.discipline:
-        case Discipline.EXACT:
-            return _exact(entries, pool.name, capacity_bytes)
-        case Discipline.CACHING:
-            allocator = CachingAllocator(capacity_bytes=capacity_bytes)
-        case Discipline.EXPANDABLE:
-            allocator = ExpandableAllocator(capacity_bytes=capacity_bytes)
-        case _:
-            assert_never(pool.discipline)
+    if pool.discipline is Discipline.EXACT:
+        return _exact(program, entries, pool, capacity_bytes)
+    service = Service(allocator_of(pool, capacity_bytes), program, pool.name)
     own = [entry for entry in entries if entry.pool == pool.name]
-    service = Service(allocator, program, pool.name)
     course = tuple(service.course(entries, deferred))
     shortage: Shortage | None = None
+    needed = service.allocated_bytes
     if len(course) < len(own):
         refused = own[len(course)]
         shortage = Shortage(
             operation=refused.operation,
-            needed_bytes=allocator.reserved_bytes + allocator.growth_bytes(service.refused_bytes),
+            needed_bytes=service.needed_bytes,
             alive=witness(own[: len(course) + 1], pool.name, UNLIMITED).alive,
         )
+        needed = needed_bytes(program, pool)
     return Reservation(
-        pool=pool.name, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+        pool=pool.name,
+        capacity_bytes=capacity_bytes,
+        course_bytes=course,
+        shortage=shortage,
+        waits=service.waits,
+        needed_bytes=needed,
     )
+
+
+def needed_bytes(program: Program, pool: Pool) -> int:
+    """Return the least that a rank holds of a pool at its peak, however long its host waits.
+
+    That is what `torch.cuda.max_memory_allocated` says of the tensors, of which no other stream
+    has to be waited for.
+    """
+    at_once = book(program, 2, returns=AtOnce())
+    if pool.discipline is Discipline.EXACT:
+        return peak_bytes(at_once, pool.name)
+    return reserve(program, at_once, pool).needed_bytes
+
+
+def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator:
+    """Return the allocator that hands out a pool, which is not exact."""
+    if pool.discipline is Discipline.EXPANDABLE:
+        return ExpandableAllocator(capacity_bytes=capacity_bytes)
+    return CachingAllocator(capacity_bytes=capacity_bytes)
 
 
 def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:
@@ -144,14 +163,21 @@ def communicators(schedule: Schedule, program: Program) -> int:
     return sum(schedule.group_by_name[name].size(schedule.mesh) > 1 for name in used)
 
 
-def _exact(entries: tuple[BookEntry, ...], pool: str, capacity_bytes: int | None) -> Reservation:
-    changes = [entry.change_bytes for entry in entries if entry.pool == pool]
+def _exact(
+    program: Program, entries: tuple[BookEntry, ...], pool: Pool, capacity_bytes: int | None
+) -> Reservation:
+    changes = [entry.change_bytes for entry in entries if entry.pool == pool.name]
     course = tuple(accumulate(changes))
+    needed = needed_bytes(program, pool) if defers(program) else max(course, default=0)
     shortage: Shortage | None = None
     if capacity_bytes is not None and max(course, default=0) > capacity_bytes:
-        found = witness(entries, pool, capacity_bytes)
+        found = witness(entries, pool.name, capacity_bytes)
         shortage = Shortage(operation=found.operation, needed_bytes=found.bytes, alive=found.alive)
         course = tuple(takewhile(lambda reserved: reserved <= capacity_bytes, course))
     return Reservation(
-        pool=pool, capacity_bytes=capacity_bytes, course_bytes=course, shortage=shortage
+        pool=pool.name,
+        capacity_bytes=capacity_bytes,
+        course_bytes=course,
+        shortage=shortage,
+        needed_bytes=needed,
     )

@@ -5,10 +5,10 @@ segment runs, whose tensors come and go as they do there, and those of the other
 course with them, instead of where the book has these.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
-from zsim.memory.caching import CachingAllocator
+from zsim.memory.caching import UNLIMITED, CachingAllocator
 from zsim.model.tensor_lifetime import Course
 from zsim.schedule.schedule import Buffer, Program
 from zsim.trace.trace import BookEntry
@@ -25,10 +25,11 @@ class Service:
 
     Attributes:
         refused_bytes: what the allocator could not serve; 0 if it served all.
+        waits: requests that were served after the host had waited for memory to come back.
     """
 
     def __init__(self, allocator: CachingAllocator, program: Program, pool: str) -> None:
-        self.refused_bytes = 0
+        self.refused_bytes = self.waits = 0
         self._allocator = allocator
         self._buffers = program.by_name
         self._pool = pool
@@ -38,8 +39,27 @@ class Service:
         self._waiting: dict[str, deque[str]] = {}
         self._tensors: dict[str, dict[_Key, str]] = {}
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Return what the allocator has taken from its device."""
+        return self._allocator.reserved_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return what the device would have to have for the request that could not be served."""
+        return self.reserved_bytes + self._allocator.growth_bytes(self.refused_bytes)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Return the most that was allocated, without what waits for the uses of its free."""
+        return self._allocator.journal.peak_allocated_bytes
+
+    def synchronized_streams(self) -> frozenset[str] | None:
+        """Return the streams that the host has waited for since asked last; None is all of them."""
+        return self._allocator.synchronized_streams()
+
     def course(self, entries: Sequence[BookEntry], deferred: Deferred = ()) -> Iterator[int]:
-        """What is reserved after each line of the pool, up to one that cannot be served."""
+        """Serve a book; what is reserved after each line of the pool, up to one that fails."""
         pool, buffers = self._pool, self._buffers
         frees = deque(
             (line, name)
@@ -48,29 +68,34 @@ class Service:
         )
         for number, entry in enumerate(entries):
             while frees and frees[0][0] <= number:
-                self._defer(frees.popleft()[1])
+                self.defer(frees.popleft()[1])
             if entry.pool != pool:
                 continue
             name, size = entry.buffer, entry.change_bytes
             if size > 0:
-                if not self._take(buffers[name], size):
+                if not self.take(buffers[name]):
                     return
             elif size < 0 and self._waiting.get(name):
-                self._allocator.finish(self._waiting[name].popleft())
+                self.finish(name)
             elif size < 0:
-                for block in self._end(name):
-                    self._allocator.free(block)
+                self.give(name)
             yield self._allocator.reserved_bytes
 
-    def _take(self, buffer: Buffer, size: int) -> bool:
-        """Allocate a buffer, or run its course; whether there was memory."""
+    def take(self, buffer: Buffer) -> bool:
+        """Allocate a buffer, or run its course; return whether there was memory."""
         group: list[str] = []
         self._alive.setdefault(buffer.name, deque()).append(group)
         course = buffer.course
-        size = self._rest.get(buffer.name, 0 if course is not None else size)
+        size = self._rest.get(buffer.name, 0 if course is not None else buffer.size_bytes)
+        allocator = self._allocator
+        before = allocator.device_frees + allocator.synchronizations
         if size and not self._allocate(group, buffer.name, size, buffer.home):
             return False
-        return course is None or self._run(buffer.name, course, buffer.home)
+        if course is not None and not self._run(buffer.name, course, buffer.home):
+            return False
+        # Memory went back to the device, or the host waited for streams so that it might.
+        self.waits += allocator.device_frees + allocator.synchronizations > before
+        return True
 
     def _allocate(self, group: list[str], name: str, size: int, stream: str) -> bool:
         self._count += 1
@@ -107,14 +132,66 @@ class Service:
             blocks += self._tensors.pop(name).values()
         return blocks
 
-    def _defer(self, name: str) -> None:
-        """Free a buffer when uses on another stream end; they have when the book says so."""
+    def give(self, name: str) -> None:
+        """Free a buffer."""
+        for block in self._end(name):
+            self._allocator.free(block)
+
+    def finish(self, name: str) -> None:
+        """Return the memory of the buffer's earliest deferred free: its uses have ended."""
+        self._allocator.finish(self._waiting[name].popleft())
+
+    def defer(self, name: str) -> None:
+        """Free a buffer when its uses on other streams end, which `finish` says."""
         self._count += 1
         stream = f"{name}@{self._count}"  # a stream of its own
         for block in self._end(name):
             self._allocator.use(block, stream)
             self._allocator.free(block)
         self._waiting.setdefault(name, deque()).append(stream)
+
+
+class ExactMemory:
+    """Serves a pool that reserves what is booked; the same methods as `Service`."""
+
+    def __init__(self, capacity_bytes: int | None, program: Program) -> None:
+        self.reserved_bytes = self.needed_bytes = self.allocated_bytes = self.waits = 0
+        self._capacity_bytes = UNLIMITED if capacity_bytes is None else capacity_bytes
+        self._sizes = {buffer.name: buffer.size_bytes for buffer in program.buffers}
+        self._deferred: Counter[str] = Counter()
+
+    def synchronized_streams(self) -> frozenset[str] | None:
+        """Return none: there is no cache to give back."""
+        return frozenset()
+
+    def take(self, buffer: Buffer) -> bool:
+        """Allocate a buffer, after a wait for all deferred frees if need be; False: no memory."""
+        if self.reserved_bytes + buffer.size_bytes > self._capacity_bytes:
+            freed = sum(count * self._sizes[name] for name, count in self._deferred.items())
+            self.reserved_bytes -= freed
+            self.waits += freed > 0
+            self._deferred.clear()
+        self.needed_bytes = self.reserved_bytes + buffer.size_bytes
+        if self.needed_bytes > self._capacity_bytes:
+            return False
+        self.reserved_bytes = self.needed_bytes
+        pending = sum(count * self._sizes[name] for name, count in self._deferred.items())
+        self.allocated_bytes = max(self.allocated_bytes, self.reserved_bytes - pending)
+        return True
+
+    def give(self, name: str) -> None:
+        """Free a buffer."""
+        self.reserved_bytes -= self._sizes[name]
+
+    def defer(self, name: str) -> None:
+        """Free a buffer when its uses on other streams have ended, which `finish` says."""
+        self._deferred[name] += 1
+
+    def finish(self, name: str) -> None:
+        """Return the memory of the buffer's earliest deferred free, if a wait has not done so."""
+        if self._deferred[name]:
+            self._deferred[name] -= 1
+            self.reserved_bytes -= self._sizes[name]
 
 
 def _beside_courses(program: Program) -> dict[str, int]:

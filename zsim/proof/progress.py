@@ -13,6 +13,10 @@ for that where kernels of several communicators share a GPU: one that has starte
 peers have started too, and two that wait for each other on two ranks never end. Sends and receives
 count, those that are issued as one as one.
 
+That proves progress where memory is full as well. PyTorch's allocator may then give its cache back
+at any `Allocate`, and the host waits for all that it has issued. With communications in the order
+of hosts, what it waits for depends only on what ranks issue before, so such a wait always ends.
+
 While all members of every communicator play one role and no one sends, all waits point to what was
 issued before, and only such edges are left to look for. Otherwise the graph is built on classes of
 ranks that nothing tells apart. That is exact: a cycle over classes is one over ranks, since from

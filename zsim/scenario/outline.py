@@ -73,6 +73,9 @@ TABLE_OF = {
     "offload_checkpoints": "activations.offload",
     "checkpointing": "activations.checkpointing",
     "micro_batch_size": "train.micro_batch_size",
+    "loss": "train.loss",
+    "metrics": "train.metrics",
+    "holds_logits": "train.holds_logits",
     "frozen": "model.frozen",
     "hidden_groups": "model.hidden_groups",
 }

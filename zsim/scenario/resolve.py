@@ -362,6 +362,8 @@ def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> S
             compiled=train.compile,
             float8=train.float8,
             context=scenario.parallel.context,
+            loss=train.loss,
+            metrics=train.metrics,
             holds_logits=train.holds_logits,
         ),
         partition_checkpoints=activations.partition,

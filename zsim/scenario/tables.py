@@ -24,7 +24,7 @@ from zsim.config_error import line, unknown, whole
 from zsim.model.architecture import Activation, Attention, Norm, Positions
 from zsim.network.algorithm.registry import choices
 from zsim.schedule.schedule import Discipline
-from zsim.strategy.execution import Float8
+from zsim.strategy.execution import Float8, Loss
 from zsim.strategy.learning_rate import Decay
 from zsim.strategy.runtime_options import names
 from zsim.strategy.strategy import (
@@ -270,6 +270,8 @@ class TrainTable(RuleTable):
     precision: Precision = Precision.FP32
     compile: Flag = False
     float8: Float8 | None = None
+    loss: Loss = Loss.TORCH
+    metrics: Whole = 0
     holds_logits: Flag = False
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rates: LearningRatesTable | None = None

@@ -17,6 +17,22 @@ class Float8(StrEnum):
     """A row of it."""
 
 
+class Loss(StrEnum):
+    """How the cross entropy of next tokens is computed from what the last block makes."""
+
+    TORCH = "torch"
+    """`torch.nn.functional.cross_entropy` of logits that were cast to fp32."""
+    FUSED = "fused"
+    """One kernel that reads logits in their own format, and makes their gradient in it
+    (`flash_attn.losses.cross_entropy`, `xentropy_cuda_lib` before)."""
+    CHUNKED = "chunked"
+    """As PyTorch does it, of an eighth of the tokens after the other, from whole logits on
+    (torchtitan #996, `chunked_cross_entropy_loss`, after torchtune)."""
+    CHUNKED_HEAD = "chunked_head"
+    """The same from the projection on, the backward of each eighth at once: whole logits are never
+    there (torchtitan of 2026, `ChunkedLossWrapper`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """How the blocks of a model are executed.
@@ -33,6 +49,9 @@ class Execution:
             et al. 2022, "FP8 formats for deep learning"); None is in the format of the rest.
         context: ranks that share each sequence; each has so many of its tokens, all of whose
             queries see keys and values of all (Liu et al. 2023, "Ring Attention").
+        loss: how the loss is computed.
+        metrics: cross entropies that a training loop computes once more of the logits, in their
+            own format and without a gradient, to report them (Composer's `train_metrics`).
         holds_logits: who calls the model holds its logits, in the format of the loss, while
             backward runs, as a training loop does that keeps them in a variable.
     """
@@ -42,6 +61,8 @@ class Execution:
     compiled: bool = False
     float8: Float8 | None = None
     context: int = 1
+    loss: Loss = Loss.TORCH
+    metrics: int = 0
     holds_logits: bool = False
 
     def __post_init__(self) -> None:

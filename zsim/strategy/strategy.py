@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from zsim.dtype import DType
-from zsim.strategy.execution import PLAIN, Execution
+from zsim.strategy.execution import PLAIN, Execution, Loss
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -243,6 +243,10 @@ class Strategy:
                 raise StrategyError(f"{name}: true needs checkpointing = full")
         if self.fused_buffers is FusedBuffers.MODEL:
             self._inspect_fused()
+        asked = self.execution
+        if asked.loss is Loss.CHUNKED_HEAD and (asked.holds_logits or asked.metrics):
+            name, value = ("metrics", asked.metrics) if asked.metrics else ("holds_logits", "true")
+            raise StrategyError(f"{name}: {value} needs whole logits, which chunked_head has not")
 
     def _inspect_optimizer(self) -> None:
         if self.clip_norm is not None and self.clip_norm <= 0:
@@ -278,6 +282,9 @@ class Strategy:
             raise StrategyError(
                 f"stage: {self.stage} must be {allowed} for {type(runtime).__name__}"
             )
+        if runtime.in_place_loss and self.execution.loss is not Loss.TORCH:
+            name = type(runtime).__name__
+            raise StrategyError(f"loss: {self.execution.loss} must be torch for {name}")
         if not runtime.has_replicas and self.replicate > 1:
             name = type(runtime).__name__
             raise StrategyError(f"replicate: {self.replicate} is not modelled for {name}")

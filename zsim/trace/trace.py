@@ -76,12 +76,17 @@ class Reservation:
         course_bytes: what it has after each line of the book that is of this pool. What of it no
             line has booked is rounded up, split off, or cached. After a shortage nothing is served.
         shortage: the first line for which there was no memory.
+        needed_bytes: the least that the rank holds at its peak, however long its host waits.
+        waits: how often the host waited until memory came back. A run that knows nothing of it is
+            too fast.
     """
 
     pool: str
     capacity_bytes: int | None
     course_bytes: tuple[int, ...]
     shortage: Shortage | None = None
+    needed_bytes: int = 0
+    waits: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -95,7 +100,8 @@ class RankTrace:
 
     `reservations` are there where a backend simulates memory. `host_bound_ps` has, for each step,
     how long the stream of its Computes had nothing to do but what its host was still issuing; it is
-    there where a backend simulates what hosts cost. `witness` is there where somebody watched.
+    there where a backend simulates what hosts cost. `memory_wait_ps` has, for each step, how
+    long its host waited for memory; there where it did. `witness` is there where somebody watched.
     """
 
     rank: int
@@ -107,6 +113,7 @@ class RankTrace:
     losses: tuple[float, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     host_bound_ps: tuple[int, ...] = ()
+    memory_wait_ps: tuple[int, ...] = ()
     witness: Witness | None = None
 
 
@@ -159,12 +166,14 @@ class Trace:
 class RankStep:
     """Spans in which one rank computed in the last step, and communicated on each group.
 
-    `host_bound_ps` is how long it waited for its host: as in `RankTrace`.
+    `host_bound_ps` is how long it waited for its host, `memory_wait_ps` how long that waited for
+    memory: as in `RankTrace`.
     """
 
     computing: Sequence[Interval]
     by_group: Mapping[str, Sequence[Interval]]
     host_bound_ps: int = 0
+    memory_wait_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ only once. A waited free takes no time: what it waits for goes to the next entry
 from dataclasses import dataclass, field
 
 from zsim.schedule.issue_order import SETUP
-from zsim_des.engine.instruction import Choose, Enqueue, HostNote, Instruction, Lowered, Stop
+from zsim.schedule.operation import Free
+from zsim_des.engine.instruction import Ask, Choose, Enqueue, HostNote, Instruction, Lowered, Stop
 
 
 @dataclass(slots=True)
@@ -36,19 +37,20 @@ class Item:
 class IssueStretch:
     """Operations that the host issues without a wait, and the wait at their end.
 
-    `acts` is all of it in order, `items` the entries of each stream. `offsets_ps` has the host's
-    time since the stretch began by an item's order, `length_ps` at the end. With the wait passed,
-    slots in `skipped` count as finished.
+    `acts` is all of it in order, `items` the entries of each stream, `frees` what a host that asks
+    for memory gives back. `offsets_ps` has the host's time since the stretch began by an item's
+    order, `length_ps` at the end. With the wait passed, slots in `skipped` count as finished.
     """
 
     items: tuple[list[Item], ...]
     acts: list[Item | HostNote] = field(default_factory=list[Item | HostNote])
     meetings: list[Item] = field(default_factory=list[Item])
     links: list[Item] = field(default_factory=list[Item])
+    frees: list[Free] = field(default_factory=list[Free])
     offsets_ps: list[int] = field(default_factory=list[int])
     notes_ps: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     length_ps: int = 0
-    stop: Stop | Choose | None = None
+    stop: Stop | Choose | Ask | None = None
     skipped: tuple[int, ...] = ()
 
 
@@ -65,14 +67,15 @@ class HostIssue:
 class Courses:
     """The courses of one role, each made when it is first asked for.
 
-    Free entries are apart where a run is `watched`, since who watches is told of each.
+    Waited frees are entries of their own where `apart`: where somebody is told of each, or a host
+    may have to wait for them.
     """
 
-    def __init__(self, lowered: Lowered, *, watched: bool = False) -> None:
+    def __init__(self, lowered: Lowered, *, apart: bool = False) -> None:
         self.streams = lowered.streams
         self.slots = lowered.slots
         self._lowered = lowered
-        self._watched = watched
+        self._apart = apart
         self._made: dict[tuple[bool, bool], HostIssue] = {}
 
     def of(self, step: int, *, overflows: bool) -> HostIssue:
@@ -81,7 +84,7 @@ class Courses:
         made = self._made.get(key)
         if made is None:
             part = self._lowered.setup if step == SETUP else self._lowered.step
-            making = _Making(self._lowered, merges=not self._watched)
+            making = _Making(self._lowered, merges=not self._apart)
             making.issue(part, overflows=key[1])
             made = self._made[key] = making.course()
         return made
@@ -122,10 +125,12 @@ class _Making:
             elif isinstance(instruction, HostNote):
                 self._now.acts.append(instruction)
                 self._now.notes_ps.append((instruction.name, self._now.length_ps))
+                if isinstance(instruction.operation, Free):
+                    self._now.frees.append(instruction.operation)
             else:
                 self._stop(instruction, overflows=overflows)
 
-    def _stop(self, instruction: Stop | Choose, *, overflows: bool) -> None:
+    def _stop(self, instruction: Stop | Choose | Ask, *, overflows: bool) -> None:
         ended = self._now
         ended.length_ps += instruction.launch_ps
         ended.stop = instruction

@@ -1,6 +1,6 @@
 """A program as the engine runs it: ids become numbers, costs become times, once for all ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from zsim.cluster.cluster import Gpu
@@ -91,9 +91,20 @@ class HostNote:
     operation: Operation
 
 
-Instruction = Enqueue | Stop | Choose | HostNote
-
 NOTHING = After((), ())
+
+
+@dataclass(slots=True)
+class Ask:
+    """The host asks for memory, for which it may have to wait."""
+
+    name: str
+    operation: Allocate
+    after: After = field(default_factory=lambda: NOTHING)
+    launch_ps: int = 0
+
+
+Instruction = Enqueue | Stop | Choose | Ask | HostNote
 
 HOST_ACTIONS = (Allocate, HostWait, SetScalar, Branch)
 
@@ -109,14 +120,18 @@ class Lowered:
     awaited: frozenset[int]
 
 
-def lower(schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False) -> Lowered:
+def lower(
+    schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool = False, asks: bool = False
+) -> Lowered:
     """Return the instructions of `program` on `gpu`; of a run that is `watched`, with every note.
+
+    With `asks` the host asks for memory at each allocation, and notes each free.
 
     Raises:
         LoweringError: an edge names an operation that is issued later.
         ClusterError: the GPU has no rate for the format of a kernel.
     """
-    lowering = _Lowering(schedule, program, gpu, watched=watched)
+    lowering = _Lowering(schedule, program, gpu, watched=watched, asks=asks)
     setup, step = lowering.part(program.setup), lowering.part(program.step)
     return Lowered(schedule.streams, lowering.slots, setup, step, lowering.awaited())
 
@@ -129,7 +144,9 @@ def _nothing(operation: Operation) -> int:
 class _Lowering:
     """Turns the parts of one program into instructions. Slots count through setup and step."""
 
-    def __init__(self, schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool) -> None:
+    def __init__(
+        self, schedule: Schedule, program: Program, gpu: Gpu, *, watched: bool, asks: bool
+    ) -> None:
         self.slots: dict[str, int] = {}
         self._program = program
         self._gpu = gpu
@@ -143,7 +160,12 @@ class _Lowering:
             isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
             for operation in program.by_id.values()
         )
-        self._noted = (Allocate, Free, SetScalar) if watched else (Allocate,) if deferred else ()
+        self._asks = asks
+        self._noted: tuple[type[Operation], ...] = (Allocate,) if deferred else ()
+        if watched:
+            self._noted = (Allocate, Free, SetScalar)
+        elif asks:
+            self._noted = (Free,)
         self._waits: dict[tuple[Edge, ...], After] = {(): NOTHING}
         self._seen: set[str] = set()
 
@@ -172,7 +194,9 @@ class _Lowering:
 
     def _instruction(self, operation: Operation) -> Instruction | None:
         match operation:  # the most frequent first: cases are tried one after the other
-            case Allocate() | SetScalar():
+            case Allocate():
+                return Ask(operation.id, operation) if self._asks else None
+            case SetScalar():
                 return None
             case Compute():
                 time_ps = operation_ps(operation, self._program, self._gpu)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from zsim.schedule.issue_order import SETUP
-from zsim.schedule.operation import Operation
+from zsim.schedule.operation import Allocate, Operation
 from zsim_des.engine.gpu_sharing import Beside
 from zsim_des.engine.host_issue import Courses, IssueStretch, Item
-from zsim_des.engine.instruction import Choose
+from zsim_des.engine.instruction import Ask, Choose
+from zsim_des.engine.memory_wait import AskedMemory, Awaited
 from zsim_des.engine.rendezvous import Key, Rendezvous
 from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Stream
 from zsim_des.engine.watch import Durations, RunWatcher
@@ -24,7 +25,8 @@ class Rank:
     """The host and streams of one rank class.
 
     Kernels run at `pace`, and take `slowdown` times as long while a collective is on the GPU; with
-    `durations` they and the host take what these say. `watcher` is told what happens.
+    `durations` they and the host take what these say. `watcher` is told what happens. With `memory`
+    the host asks for what it allocates, and may have to wait.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Rank:
     ) -> None:
         self.rank_class = rank_class
         self.program = program
+        self.memory: AskedMemory | None = None
         self.instances: list[ProgramRun] = []
         self._agenda = agenda
         self._rendezvous = rendezvous
@@ -54,7 +57,7 @@ class Rank:
         self._meets = bool(rank_class.peers) or any(
             len(each.classes) > 1 for each in rank_class.communicators.values()
         )
-        self._going: Iterator[tuple[ProgramRun, int]] = iter(())
+        self._going: Iterator[Awaited | int] = iter(())
         beside = Beside(agenda, slowdown) if slowdown != 1 else None
         changes = pace is not None or durations is not None
         self._streams = [
@@ -77,14 +80,18 @@ class Rank:
 
     def advance(self) -> None:
         """Advance the host until it has to wait."""
-        for instance, slot in self._going:
-            instance.watch(slot, self)
+        for awaited in self._going:
+            if isinstance(awaited, int):
+                self._agenda.wake_after(awaited, self)
+            else:
+                instance, slot = awaited
+                instance.watch(slot, self)
             return
 
     def _host(
         self, steps: Sequence[int], overflow_steps: frozenset[int]
-    ) -> Iterator[tuple[ProgramRun, int]]:
-        """Issue all steps; on the way, whatever slot is waited for."""
+    ) -> Iterator[Awaited | int]:
+        """Issue all steps; on the way, whatever slot or time is waited for."""
         for step in steps:
             course = self.program.of(step, overflows=step in overflow_steps)
             unknown = [UNKNOWN] * len(self.program.slots)
@@ -97,12 +104,13 @@ class Rank:
                 if stop is None:
                     continue
                 self._host_at = stop.name
+                if isinstance(stop, Ask):
+                    yield from self._ask(instance, stop.operation)
+                    self._host_at = ""
+                    continue
                 waited = [(instance, slot) for slot in stop.after.here]
                 waited += self._earlier(instance, stop.after.earlier)
-                for where, slot in waited:
-                    if where.ends[slot] < 0:
-                        yield where, slot
-                    self._host_ps = max(self._host_ps, where.ends[slot])
+                yield from self._wait(waited)
                 self._host_at = ""
                 for slot in stretch.skipped:
                     instance.ends[slot] = 0
@@ -110,6 +118,23 @@ class Rank:
                     self._tell_act(instance, stop.operation)
             for group, slot in course.closes.items():
                 self._tails[group] = (instance, slot)
+
+    def _wait(self, waited: Sequence[Awaited]) -> Iterator[Awaited]:
+        """Wait for slots."""
+        for where, slot in waited:
+            if where.ends[slot] < 0:
+                yield where, slot
+            self._host_ps = max(self._host_ps, where.ends[slot])
+
+    def _ask(self, instance: ProgramRun, allocate: Allocate) -> Iterator[Awaited | int]:
+        """Ask for memory, and wait until it is there."""
+        memory = self.memory
+        assert memory is not None
+        if memory.depends_on_time and self._agenda.env.now <= self._host_ps:
+            yield self._host_ps
+        begin_ps = self._host_ps
+        yield from self._wait(memory.allocate(instance, allocate, begin_ps))
+        instance.memory_wait_ps += self._host_ps - begin_ps
 
     def _issue(self, stretch: IssueStretch, instance: ProgramRun) -> None:
         """Put the entries of a stretch on their streams."""
@@ -126,13 +151,17 @@ class Rank:
             begin_ps = 0
         instance.issuing.append((issuing_ps, self._host_ps))
         keys: dict[int, tuple[Key, ...]] = {}
-        if self._meets:
-            for item in stretch.meetings:
+        for item in stretch.meetings:
+            if self._meets or len(item.what.members) > 1:
                 keys[item.slot] = self._rendezvous.keys(self.rank_class, item.what.members)
         links: Links = {item.slot: self._links(item, instance) for item in stretch.links}
         for stream, items in zip(self._streams, stretch.items, strict=True):
             if items:
                 stream.put(EntryBatch(items, instance, begin_ps, offsets_ps, keys, links))
+        if self.memory is not None:
+            streams = zip(self.program.streams, stretch.items, strict=True)
+            tails = {name: items[-1].slot for name, items in streams if items}
+            self.memory.issue(instance, stretch.frees, tails)
 
     def _walk(self, stretch: IssueStretch, instance: ProgramRun) -> list[int]:
         """Issue act by act; the time at each entry."""

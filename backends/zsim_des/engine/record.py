@@ -3,29 +3,32 @@
 from collections.abc import Sequence
 
 from zsim.backend.backend import Job
-from zsim.memory import Deferred, book, deferred_frees, defers, reservations
+from zsim.memory import book, deferred_frees, defers, reservations
 from zsim.network.volume import element_count, is_scalar
+from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Free, Operation
 from zsim.trace.trace import BookEntry, Event, RankTrace, Reservation, Transfer
 from zsim_des.engine.host_bound import host_bound_ps
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.stream import ProgramRun
+from zsim_des.engine.worst_case import WorstCases
 
 
 class Records:
     """Makes traces of the ranks of one run; the first step began at `begin_ps`.
 
     Ranks of a role issue the same operations, so they share their transfers, and their book unless
-    a deferred free makes it depend on time.
+    time has a say in it: `worst_cases` has those.
     """
 
-    def __init__(self, job: Job, overflow_steps: frozenset[int], begin_ps: int) -> None:
+    def __init__(
+        self, job: Job, overflow_steps: frozenset[int], begin_ps: int, worst_cases: WorstCases
+    ) -> None:
         self._job = job
         self._overflow_steps = overflow_steps
         self._begin_ps = begin_ps
+        self._worst_cases = worst_cases
         self._transfers: dict[str, tuple[Transfer, ...]] = {}
-        self._books: dict[str, tuple[BookEntry, ...]] = {}
-        self._reservations: dict[int, tuple[Reservation, ...]] = {}
 
     def rank_trace(self, rank: Rank) -> RankTrace:
         """Return the trace of one rank."""
@@ -33,7 +36,7 @@ class Records:
         role = of.program.role
         if role not in self._transfers:
             self._transfers[role] = _transfers(rank)
-        entries = self._book(rank)
+        entries, reservations_made = self._memory(rank)
         return RankTrace(
             rank=of.rank,
             role=role,
@@ -41,8 +44,9 @@ class Records:
             events=self._events(rank),
             book=entries,
             transfers=self._transfers[role],
-            reservations=self._reserved(rank, entries),
+            reservations=reservations_made,
             host_bound_ps=host_bound_ps(of.program, rank.instances, self._job.steps),
+            memory_wait_ps=_memory_wait_ps(rank),
         )
 
     def _events(self, rank: Rank) -> tuple[Event, ...]:
@@ -62,27 +66,24 @@ class Records:
             ]
         )
 
-    def _book(self, rank: Rank) -> tuple[BookEntry, ...]:
-        program = rank.rank_class.program
-        found = self._books.get(program.role)
-        if found is None:
-            returns = _TimedBook(rank.instances, rank.program.slots)
-            found = book(program, self._job.steps, self._overflow_steps, returns)
-            if not defers(program):
-                self._books[program.role] = found
-        return found
+    def _memory(self, rank: Rank) -> tuple[tuple[BookEntry, ...], tuple[Reservation, ...]]:
+        """Return the book of a rank and what it makes pools reserve."""
+        if rank.memory is not None:
+            return rank.memory.book(), rank.memory.reservations()
+        job, program = self._job, rank.rank_class.program
+        if not defers(program):
+            known = self._worst_cases.of(job, program)
+            return known.book, known.reservations
+        returns = _TimedBook(rank.instances, rank.program.slots)
+        found = book(program, job.steps, self._overflow_steps, returns)
+        late = deferred_frees(program, found, job.steps, self._overflow_steps)
+        return found, reservations(job.schedule, program, found, job.cluster, deferred=late)
 
-    def _reserved(self, rank: Rank, entries: tuple[BookEntry, ...]) -> tuple[Reservation, ...]:
-        """Return what the ledger makes pools reserve: the same for ranks that share it."""
-        found = self._reservations.get(id(entries))
-        if found is None:
-            job, program = self._job, rank.rank_class.program
-            deferred: Deferred = ()
-            if defers(program):
-                deferred = deferred_frees(program, entries, job.steps, self._overflow_steps)
-            found = reservations(job.schedule, program, entries, job.cluster, deferred=deferred)
-            self._reservations[id(entries)] = found
-        return found
+
+def _memory_wait_ps(rank: Rank) -> tuple[int, ...]:
+    """Return by step how long the host waited for memory; empty if it never did."""
+    found = [each.memory_wait_ps for each in rank.instances if each.step != SETUP]
+    return tuple(found) if any(found) else ()
 
 
 def _transfers(rank: Rank) -> tuple[Transfer, ...]:

@@ -51,4 +51,5 @@ def rank_step(rank: Rank, slots: SlotKinds, since_ps: int, begin_ps: int) -> Ran
         computing=spans(slots.computing),
         by_group=by_group,
         host_bound_ps=host_ps[-1] if host_ps else 0,
+        memory_wait_ps=last.memory_wait_ps,
     )

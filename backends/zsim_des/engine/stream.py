@@ -23,7 +23,8 @@ Interval = tuple[int, int]
 class ProgramRun:
     """One run of setup or of a step on one rank class: when each slot started and ended.
 
-    `noted` has the host's time at allocations, `issuing` from when to when it issued each stretch.
+    `noted` has the host's time at allocations, `issuing` from when to when it issued each stretch;
+    `memory_wait_ps` is how long it waited for memory.
     `late` has, by stream, when an entry could have started and when the host issued it, for those
     that nothing else held up. `told` is called with each slot whose end is known.
     """
@@ -35,6 +36,7 @@ class ProgramRun:
     told: Callable[["ProgramRun", int], None] | None = None
     noted: dict[str, int] = field(default_factory=dict[str, int])
     issuing: list[Interval] = field(default_factory=list[Interval])
+    memory_wait_ps: int = 0
     late: dict[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])
     watched: dict[int, list[Walker]] = field(default_factory=dict[int, "list[Walker]"])
 

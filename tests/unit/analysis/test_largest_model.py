@@ -39,6 +39,7 @@ def test_the_search_ends_at_the_limit_however_memory_grows(
         )
         footprint = Footprint(
             allocated_bytes=size_bytes,
+            needed_bytes=size_bytes,
             reserved_bytes=size_bytes,
             usable_bytes=usable,
             lack=lack if size_bytes > usable else None,

@@ -115,7 +115,7 @@ def test_tensor_parallelism_is_tried_as_the_sweep_did_the_lighter_way_later() ->
     ("cells", "reason"),
     [
         ({"grad_accum": "64"}, "dp x micro_batch_seqs x grad_accum is not global_batch_seqs"),
-        ({"gpu": "B300"}, "gpu 'B300' is not one of H100 80GB"),
+        ({"gpu": "B300"}, "gpu 'B300' is not one of h100"),
         ({"zero_stage": "3"}, "zero_stage '3' is not one of 0, 1"),
     ],
 )

@@ -21,13 +21,21 @@ values = ["1 MB", "32 GB"]
 """
 
 
-def test_a_host_that_runs_ahead_of_memory_is_said_to_wait(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("gigabytes", "waits"), [(2000, False), (20, True)])
+def test_a_host_that_runs_ahead_waits_for_memory_and_needs_no_more(
+    capsys: pytest.CaptureFixture[str], gigabytes: int, *, waits: bool
 ) -> None:
-    settings = ("zero.emulate=fsdp1", "zero.fsdp1.limit_all_gathers=false", "model.layers=40")
+    settings = (
+        "zero.emulate=fsdp1",
+        "zero.fsdp1.limit_all_gathers=false",
+        "model.layers=40",
+        f"cluster.gpu_memory={gigabytes} GB",
+    )
     assert answer(["run", "llama2_7b", *(f"--set={each}" for each in settings)]) == 0
     fits = " ".join(capsys.readouterr().out.split())
-    assert "fits yes: the host would run ahead to 10" in fits
+    reserved = "20 GB" if waits else "106 GB"
+    assert f"fits yes: 7.05 GB needed, {reserved} reserved, 2" in fits  # of 20 GB, or 2 TB
+    assert ("host waits for memory" in fits) is waits
 
 
 @pytest.mark.parametrize("allocator", ["caching", "expandable"])
@@ -39,7 +47,7 @@ def test_a_run_that_does_not_fit_reserves_at_least_what_is_alive_at_its_peak(
     code, out, _ = ask(*large)
     assert code == 1
     line = " ".join(out.partition("out of memory at")[0].split())
-    found = re.search(r"no: ([\d.]+) GB at the peak, at least ([\d.]+) GB reserved", line)
+    found = re.search(r"no: ([\d.]+) GB needed, at least ([\d.]+) GB reserved", line)
     assert found is not None
     peak, reserved = map(float, found.groups())
     assert reserved >= peak > 5  # GB that there are
@@ -51,9 +59,7 @@ def test_a_run_that_only_fragments_does_not_fit_for_what_it_would_reserve(ask: A
     code, out, _ = ask("run", "llama2_7b", "--no-check", "--set", "cluster.gpu_memory=7 GB")
     assert code == 1
     line = " ".join(out.split())
-    assert (
-        "no: 6.33 GB at the peak, at least 7.07 GB reserved, 7 GB usable on H100-SXM5-80GB" in line
-    )
+    assert "no: 6.33 GB needed, at least 7.07 GB reserved, 7 GB usable on H100-SXM5-80GB" in line
 
 
 def test_the_page_of_a_run_that_does_not_fit_says_until_when_memory_was_reserved(

@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
     rows = [MPT, MPT | {"seq_len_tokens": 256}, MPT | {"precision": "amp_fp8"}]
     written(tmp_path, "fsdp_mpt_training_runs", rows)
     one = {"technique": "FSDP1"}, {"cp": 2, "dp_shard": 4, "precision": "float8 rowwise"}
-    rows = [LLAMA, LLAMA | one[0], LLAMA | one[1], LLAMA | {"technique": "chunked cross entropy"}]
+    rows = [LLAMA, LLAMA | one[0], LLAMA | one[1], LLAMA | {"pp": 2}]
     written(tmp_path, "fsdp2_llama_training_runs", rows)
     return tmp_path
 
@@ -113,7 +113,7 @@ def test_predictions_stand_beside_published_runs(
     printed = capsys.readouterr().out
     assert printed.endswith("not read, of a form that is not known: of_adapters.csv\n")
     assert "fsdp2_llama_training_runs: 3 of 4 rows are modelled" in printed
-    assert "not line 5: technique 'chunked cross entropy'" in printed
+    assert "not line 5: pipeline parallel" in printed
     assert "fsdp_mpt" not in printed  # no row has a peak
 
 
@@ -212,3 +212,40 @@ def test_calibration_judges_a_run_by_the_step_that_is_predicted_for_it(grad_accu
     off, _ = judged_run(run, fitted_kernels()["h100"].constants)
     assert run.step_time_s is not None
     assert off == pytest.approx(abs(found.step_time_s / run.step_time_s - 1), rel=1e-9)
+
+
+def test_a_folder_is_judged_whole_whatever_its_rows_call_things(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {"gpu": "NVIDIA H100 80GB HBM3", "activation_checkpoint": "per-op SAC", "compile": ""}
+    rows = [LLAMA, LLAMA | odd | {"pp": "", "cp": "", "tp": ""}, LLAMA | {"gpu": "GH200 96GB"}]
+    written(tmp_path, "fsdp2_llama_training_runs", rows)
+    written(tmp_path, "fsdp_mpt_training_runs", [MPT, MPT | {"gpu": "H100-80GB"}])
+    (tmp_path / "of_adapters.csv").write_text("model,peak\n", "utf-8")
+    assert answer(["validate", "--all-rows", "--data", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    llama, mpt = (found["files"][f"{name}_training_runs"] for name in ("fsdp2_llama", "fsdp_mpt"))
+    for quantity in ("step time", "peak memory"):
+        assert (llama[quantity]["rows"], llama[quantity]["modelled"]) == (3, 2)
+        assert "gpu 'GH200 96GB' is not one of h100 96 GB" in str(llama[quantity]["unmodelled"])
+    assert mpt["step time"]["judged"]["modelled"] == mpt["step time"]["modelled"] == 2
+    assert found["not_read"] == ["of_adapters.csv"]
+    assert "5 of 5 rows predicted" in shown.err
+    assert answer(["validate", "--all-rows", "--data", str(tmp_path)]) == 0
+    assert "may be fitted" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--all-rows"], "--data: missing; --all-rows needs a folder of published tables"),
+        (["memory", "--all-rows"], "--all-rows: judges all tables, not memory alone"),
+        ([], "what: '' must be one of network, training, memory, paper"),
+    ],
+)
+def test_what_is_to_be_judged_is_said_once(
+    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(["validate", *words]) == 2
+    assert fault in capsys.readouterr().err

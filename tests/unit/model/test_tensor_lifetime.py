@@ -16,7 +16,7 @@ from zsim.model.tensor_lifetime import Course, CourseError, Turn
 from zsim.model.transformer import transformer
 from zsim.schedule.operation import Allocate, Free
 from zsim.schedule.schedule import Buffer, Kind, Program, ScheduleError
-from zsim.strategy.execution import Execution
+from zsim.strategy.execution import Execution, Loss
 from zsim.strategy.strategy import Precision
 
 MIB = 1 << 20
@@ -37,6 +37,7 @@ SHAPES: dict[str, Architecture] = {
     "llama": LLAMA,
     "llama, operations": replace(LLAMA, execution=Execution(operations=True)),
     "llama, logits held": replace(LLAMA, execution=Execution(holds_logits=True)),
+    **{f"llama, {loss} loss": replace(LLAMA, execution=Execution(loss=loss)) for loss in Loss},
 }
 
 
@@ -61,6 +62,42 @@ def test_forward_leaves_what_is_saved_and_backward_gradients_alone(name: str, te
             made = sum(size for number, size in back.items() if number > 1)
             read = [model.values[each].size_bytes for each in segment.inputs if each != BATCH]
             assert made == sum(sizes[each] for each in segment.parameters) + sum(read)
+
+
+@pytest.mark.parametrize(
+    ("loss", "forward", "backward"),
+    [
+        # The cast and the logarithm of the softmax; it, its gradient, that of the cast.
+        (Loss.TORCH, 4 + 4, 4 + 4 + 4),
+        # Logits; these and their gradient.
+        (Loss.FUSED, 2, 2 + 2),
+        # Logits, all logarithms, an eighth of the cast; logarithms, two eighths, the gradient.
+        (Loss.CHUNKED, 2 + 4 + 4 / 8, 4 + 2 * 4 / 8 + 2),
+        # Of an eighth: logits, the logarithm, its gradient, that of the cast; that of the logits.
+        (Loss.CHUNKED_HEAD, (2 + 4 + 4 + 4) / 8, 2 / 8),
+    ],
+)
+def test_the_head_holds_so_many_bytes_for_each_logit(
+    loss: Loss, forward: float, backward: float
+) -> None:
+    """With logits by far the largest tensors, counted from what the trainers' code allocates."""
+    wide = replace(LLAMA, vocab_size=2**20, execution=Execution(loss=loss))
+    model = transformer(wide, micro_batch_size=1, precision=Precision.BF16)
+    (segment,) = model.units[-1].segments
+    logits = wide.sequence_length * wide.vocab_size
+    # Gradients of parameters are other buffers, and no business of the loss.
+    ahead, back = most(segment.forward_course, {0, 1}), most(segment.backward_course, {0, 1})
+    found = ahead / logits, (back + segment.saved_bytes) / logits
+    assert found == pytest.approx((forward, backward), abs=0.01)
+
+
+def most(turns: tuple[Turn, ...], buffers: set[int]) -> int:
+    """Return the most that turns hold of these buffers at once."""
+    level = found = 0
+    for number, _, size in turns:
+        level += size if number in buffers else 0
+        found = max(found, level)
+    return found
 
 
 def buffer(name: str, mib: int, course: Course | None = None) -> Buffer:

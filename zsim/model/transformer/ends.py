@@ -4,11 +4,15 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind, streaming
-from zsim.model.model import BATCH, Unit, Value
+from zsim.model.model import BATCH, Parameter, Unit, Value
 from zsim.model.transformer.linear import linear, normalize
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, joined, tensor_of
 from zsim.model.transformer.segment import segments
 from zsim.model.transformer.size import Size
+from zsim.strategy.execution import Loss
+
+LOSS_CHUNKS = 8
+"""Parts of the tokens of a micro-batch in a chunked loss (torchtitan, `num_chunks`)."""
 
 TOKENS = "embedding.token.weight"
 PLACES = "embedding.position.weight"
@@ -71,11 +75,11 @@ def embedding(size: Size, batch: Value) -> Unit:
 def head(size: Size, source: Value) -> Unit:
     """Return the head: final norm, logits over the own part of the vocabulary, cross entropy.
 
-    The logits are in the format of the loss, and so is their logarithm of the softmax, which is
-    kept beside the targets. With a tensor axis the maximum, the sum of exponentials and the
-    target's logit of each token are combined over the ranks (Shoeybi et al. 2019, section 3): three
-    numbers for each token; kept are the softmax, and for each token whether its target is on this
-    rank, and which it is.
+    As PyTorch does it, the logits are cast to the format of the loss, in which the logarithm of
+    their softmax is kept beside the targets. With a tensor axis the maximum, the sum of
+    exponentials and the target's logit of each token are combined over the ranks (Shoeybi et al.
+    2019, section 3): three numbers for each token; kept are the softmax, and for each token whether
+    its target is on this rank, and which it is.
     """
     if size.in_place_loss:
         return _vocabulary_parallel(size, source)
@@ -88,19 +92,11 @@ def head(size: Size, source: Value) -> Unit:
     parameters = (*norm.parameters, weight)
     first = Stretch(inputs=(source.name,), outputs=(normed,), operators=(norm,))
     statistics = Value(name="head/statistics", elements=3 * size.tokens, dtype=size.wide)
-    logits = size.rows("head/logits", size.vocabulary)
     last = tensor_of(statistics if size.cut else loss)
-    operators = [linear(size, size.whole(normed), logits, weight, kept=size.kept(normed))]
-    if size.dtype is not size.wide:
-        # Kernels that do it are those of the cross entropy.
-        operators.append(
-            Operator(reads=(logits,), makes=replace(logits, name="head/wide", dtype=size.wide))
-        )
-    operators.append(_cross_entropy(size, operators[-1].makes, last))
     scores = Stretch(
         inputs=(normed.name, BATCH),
         outputs=(statistics if size.cut else loss,),
-        operators=tuple(operators),
+        operators=_scores(size, normed, weight, last),
         reduces_output=size.cut,
         reduces_input_gradient=size.cut,
     )
@@ -118,6 +114,85 @@ def head(size: Size, source: Value) -> Unit:
         segments=segments((first, scores, _end(size, statistics, loss)), (source,)),
         checkpoint=False,
     )
+
+
+def _scores(size: Size, normed: Value, weight: Parameter, target: Tensor) -> tuple[Operator, ...]:
+    """Return logits and their cross entropy, as the execution says."""
+    logits = size.rows("head/logits", size.vocabulary)
+    project = linear(size, size.whole(normed), logits, weight, kept=size.kept(normed))
+    way = size.shape.execution.loss
+    if way is Loss.CHUNKED_HEAD:
+        return _chunked_head(size, project, target)
+    # Cross entropies that are reported read logits twice and write, as PyTorch's does.
+    area = (size.tokens, size.vocabulary)
+    again = streaming(KernelKind.CROSS_ENTROPY, area, size.dtype, streams=3)
+    project = replace(project, forward=(*project.forward, *[again] * size.shape.execution.metrics))
+    if way is Loss.CHUNKED:
+        return (project, _chunked_cross_entropy(size, logits, target))
+    if way is Loss.FUSED:
+        return (project, _fused_cross_entropy(size, logits, target))
+    if size.dtype is size.wide:
+        return (project, _cross_entropy(size, logits, target))
+    # Kernels of the cast are those of the cross entropy.
+    wide = replace(logits, name="head/wide", dtype=size.wide)
+    return (
+        project,
+        Operator(reads=(logits,), makes=wide),
+        _cross_entropy(size, wide, target),
+    )
+
+
+def _fused_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
+    """Cross entropy that keeps logits as they are, and the logarithm of each token's sum.
+
+    Forward reads the logits for their maximum and again for their sum; backward reads them and
+    writes their gradient beside them (`inplace_backward` is off by default in
+    `flash_attn.losses.cross_entropy`).
+    """
+    area = (size.tokens, size.vocabulary)
+    sums = Tensor(name="head/lse", elements=size.tokens, dtype=size.wide)
+    targets = Tensor(name="head/targets", elements=size.tokens, dtype=DType.INT64)
+    kind = KernelKind.CROSS_ENTROPY
+    return Operator(
+        reads=(logits,),
+        makes=target,
+        saves=(logits, sums, targets),
+        forward=(streaming(kind, area, size.dtype, streams=2),),
+        backward=(streaming(kind, area, size.dtype, streams=2, backward=True),),
+    )
+
+
+def _chunked_cross_entropy(size: Size, logits: Tensor, target: Tensor) -> Operator:
+    """Cross entropy chunk by chunk: of one there are its logits cast, in backward two gradients.
+
+    What is kept of the chunks is taken and given back as one.
+    """
+    entropy = _cross_entropy(size, logits, target)
+    chunk = logits.elements // LOSS_CHUNKS * size.wide.size_bytes
+    return replace(entropy, forward_scratch=chunk, backward_scratch=2 * chunk)
+
+
+def _chunked_head(size: Size, project: Operator, target: Tensor) -> tuple[Operator, Operator]:
+    """Projection and cross entropy, chunk by chunk, forward and then backward of each.
+
+    Of a chunk there are at once: logits and, in the format of the loss, the logarithm of their
+    softmax with its gradient and that of the logits. What is kept is the gradient of the hidden
+    state, in the format of the loss. Kernels stand where autograd has them: the loss is the last
+    of forward, so that those of backward follow at once in either way.
+    """
+    (hidden,) = project.reads
+    whole = _cross_entropy(size, project.makes, target)
+    logits = replace(project.makes, elements=project.makes.elements // LOSS_CHUNKS)
+    gradient = Tensor(name="head/chunked", elements=hidden.elements, dtype=size.wide)
+    entropy = Operator(
+        reads=(logits,),
+        makes=target,
+        saves=(gradient,),
+        forward_scratch=3 * logits.elements * size.wide.size_bytes,
+        forward=whole.forward,
+        backward=whole.backward,
+    )
+    return replace(project, makes=logits), entropy
 
 
 def _end(size: Size, statistics: Value, loss: Value) -> Stretch:

@@ -1,0 +1,61 @@
+"""The memory of a simulated rank that may be full: what its host waits for when it asks for some.
+
+Only where memory may run out does a host ask: elsewhere no time depends on memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from zsim.memory import MemoryWait, Pending, RankMemory
+from zsim.schedule.operation import Allocate, Free
+from zsim_des.engine.stream import UNKNOWN, ProgramRun
+
+Awaited = tuple[ProgramRun, int]
+"""A slot in one run of a part."""
+
+
+class AskedMemory:
+    """Serves the host of one rank. `slots` are those of its program, by the operation's id."""
+
+    def __init__(self, memory: RankMemory, slots: Mapping[str, int]) -> None:
+        self._memory = memory
+        self._slots = slots
+        self._instances: dict[int, ProgramRun] = {}
+        self._tails: dict[str, Awaited] = {}
+        self.book = memory.book
+        self.reservations = memory.reservations
+
+    def issue(self, instance: ProgramRun, frees: Sequence[Free], tails: Mapping[str, int]) -> None:
+        """Take note of what the host has issued: frees, and the last entry of each stream."""
+        self._instances[instance.step] = instance
+        for free in frees:
+            self._memory.free(instance.step, free)
+        self._tails |= {stream: (instance, slot) for stream, slot in tails.items()}
+
+    @property
+    def depends_on_time(self) -> bool:
+        """Return whether it is not known yet if the uses of a deferred free have ended."""
+        return any(
+            where.ends[slot] == UNKNOWN
+            for pending in self._memory.pending
+            for where, slot in self._uses(pending)
+        )
+
+    def allocate(self, instance: ProgramRun, allocate: Allocate, now_ps: int) -> list[Awaited]:
+        """Serve a request at `now_ps`; return what the host has to wait for inside it."""
+        over = partial(self._is_over, now_ps)
+        wait = self._memory.allocate(instance.step, allocate, over)
+        return [] if wait is None else self._awaited(wait)
+
+    def _is_over(self, now_ps: int, pending: Pending) -> bool:
+        return all(UNKNOWN < where.ends[slot] <= now_ps for where, slot in self._uses(pending))
+
+    def _uses(self, pending: Pending) -> list[Awaited]:
+        step, free = pending
+        instance = self._instances[step]
+        return [(instance, self._slots[use]) for use in free.uses]
+
+    def _awaited(self, wait: MemoryWait) -> list[Awaited]:
+        found = [use for pending in wait.uses for use in self._uses(pending)]
+        streams = self._tails if wait.streams is None else wait.streams
+        return found + [self._tails[stream] for stream in streams if stream in self._tails]

@@ -1,0 +1,80 @@
+"""The memory of every role as far as no time says otherwise, and whether hosts may wait for it."""
+
+from dataclasses import dataclass
+
+from zsim.backend.backend import Job
+from zsim.memory import Deferred, book, capacity_bytes, deferred_frees, defers, reservations
+from zsim.schedule.schedule import Program
+from zsim.trace.trace import BookEntry, Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """The book of a role and what it reserves, deferred frees coming back as late as they may."""
+
+    book: tuple[BookEntry, ...]
+    reservations: tuple[Reservation, ...]
+    depends_on_time: bool
+
+    @property
+    def may_wait(self) -> bool:
+        """Return whether a host of the role may wait for memory and then go on.
+
+        Without deferred frees that is known, and a role that runs out of memory does not go on.
+        """
+        waits = any(each.waits for each in self.reservations)
+        fails = any(each.shortage is not None for each in self.reservations)
+        return (waits or fails) if self.depends_on_time else waits and not fails
+
+
+class WorstCases:
+    """Worst cases of the roles of one schedule, kept while jobs have as much memory."""
+
+    def __init__(self, overflow_steps: frozenset[int]) -> None:
+        self._overflow_steps = overflow_steps
+        self._key: object = None
+        self._kept: dict[str, WorstCase] = {}
+        self._may_wait: bool | None = None
+
+    def may_wait(self, job: Job) -> bool:
+        """Return whether some host may have to wait for memory."""
+        self._keep(job)
+        if self._may_wait is None:
+            self._may_wait = _is_limited(job) and any(
+                self.of(job, program).may_wait for program in job.schedule.programs
+            )
+        return self._may_wait
+
+    def of(self, job: Job, program: Program) -> WorstCase:
+        """Return the worst case of a role."""
+        self._keep(job)
+        found = self._kept.get(program.role)
+        if found is None:
+            found = self._kept[program.role] = self._made(job, program)
+        return found
+
+    def _keep(self, job: Job) -> None:
+        """Drop what is kept of jobs with other memory."""
+        cluster = job.cluster
+        key = (job.steps, cluster.gpu, cluster.host, cluster.gpus_per_node)
+        if key != self._key:
+            self._key, self._may_wait = key, None
+            self._kept.clear()
+
+    def _made(self, job: Job, program: Program) -> WorstCase:
+        entries = book(program, job.steps, self._overflow_steps)
+        is_late = defers(program)
+        late: Deferred = ()
+        if is_late:
+            late = deferred_frees(program, entries, job.steps, self._overflow_steps)
+        reserved = reservations(job.schedule, program, entries, job.cluster, deferred=late)
+        return WorstCase(entries, reserved, is_late)
+
+
+def _is_limited(job: Job) -> bool:
+    """Return whether some pool has a capacity that is known."""
+    return any(
+        capacity_bytes(pool, job.schedule, program, job.cluster) is not None
+        for program in job.schedule.programs
+        for pool in job.schedule.pools
+    )

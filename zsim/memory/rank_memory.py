@@ -1,0 +1,156 @@
+"""The memory of one rank while its host issues: what it books, and when the host has to wait.
+
+A request for which nothing is free makes the host wait: for the uses of blocks whose free was
+deferred, and, where the allocator gives its cache back, for the device. What the allocator has
+afterwards does not depend on how long that takes, so a request is served at once, and the answer
+says what the host has to wait for before it goes on.
+
+After `DeviceCachingAllocator::malloc` (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13.0), which
+begins with `process_events` and ends with `release_cached_blocks`. What the calls of the CUDA
+driver take beside the wait is not modelled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zsim.cluster.cluster import Cluster
+from zsim.memory.caching import UNLIMITED
+from zsim.memory.ledger import entry_of
+from zsim.memory.peak import witness
+from zsim.memory.reserved import allocator_of, capacity_bytes, needed_bytes
+from zsim.memory.service import ExactMemory, Service
+from zsim.schedule.operation import Allocate, Free, FreeMode
+from zsim.schedule.schedule import Buffer, Discipline, Pool, Program, Schedule
+from zsim.trace.trace import BookEntry, Reservation, Shortage
+
+Pending = tuple[int, Free]
+"""A deferred free whose memory has not come back, and the step in which it was issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWait:
+    """What a host waits for inside a request for memory.
+
+    Attributes:
+        uses: deferred frees whose uses it waits for.
+        streams: streams that it waits for as well; None is all of them.
+    """
+
+    uses: tuple[Pending, ...]
+    streams: frozenset[str] | None
+
+
+class RankMemory:
+    """What a rank that runs `program` holds, request by request, in the order of its host."""
+
+    def __init__(self, schedule: Schedule, program: Program, cluster: Cluster) -> None:
+        self.pending: list[Pending] = []
+        self._program = program
+        self._entries: list[BookEntry] = []
+        self._pools = {
+            pool.name: _PoolMemory(pool, program, capacity_bytes(pool, schedule, program, cluster))
+            for pool in schedule.pools
+        }
+
+    def allocate(
+        self, step: int, allocate: Allocate, over: Callable[[Pending], bool]
+    ) -> MemoryWait | None:
+        """Serve a request; return what the host has to wait for, if anything.
+
+        `over` says whether the uses of a deferred free have ended by now.
+        """
+        at = (step, allocate.id)
+        buffer = self._program.by_name[allocate.buffer]
+        pool = self._pools[buffer.pool]
+        if self.pending:
+            self._finish([each for each in self.pending if over(each)], at)
+        wait: MemoryWait | None = None
+        if pool.shortage is None and buffer.size_bytes:
+            waits = pool.served.waits
+            served = pool.served.take(buffer)
+            if pool.served.waits > waits:
+                found = [each for each in self.pending if self._pool(each) is pool]
+                self._finish(found, at)
+                wait = MemoryWait(tuple(found), pool.served.synchronized_streams())
+            if not served:
+                asked = entry_of(allocate.id, step, buffer, buffer.size_bytes)
+                pool.shortage = Shortage(
+                    operation=allocate.id,
+                    needed_bytes=pool.served.needed_bytes,
+                    alive=witness([*self._entries, asked], pool.pool, UNLIMITED).alive,
+                )
+        self._book(at, buffer, buffer.size_bytes, pool)
+        return wait
+
+    def free(self, step: int, free: Free) -> None:
+        """Free a buffer, whose uses have ended unless the free is deferred."""
+        buffer = self._program.by_name[free.buffer]
+        pool = self._pools[buffer.pool]
+        deferred = free.mode is FreeMode.DEFERRED
+        if pool.shortage is None and buffer.size_bytes:
+            (pool.served.defer if deferred else pool.served.give)(buffer.name)
+        if deferred:
+            self.pending.append((step, free))
+        else:
+            self._book((step, free.id), buffer, -buffer.size_bytes, pool)
+
+    def book(self) -> tuple[BookEntry, ...]:
+        """Return the book so far."""
+        return tuple(self._entries)
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Return what each pool has reserved so far."""
+        return tuple(pool.reservation() for pool in self._pools.values())
+
+    def _finish(self, found: Sequence[Pending], at: tuple[int, str]) -> None:
+        """Book back deferred frees whose uses have ended, at an allocation."""
+        for each in found:
+            self.pending.remove(each)
+            pool = self._pool(each)
+            buffer = self._program.by_name[each[1].buffer]
+            if pool.shortage is None and buffer.size_bytes:
+                pool.served.finish(buffer.name)
+            self._book(at, buffer, -buffer.size_bytes, pool)
+
+    def _pool(self, pending: Pending) -> "_PoolMemory":
+        return self._pools[self._program.by_name[pending[1].buffer].pool]
+
+    def _book(
+        self, at: tuple[int, str], buffer: Buffer, change_bytes: int, pool: "_PoolMemory"
+    ) -> None:
+        step, operation = at
+        self._entries.append(entry_of(operation, step, buffer, change_bytes))
+        if pool.shortage is None:
+            pool.course.append(pool.served.reserved_bytes)
+
+
+class _PoolMemory:
+    """One pool: who serves it, what it reserved after each line of its book, until one failed."""
+
+    def __init__(self, pool: Pool, program: Program, capacity: int | None) -> None:
+        self.pool = pool.name
+        self._pool, self._program = pool, program
+        self.capacity_bytes = capacity
+        self.course: list[int] = []
+        self.shortage: Shortage | None = None
+        self.served: Service | ExactMemory
+        if pool.discipline is Discipline.EXACT:
+            self.served = ExactMemory(capacity, program)
+        else:
+            self.served = Service(allocator_of(pool, capacity), program, pool.name)
+
+    def reservation(self) -> Reservation:
+        """Return what was reserved so far."""
+        return Reservation(
+            pool=self.pool,
+            capacity_bytes=self.capacity_bytes,
+            course_bytes=tuple(self.course),
+            shortage=self.shortage,
+            waits=self.served.waits,
+            needed_bytes=self._needed_bytes(),
+        )
+
+    def _needed_bytes(self) -> int:
+        if self.shortage is None:
+            return self.served.allocated_bytes
+        return needed_bytes(self._program, self._pool)
