@@ -20,7 +20,9 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 TARGET_PAIRS_PER_S = 300_000
 STEPS = 20
@@ -81,9 +83,16 @@ def main() -> None:
         precision=Precision.BF16,
     )
     checkpointed = Strategy(
-        stage=3, data=512, precision=Precision.BF16, checkpointing=Checkpointing.FULL
+        parallel=Parallel(data=512),
+        zero=Zero(stage=3),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        train=Train(precision=Precision.BF16),
     )
-    plain = Strategy(stage=3, data=512, precision=Precision.BF16, optimizer=SGD())
+    plain = Strategy(
+        parallel=Parallel(data=512),
+        zero=Zero(stage=3),
+        train=Train(precision=Precision.BF16, optimizer=SGD()),
+    )
     lists = {
         "96 layers": scheduled(model(), plain),
         "GPT-3 175B": scheduled(transformer, checkpointed),

@@ -19,7 +19,9 @@ from zsim.proof.context import Context
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 REPETITIONS = 7
 LAYERS = {96: (12288, 96), 1000: (1024, 16)}
@@ -71,13 +73,11 @@ def make(
         vocab_size=50257,
     )
     strategy = Strategy(
-        stage=3,
-        data=ranks,
-        precision=Precision.BF16,
-        gradient_accumulation_steps=steps,
-        emulate=emulate,
+        parallel=Parallel(data=ranks),
+        zero=Zero(stage=3, emulate=emulate),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=steps),
     )
-    model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+    model = gpt(shape, micro_batch_size=1, precision=strategy.train.precision)
     return make_schedule(model, strategy), model
 
 

@@ -40,9 +40,9 @@ REPEATS = 3
 
 def result(plan: StudyPlan) -> StudyResult:
     """A result of all runs of `plan`, each a little longer than the one before."""
-    first = plan.runs[0].outline
+    first = plan.runs[0].resolved
     assert first is not None
-    proved = proved_step(first.recipe)
+    proved = proved_step(first)
     assert isinstance(proved, Proved)
     outcome = proved.tried(first)
     assert outcome.summary is not None

@@ -26,7 +26,9 @@ from zsim.cluster.fault import DeadNic, Fault, SlowGpu, SlowNic
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des import SimBackend
 
 TARGETS_S = {512: 0.04, 1024: 0.04, 16_384: 0.2, 131_072: 2.0}
@@ -40,7 +42,11 @@ LAYERS = model()
 
 def step(gpus: int) -> Schedule:
     """The schedule."""
-    strategy = Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD())
+    strategy = Strategy(
+        parallel=Parallel(data=gpus),
+        zero=Zero(stage=3),
+        train=Train(precision=Precision.BF16, optimizer=SGD()),
+    )
     return make_schedule(LAYERS, strategy)
 
 

@@ -28,7 +28,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des import SimBackend
 
 LAYERS = 96
@@ -111,7 +113,11 @@ def median_s(work: Callable[[], object]) -> float:
 def main(gpus: int) -> None:
     """Print the table."""
     layers = model()
-    strategy = Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD())
+    strategy = Strategy(
+        parallel=Parallel(data=gpus),
+        zero=Zero(stage=3),
+        train=Train(precision=Precision.BF16, optimizer=SGD()),
+    )
     made = make_schedule(layers, strategy)
     job = Job(schedule=made, model=layers, cluster=cluster(gpus, made))
     backend = SimBackend()

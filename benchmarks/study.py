@@ -27,11 +27,13 @@ from zsim.cluster.cluster import Cluster
 from zsim.files.installed import kernel_profile, network_profile
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.scenario.outline import Recipe
-from zsim.scenario.resolve import outline, placed
+from zsim.scenario.resolve import placed, resolve
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.study.file import parse
 from zsim.study.outcome import StudyOutcome
 from zsim.study.proved import Proved
@@ -93,7 +95,11 @@ def made(gpus: int) -> Schedule:
 
 def strategy(gpus: int) -> Strategy:
     """Stage 3 on so many GPUs."""
-    return Strategy(stage=3, data=gpus, precision=Precision.BF16, optimizer=SGD())
+    return Strategy(
+        parallel=Parallel(data=gpus),
+        zero=Zero(stage=3),
+        train=Train(precision=Precision.BF16, optimizer=SGD()),
+    )
 
 
 @cache
@@ -105,9 +111,9 @@ def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
     return replace(like, nic_link=replace(like.nic_link, bytes_per_s=int(name) * 10**6))
 
 
-def proved_step(recipe: Recipe) -> Proved | StudyOutcome:
-    """The 96 layers on so many GPUs as the recipe says, generated and checked."""
-    found = make_schedule(LAYERS, recipe.strategy)
+def proved_step(resolved: ResolvedScenario) -> Proved | StudyOutcome:
+    """The 96 layers on so many GPUs as the scenario says, generated and checked."""
+    found = make_schedule(LAYERS, resolved.strategy)
     assert not check(found, LAYERS, compares=False)
     return Proved(LAYERS, found, cast("Trier", SimBackend()))
 
@@ -116,7 +122,7 @@ LAYERS = model()
 READER = Reader(
     configured=lambda scenario: scenario,
     replicas=lambda scenario: placed(scenario, topology)[1],
-    outline=lambda scenario: outline(scenario, topology, network_profile, kernel_profile),
+    resolve=lambda scenario: resolve(scenario, topology, network_profile, kernel_profile),
 )
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, distributed, nn
 
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch import describe, run_ranks, train
 
 RANKS, STEPS = 2, 60
@@ -29,7 +30,11 @@ def fit() -> tuple[float, ...]:
     own = torch.Generator().manual_seed(distributed.get_rank())
     batches = [torch.rand(32, 1, generator=own) for _ in range(STEPS)]
     units = ("0", "1", "2", "3")  # what is gathered and freed together: paths of submodules
-    strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(learning_rate=2e-2))
+    strategy = Strategy(
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=3),
+        train=Train(optimizer=Adam(learning_rate=2e-2)),
+    )
     zero3 = make_schedule(describe(module, units, batches[0]), strategy)
     return train(module, units, zero3, batches, steps=STEPS).losses
 

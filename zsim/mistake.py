@@ -17,7 +17,7 @@ class UnwrittenError(Exception):
 
 
 def one_line(message: str) -> str:
-    """`message` as a line on standard error, whatever it holds."""
+    """Return `message` as a line on standard error, whatever it holds."""
     line = "".join(letter if letter.isprintable() else " " for letter in message)
     line = f"zsim: {' '.join(line.split())}"
     half = LETTERS_MAX // 2
@@ -38,5 +38,5 @@ def mistakes(*kinds: type[Exception], prefix: str = "") -> Generator[None]:
 
 
 def file_fault(path: str, error: OSError) -> MistakeError:
-    """The mistake of naming a file that cannot be read or written."""
+    """Return the mistake of naming a file that cannot be read or written."""
     return MistakeError(f"{path}: {(error.strerror or str(error)).lower()}")

@@ -53,11 +53,13 @@ def look_at(data: Path) -> None:
 def _tensor(job: Job) -> str | None:
     """Units run whole: nothing cuts a module's matrices over ranks."""
     strategy = job.schedule.contract.strategy
-    degree = max(job.model.tensor, 1 if strategy is None else strategy.tensor)
+    degree = max(job.model.tensor, 1 if strategy is None else strategy.parallel.tensor)
     if degree > 1:
         return f"parallel.tensor: {degree} must be 1, the torch backend does not cut units"
-    if strategy is not None and strategy.pipeline > 1:
-        return f"parallel.pipeline: {strategy.pipeline} must be 1, stages are simulated only"
+    if strategy is not None and strategy.parallel.pipeline > 1:
+        return (
+            f"parallel.pipeline: {strategy.parallel.pipeline} must be 1, stages are simulated only"
+        )
     return None
 
 

@@ -176,10 +176,10 @@ def _with_given(schedule: Schedule, option: Option) -> Option:
 def given_by_strategy(schedule: Schedule) -> Given:
     """Return the learning rates that the contract's strategy says, by host scalar."""
     strategy = schedule.contract.strategy
-    if strategy is None or strategy.learning_rates is None:
+    if strategy is None or strategy.train.learning_rates is None:
         return {}
-    rate = strategy.optimizer.learning_rate
-    return {rate: strategy.learning_rates.at} if isinstance(rate, str) else {}
+    rate = strategy.train.optimizer.learning_rate
+    return {rate: strategy.train.learning_rates.at} if isinstance(rate, str) else {}
 
 
 def _refuse_module(module: nn.Module, program: Program, option: Option) -> None:

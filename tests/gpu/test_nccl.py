@@ -12,7 +12,9 @@ from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend
 from zsim_torch.supervise.process_group import DeviceChoice
@@ -42,12 +44,9 @@ def pool() -> Iterator[RankPool]:
 
 def job(stage: int, precision: Precision, checkpointing: Checkpointing) -> Job:
     strategy = Strategy(
-        stage=stage,
-        precision=precision,
-        checkpointing=checkpointing,
-        gradient_accumulation_steps=2,
-        clip_norm=1.0,
-        bucket_elements=5000,
+        zero=Zero(stage=stage, bucket_elements=5000),
+        activations=Activations(checkpointing=checkpointing),
+        train=Train(precision=precision, gradient_accumulation_steps=2, clip_norm=1.0),
     )
     model = gpt(SHAPE, micro_batch_size=2, precision=precision)
     schedule = make_schedule(model, strategy)
@@ -75,7 +74,7 @@ def test_checkpoints_go_to_pinned_memory_and_come_back(
     subject = job(stage, Precision.FP32, Checkpointing.FULL)
     strategy = subject.schedule.contract.strategy
     assert strategy is not None
-    moved = replace(strategy, offload_checkpoints=True, contiguous=contiguous)
+    moved = strategy.but({"activations.offload": True, "zero.contiguous": contiguous})
     does_as_on_cpu(pool, replace(subject, schedule=make_schedule(subject.model, moved)))
 
 
@@ -90,7 +89,7 @@ def does_as_on_cpu(pool: RankPool, subject: Job) -> None:
     """The same operations, book and transfers; the same training up to the format's precision."""
     strategy = subject.schedule.contract.strategy
     assert strategy is not None
-    precision = strategy.precision
+    precision = strategy.train.precision
     (device,) = ran(subject, DeviceChoice.CUDA, pool).ranks
     (host,) = ran(subject, DeviceChoice.CPU).ranks
     assert device.book == host.book

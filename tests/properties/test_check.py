@@ -61,7 +61,7 @@ def test_two_thousand_drawn_schedules_are_proved(job: Job) -> None:
 
 @given(jobs(max_data=4, max_tensor=2))
 def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job) -> None:
-    assume(job[1].data > 1)
+    assume(job[1].parallel.data > 1)
     made = make_schedule(*job)
     assert check(split(made, made), job[0]) == ()
 
@@ -69,7 +69,7 @@ def test_it_is_proved_too_where_a_role_is_split_in_two_that_do_the_same(job: Job
 @given(jobs())
 def test_it_is_proved_as_well_for_as_many_ranks_as_one_likes(job: Job) -> None:
     model, strategy = job
-    assert check(make_schedule(model, replace(strategy, data=400_003)), model) == ()
+    assert check(make_schedule(model, strategy.but({"parallel.data": 400_003})), model) == ()
 
 
 @given(jobs(), st.data())
@@ -96,7 +96,7 @@ def test_a_second_free_is_found(job: Job, data: st.DataObject) -> None:
 
 @given(jobs(), st.data())
 def test_a_reduction_that_is_left_out_is_found(job: Job, data: st.DataObject) -> None:
-    assume(job[1].data > 1)
+    assume(job[1].parallel.data > 1)
     made = make_schedule(*job)
     name = data.draw(st.composite(lambda draw: one_of(draw, made, ReduceScatter, AllReduce))())
     (program,) = made.programs
@@ -114,7 +114,7 @@ def test_an_update_with_the_gradient_of_another_bucket_is_found(
     job: Job, data: st.DataObject
 ) -> None:
     """Sizes agree, layouts do not; windows on another layout are refused before."""
-    assume(job[1].data > 1)
+    assume(job[1].parallel.data > 1)
     made = make_schedule(*job)
     (program,) = made.programs
     updates = [

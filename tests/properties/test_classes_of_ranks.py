@@ -1,6 +1,5 @@
 """What is shown of a few ranks that stand for all is what is shown by running every one of them."""
 
-from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -20,7 +19,8 @@ from zsim.proof.values import shown
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 Job = tuple[Model, Strategy]
 RANKS = st.integers(12, 40)
@@ -42,13 +42,13 @@ DATA = [
 
 def with_ranks(strategy: Strategy, data: int) -> Strategy:
     """The strategy with as many ranks along the data axis, or a few more."""
-    runtime = strategy.emulate
+    runtime = strategy.zero.emulate
     multiple = 1
     if isinstance(runtime, DeepSpeed):
         multiple = runtime.zero_hpz_partition_size
     elif isinstance(runtime, FSDP2) and not isinstance(runtime.reshard_after_forward, bool):
         multiple = runtime.reshard_after_forward
-    return replace(strategy, data=-(-data // multiple) * multiple)
+    return strategy.but({"parallel.data": -(-data // multiple) * multiple})
 
 
 @given(st.one_of(jobs(), emulated_jobs()))
@@ -66,7 +66,7 @@ def test_a_right_schedule_is_proved_of_classes_and_of_every_rank(job: Job) -> No
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) -> None:
     model, strategy = job
-    strategy = replace(with_ranks(strategy, data), replicate=1)
+    strategy = with_ranks(strategy, data).but({"parallel.replicate": 1})
     assume(strategy.ranks <= 100)
     made = make_schedule(model, strategy)
     context = Context.of(made, model)
@@ -78,7 +78,11 @@ def test_a_right_schedule_of_many_ranks_is_proved_of_fewer(job: Job, data: int) 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_classes_are_fewer_than_ranks(stage: int) -> None:
-    strategy = Strategy(stage=stage, data=40, gradient_accumulation_steps=2, clip_norm=1.0)
+    strategy = Strategy(
+        parallel=Parallel(data=40),
+        zero=Zero(stage=stage),
+        train=Train(gradient_accumulation_steps=2, clip_norm=1.0),
+    )
     model = small(strategy)
     found = shown(Context.of(make_schedule(model, strategy), model))
     assert found.findings == ()
@@ -88,7 +92,12 @@ def test_classes_are_fewer_than_ranks(stage: int) -> None:
 def small(strategy: Strategy) -> Model:
     """A small model."""
     shape = GPT(layers=1, hidden_size=8, attention_heads=2, sequence_length=2, vocab_size=50)
-    return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    return gpt(
+        shape,
+        micro_batch_size=1,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
+    )
 
 
 @given(st.one_of(jobs(max_tensor=1), emulated_jobs()), RANKS, st.sampled_from(DATA), st.data())
@@ -99,7 +108,9 @@ def test_classes_and_every_rank_agree_on_faults(
     job: Job, data: int, kind: str, draws: st.DataObject
 ) -> None:
     model, strategy = job
-    strategy = replace(with_ranks(strategy, data), replicate=1, tensor=strategy.tensor)
+    strategy = with_ranks(strategy, data).but(
+        {"parallel.replicate": 1, "parallel.tensor": strategy.parallel.tensor}
+    )
     assume(strategy.ranks <= 100)
     edits: list[Edit] = list(islice(AIMED[kind](make_schedule(model, strategy)), 4))
     assume(edits)

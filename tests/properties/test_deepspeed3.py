@@ -14,7 +14,9 @@ from zsim.model.model import Model, Parameter, Segment, Unit, Value
 from zsim.proof import check
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des import SimBackend
 
 
@@ -42,16 +44,17 @@ def jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A model, trained by DeepSpeed's stage 3."""
     drawn = draw(zero_strategies())
     strategy = Strategy(
-        stage=3,
-        data=drawn.data,
-        tensor=drawn.tensor,
-        gradient_accumulation_steps=drawn.gradient_accumulation_steps,
-        precision=drawn.precision,
-        optimizer=drawn.optimizer,
-        clip_norm=drawn.clip_norm,
-        checkpointing=drawn.checkpointing,
-        partition_checkpoints=drawn.partition_checkpoints,
-        emulate=draw(options(drawn.data)),
+        parallel=Parallel(data=drawn.parallel.data, tensor=drawn.parallel.tensor),
+        zero=Zero(stage=3, emulate=draw(options(drawn.parallel.data))),
+        activations=Activations(
+            checkpointing=drawn.activations.checkpointing, partition=drawn.activations.partition
+        ),
+        train=Train(
+            gradient_accumulation_steps=drawn.train.gradient_accumulation_steps,
+            precision=drawn.train.precision,
+            optimizer=drawn.train.optimizer,
+            clip_norm=drawn.train.clip_norm,
+        ),
     )
     model = draw(st.one_of(models(strategy), chains(strategy)))
     assume(model.parameters)
@@ -109,6 +112,8 @@ def test_a_parameter_without_elements_adds_nothing_to_the_norm() -> None:
         tokens=1,
     )
     strategy = Strategy(
-        stage=3, data=1, precision=Precision.FP16, emulate=DeepSpeed(sub_group_size=1)
+        parallel=Parallel(data=1),
+        zero=Zero(stage=3, emulate=DeepSpeed(sub_group_size=1)),
+        train=Train(precision=Precision.FP16),
     )
     assert list(check(make_schedule(model, strategy), model)) == []

@@ -20,7 +20,9 @@ from zsim.schedule.mesh import Axis, Joined, Mesh, Span
 from zsim.schedule.operation import Action, FreeMode, Previous, Role
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule, WireBytes
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
-from zsim.strategy.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 
 FLOATS = st.floats(allow_nan=False)
 NAMES = st.text(max_size=5)
@@ -32,17 +34,21 @@ COUNTS = st.integers(0, 2**70)
 def strategies(draw: DrawFn) -> Strategy:
     rules: list[Adam | SGD] = [SGD(learning_rate=0.1), Adam(epsilon=1e-5)]
     return Strategy(
-        stage=draw(st.integers(0, 3)),
-        data=draw(COUNTS) + 1,
-        precision=draw(st.sampled_from(Precision)),
-        optimizer=draw(st.sampled_from(rules)),
-        clip_norm=draw(st.none() | st.floats(1e-300, 1e300)),
-        loss_scale=LossScale(initial=draw(st.floats(1, 1e38))),
-        gathered_elements=draw(st.none() | COUNTS),
-        keep_after_forward=draw(st.sampled_from(Keep)),
-        reduce_once=draw(st.booleans()),
-        host_ahead_units=draw(st.none() | st.integers(1, 5)),
-        checkpointing=draw(st.sampled_from(Checkpointing)),
+        parallel=Parallel(data=draw(COUNTS) + 1),
+        zero=Zero(
+            stage=draw(st.integers(0, 3)),
+            gathered_elements=draw(st.none() | COUNTS),
+            keep_after_forward=draw(st.sampled_from(Keep)),
+            reduce_once=draw(st.booleans()),
+            host_ahead_units=draw(st.none() | st.integers(1, 5)),
+        ),
+        activations=Activations(checkpointing=draw(st.sampled_from(Checkpointing))),
+        train=Train(
+            precision=draw(st.sampled_from(Precision)),
+            optimizer=draw(st.sampled_from(rules)),
+            clip_norm=draw(st.none() | st.floats(1e-300, 1e300)),
+            loss_scale=LossScale(initial=draw(st.floats(1, 1e38))),
+        ),
     )
 
 
@@ -165,7 +171,7 @@ def example() -> Json:
     then, otherwise = build.step.side("then"), build.step.side("otherwise")
     then.copy("copy", x[:4], x[4:])
     build.step.branch("if", x[:1], then, otherwise, after=["step/sum"])
-    strategy = Strategy(stage=2, data=4)
+    strategy = Strategy(parallel=Parallel(data=4), zero=Zero(stage=2))
     return json.loads(encode(Document(schedule=build.schedule(Contract(strategy=strategy)))))
 
 

@@ -25,7 +25,7 @@ def test_every_drawn_schedule_with_frozen_parameters_is_proved(job: Job) -> None
 
 
 @often
-@given(any_jobs.filter(lambda job: job[1].tensor == 1))
+@given(any_jobs.filter(lambda job: job[1].parallel.tensor == 1))
 def test_it_is_proved_too_where_the_schedule_alone_is_known(job: Job) -> None:
     proof = prove(make_schedule(*job))
     assert proof.findings == ()

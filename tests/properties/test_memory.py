@@ -17,7 +17,8 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Free, FreeMode, Operation
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim_des import SimBackend
 
 STEPS = 3
@@ -47,7 +48,9 @@ def test_no_timing_brings_a_book_above_the_peak_that_is_proved(
 ) -> None:
     model, strategy = job
     made = deferred(make_schedule(*job), chosen)
-    overflows = frozenset(overflow) if strategy.precision is Precision.FP16 else frozenset[int]()
+    overflows = (
+        frozenset(overflow) if strategy.train.precision is Precision.FP16 else frozenset[int]()
+    )
     backend = SimBackend(unfold=True, overflow_steps=overflows, durations=timing)
     work = Job(schedule=made, model=model, cluster=cluster(strategy.ranks), steps=STEPS)
     trace = backend.run(work, seed=0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from zsim.model.architecture import Architecture
 from zsim.model.transformer import transformer as described
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_torch import model_from
 from zsim_torch.module.transformer import transformer
 

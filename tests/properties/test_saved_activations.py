@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from zsim.model.architecture import Architecture, LoRA, Norm
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.transformer import transformer as described
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_torch.module.transformer import transformer
 from zsim_torch.torch_dtype import TORCH_DTYPE
 

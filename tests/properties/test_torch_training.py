@@ -1,7 +1,6 @@
 """Real training by any drawn strategy ends where a plain loop does, in the booked memory."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from drawn import small_buckets, zero_strategies
@@ -10,7 +9,8 @@ from hypothesis import strategies as st
 from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, by_schedule, distance
 
 from zsim.strategy.optimizer_rule import SGD, Adam
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim_torch.supervise.ranks import RankPool
 
 RANKS = 3
@@ -18,12 +18,13 @@ RANKS = 3
 
 def case_of(drawn: Strategy, data: int, optimizer: SGD | Adam) -> Case:
     """`drawn` in a format that can be compared to 10 digits."""
-    strategy = replace(
-        small_buckets(drawn),
-        data=data,
-        tensor=1,
-        precision=Precision.FP64,
-        optimizer=optimizer,
+    strategy = small_buckets(drawn).but(
+        {
+            "parallel.data": data,
+            "parallel.tensor": 1,
+            "train.precision": Precision.FP64,
+            "train.optimizer": optimizer,
+        }
     )
     return Case(strategy, steps=2, observe=True, poison=True)
 

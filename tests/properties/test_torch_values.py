@@ -1,7 +1,6 @@
 """A simulated run that carries torch tensors trains the module as one process does."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from drawn import small_buckets, zero_strategies
@@ -18,7 +17,8 @@ from zsim.backend.backend import Job
 from zsim.schedule.operation import Action, Compute, Role
 from zsim.schedule.parameter_copy import held
 from zsim.strategy.optimizer_rule import SGD, Adam
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim_des.engine.watch import Durations
 from zsim_des.values import Carrier, carry
 from zsim_torch.values import TorchValues
@@ -30,7 +30,7 @@ BOUND = 1e-6
 def simulated(case: Case, durations: Durations | None) -> Mapping[str, torch.Tensor]:
     """Parameters as ranks hold them at the end, each element from whoever updates it."""
     made = case.schedule()
-    module = Tiny(case.strategy.precision)
+    module = Tiny(case.strategy.train.precision)
 
     def feed(replica: int, step: int, micro_batch: int) -> torch.Tensor:
         return case.batch(step, micro_batch, replica)
@@ -76,12 +76,13 @@ def holds(case: Case, timing: DrawnTiming) -> None:
 def test_every_stage_trains_a_module_as_one_process_does(
     drawn: Strategy, timing: DrawnTiming
 ) -> None:
-    strategy = replace(
-        small_buckets(drawn),
-        precision=Precision.FP64,
-        optimizer=SGD(learning_rate=0.1)
-        if isinstance(drawn.optimizer, SGD)
-        else Adam(learning_rate=0.01, epsilon=1e-5),
+    strategy = small_buckets(drawn).but(
+        {
+            "train.precision": Precision.FP64,
+            "train.optimizer": SGD(learning_rate=0.1)
+            if isinstance(drawn.train.optimizer, SGD)
+            else Adam(learning_rate=0.01, epsilon=1e-5),
+        }
     )
     holds(Case(strategy, steps=STEPS), timing)
 

@@ -1,7 +1,5 @@
 """Every schedule trains exactly what plain data parallelism does, whatever takes how long."""
 
-from dataclasses import replace
-
 import pytest
 from drawn import chains, jobs, models, zero_strategies
 from drawn_timings import DrawnTiming, timings
@@ -15,7 +13,9 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des.values import train
 
 Drawn = tuple[Model, Strategy]
@@ -54,9 +54,12 @@ SIDE_BY_SIDE = GPT(
 def test_blocks_side_by_side_train_it_on_a_tensor_axis(checkpointing: Checkpointing) -> None:
     """Three segments read what a block is given: each contributes to its gradient."""
     strategy = Strategy(
-        stage=3, data=2, tensor=2, checkpointing=checkpointing, gradient_accumulation_steps=2
+        parallel=Parallel(data=2, tensor=2),
+        zero=Zero(stage=3),
+        activations=Activations(checkpointing=checkpointing),
+        train=Train(gradient_accumulation_steps=2),
     )
-    model = gpt(SIDE_BY_SIDE, micro_batch_size=1, tensor=2, precision=strategy.precision)
+    model = gpt(SIDE_BY_SIDE, micro_batch_size=1, tensor=2, precision=strategy.train.precision)
     result = trained(make_schedule(model, strategy), model, train(model, strategy, STEPS), None)
     assert result.is_right, result
 
@@ -65,9 +68,11 @@ def test_blocks_side_by_side_train_it_on_a_tensor_axis(checkpointing: Checkpoint
 def hybrid_jobs(draw: st.DrawFn) -> Drawn:
     """States sharded inside a group and replicated, or kept a second time on fewer ranks."""
     strategy = draw(zero_strategies(max_data=2))
-    hybrid = replace(strategy, replicate=2)
-    if strategy.stage == 3 and draw(st.booleans()):
-        hybrid = replace(strategy, data=4, secondary=2, replicate=draw(st.integers(1, 2)))
+    hybrid = strategy.but({"parallel.replicate": 2})
+    if strategy.zero.stage == 3 and draw(st.booleans()):
+        hybrid = strategy.but(
+            {"parallel.data": 4, "zero.secondary": 2, "parallel.replicate": draw(st.integers(1, 2))}
+        )
     return draw(st.one_of(models(hybrid), chains(hybrid))), hybrid
 
 

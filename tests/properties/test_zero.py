@@ -9,7 +9,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 
 @given(jobs())
@@ -40,14 +40,17 @@ def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, 
     """(parameters + gradients + optimizer state), each whole or a 1/data share, section 3.1."""
     model, strategy = job
     made = make_schedule(model, strategy)
-    if strategy.stage > 1 and strategy.reduce_once:
+    if strategy.zero.stage > 1 and strategy.zero.reduce_once:
         return  # whole gradients collect beside the shards; the test below has them
     padded = sum(layout.elements for layout in made.layouts)
-    share = {stage: strategy.data if strategy.stage >= stage else 1 for stage in (1, 2, 3)}
+    share = {
+        stage: strategy.parallel.data if strategy.zero.stage >= stage else 1 for stage in (1, 2, 3)
+    }
     width, wide = (
-        dtype.size_bytes for dtype in (strategy.precision.compute, strategy.precision.optimizer)
+        dtype.size_bytes
+        for dtype in (strategy.train.precision.compute, strategy.train.precision.optimizer)
     )
-    state = sum((strategy.precision.has_master, strategy.moments))
+    state = sum((strategy.train.precision.has_master, strategy.moments))
     expected = (
         padded * width // share[3] + padded * width // share[2] + padded * wide * state // share[1]
     )
@@ -60,7 +63,9 @@ def test_whole_gradients_collect_where_reduction_happens_once(job: tuple[Model, 
     (program,) = make_schedule(model, strategy).programs
     collected = [buffer for buffer in program.buffers if buffer.name.endswith("/accumulated")]
     collects = (
-        strategy.stage > 1 and strategy.reduce_once and strategy.gradient_accumulation_steps > 1
+        strategy.zero.stage > 1
+        and strategy.zero.reduce_once
+        and strategy.train.gradient_accumulation_steps > 1
     )
     assert bool(collected) == (collects and bool(model.parameters))
     assert all(buffer.kind is Kind.GRADIENT for buffer in collected)
@@ -71,6 +76,9 @@ def test_a_schedule_has_the_same_size_on_400_and_on_400_000_ranks() -> None:
         GPT(layers=125, hidden_size=64, attention_heads=4, sequence_length=8, vocab_size=64),
         micro_batch_size=1,
     )
-    small, large = (make_schedule(model, Strategy(stage=3, data=data)) for data in (400, 400_000))
+    small, large = (
+        make_schedule(model, Strategy(parallel=Parallel(data=data), zero=Zero(stage=3)))
+        for data in (400, 400_000)
+    )
     assert len(small.programs[0].step) == len(large.programs[0].step)
     assert len(small.programs[0].buffers) == len(large.programs[0].buffers)

@@ -24,7 +24,9 @@ from zsim.memory.settings import AllocatorSettings
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "caching_allocator.json"
 LARGE, TIGHT = 64 << 30, 400 * MIB
@@ -139,12 +141,12 @@ def scheduled(stage: int) -> list[Request]:
     """What the schedule of a small GPT asks for in two steps."""
     shape = GPT(layers=3, hidden_size=512, attention_heads=8, sequence_length=256, vocab_size=5000)
     strategy = Strategy(
-        stage=stage,
-        data=4,
-        precision=Precision.FP16,
-        gradient_accumulation_steps=2,
-        bucket_elements=1_000_000,
-        checkpointing=Checkpointing.FULL if stage == 3 else Checkpointing.NONE,
+        parallel=Parallel(data=4),
+        zero=Zero(stage=stage, bucket_elements=1_000_000),
+        activations=Activations(
+            checkpointing=Checkpointing.FULL if stage == 3 else Checkpointing.NONE
+        ),
+        train=Train(precision=Precision.FP16, gradient_accumulation_steps=2),
     )
     model = gpt(shape, micro_batch_size=4, precision=Precision.FP16)
     (program,) = make_schedule(model, strategy).programs

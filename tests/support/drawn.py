@@ -11,14 +11,18 @@ from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import (
     BUCKET_ELEMENTS,
+    Activations,
     Checkpointing,
     FusedBuffers,
     Keep,
-    Precision,
+    Parallel,
     Strategy,
+    Zero,
 )
+from zsim.strategy.train import Train
 
 
 @st.composite
@@ -36,25 +40,32 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
     full = checkpointing is Checkpointing.FULL
     return Strategy(
-        stage=stage,
-        data=draw(st.integers(1, max_data)),
-        tensor=draw(st.integers(1, max_tensor)),
-        gradient_accumulation_steps=draw(st.integers(1, 3)),
-        precision=draw(st.sampled_from(Precision)),
-        optimizer=draw(st.sampled_from(optimizers)),
-        clip_norm=draw(st.sampled_from([None, 1.0])),
-        bucket_elements=draw(st.sampled_from(sizes)),
-        fused_buffers=fused,
-        contiguous=draw(st.booleans()),
-        prefetch_units=draw(st.integers(0, 6)),
-        gathered_elements=draw(st.sampled_from([None, 0, 500, 5000])),
-        keep_after_forward=draw(st.sampled_from(Keep)),
-        reduce_once=draw(st.booleans()),
-        reductions_in_flight=draw(st.integers(0, 3)),
-        host_ahead_units=draw(st.sampled_from([None, 1, 2, 5])),
-        checkpointing=checkpointing,
-        partition_checkpoints=full and draw(st.booleans()),
-        offload_checkpoints=full and draw(st.booleans()),
+        parallel=Parallel(
+            data=draw(st.integers(1, max_data)), tensor=draw(st.integers(1, max_tensor))
+        ),
+        zero=Zero(
+            stage=stage,
+            bucket_elements=draw(st.sampled_from(sizes)),
+            fused_buffers=fused,
+            contiguous=draw(st.booleans()),
+            prefetch_units=draw(st.integers(0, 6)),
+            gathered_elements=draw(st.sampled_from([None, 0, 500, 5000])),
+            keep_after_forward=draw(st.sampled_from(Keep)),
+            reduce_once=draw(st.booleans()),
+            reductions_in_flight=draw(st.integers(0, 3)),
+            host_ahead_units=draw(st.sampled_from([None, 1, 2, 5])),
+        ),
+        activations=Activations(
+            checkpointing=checkpointing,
+            partition=full and draw(st.booleans()),
+            offload=full and draw(st.booleans()),
+        ),
+        train=Train(
+            gradient_accumulation_steps=draw(st.integers(1, 3)),
+            precision=draw(st.sampled_from(Precision)),
+            optimizer=draw(st.sampled_from(optimizers)),
+            clip_norm=draw(st.sampled_from([None, 1.0])),
+        ),
     )
 
 
@@ -62,13 +73,13 @@ def small_buckets(strategy: Strategy) -> Strategy:
     """`strategy` with several buckets for a module of 100 parameters, unless it wants one."""
     if strategy.bucket_limit is None:
         return strategy
-    return replace(strategy, bucket_elements=min(strategy.bucket_limit, 60))
+    return strategy.but({"zero.bucket_elements": min(strategy.bucket_limit, 60)})
 
 
 @st.composite
 def models(draw: st.DrawFn, strategy: Strategy) -> Model:
     """A small GPT that `strategy` can train; widths that ranks do not divide come up often."""
-    heads = strategy.tensor * draw(st.integers(1, 2))
+    heads = strategy.parallel.tensor * draw(st.integers(1, 2))
     layers, groups = draw(st.integers(1, 3)), None
     if calls_again(strategy):
         groups = draw(st.sampled_from([None, None, 1, layers]))
@@ -85,8 +96,8 @@ def models(draw: st.DrawFn, strategy: Strategy) -> Model:
     return gpt(
         shape,
         micro_batch_size=draw(st.integers(1, 2)),
-        tensor=strategy.tensor,
-        precision=strategy.precision,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
     )
 
 
@@ -96,7 +107,7 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
     shared = Parameter(name="shared", shape=(draw(st.integers(0, 9)),))
     units: list[Unit] = []
     source = BATCH
-    dtype = strategy.precision.compute
+    dtype = strategy.train.precision.compute
     count = draw(st.integers(1, 5))
     for index in range(count):
         own = [
@@ -108,7 +119,7 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
         last = index == count - 1
         output = Value(
             name=f"unit{index}/output",
-            elements=1 if last else strategy.tensor * draw(st.integers(1, 7)),
+            elements=1 if last else strategy.parallel.tensor * draw(st.integers(1, 7)),
             dtype=dtype,
         )
         segment = Segment(
@@ -135,13 +146,13 @@ def chains(draw: st.DrawFn, strategy: Strategy) -> Model:
         name="chain",
         units=tuple(units),
         batch=Value(name=BATCH, elements=4, dtype=DType.INT64, requires_gradient=False),
-        tensor=strategy.tensor,
+        tensor=strategy.parallel.tensor,
     )
 
 
 def calls_again(strategy: Strategy) -> bool:
     """Whether a unit can be called several times in a forward."""
-    return isinstance(strategy.emulate, DeepSpeed | Megatron | None)
+    return isinstance(strategy.zero.emulate, DeepSpeed | Megatron | None)
 
 
 def _called_again(unit: Unit, name: str, source: str) -> Unit:
@@ -167,10 +178,10 @@ def in_groups(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
     if not names or draw(st.booleans()):
         return strategy
     some = draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True))
-    decays = replace(strategy.optimizer, weight_decay=0.25)
-    fast = replace(strategy.optimizer, learning_rate=0.5)
+    decays = replace(strategy.train.optimizer, weight_decay=0.25)
+    fast = replace(strategy.train.optimizer, learning_rate=0.5)
     groups = (
         ParameterGroup(parameters=tuple(some[:3]), rule=decays),
         *([ParameterGroup(parameters=tuple(some[3:]), rule=fast)] if some[3:] else []),
     )
-    return replace(strategy, groups=groups)
+    return strategy.but({"train.groups": groups})

@@ -16,8 +16,10 @@ from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
+from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 FORMATS = st.sampled_from([None, DType.FP32])
 SIZES = st.sampled_from([1, 30, 200, 10**4])
@@ -115,19 +117,24 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
         runtime = replace(runtime, reshard_after_forward=True)
     checkpointing = draw(st.sampled_from(Checkpointing))
     strategy = Strategy(
-        stage=stage,
-        data=data,
-        tensor=draw(st.integers(1, 2)),
-        replicate=1 if isinstance(runtime, DeepSpeed | Nanotron) else draw(st.integers(1, 2)),
-        gradient_accumulation_steps=draw(st.integers(1, 3)),
-        precision=draw(st.sampled_from(Precision)),
-        optimizer=draw(st.sampled_from(optimizers)),
-        clip_norm=draw(st.sampled_from([None, 1.0])),
-        checkpointing=checkpointing,
-        partition_checkpoints=checkpointing is Checkpointing.FULL
-        and not (isinstance(runtime, Nanotron) and runtime.cuts_tokens)
-        and draw(st.booleans()),
-        emulate=runtime,
+        parallel=Parallel(
+            data=data,
+            tensor=draw(st.integers(1, 2)),
+            replicate=1 if isinstance(runtime, DeepSpeed | Nanotron) else draw(st.integers(1, 2)),
+        ),
+        zero=Zero(stage=stage, emulate=runtime),
+        activations=Activations(
+            checkpointing=checkpointing,
+            partition=checkpointing is Checkpointing.FULL
+            and not (isinstance(runtime, Nanotron) and runtime.cuts_tokens)
+            and draw(st.booleans()),
+        ),
+        train=Train(
+            gradient_accumulation_steps=draw(st.integers(1, 3)),
+            precision=draw(st.sampled_from(Precision)),
+            optimizer=draw(st.sampled_from(optimizers)),
+            clip_norm=draw(st.sampled_from([None, 1.0])),
+        ),
     )
     drawn = st.one_of(models(strategy), chains(strategy))
     model = draw(drawn.filter(lambda model: bool(model.parameters)))
@@ -139,20 +146,23 @@ def pipelined_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     """A transformer and a strategy that splits it over the stages of a pipeline, as nanotron."""
     optimizers: list[SGD | Adam] = [SGD(), Adam(), Adam(learning_rate=LEARNING_RATE)]
     strategy = Strategy(
-        stage=draw(st.sampled_from(Nanotron.stages)),
-        pipeline=draw(st.integers(2, 4)),
-        data=draw(st.integers(1, 3)),
-        tensor=draw(st.integers(1, 2)),
-        gradient_accumulation_steps=draw(st.integers(1, 5)),
-        precision=draw(st.sampled_from(Precision)),
-        optimizer=draw(st.sampled_from(optimizers)),
-        clip_norm=draw(st.sampled_from([None, 1.0])),
-        checkpointing=draw(st.sampled_from(Checkpointing)),
-        emulate=draw(nanotron()),
+        parallel=Parallel(
+            pipeline=draw(st.integers(2, 4)),
+            data=draw(st.integers(1, 3)),
+            tensor=draw(st.integers(1, 2)),
+        ),
+        zero=Zero(stage=draw(st.sampled_from(Nanotron.stages)), emulate=draw(nanotron())),
+        activations=Activations(checkpointing=draw(st.sampled_from(Checkpointing))),
+        train=Train(
+            gradient_accumulation_steps=draw(st.integers(1, 5)),
+            precision=draw(st.sampled_from(Precision)),
+            optimizer=draw(st.sampled_from(optimizers)),
+            clip_norm=draw(st.sampled_from([None, 1.0])),
+        ),
     )
-    heads = 2 * strategy.tensor
+    heads = 2 * strategy.parallel.tensor
     shape = GPT(
-        layers=draw(st.integers(strategy.pipeline, strategy.pipeline + 2)),
+        layers=draw(st.integers(strategy.parallel.pipeline, strategy.parallel.pipeline + 2)),
         hidden_size=heads * draw(st.integers(1, 2)),
         attention_heads=heads,
         sequence_length=2 * draw(st.integers(1, 2)),

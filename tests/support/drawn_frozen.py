@@ -34,7 +34,7 @@ def adapted(draw: st.DrawFn, strategy: Strategy) -> Model:
     plain = draw(models(strategy))
     shape, names = plain.architecture, [parameter.name for parameter in plain.parameters]
     assert shape is not None
-    if strategy.tensor == 1 and draw(st.booleans()):
+    if strategy.parallel.tensor == 1 and draw(st.booleans()):
         targets = st.lists(st.sampled_from(shape.linear_layers), max_size=3, unique=True)
         lora = LoRA(rank=draw(st.integers(1, 3)), targets=tuple(draw(targets)))
         shape = replace(shape, lora=lora)
@@ -47,7 +47,7 @@ def adapted(draw: st.DrawFn, strategy: Strategy) -> Model:
         shape,
         micro_batch_size=plain.micro_batch_size,
         tensor=plain.tensor,
-        precision=strategy.precision,
+        precision=strategy.train.precision,
     )
 
 
@@ -100,7 +100,9 @@ def frozen_jobs(draw: st.DrawFn) -> Job:
 @st.composite
 def frozen_emulated_jobs(draw: st.DrawFn) -> Job:
     """A model with frozen parameters, and a strategy that emulates a runtime that takes them."""
-    runtimes = emulated_jobs().filter(lambda job: isinstance(job[1].emulate, FSDP2 | DeepSpeed))
+    runtimes = emulated_jobs().filter(
+        lambda job: isinstance(job[1].zero.emulate, FSDP2 | DeepSpeed)
+    )
     _, strategy = draw(runtimes)
     model = draw(any_model(strategy))
-    return model, draw(in_groups(model, replace(strategy, groups=())))
+    return model, draw(in_groups(model, strategy.but({"train.groups": ()})))

@@ -7,8 +7,10 @@ from zsim.runtimes.fsdp2.options import FSDP2, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 Named = dict[str, tuple[int, RuntimeOptions]]
 """By name the ZeRO stage and the runtime."""
@@ -137,13 +139,13 @@ def strategy(
     if not isinstance(inner, bool) and data % inner:
         return None
     return Strategy(
-        stage=stage,
-        data=data,
-        replicate=replicate,
-        gradient_accumulation_steps=micro_batches,
-        precision=precision,
-        optimizer=optimizer or Adam(learning_rate=0.01, epsilon=1e-5),
-        clip_norm=clip_norm,
-        checkpointing=checkpointing,
-        emulate=runtime,
+        parallel=Parallel(data=data, replicate=replicate),
+        zero=Zero(stage=stage, emulate=runtime),
+        activations=Activations(checkpointing=checkpointing),
+        train=Train(
+            gradient_accumulation_steps=micro_batches,
+            precision=precision,
+            optimizer=optimizer or Adam(learning_rate=0.01, epsilon=1e-5),
+            clip_norm=clip_norm,
+        ),
     )

@@ -8,7 +8,8 @@ from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim_des.engine.watch import Durations
 from zsim_des.values import PlainState, Result, train, train_by_schedule
 
@@ -33,7 +34,7 @@ def trains(
     model: Model, strategy: Strategy, timing: Durations, overflow_steps: frozenset[int]
 ) -> None:
     """Assert that the schedule trains as one process does, as the cluster times it and as drawn."""
-    if strategy.precision is not Precision.FP16 or not model.parameter_count:
+    if strategy.train.precision is not Precision.FP16 or not model.parameter_count:
         overflow_steps = NO_OVERFLOW
     expected = train(model, strategy, STEPS, overflow_steps)
     made = make_schedule(model, strategy)

@@ -11,8 +11,8 @@ def fitting(shape: Architecture, strategy: Strategy) -> Model:
     return transformer(
         shape,
         micro_batch_size=1,
-        tensor=strategy.tensor,
-        precision=strategy.precision,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
         sequence=strategy.cuts_tokens,
         keeps_whole=strategy.keeps_whole,
         in_place_loss=strategy.in_place_loss,

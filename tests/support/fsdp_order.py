@@ -105,10 +105,10 @@ def both(
     strategy: Strategy,
 ) -> tuple[list[Collective], list[Collective]]:
     """What our schedule and what PyTorch issues."""
-    options = strategy.emulate
+    options = strategy.zero.emulate
     assert isinstance(options, FSDP1 | FSDP2)
     reads = {"end": ("back",)}  # without the batch, which the last unit reads else
-    described = describe(module, units, batch, precision=strategy.precision, reads=reads)
+    described = describe(module, units, batch, precision=strategy.train.precision, reads=reads)
     model = replace(
         described,
         units=tuple(replace(unit, checkpoint=unit.name in blocks) for unit in described.units),
@@ -128,7 +128,7 @@ def of_gpt(strategy: Strategy) -> tuple[list[Collective], list[Collective]]:
 def of_awkward(strategy: Strategy) -> tuple[list[Collective], list[Collective]]:
     """Both for a model in which nothing divides anything."""
     units, blocks = ("start", "middle", "more", "back", "end"), ("start", "middle", "back")
-    batch = torch.ones(2, 6, dtype=TORCH_DTYPE[strategy.precision.compute])
+    batch = torch.ones(2, 6, dtype=TORCH_DTYPE[strategy.train.precision.compute])
     return both(Awkward(), units, blocks, batch, strategy)
 
 
@@ -136,7 +136,7 @@ def of_frozen_gpt(
     patterns: tuple[str, ...], strategy: Strategy
 ) -> tuple[list[Collective], list[Collective]]:
     """Both for a GPT of four blocks, whose parameters with such names are frozen."""
-    options = strategy.emulate
+    options = strategy.zero.emulate
     assert isinstance(options, FSDP2)
     module = transformer(SHAPE)
     for name, parameter in module.named_parameters():
@@ -145,5 +145,5 @@ def of_frozen_gpt(
     blocks = [name for name in module.units if name.startswith("block")]
     theirs = recorded(module, blocks, batch, strategy=strategy, options=options)
     shape = replace(SHAPE, frozen=patterns)
-    model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+    model = gpt(shape, micro_batch_size=1, precision=strategy.train.precision)
     return list(issued(make_schedule(model, strategy))), theirs

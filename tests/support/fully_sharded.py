@@ -91,9 +91,9 @@ def pretended(ranks: int) -> Generator[None]:
 
 def mesh_of(strategy: Strategy) -> DeviceMesh:
     """The mesh that `fully_shard` takes: two dimensions where there are replicas."""
-    if strategy.replicate == 1:
-        return init_device_mesh("cpu", (strategy.data,), mesh_dim_names=("data",))
-    shape = (strategy.replicate, strategy.data)
+    if strategy.parallel.replicate == 1:
+        return init_device_mesh("cpu", (strategy.parallel.data,), mesh_dim_names=("data",))
+    shape = (strategy.parallel.replicate, strategy.parallel.data)
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "data"))
 
 
@@ -101,7 +101,7 @@ def sharded(
     module: nn.Module, names: Sequence[str], strategy: Strategy, options: FSDP2
 ) -> FSDPModule:
     """`module` with `fully_shard` on its blocks and on itself, as `options` say."""
-    precision = strategy.precision
+    precision = strategy.train.precision
     reduce = options.reduce_dtype
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPE[precision.compute] if precision.has_master else None,
@@ -147,7 +147,7 @@ def recorded(
     options: FSDP1 | FSDP2,
 ) -> list[Collective]:
     """The collectives of the second step of training `module`, whose output is the loss."""
-    micro_batches = strategy.gradient_accumulation_steps
+    micro_batches = strategy.train.gradient_accumulation_steps
     with pretended(strategy.replicas):
         root: nn.Module
         if isinstance(options, FSDP2):
@@ -183,7 +183,7 @@ def wrapped(
     module: nn.Module, blocks: Sequence[str], strategy: Strategy, options: FSDP1
 ) -> FullyShardedDataParallel:
     """`module` in FullyShardedDataParallel, its blocks in their own, as `options` say."""
-    precision = strategy.precision
+    precision = strategy.train.precision
     compute = TORCH_DTYPE[precision.compute]
     policy = MixedPrecision(
         param_dtype=compute,
@@ -198,7 +198,9 @@ def wrapped(
             part,
             device_mesh=mesh,
             device_id=torch.device("cpu"),
-            sharding_strategy=STRATEGIES[options.sharding_strategy, strategy.replicate > 1],
+            sharding_strategy=STRATEGIES[
+                options.sharding_strategy, strategy.parallel.replicate > 1
+            ],
             backward_prefetch=PREFETCH[options.backward_prefetch],
             forward_prefetch=options.forward_prefetch,
             limit_all_gathers=options.limit_all_gathers,

@@ -18,7 +18,9 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_null import NullBackend
 
 Tree = Any
@@ -246,14 +248,23 @@ def _scenario(tree: Tree) -> Base:
 def _schedules() -> Iterator[Base]:
     shape = GPT(layers=1, hidden_size=4, attention_heads=1, sequence_length=4, vocab_size=5)
     strategies = (
-        Strategy(stage=3, data=2, checkpointing=Checkpointing.FULL, gradient_accumulation_steps=2),
-        Strategy(stage=2, data=2, precision=Precision.FP16, optimizer=Adam(), clip_norm=1.0),
-        Strategy(stage=3, data=2, replicate=2, bucket_elements=20),
-        Strategy(stage=0, data=2, tensor=1),
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=3),
+            activations=Activations(checkpointing=Checkpointing.FULL),
+            train=Train(gradient_accumulation_steps=2),
+        ),
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=2),
+            train=Train(precision=Precision.FP16, optimizer=Adam(), clip_norm=1.0),
+        ),
+        Strategy(parallel=Parallel(data=2, replicate=2), zero=Zero(stage=3, bucket_elements=20)),
+        Strategy(parallel=Parallel(data=2, tensor=1), zero=Zero(stage=0)),
     )
     cluster = zsim_topologies.load("dgx_a100_infiniband")
     for strategy in strategies:
-        model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+        model = gpt(shape, micro_batch_size=1, precision=strategy.train.precision)
         made = make_schedule(model, strategy)
         text = encode(Document(schedule=made, model=model, cluster=cluster, steps=2))
         yield Base(name="s.json", text=text, tree=json.loads(text), read="s.json")

@@ -13,7 +13,9 @@ from torch.nn import functional
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, rate_of
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch.module.description import describe
 from zsim_torch.torch_dtype import TORCH_DTYPE
@@ -88,10 +90,10 @@ class Case:
 
     def schedule(self) -> Schedule:
         model = describe(
-            Tiny(self.strategy.precision),
+            Tiny(self.strategy.train.precision),
             UNITS,
             self.batch(0, 0, 0),
-            precision=self.strategy.precision,
+            precision=self.strategy.train.precision,
         )
         return make_schedule(model, self.strategy)
 
@@ -101,7 +103,7 @@ class Case:
 
     def batches(self, rank: int) -> Iterator[torch.Tensor]:
         for step in range(self.steps):
-            for micro_batch in range(self.strategy.gradient_accumulation_steps):
+            for micro_batch in range(self.strategy.train.gradient_accumulation_steps):
                 yield self.batch(step, micro_batch, rank)
 
 
@@ -123,7 +125,7 @@ def by_schedule(case: Case, made: Schedule | None = None) -> Result:
     """Train on this rank, by the schedule of `case` or by `made`."""
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     trained = train(
-        Tiny(case.strategy.precision),
+        Tiny(case.strategy.train.precision),
         UNITS,
         made or case.schedule(),
         case.batches(rank),
@@ -154,14 +156,14 @@ def optimizer_of(case: Case, module: nn.Module) -> torch.optim.Optimizer:
         )
         for rule, own in held.items()
     ]
-    if isinstance(case.strategy.optimizer, SGD):
+    if isinstance(case.strategy.train.optimizer, SGD):
         return torch.optim.SGD(groups, lr=0.0)
     return torch.optim.AdamW(groups, lr=0.0)
 
 
 def give(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
     """The learning rate of a step."""
-    rates = case.strategy.learning_rates
+    rates = case.strategy.train.learning_rates
     given = {} if rates is None else {LEARNING_RATE: rates.at(step)}
     for group in optimizer.param_groups:
         group["lr"] = rate_of(group["rule"], given)
@@ -174,22 +176,22 @@ def values(module: nn.Module) -> Parameters:
 
 def by_plain_loop(case: Case) -> tuple[Parameters, Parameters, tuple[float, ...]]:
     """One process, the whole batch: parameters before and after, and the mean loss of each step."""
-    module = Tiny(case.strategy.precision)
+    module = Tiny(case.strategy.train.precision)
     before = values(module)
     optimizer = optimizer_of(case, module)
-    count = case.strategy.replicas * case.strategy.gradient_accumulation_steps
+    count = case.strategy.replicas * case.strategy.train.gradient_accumulation_steps
     losses: list[float] = []
     for step in range(case.steps):
         optimizer.zero_grad()
         give(case, optimizer, step)
         total = 0.0
         for rank in range(case.strategy.replicas):
-            for micro_batch in range(case.strategy.gradient_accumulation_steps):
+            for micro_batch in range(case.strategy.train.gradient_accumulation_steps):
                 loss = module(case.batch(step, micro_batch, rank)) / count
                 loss.backward()
                 total += float(loss.detach())
-        if case.strategy.clip_norm is not None:
-            nn.utils.clip_grad_norm_(module.parameters(), case.strategy.clip_norm)
+        if case.strategy.train.clip_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), case.strategy.train.clip_norm)
         optimizer.step()
         losses.append(total)
     return before, values(module), tuple(losses)
@@ -197,12 +199,12 @@ def by_plain_loop(case: Case) -> tuple[Parameters, Parameters, tuple[float, ...]
 
 def by_fsdp(case: Case) -> Parameters:
     """PyTorch's fully_shard on the ranks of this process group."""
-    module = Tiny(case.strategy.precision)
+    module = Tiny(case.strategy.train.precision)
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for unit in (module.first, module.middle, module.last, module):
         fully_shard(unit, mesh=mesh)
     optimizer = optimizer_of(case, module)
-    micro_batches = case.strategy.gradient_accumulation_steps
+    micro_batches = case.strategy.train.gradient_accumulation_steps
     for step in range(case.steps):
         optimizer.zero_grad()
         give(case, optimizer, step)
@@ -239,13 +241,13 @@ def grid(ranks: int) -> list[Case]:
     return [
         case
         for case in whole_grid(ranks)
-        if case.strategy.checkpointing is Checkpointing.FULL
+        if case.strategy.activations.checkpointing is Checkpointing.FULL
         or (
-            case.strategy.checkpointing is Checkpointing.NONE
-            and case.strategy.precision is Precision.FP64
+            case.strategy.activations.checkpointing is Checkpointing.NONE
+            and case.strategy.train.precision is Precision.FP64
         )
-        if case.strategy.gradient_accumulation_steps == 3
-        or case.strategy.precision is Precision.FP64
+        if case.strategy.train.gradient_accumulation_steps == 3
+        or case.strategy.train.precision is Precision.FP64
     ]
 
 
@@ -254,13 +256,14 @@ def whole_grid(ranks: int) -> list[Case]:
     return [
         Case(
             Strategy(
-                stage=stage,
-                data=ranks,
-                gradient_accumulation_steps=micro_batches,
-                checkpointing=checkpointing,
-                optimizer=optimizer,
-                precision=precision,
-                bucket_elements=60,
+                parallel=Parallel(data=ranks),
+                zero=Zero(stage=stage, bucket_elements=60),
+                activations=Activations(checkpointing=checkpointing),
+                train=Train(
+                    gradient_accumulation_steps=micro_batches,
+                    optimizer=optimizer,
+                    precision=precision,
+                ),
             )
         )
         for stage in (0, 1, 2, 3)

@@ -1,6 +1,5 @@
 """Jobs of two ranks, and one of four, whose runs are recorded."""
 
-from dataclasses import replace
 from functools import cache
 
 from drawn_clusters import NO_MODEL
@@ -15,40 +14,54 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Reduction
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 
 RANKS = 2
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=257)
-PLAIN = Strategy(stage=0, data=RANKS, gradient_accumulation_steps=2, bucket_elements=90)
-SCALED = replace(PLAIN, precision=Precision.FP16, loss_scale=LossScale(initial=2.0), clip_norm=0.01)
-FULL = replace(PLAIN, checkpointing=Checkpointing.FULL)
+PLAIN = Strategy(
+    parallel=Parallel(data=RANKS),
+    zero=Zero(stage=0, bucket_elements=90),
+    train=Train(gradient_accumulation_steps=2),
+)
+SCALED = PLAIN.but(
+    {
+        "train.precision": Precision.FP16,
+        "train.loss_scale": LossScale(initial=2.0),
+        "train.clip_norm": 0.01,
+    }
+)
+FULL = PLAIN.but({"activations.checkpointing": Checkpointing.FULL})
 STRATEGIES = {
     "stage 0": PLAIN,
-    "stage 1, clipped": replace(PLAIN, stage=1, clip_norm=0.01),
-    "stage 2, fp16, clipped": replace(SCALED, stage=2),
-    "stage 3": replace(PLAIN, stage=3),
-    "stage 3, checkpoints": replace(FULL, stage=3),
+    "stage 1, clipped": PLAIN.but({"zero.stage": 1, "train.clip_norm": 0.01}),
+    "stage 2, fp16, clipped": SCALED.but({"zero.stage": 2}),
+    "stage 3": PLAIN.but({"zero.stage": 3}),
+    "stage 3, checkpoints": FULL.but({"zero.stage": 3}),
     "fsdp2, bf16, clipped": Strategy(
-        stage=3,
-        data=RANKS,
-        gradient_accumulation_steps=2,
-        precision=Precision.BF16,
-        clip_norm=0.01,
-        emulate=FSDP2(),
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=3, emulate=FSDP2()),
+        train=Train(gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=0.01),
     ),
     "fsdp2, checkpoints": Strategy(
-        stage=3, data=RANKS, checkpointing=Checkpointing.FULL, emulate=FSDP2()
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=3, emulate=FSDP2()),
+        activations=Activations(checkpointing=Checkpointing.FULL),
     ),
     "deepspeed 2, fp16, clipped": Strategy(
-        stage=2,
-        data=RANKS,
-        gradient_accumulation_steps=2,
-        precision=Precision.FP16,
-        loss_scale=LossScale(initial=2.0),
-        clip_norm=0.01,
-        emulate=DeepSpeed(reduce_bucket_size=300),
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=2, emulate=DeepSpeed(reduce_bucket_size=300)),
+        train=Train(
+            gradient_accumulation_steps=2,
+            precision=Precision.FP16,
+            loss_scale=LossScale(initial=2.0),
+            clip_norm=0.01,
+        ),
     ),
-    "deepspeed 3": Strategy(stage=3, data=RANKS, emulate=DeepSpeed(reduce_bucket_size=300)),
+    "deepspeed 3": Strategy(
+        parallel=Parallel(data=RANKS), zero=Zero(stage=3, emulate=DeepSpeed(reduce_bucket_size=300))
+    ),
 }
 """Strategies whose schedules are run without a fault."""
 
@@ -120,7 +133,7 @@ def job(name: str) -> Job:
     if name == FOUR:
         return Job(schedule=four(), model=NO_MODEL, cluster=cluster(4), steps=2)
     strategy = STRATEGIES[name]
-    model = gpt(SHAPE, micro_batch_size=1, precision=strategy.precision)
+    model = gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision)
     return Job(
         schedule=make_schedule(model, strategy), model=model, cluster=cluster(RANKS), steps=2
     )

@@ -7,13 +7,15 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from zsim.cluster.files.explicit_fabric import EdgeTable
-from zsim.config_error import WORDING, line
-from zsim.scenario.tables import NeighbourTable, Scenario
+from zsim.config_error import CONTRADICTION, WORDING, line
+from zsim.scenario.fault_tables import NeighbourTable
+from zsim.scenario.tables import Scenario
 from zsim.study.file import GoalTable, StudyFile
 
 VALUES: tuple[object, ...] = (
     *("x", "", "1", "-3 GB", True, 0, -1, 1.5, 10**30, 10**400, float("nan"), float("inf")),
     *([], [1], [1, 2, 3], ["x", None], [[]], {}, {"a": 1}, {"a": "x"}, {"a": {"b": []}}, [{}]),
+    [{"kind": "x"}],
 )
 """Values of every kind that TOML has."""
 
@@ -22,9 +24,15 @@ def tables(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """`kind` and the tables inside it."""
     yield kind
     for field in kind.model_fields.values():
-        for each in (field.annotation, *get_args(field.annotation)):
+        for each in flat(field.annotation):
             if isinstance(each, type) and issubclass(each, BaseModel):
                 yield from tables(each)
+
+
+def flat(hint: object) -> Iterator[object]:
+    yield hint
+    for each in get_args(hint):
+        yield from flat(each)
 
 
 def told(kind: type[BaseModel], table: object) -> tuple[str, set[str]] | None:
@@ -53,7 +61,7 @@ def test_every_kind_of_wrong_value_has_plain_words() -> None:
                 assert "valid" not in said
                 fields = said.split(":")[0].split(", ")
                 assert {field.split(".")[0] for field in fields} <= {name, *required}
-    assert seen == WORDING.keys() | {"extra_forbidden"}
+    assert seen == WORDING.keys() | {"extra_forbidden", "union_tag_not_found", CONTRADICTION}
 
 
 PRICE = "price_per_gpu_hour"

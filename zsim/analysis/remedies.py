@@ -65,7 +65,7 @@ class RemedyChange:
         if self.parts * self.fewer == 1:
             return self.settings
         size = subject.model.micro_batch_size // self.parts
-        steps = subject.strategy.gradient_accumulation_steps * self.parts * self.fewer
+        steps = subject.strategy.train.gradient_accumulation_steps * self.parts * self.fewer
         steps = min(steps, 2) if fewest else steps
         batches = (f"train.micro_batch_size={size}", f"train.gradient_accumulation_steps={steps}")
         return (*self.settings, *batches)
@@ -101,10 +101,10 @@ def _allocator(subject: TightScenario) -> list[RemedyChange]:
 
 def _buckets(subject: TightScenario) -> list[RemedyChange]:
     strategy = subject.strategy
-    match strategy.emulate:
-        case None if strategy.fused_buffers is FusedBuffers.MODEL:
+    match strategy.zero.emulate:
+        case None if strategy.zero.fused_buffers is FusedBuffers.MODEL:
             return [_set("zero.fused_buffers=constant")]
-        case None if strategy.bucket_elements > SMALL_BUCKET:
+        case None if strategy.zero.bucket_elements > SMALL_BUCKET:
             return [_set(f"zero.bucket_elements={SMALL_BUCKET}")]
         case None:
             return []
@@ -123,10 +123,12 @@ def _of_runtime(subject: TightScenario, option: str | None) -> list[RemedyChange
 def _ahead(subject: TightScenario) -> list[RemedyChange]:
     """Return fewer parameters gathered at once."""
     strategy = subject.strategy
-    match strategy.emulate:
-        case None if strategy.stage == 3 and strategy.keep_after_forward is not Keep.NOTHING:
+    match strategy.zero.emulate:
+        case None if (
+            strategy.zero.stage == 3 and strategy.zero.keep_after_forward is not Keep.NOTHING
+        ):
             return [_set("zero.keep_after_forward=nothing")]
-        case None if strategy.stage == 3 and strategy.prefetch_units:
+        case None if strategy.zero.stage == 3 and strategy.zero.prefetch_units:
             return [_set("zero.prefetch_units=0")]
         case None:
             return []
@@ -139,17 +141,17 @@ def _activations(subject: TightScenario) -> list[RemedyChange]:
     strategy, shape = subject.strategy, subject.model.architecture
     if shape is None:
         return []
-    now = strategy.checkpointing
+    now = strategy.activations.checkpointing
     found: list[RemedyChange] = []
     if now is Checkpointing.NONE and shape.attention is Attention.PLAIN:
         found.append(_set("activations.checkpointing=selective"))
     full = ("activations.checkpointing=full",) if now is not Checkpointing.FULL else ()
     if full:
         found.append(_set(*full))
-    if strategy.tensor > 1 and not strategy.partition_checkpoints:
+    if strategy.parallel.tensor > 1 and not strategy.activations.partition:
         full = (*full, "activations.partition=true")
         found.append(_set(*full))
-    if strategy.emulate is None and not strategy.offload_checkpoints:
+    if strategy.zero.emulate is None and not strategy.activations.offload:
         found.append(_set(*full, "activations.offload=true"))
     return found
 
@@ -167,8 +169,8 @@ def _stages(subject: TightScenario) -> list[RemedyChange]:
     strategy, zero = subject.strategy, subject.scenario.zero
     if zero.deepspeed_config is not None:
         return []
-    known = STAGES if strategy.emulate is None else strategy.emulate.stages
-    return [_set(f"zero.stage={stage}") for stage in known if stage > strategy.stage]
+    known = STAGES if strategy.zero.emulate is None else strategy.zero.emulate.stages
+    return [_set(f"zero.stage={stage}") for stage in known if stage > strategy.zero.stage]
 
 
 def _tensor(subject: TightScenario) -> list[RemedyChange]:
@@ -178,10 +180,13 @@ def _tensor(subject: TightScenario) -> list[RemedyChange]:
         return []
     found: list[RemedyChange] = []
     fewer = 2
-    while strategy.data % fewer == 0 and strategy.tensor * fewer <= subject.cluster.gpus_per_node:
-        settings = [f"parallel.tensor={strategy.tensor * fewer}"]
+    while (
+        strategy.parallel.data % fewer == 0
+        and strategy.parallel.tensor * fewer <= subject.cluster.gpus_per_node
+    ):
+        settings = [f"parallel.tensor={strategy.parallel.tensor * fewer}"]
         if parallel.data is not None:
-            settings.append(f"parallel.data={strategy.data // fewer}")
+            settings.append(f"parallel.data={strategy.parallel.data // fewer}")
         found.append(RemedyChange(settings=tuple(settings), fewer=fewer))
         fewer *= 2
     return found

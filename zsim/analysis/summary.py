@@ -171,7 +171,9 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
 def work(job: Job, trace: Trace) -> StepWork:
     """Return what all ranks compute in the last step of `trace`."""
     stages = (
-        1 if job.schedule.contract.strategy is None else job.schedule.contract.strategy.pipeline
+        1
+        if job.schedule.contract.strategy is None
+        else job.schedule.contract.strategy.parallel.pipeline
     )
     replicas = job.schedule.mesh.size // (job.model.tensor * stages)
     batches = replicas * micro_batches(job)

@@ -146,14 +146,8 @@ def _source(
     if isinstance(scenario, Job):
         if changes:
             raise MistakeError("changes: are for scenarios, this is a job")
-        document = Document(
-            schedule=scenario.schedule,
-            model=scenario.model,
-            cluster=scenario.cluster,
-            steps=scenario.steps,
-        )
         name = scenario.schedule.name
-        return None, Source(name=name, title=name, document=document)
+        return None, Source(name=name, title=name, document=Document.of(scenario))
     loaded = load(scenario, changes)
     joined = os.environ.get("WORLD_SIZE", "")
     if traits.is_real and loaded.changes.ranks is None and joined.isdecimal():
@@ -166,7 +160,7 @@ def _need_proof(source: Source, job: Job, traits: BackendTraits) -> None:
 
     No figure of a simulation depends on values, and zsim's own schedules are tested for them.
     """
-    compares = not source.is_scenario or traits.is_real
+    compares = source.scenario is None or traits.is_real
     findings = findings_of(job.schedule, job.model, compares=compares)
     if findings:
         raise RefutedError(ProofResult(schedule=job.schedule, findings=findings))

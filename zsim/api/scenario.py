@@ -22,8 +22,9 @@ from zsim.files.source import (
 )
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
-from zsim.scenario.tables import Scenario, ScenarioError, Table
+from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import NONE, setting_value, with_settings
+from zsim.strategy.config_table import Table
 from zsim.units import format_count
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from time import perf_counter  # noqa: TID251  (how long a run takes is what is 
 from typing import Any
 
 from zsim.api.answer import AnswerInFacts
-from zsim.scenario.outline import Outline
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.outcome import StudyOutcome
 from zsim.study.study_plan import StudyPlan
 from zsim.units import format_seconds
@@ -96,35 +96,35 @@ def forecast_sweep(
     if store is not None and Path(store).exists():
         with opened(Path(store)) as kept:
             known = kept.get(tuple(keys.values()))
-    outlines = list(left_of(plan.runs, keys, known).values())
+    settled = list(left_of(plan.runs, keys, known).values())
     workers = workers or cores()
     if scheduler is not None:
         with crew(workers, scheduler) as there:
             workers = there.workers
-    recipes = {outline.recipe for outline in outlines}
+    recipes = {resolved.schedule_key for resolved in settled}
     estimated_s = 0.0
-    if outlines:
-        first_s, again_s = _timed(outlines[len(outlines) // 2])
-        total_s = len(recipes) * first_s + (len(outlines) - len(recipes)) * again_s
-        estimated_s = total_s / min(workers, len(outlines))
+    if settled:
+        first_s, again_s = _timed(settled[len(settled) // 2])
+        total_s = len(recipes) * first_s + (len(settled) - len(recipes)) * again_s
+        estimated_s = total_s / min(workers, len(settled))
     return SweepForecast(
         title=plan.question,
         plan=plan,
-        left=len(outlines),
+        left=len(settled),
         schedules=len(recipes),
-        impossible=sum(run.outline is None for run in plan.runs),
+        impossible=sum(run.resolved is None for run in plan.runs),
         workers=workers,
         estimated_s=estimated_s,
     )
 
 
-def _timed(outline: Outline) -> tuple[float, float]:
+def _timed(resolved: ResolvedScenario) -> tuple[float, float]:
     """Return seconds of a first run, its schedule made and checked, and of another like it."""
     begin = perf_counter()
-    made = simulated(outline.recipe)
+    made = simulated(resolved)
     if isinstance(made, StudyOutcome):
         return perf_counter() - begin, 0.0
-    made.tried(outline)
+    made.tried(resolved)
     between = perf_counter()
-    made.tried(outline)
+    made.tried(resolved)
     return between - begin, perf_counter() - between

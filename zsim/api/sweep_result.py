@@ -14,7 +14,7 @@ from zsim.backend.backend import RunFailedError
 from zsim.files.picture import need_format, write_picture
 from zsim.files.written import need_folder, unwritten, write
 from zsim.mistake import MistakeError, mistakes
-from zsim.scenario.outline import Outline
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.file import StudyError
 from zsim.study.outcome import StudyOutcome
 from zsim.study.result import StudyResult, result_of
@@ -217,7 +217,7 @@ class _Sweeping:
     scheduler: str | None
     progress: Progress
 
-    def work(self, left: Mapping[str, Outline], known: dict[str, StudyOutcome]) -> None:
+    def work(self, left: Mapping[str, ResolvedScenario], known: dict[str, StudyOutcome]) -> None:
         """Run what is left; outcomes go into the store and into `known`."""
         if not left:
             return
@@ -228,7 +228,7 @@ class _Sweeping:
         except RunFailedError as error:
             raise RunFailedError(f"{error}; {self._kept(known)}") from error
 
-    def _work(self, left: Mapping[str, Outline], known: dict[str, StudyOutcome]) -> None:
+    def _work(self, left: Mapping[str, ResolvedScenario], known: dict[str, StudyOutcome]) -> None:
         names = {key: name for name, key in self.keys.items()}
         self.progress(len(names) - len(left), len(names))
         with crew(min(self.workers, len(left)), self.scheduler) as found:

@@ -22,16 +22,9 @@ from zsim.mistake import MistakeError, mistakes
 from zsim.report.svg.cluster_drawing import draw
 from zsim.report.svg.note import rate, speed
 from zsim.scenario.resolve import with_overrides
-from zsim.scenario.tables import (
-    ClusterTable,
-    Count,
-    Ratio,
-    Repeat,
-    ScenarioError,
-    Size,
-    Table,
-)
+from zsim.scenario.tables import ClusterTable, ScenarioError
 from zsim.scenario.toml import with_settings
+from zsim.strategy.config_table import Count, Ratio, Repeat, Size, Table
 from zsim.suggestion import one_of
 from zsim.units import format_bytes, format_rate
 

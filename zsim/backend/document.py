@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
 from zsim.model.model import Model
 from zsim.schedule.json import FieldError, decode_value, encode_value
@@ -43,6 +44,22 @@ class Document:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise DocumentError(f"steps: {self.steps} must be at least 1")
+
+    @classmethod
+    def of(cls, job: Job) -> "Document":
+        """Return the document of a job."""
+        return cls(schedule=job.schedule, model=job.model, cluster=job.cluster, steps=job.steps)
+
+    def job(self) -> Job:
+        """Return the job that it describes.
+
+        Raises:
+            DocumentError: it has no model, or no cluster.
+        """
+        if self.model is None or self.cluster is None:
+            missing = "model" if self.model is None else "cluster"
+            raise DocumentError(f"{missing}: missing; a run needs it, a check does not")
+        return Job(schedule=self.schedule, model=self.model, cluster=self.cluster, steps=self.steps)
 
 
 def encode(document: Document) -> str:

@@ -15,7 +15,8 @@ from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
 from zsim.schedule.schedule import WireBytes
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 
 __all__ = ["DataVolume", "host_bytes", "wire_bytes"]
 
@@ -28,11 +29,11 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
     Raises:
         ModelError: the units do not fill the stages.
     """
-    if strategy.pipeline == 1:
+    if strategy.parallel.pipeline == 1:
         return _volume(model, strategy, volume)
     return tuple(
         replace(line, role=stage.name)
-        for stage in stages(model, strategy.pipeline)
+        for stage in stages(model, strategy.parallel.pipeline)
         for line in _volume(stage.model, strategy, volume, _handed_on(stage, strategy))
     )
 
@@ -61,7 +62,7 @@ def _volume(
 def _handed_on(stage: Stage, strategy: Strategy) -> list[WireBytes]:
     """Return what a stage sends in a step: what it made, and the gradient of what it was given."""
     size = sum(value.size_bytes for value in (stage.given, stage.sent) if value is not None)
-    times = strategy.gradient_accumulation_steps
+    times = strategy.train.gradient_accumulation_steps
     return [WireBytes(group="pipeline", collective="send", bytes=times * size)]
 
 
@@ -70,11 +71,11 @@ def _scalars(strategy: Strategy, norms: int) -> list[WireBytes]:
 
     A norm is summed over the ranks that hold every gradient once.
     """
-    size = strategy.precision.optimizer.size_bytes
-    overflow = 2 * (strategy.ranks - 1) * size if strategy.precision is Precision.FP16 else 0
-    among = strategy.data * strategy.tensor * strategy.pipeline
+    size = strategy.train.precision.optimizer.size_bytes
+    overflow = 2 * (strategy.ranks - 1) * size if strategy.train.precision is Precision.FP16 else 0
+    among = strategy.parallel.data * strategy.parallel.tensor * strategy.parallel.pipeline
     norm = 2 * (among - 1) * size * norms
-    if strategy.replicate == 1:
+    if strategy.parallel.replicate == 1:
         overflow, norm = overflow + norm, 0
     return [
         WireBytes(group="world", collective="all_reduce", bytes=overflow, scalar=True),

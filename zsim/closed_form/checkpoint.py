@@ -15,7 +15,7 @@ def goes_back(model: Model, unit: Unit) -> bool:
 
 def recomputed(model: Model, unit: Unit, strategy: Strategy) -> bool:
     """Tell whether a unit is run again before its backward."""
-    full = strategy.checkpointing is Checkpointing.FULL
+    full = strategy.activations.checkpointing is Checkpointing.FULL
     return unit.checkpoint and full and goes_back(model, unit)
 
 
@@ -33,7 +33,7 @@ def moved(model: Model, strategy: Strategy) -> Iterator[Value]:
 
 def kept_bytes(model: Model, strategy: Strategy) -> int:
     """Return what a rank keeps of all moved checkpoints of a micro-batch; with Pa, its share."""
-    parts = strategy.tensor if strategy.cuts_checkpoints else 1
+    parts = strategy.parallel.tensor if strategy.cuts_checkpoints else 1
     return sum(value.size_bytes // parts for value in moved(model, strategy))
 
 
@@ -42,9 +42,9 @@ def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
 
     Twice the bytes of the checkpoints (Rajbhandari et al. 2020, section 8: Pa+cpu).
     """
-    if not strategy.offload_checkpoints:
+    if not strategy.activations.offload:
         return HostBytes()
-    once = strategy.gradient_accumulation_steps * kept_bytes(model, strategy)
+    once = strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
     return HostBytes(to_host=once, from_host=once)
 
 

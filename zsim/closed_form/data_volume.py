@@ -12,7 +12,7 @@ from zsim.strategy.strategy import Strategy
 def clipped_once(model: Model, strategy: Strategy) -> int:
     """Return 1 where gradients are clipped: one norm is reduced."""
     del model
-    return 0 if strategy.clip_norm is None else 1
+    return 0 if strategy.train.clip_norm is None else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,28 +15,28 @@ from zsim.strategy.strategy import Strategy
 
 def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None:
     """Bytes of each kind on one rank; None for runtimes that are emulated."""
-    if strategy.emulate is not None:
+    if strategy.zero.emulate is not None:
         return None
     whole = padded_elements(model, strategy, frozen=False)
-    shard = whole // strategy.data
+    shard = whole // strategy.parallel.data
     held = whole + padded_elements(model, strategy, frozen=True)
-    precision = strategy.precision
-    optimized = (shard if strategy.stage >= 1 else whole) * precision.optimizer.size_bytes
+    precision = strategy.train.precision
+    optimized = (shard if strategy.zero.stage >= 1 else whole) * precision.optimizer.size_bytes
     return {
-        Kind.PARAMETER: (held // strategy.data if strategy.stage == 3 else held)
+        Kind.PARAMETER: (held // strategy.parallel.data if strategy.zero.stage == 3 else held)
         * precision.compute.size_bytes,
         Kind.MASTER: optimized if precision.has_master else 0,
         Kind.MOMENT: optimized * strategy.moments,
         Kind.GRADIENT: _gradients(whole, strategy) * precision.compute.size_bytes,
-        Kind.SAVED: kept_bytes(model, strategy) if strategy.contiguous else 0,
+        Kind.SAVED: kept_bytes(model, strategy) if strategy.zero.contiguous else 0,
     }
 
 
 def _gradients(whole: int, strategy: Strategy) -> int:
     """Elements that persist for gradients, of `whole` parameters with padding."""
-    if not strategy.contiguous:
+    if not strategy.zero.contiguous:
         return 0
-    collects = strategy.reduce_once and strategy.gradient_accumulation_steps > 1
-    return (whole if strategy.stage < 2 else whole // strategy.data) + (
-        whole if strategy.stage >= 2 and collects else 0
+    collects = strategy.zero.reduce_once and strategy.train.gradient_accumulation_steps > 1
+    return (whole if strategy.zero.stage < 2 else whole // strategy.parallel.data) + (
+        whole if strategy.zero.stage >= 2 and collects else 0
     )

@@ -15,10 +15,10 @@ def tensor(model: Model, strategy: Strategy) -> list[WireBytes]:
     gathered = 0
     if strategy.cuts_checkpoints:
         gathered = sum(
-            value.size_bytes // strategy.tensor * (strategy.tensor - 1)
+            value.size_bytes // strategy.parallel.tensor * (strategy.parallel.tensor - 1)
             for value in moved(model, strategy)
         )
-    micro_batches = strategy.gradient_accumulation_steps
+    micro_batches = strategy.train.gradient_accumulation_steps
     return [
         WireBytes(group="tensor", collective="all_reduce", bytes=micro_batches * reduced),
         WireBytes(group="tensor", collective="all_gather", bytes=micro_batches * gathered),
@@ -61,7 +61,7 @@ def sequence(model: Model, strategy: Strategy) -> list[WireBytes]:
             if model.runs_backward(segment):
                 scattered += _read(model, segment, differentiable=True)
                 gathered += made + (read if segment.saves_input else 0)
-    times = strategy.gradient_accumulation_steps * (model.tensor - 1)
+    times = strategy.train.gradient_accumulation_steps * (model.tensor - 1)
     return [
         WireBytes(group="tensor", collective="all_gather", bytes=times * gathered),
         WireBytes(group="tensor", collective="reduce_scatter", bytes=times * scattered),

@@ -29,7 +29,7 @@ class BucketSize:
 
 def padded_elements(model: Model, strategy: Strategy, *, frozen: bool) -> int:
     """Elements of all buckets of frozen or of trained parameters on one rank of the tensor axis."""
-    ranks = strategy.data
+    ranks = strategy.parallel.data
     return sum(each.padded(ranks) for each in buckets(model, strategy) if each.frozen is frozen)
 
 
@@ -67,7 +67,7 @@ def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucke
     filled: int | None = None
     last = True
     for own, again in reversed(units):
-        if strategy.stage == 3 and filled is not None:
+        if strategy.zero.stage == 3 and filled is not None:
             yield BucketSize(filled, frozen, last)
             filled = None
         last = again
@@ -84,17 +84,17 @@ def _filled(model: Model, strategy: Strategy, *, frozen: bool) -> Iterator[Bucke
 
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis, its inner part, and the replicas."""
-    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
-    size = strategy.precision.compute.size_bytes
+    ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
+    size = strategy.train.precision.compute.size_bytes
     once = padded_elements(model, strategy, frozen=False) // ranks * (ranks - 1) * size
     reductions = 1 if strategy.reduces_once else micro_batches
-    if strategy.stage == 0:
+    if strategy.zero.stage == 0:
         return [
             WireBytes(group="data", collective="all_reduce", bytes=2 * once),
             *_replicas(model, strategy, ranks=1),
         ]
     gathered, inner = once, 0
-    if strategy.stage == 3:
+    if strategy.zero.stage == 3:
         gathered, inner = _gathered(model, strategy)
     return [
         WireBytes(group="data", collective="all_gather", bytes=gathered),
@@ -106,15 +106,15 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
     """Bytes that stage 3 gathers, over the data axis and its inner part: frozen parameters too."""
-    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
-    size = strategy.precision.compute.size_bytes
+    ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
+    size = strategy.train.precision.compute.size_bytes
     found = inner = 0
     for each in buckets(model, strategy):
         whole = each.padded(ranks)
-        kept = strategy.keep_after_forward is Keep.EVERYTHING or not each.again
+        kept = strategy.zero.keep_after_forward is Keep.EVERYTHING or not each.again
         times = micro_batches * (1 if kept else 2)
-        if strategy.secondary is not None:
-            neighbours = strategy.secondary
+        if strategy.zero.secondary is not None:
+            neighbours = strategy.zero.secondary
             inner += (times - 1) * (whole // neighbours) * (neighbours - 1) * size
             times = 1
         found += times * (whole // ranks) * (ranks - 1) * size
@@ -124,10 +124,12 @@ def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
 def _replicas(model: Model, strategy: Strategy, *, ranks: int) -> list[WireBytes]:
     """All-reduces over the replicas, once a step, of what each of `ranks` owns of every bucket."""
     parts = [
-        each.padded(strategy.data) // ranks for each in buckets(model, strategy) if not each.frozen
+        each.padded(strategy.parallel.data) // ranks
+        for each in buckets(model, strategy)
+        if not each.frozen
     ]
-    size_bytes = strategy.precision.compute.size_bytes
-    return all_reduces("replicate", parts, ranks=strategy.replicate, size_bytes=size_bytes)
+    size_bytes = strategy.train.precision.compute.size_bytes
+    return all_reduces("replicate", parts, ranks=strategy.parallel.replicate, size_bytes=size_bytes)
 
 
 VOLUME = DataVolume(data=data)

@@ -11,53 +11,55 @@ from zsim.schedule.mesh import Axis, Joined, Mesh
 from zsim.schedule.operation import FreeMode, Previous, Reduction
 from zsim.schedule.schedule import Contract, Schedule
 from zsim.strategy.optimizer_rule import SGD, Adam
-from zsim.strategy.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 
 STEPS = 2
 SHAPE = GPT(layers=2, hidden_size=6, attention_heads=2, sequence_length=4, vocab_size=11)
 
 STRATEGIES = {
-    "stage 0": Strategy(stage=0, data=2, optimizer=SGD()),
+    "stage 0": Strategy(
+        parallel=Parallel(data=2), zero=Zero(stage=0), train=Train(optimizer=SGD())
+    ),
     "stage 1": Strategy(
-        stage=1, data=2, gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=1.0
+        parallel=Parallel(data=2),
+        zero=Zero(stage=1),
+        train=Train(gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=1.0),
     ),
     "stage 2": Strategy(
-        stage=2, data=3, gradient_accumulation_steps=2, bucket_elements=200, clip_norm=1.0
+        parallel=Parallel(data=3),
+        zero=Zero(stage=2, bucket_elements=200),
+        train=Train(gradient_accumulation_steps=2, clip_norm=1.0),
     ),
     "stage 3": Strategy(
-        stage=3,
-        data=2,
-        gradient_accumulation_steps=2,
-        bucket_elements=200,
-        checkpointing=Checkpointing.FULL,
-        optimizer=Adam(weight_decay=0.1),
-        host_ahead_units=2,
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, bucket_elements=200, host_ahead_units=2),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+        train=Train(gradient_accumulation_steps=2, optimizer=Adam(weight_decay=0.1)),
     ),
     "stage 3, fp16, kept": Strategy(
-        stage=3,
-        data=2,
-        precision=Precision.FP16,
-        loss_scale=LossScale(initial=1.0),
-        keep_after_forward=Keep.EVERYTHING,
-        prefetch_units=3,
-        reductions_in_flight=0,
+        parallel=Parallel(data=2),
+        zero=Zero(
+            stage=3, keep_after_forward=Keep.EVERYTHING, prefetch_units=3, reductions_in_flight=0
+        ),
+        train=Train(precision=Precision.FP16, loss_scale=LossScale(initial=1.0)),
     ),
     "stage 2, checkpoints in host memory": Strategy(
-        stage=2,
-        data=2,
-        checkpointing=Checkpointing.FULL,
-        offload_checkpoints=True,
-        contiguous=True,
+        parallel=Parallel(data=2),
+        zero=Zero(stage=2, contiguous=True),
+        activations=Activations(checkpointing=Checkpointing.FULL, offload=True),
     ),
     # With a CUDA device the torch backend runs one rank on it, with NCCL.
-    "one rank, stage 0": Strategy(stage=0, clip_norm=1.0),
-    "one rank, stage 1": Strategy(stage=1, precision=Precision.BF16),
-    "one rank, stage 2": Strategy(stage=2, precision=Precision.FP16, bucket_elements=200),
+    "one rank, stage 0": Strategy(zero=Zero(stage=0), train=Train(clip_norm=1.0)),
+    "one rank, stage 1": Strategy(zero=Zero(stage=1), train=Train(precision=Precision.BF16)),
+    "one rank, stage 2": Strategy(
+        zero=Zero(stage=2, bucket_elements=200), train=Train(precision=Precision.FP16)
+    ),
     "one rank, stage 3": Strategy(
-        stage=3,
-        gradient_accumulation_steps=2,
-        checkpointing=Checkpointing.FULL,
-        offload_checkpoints=True,
+        zero=Zero(stage=3),
+        activations=Activations(checkpointing=Checkpointing.FULL, offload=True),
+        train=Train(gradient_accumulation_steps=2),
     ),
 }
 
@@ -131,7 +133,7 @@ def job(name: str) -> Job:
         model = gpt(SHAPE, micro_batch_size=1)
         return Job(schedule=BY_HAND[name](), model=model, cluster=cluster, steps=STEPS)
     strategy = STRATEGIES[name]
-    model = gpt(SHAPE, micro_batch_size=2, precision=strategy.precision)
+    model = gpt(SHAPE, micro_batch_size=2, precision=strategy.train.precision)
     return Job(schedule=make_schedule(model, strategy), model=model, cluster=cluster, steps=STEPS)
 
 

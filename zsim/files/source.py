@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zsim.backend.document import Document
     from zsim.cluster.fault import Fault, Neighbour
     from zsim.network.link_load import Decision
+    from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.scenario.tables import Scenario
 
 
@@ -47,38 +48,42 @@ class Changes:
 class Source:
     """Source read under `name`: a title, and the schedule with what it takes to run it.
 
-    `is_scenario` says that the schedule was made from a scenario, and not read from a file.
+    `scenario` is what the schedule was made from; None if it was read from a file.
     """
 
     name: str
     title: str
     document: "Document"
-    is_scenario: bool = False
-    faults: "tuple[Fault, ...]" = ()
-    neighbours: "tuple[Neighbour, ...]" = ()
-    decision: "Decision | None" = None
+    scenario: "ResolvedScenario | None" = None
+
+    @property
+    def faults(self) -> "tuple[Fault, ...]":
+        """What is slow or dead in the cluster."""
+        return () if self.scenario is None else self.scenario.faults
+
+    @property
+    def neighbours(self) -> "tuple[Neighbour, ...]":
+        """Other jobs on the cluster."""
+        return () if self.scenario is None else self.scenario.neighbours
+
+    @property
+    def decision(self) -> "Decision | None":
+        """What is asked for of collectives; None if nothing is."""
+        return None if self.scenario is None else self.scenario.decision
 
     def job(self) -> "Job":
-        """The run that it describes.
+        """Return the run that it describes.
 
         Raises:
             MistakeError: it is a schedule without a model or a cluster.
         """
-        from zsim.backend.backend import Job
+        from zsim.backend.document import DocumentError
 
-        document = self.document
-        if document.model is None or document.cluster is None:
-            missing = "model" if document.model is None else "cluster"
-            raise MistakeError(f"{self.name}: {missing}: missing; a run needs it, a check does not")
-        return Job(
-            schedule=document.schedule,
-            model=document.model,
-            cluster=document.cluster,
-            steps=document.steps,
-        )
+        with mistakes(DocumentError, prefix=f"{self.name}: "):
+            return self.document.job()
 
     def simulation(self) -> "Backend":
-        """The simulation, with the faults, neighbours and algorithms that it names."""
+        """Return the simulation, with the faults, neighbours and algorithms that it names."""
         from zsim.backend.backend import SIMULATOR, load
 
         settings: dict[str, object] = {"faults": self.faults, "neighbours": self.neighbours}
@@ -127,7 +132,7 @@ def _is_schedule(name: str, text: str) -> bool:
 
 
 def shipped_text(name: str) -> str:
-    """The TOML of a scenario or study, or of a system, node, fabric or GPU, that ships.
+    """Return the TOML of a scenario, study, system, node, fabric or GPU that ships.
 
     Raises:
         MistakeError: none of that name does.
@@ -147,7 +152,7 @@ def shipped_names() -> list[str]:
 
 
 def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
-    """The file `name`, a scenario or a study, of which some ship.
+    """Return the text of the file `name`, a scenario or a study, of which some ship.
 
     Raises:
         MistakeError: it cannot be read.
@@ -168,7 +173,7 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
 
 
 def _config_text(scenario: str, key: str, config: str) -> str:
-    """The file `config`: beside the scenario where it is a file and that is there, or from here."""
+    """Return the text of the file `config`, beside the scenario if it is there, or from here."""
     beside = Path(scenario).parent / config
     path = beside if beside.is_file() else Path(config)
     try:
@@ -217,7 +222,7 @@ def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Sce
 
 
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
-    """`scenario`, called `name`, with what the files say that it names; what of them is ignored.
+    """Return `scenario` with what the files say that it names, and what of them is ignored.
 
     Raises:
         MistakeError: a file cannot be read.
@@ -240,7 +245,7 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
 def resolved(
     name: str, scenario: "Scenario", *, ranks: int | None = None, quiet: bool = False
 ) -> Source:
-    """What `scenario`, called `name`, comes to: files that it names are read beside it.
+    """Return what `scenario`, called `name`, comes to: files that it names are read beside it.
 
     Unless `quiet`, it says what of them is not modelled.
 
@@ -248,9 +253,7 @@ def resolved(
         MistakeError: it cannot be used.
     """
     from zsim.backend.document import Document
-    from zsim.memory import handed_out
     from zsim.model.model import ModelError
-    from zsim.runtimes.registry import make_schedule
     from zsim.scenario.resolve import on_ranks, resolve
     from zsim.scenario.tables import ScenarioError
 
@@ -259,21 +262,9 @@ def resolved(
         if ranks is not None:
             scenario = on_ranks(scenario, ranks)
         found = resolve(scenario, topology, network_profile, kernel_profile)
-        made = handed_out(make_schedule(found.model, found.strategy), found.allocator)
+        job = found.make_job()
     quiet = quiet or os.environ.get("RANK", "0") != "0"  # of torchrun's ranks the first speaks
     if ignored and not quiet:
         print(one_line(ignored), file=sys.stderr)
-    return Source(
-        is_scenario=True,
-        name=name,
-        title=scenario.title,
-        document=Document(
-            schedule=made,
-            model=found.model,
-            cluster=found.cluster,
-            steps=found.steps,
-        ),
-        faults=found.faults,
-        neighbours=found.neighbours,
-        decision=found.decision,
-    )
+    document = Document.of(job)
+    return Source(name=name, title=scenario.title, document=document, scenario=found)

@@ -142,56 +142,58 @@ class Transformer:
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ArchitectureError(f"{name}: {value} must be at least 1")
+                raise ArchitectureError(f"model.{name}: {value} must be at least 1")
         if not 0 <= self.dropout < 1:
-            raise ArchitectureError(f"dropout: {self.dropout} must be at least 0 and below 1")
+            raise ArchitectureError(f"model.dropout: {self.dropout} must be at least 0 and below 1")
         if self.hidden_groups is not None and self.layers % self.hidden_groups:
             raise ArchitectureError(
-                f"hidden_groups: {self.hidden_groups} must divide layers {self.layers}"
+                f"model.hidden_groups: {self.hidden_groups} must divide layers {self.layers}"
             )
         if self.sequence_length % self.execution.context:
             raise ArchitectureError(
-                f"sequence_length: {self.sequence_length} must be a multiple of context "
+                f"model.sequence_length: {self.sequence_length} must be a multiple of context "
                 f"{self.execution.context}"
             )
         if self.execution.context > 1 and self.attention is Attention.PLAIN:
-            raise ArchitectureError("attention: plain is not modelled for context of several ranks")
+            raise ArchitectureError(
+                "model.attention: plain is not modelled for context of several ranks"
+            )
         if self.head_size is None and self.hidden_size % self.attention_heads:
             raise ArchitectureError(
-                f"attention_heads: {self.attention_heads} must divide hidden_size "
+                f"model.attention_heads: {self.attention_heads} must divide hidden_size "
                 f"{self.hidden_size}"
             )
         if self.attention_heads % self.shared_heads:
             raise ArchitectureError(
-                f"key_value_heads: {self.shared_heads} must divide attention_heads "
+                f"model.key_value_heads: {self.shared_heads} must divide attention_heads "
                 f"{self.attention_heads}"
             )
         if self.positions is Positions.ROTARY and self.head_width % 2:
             raise ArchitectureError(
-                f"head_size: {self.head_width} must be even, rotary positions turn pairs"
+                f"model.head_size: {self.head_width} must be even, rotary positions turn pairs"
             )
         if self.lora is not None:
             self._need_layers(self.lora)
         if self.position_embeddings is not None:
             if self.positions is not Positions.LEARNED:
                 raise ArchitectureError(
-                    f"position_embeddings: {self.position_embeddings} is for positions learned, "
-                    f"not {self.positions}"
+                    f"model.position_embeddings: {self.position_embeddings} is for positions "
+                    f"learned, not {self.positions}"
                 )
             if self.position_embeddings < self.sequence_length:
                 raise ArchitectureError(
-                    f"sequence_length: {self.sequence_length} must be at most the "
+                    f"model.sequence_length: {self.sequence_length} must be at most the "
                     f"{self.position_embeddings} position_embeddings"
                 )
 
     def _need_layers(self, lora: LoRA) -> None:
         """Return if blocks have the layers that have adapters."""
         if lora.rank < 1:
-            raise ArchitectureError(f"lora.rank: {lora.rank} must be at least 1")
+            raise ArchitectureError(f"model.lora.rank: {lora.rank} must be at least 1")
         for name in lora.targets:
             if name not in self.linear_layers:
                 allowed = ", ".join(self.linear_layers)
-                raise ArchitectureError(f"lora.targets: {name!r} must be one of {allowed}")
+                raise ArchitectureError(f"model.lora.targets: {name!r} must be one of {allowed}")
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

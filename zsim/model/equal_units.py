@@ -3,7 +3,7 @@
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, ModelError, Parameter, Segment, Unit, Value
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 EQUAL_UNITS = 32
 """Units of a model of which nothing is known but its size."""
@@ -26,7 +26,7 @@ def equal_units(
         ModelError: there are fewer parameters than units and ranks of the tensor axis.
     """
     if parameters < units * tensor:
-        raise ModelError(f"parameters: {parameters} must be at least {units * tensor}")
+        raise ModelError(f"model.parameters: {parameters} must be at least {units * tensor}")
     local = -(-parameters // tensor)
     dtype = precision.compute
     made: list[Unit] = []

@@ -3,7 +3,7 @@
 from zsim.model.architecture import GPT
 from zsim.model.model import Model
 from zsim.model.transformer import transformer
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 
 def gpt(

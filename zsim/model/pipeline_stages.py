@@ -161,8 +161,8 @@ def _need_apart(model: Model, found: list[int]) -> None:
             if other != stage:
                 if unit.module:
                     raise ModelError(
-                        f"hidden_groups: {unit.module} would be on stages {other} and {stage} of "
-                        "the pipeline"
+                        f"model.hidden_groups: {unit.module} would be on stages {other} and "
+                        f"{stage} of the pipeline"
                     )
                 raise ModelError(
                     f"model.tied_embeddings: {parameter.name} would be on stages {other} and "

@@ -63,7 +63,7 @@ def circumstance(job: Job) -> Circumstance:
 def _runtime(strategy: Strategy | None) -> str:
     if strategy is None:
         return UNKNOWN
-    return OWN if strategy.emulate is None else type(strategy.emulate).__name__
+    return OWN if strategy.zero.emulate is None else type(strategy.zero.emulate).__name__
 
 
 def _precision(strategy: Strategy | None, job: Job) -> str:
@@ -71,7 +71,7 @@ def _precision(strategy: Strategy | None, job: Job) -> str:
         return UNKNOWN
     shape = job.model.architecture
     float8 = None if shape is None else shape.execution.float8
-    return strategy.precision.value + (f" with {float8} float8" if float8 is not None else "")
+    return strategy.train.precision.value + (f" with {float8} float8" if float8 is not None else "")
 
 
 def _oversubscription(cluster: Cluster) -> Fraction:

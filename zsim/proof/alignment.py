@@ -72,9 +72,9 @@ def _layout(mesh: Mesh, layout: Layout) -> Iterator[Finding]:
 def _contract(schedule: Schedule) -> Iterator[Finding]:
     """Find layouts of model states that promise less than the runtime does."""
     strategy = schedule.contract.strategy
-    if strategy is None or strategy.emulate is None:
+    if strategy is None or strategy.zero.emulate is None:
         return
-    needed = strategy.emulate.alignment(stage=strategy.stage, data=strategy.data)
+    needed = strategy.zero.emulate.alignment(stage=strategy.zero.stage, data=strategy.parallel.data)
     sharded = {
         buffer.layout
         for program in schedule.programs

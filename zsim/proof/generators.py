@@ -50,7 +50,7 @@ def _program(context: Context, each: NumberedProgram, segments: Segments) -> Ite
     """Find what one role draws otherwise than its segments say."""
     generators = {generator.name: generator for generator in context.schedule.generators}
     strategy = context.schedule.contract.strategy
-    micro_batches = None if strategy is None else strategy.gradient_accumulation_steps
+    micro_batches = None if strategy is None else strategy.train.gradient_accumulation_steps
     for part in (each.program.setup, each.program.step):
         always = {operation.id for operation in part}
         drawn: dict[str, Compute] = {}

@@ -285,7 +285,7 @@ def _kinds(each: NumberedProgram) -> Iterator[Finding]:
 def _states(context: Context, each: NumberedProgram) -> Iterator[Finding]:
     """Compare persistent model states, by kind, with the closed form."""
     model, strategy = context.model, context.schedule.contract.strategy
-    if model is None or strategy is None or model.tensor != strategy.tensor:
+    if model is None or strategy is None or model.tensor != strategy.parallel.tensor:
         return
     needed = persistent_bytes(model, strategy)
     if needed is None:

@@ -17,7 +17,8 @@ from zsim.schedule.operation import Action, Branch, Compute, Fill, Operation, Se
 from zsim.schedule.schedule import Program, Schedule
 from zsim.specification.host import HIGHEST, HostState
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import LossScale, Precision
+from zsim.strategy.precision import Precision
+from zsim.strategy.train import LossScale
 
 INVARIANT = "scalars"
 
@@ -81,8 +82,8 @@ def examine(context: Context) -> list[Finding]:
     schedule = context.schedule
     strategy = schedule.contract.strategy
     law = None
-    if strategy is not None and strategy.precision is Precision.FP16:
-        law = strategy.loss_scale
+    if strategy is not None and strategy.train.precision is Precision.FP16:
+        law = strategy.train.loss_scale
     given = {scalar.name for scalar in schedule.scalars if scalar.given}
     found: list[Finding] = []
     for each in context.programs:

@@ -46,9 +46,9 @@ def _contract(context: Context) -> Iterator[Finding]:
     """Find what the contract promises otherwise than model and strategy say."""
     contract, model = context.schedule.contract, context.model
     strategy = contract.strategy
-    if strategy is None or model is None or model.tensor != strategy.tensor:
+    if strategy is None or model is None or model.tensor != strategy.parallel.tensor:
         return
-    divisor = strategy.replicas * strategy.gradient_accumulation_steps
+    divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
     volumes = None if contract.wire_bytes is None else set(contract.wire_bytes)
     for name, promised, said in (
         ("loss_divisor", contract.loss_divisor, divisor),

@@ -55,9 +55,9 @@ def runtimes() -> Mapping[str, Runtime]:
 
 def runtime_of(strategy: Strategy) -> Runtime:
     """Return the runtime that a strategy emulates, or zsim's own stages."""
-    if strategy.emulate is None:
+    if strategy.zero.emulate is None:
         return OWN
-    kind = type(strategy.emulate)
+    kind = type(strategy.zero.emulate)
     return next(each for each in runtimes().values() if each.options is kind)
 
 
@@ -69,14 +69,14 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned, there is nothing that another runtime could train, or a group of
             parameters names none.
     """
-    if strategy.emulate is not None and not model.parameters:
-        raise ModelError("parameters: none; only zsim's own stages take such a model")
-    if model.frozen and not (strategy.emulate is None or strategy.emulate.takes_frozen):
+    if strategy.zero.emulate is not None and not model.parameters:
+        raise ModelError("model.parameters: none; only zsim's own stages take such a model")
+    if model.frozen and not (strategy.zero.emulate is None or strategy.zero.emulate.takes_frozen):
         takers = [name for name, each in runtimes().items() if each.options.takes_frozen]
-        name = type(strategy.emulate).__name__
+        name = type(strategy.zero.emulate).__name__
         raise ModelError(
-            f"frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones go with "
-            f"zsim's own stages, {', '.join(takers)}"
+            f"model.frozen: {min(model.frozen)}; {name} trains every parameter here, frozen ones "
+            f"go with zsim's own stages, {', '.join(takers)}"
         )
     _need_groups(model, strategy)
     with uncollected():
@@ -85,7 +85,7 @@ def make_schedule(model: Model, strategy: Strategy) -> Schedule:
 
 def _need_groups(model: Model, strategy: Strategy) -> None:
     names = [parameter.name for parameter in model.parameters]
-    for pattern in (each for group in strategy.groups for each in group.parameters):
+    for pattern in (each for group in strategy.train.groups for each in group.parameters):
         if not fnmatch.filter(names, pattern):
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ModelError(f"train.group: {pattern!r} is no parameter; there are {some}")

@@ -63,9 +63,9 @@ class WrappedStep(Step):
         # cast as they are gathered: FlatParamHandle._use_low_precision_shard (_flat_param.py),
         # FSDPParam.all_gather_inputs (_fsdp_param.py).
         holding = Holding(
-            parameter=strategy.precision.optimizer,
+            parameter=strategy.train.precision.optimizer,
             parameter_sharded=True,
-            frozen=strategy.precision.compute,
+            frozen=strategy.train.precision.compute,
         )
         super().__init__(model, strategy, buckets, holding, kept=kept)
         blocks = [self.block(unit) for unit in range(len(model.units))]

@@ -16,19 +16,14 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from zsim.config_error import line
+from zsim.config_error import joined, wrong_fields
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_ignored_options import is_silent
-from zsim.scenario.tables import (
-    ActivationsTable,
-    Scenario,
-    ScenarioError,
-    Table,
-    TrainTable,
-    ZeroTable,
-)
+from zsim.scenario.tables import Scenario, ScenarioError, TrainTable, ZeroTable
 from zsim.schedule.json import shown
-from zsim.strategy.strategy import Checkpointing, Precision
+from zsim.strategy.config_table import Table
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing
 
 Options = dict[str, object]
 """Options by dotted name; what has been taken is no longer among them."""
@@ -56,7 +51,7 @@ class Said:
 
 
 def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]]:
-    """`scenario` with what `text`, a ds_config.json, says; the options that are not modelled.
+    """Return `scenario` with what a ds_config.json says, and the options that are not modelled.
 
     Raises:
         ScenarioError: it is no configuration, says what cannot be, or contradicts the scenario.
@@ -92,13 +87,13 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
 
 
 def _applies(name: str, precision: Precision) -> bool:
-    """Whether an option is of no format, or of the one that is trained in."""
+    """Return whether an option is of no format, or of the one that is trained in."""
     section = name.partition(".")[0]
     return section not in {"fp16", "bf16"} or section == precision
 
 
 def _options(text: str) -> Options:
-    """Options of a ds_config.json by dotted name; null and "auto" are not given."""
+    """Return options of a ds_config.json by dotted name; null and "auto" are not given."""
     try:
         found: object = json.loads(text, object_pairs_hook=_object)
     except ValueError as error:
@@ -132,7 +127,7 @@ def _section(options: Options, name: str) -> Options:
 
 
 def _given(prefix: str, options: Options) -> Options:
-    """`options` that are given, by name after `prefix`; a name with a dot is quoted."""
+    """Return `options` that are given, by name after `prefix`; a name with a dot is quoted."""
     return {
         prefix + (shown(name) if "." in name else name): value
         for name, value in options.items()
@@ -141,7 +136,7 @@ def _given(prefix: str, options: Options) -> Options:
 
 
 def _number(value: object) -> float:
-    """A finite number; strings may hold one, as in "2e8"."""
+    """Return a finite number; strings may hold one, as in "2e8"."""
     number = math.nan
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
@@ -152,7 +147,7 @@ def _number(value: object) -> float:
 
 
 def _whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
-    """A whole number, also as 5e8 or "2e8"."""
+    """Return a whole number, also as 5e8 or "2e8"."""
     number = value if isinstance(value, int) and not isinstance(value, bool) else _number(value)
     if number != int(number) or not least <= number <= most:
         raise ValueError(f"must be a whole number from {least} to {most}")
@@ -160,7 +155,7 @@ def _whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
 
 
 def _at_least_one(value: object) -> int:
-    """A whole number, where DeepSpeed does the same at 0 as at 1."""
+    """Return a whole number, where DeepSpeed does the same at 0 as at 1."""
     return max(1, _whole(value))
 
 
@@ -179,7 +174,7 @@ def _format(value: object) -> str:
 
 
 def _clip(value: object) -> float | None:
-    """The largest norm; at 0 DeepSpeed does not clip."""
+    """Return the largest norm; at 0 DeepSpeed does not clip."""
     return _number(value) or None
 
 
@@ -207,7 +202,7 @@ PLAIN: Mapping[str, tuple[str, Read]] = {
 
 
 def _take(options: Options, name: str, read: Read) -> Said | None:
-    """The option `name`, taken out of `options`; None if it is not given."""
+    """Take the option `name` out of `options` and return it; None if it is not given."""
     if name not in options:
         return None
     value = options.pop(name)
@@ -218,13 +213,13 @@ def _take(options: Options, name: str, read: Read) -> Said | None:
 
 
 def _plain(options: Options) -> dict[str, Said]:
-    """What the options of `PLAIN` say, by field of a scenario."""
+    """Return the values that options of `PLAIN` have, by field of a scenario."""
     found = {field: _take(options, name, read) for name, (field, read) in PLAIN.items()}
     return {field: what for field, what in found.items() if what is not None}
 
 
 def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> Precision:
-    """The precision: the one that is enabled, else the scenario's, unless it is disabled."""
+    """Return the precision: the one that is enabled, else the scenario's, unless it is disabled."""
     found = {name: _take(options, f"{name}.enabled", _flag) for name in ("fp16", "bf16")}
     enabled = [name for name, flag in found.items() if flag is not None and flag.value]
     if len(enabled) > 1:
@@ -243,7 +238,7 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
 
 
 def _loss_scale(options: Options, said: dict[str, Said]) -> None:
-    """The loss scale: a constant one neither grows nor falls."""
+    """Read the loss scale: a constant one neither grows nor falls."""
     power = _take(options, "fp16.initial_scale_power", partial(_whole, most=127))
     window = _take(options, "fp16.loss_scale_window", partial(_whole, least=1))
     minimum = _take(options, "fp16.min_loss_scale", _number)
@@ -263,7 +258,7 @@ def _loss_scale(options: Options, said: dict[str, Said]) -> None:
 
 
 def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> None:
-    """The rule and its constants; an optimizer that is not modelled is left in `options`."""
+    """Read the rule and its constants; an optimizer that is not modelled is left in `options`."""
     kinds = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
     word = options.get("optimizer.type")
     kind = kinds.get(word.lower()) if isinstance(word, str) else None
@@ -300,7 +295,7 @@ def _pair(value: object) -> Betas:
 
 
 def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
-    """The stage, 0 if nobody says it; DeepSpeed without ZeRO reduces as none of our stages does."""
+    """Return the stage, 0 if nobody says it: DeepSpeed without ZeRO is no stage here."""
     what = said.get("zero.stage")
     if what is None and "stage" in zero:
         return cast("int", zero["stage"])
@@ -331,7 +326,7 @@ def _put(tables: Tables, field: str, what: Said) -> None:
 
 
 def _complete(train: dict[str, Any], precision: Precision) -> None:
-    """What DeepSpeed takes where neither says anything, other than a scenario."""
+    """Fill in defaults of DeepSpeed that differ from those of a scenario."""
     sizes = {"micro_batch_size", "global_batch_size"} & train.keys()
     if len(sizes) == 1:
         train.setdefault("gradient_accumulation_steps", 1)
@@ -340,17 +335,21 @@ def _complete(train: dict[str, Any], precision: Precision) -> None:
 
 
 def _validated(scenario: Scenario, tables: Tables, said: Mapping[str, Said]) -> Scenario:
-    """`scenario` with `tables`."""
+    """Return `scenario` with `tables`; a wrong value is named by the option that says it."""
     kinds: dict[str, type[Table]] = {
         "zero": ZeroTable,
         "train": TrainTable,
-        "activations": ActivationsTable,
+        "activations": Activations,
     }
     read: dict[str, object] = {}
+    wrong: list[str] = []
     for name, kind in kinds.items():
         try:
             read[name] = kind.model_validate(tables[name])
         except ValidationError as error:
-            field, _, why = line(error.errors(include_url=False), kind).partition(": ")
-            raise ScenarioError(f"{FIELD}: {said[f'{name}.{field}'].option}: {why}") from None
+            for each in wrong_fields(error.errors(include_url=False), kind):
+                option = said[f"{name}.{each.field}"].option
+                wrong.append(f"{FIELD}: {option}: {each.why}")
+    if wrong:
+        raise ScenarioError(joined(wrong))
     return scenario.model_copy(update=read)

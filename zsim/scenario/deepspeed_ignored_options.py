@@ -91,7 +91,7 @@ def is_silent(name: str, value: object, *, stage: int | None) -> bool:
 
 
 def _is_off(value: object) -> bool:
-    """false, nothing in it, or an object that says that it is off."""
+    """Return whether a value is false, empty, or an object that says that it is off."""
     if isinstance(value, dict):
         return not value or value.get("enabled") is False or value.get("device") == "none"
     return value is False or value == []

@@ -1,4 +1,4 @@
-"""What a fault or a neighbour names that a cluster does not have."""
+"""Checks that a fault or a neighbour names hardware that the cluster has."""
 
 from typing import assert_never
 
@@ -20,7 +20,7 @@ from zsim.cluster.links import edges_in_use, has_rails, rail_count
 
 
 def absence(fault: Fault, cluster: Cluster, ranks: int) -> str | None:
-    """The field of `fault` that names nothing there, its value, what is allowed; None if all is.
+    """Return what a fault names that is not there: field, value, what is allowed; or None.
 
     `ranks` is how many the run has, which may leave GPUs of the last node of `cluster` unused.
     """
@@ -61,7 +61,7 @@ def _without_uplinks(fault: SlowUplinks | DeadUplinks, cluster: Cluster) -> str 
 
 
 def beyond(field: str, number: int, limit: int, what: str) -> str | None:
-    """Why there is no such `number` of `what`, of which there are `limit`; None if there is."""
+    """Return why `what`, of which there are `limit`, has no such `number`; None if it has."""
     if 0 <= number < limit:
         return None
     if limit == 1:

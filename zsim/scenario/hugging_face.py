@@ -19,7 +19,7 @@ Fields = dict[str, object]
 
 
 def configured(scenario: Scenario, text: str) -> Scenario:
-    """`scenario` with the shape in `text`, a config.json; what `[model]` says itself stays.
+    """Return `scenario` with the shape in `text`, a config.json; what `[model]` says itself stays.
 
     Raises:
         ScenarioError: it is no configuration, or of an architecture that zsim does not know.
@@ -36,7 +36,7 @@ def configured(scenario: Scenario, text: str) -> Scenario:
 
 
 def shape_fields(text: str) -> Fields:
-    """The fields of `[model]` that a config.json gives.
+    """Return the fields of `[model]` that a config.json gives.
 
     Raises:
         ScenarioError: it is no configuration, or of an architecture that zsim does not know.
@@ -173,7 +173,7 @@ def _llama(config: Config) -> Fields:
 
 
 def _length(config: Config) -> int:
-    """The longest sequence, of tokens that all see each other."""
+    """Return the longest sequence, of tokens that all see each other."""
     length = _number(config, "max_position_embeddings")
     window = config.get("sliding_window")
     if window is None or not _flag(config, "use_sliding_window", default=True):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from zsim.config_error import joined, shown
 from zsim.scenario.tables import RuleTable, ScenarioError, TrainTable
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
@@ -42,32 +43,31 @@ def groups_of(train: TrainTable) -> tuple[ParameterGroup, ...]:
     return tuple(found)
 
 
-def learning_rates_of(train: TrainTable) -> LearningRates | None:
-    """Return the learning rate of each step; nothing if it is constant.
+def learning_rates_of(train: TrainTable) -> dict[str, object] | None:
+    """Return the fields of the learning rate of each step; nothing if it is constant.
 
     Raises:
-        ScenarioError: they contradict each other.
+        ScenarioError: their peak is missing.
     """
     if train.learning_rates is None:
         return None
     if train.learning_rate is None:
         raise ScenarioError("train.learning_rate: missing; learning_rates go up to it")
-    try:
-        return LearningRates(peak=train.learning_rate, **train.learning_rates.model_dump())
-    except ValueError as error:
-        raise ScenarioError(f"train.learning_rates.{error}") from None
+    return {"peak": train.learning_rate, **train.learning_rates.given(LearningRates)}
 
 
 def _changed(rule: Optimizer, table: RuleTable, kind: str, where: str) -> Optimizer:
     """Return a rule with the constants that a table gives."""
     names = RuleTable.model_fields
     given = {name: value for name in names if (value := getattr(table, name)) is not None}
-    for name, value in given.items():
-        if name not in RULE_FIELDS[kind]:
-            raise ScenarioError(
-                f"{where}.{name}: {str(value).lower()} is not for {kind}, "
-                f"which takes {', '.join(RULE_FIELDS[kind])}"
-            )
+    wrong = [
+        f"{where}.{name}: {shown(value)} is not for {kind}, which takes "
+        f"{', '.join(RULE_FIELDS[kind])}"
+        for name, value in given.items()
+        if name not in RULE_FIELDS[kind]
+    ]
+    if wrong:
+        raise ScenarioError(joined(wrong))
     try:
         return replace(rule, **given)
     except ValueError as error:

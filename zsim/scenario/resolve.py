@@ -1,34 +1,36 @@
-"""From a scenario to what it means: a model, a cluster, a strategy, and a number of steps."""
+"""From a scenario to what it means: every number that its tables leave open, settled."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
+from pydantic import ValidationError
+
 from zsim.cluster.cluster import Cluster, ClusterError, Overheads
-from zsim.cluster.fault import Fault, Neighbour
 from zsim.cluster.files import TopologyError, UnknownTopologyError
 from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.config_error import joined, line
 from zsim.model.equal_units import EQUAL_UNITS
-from zsim.model.model import Model
 from zsim.network.link_load import Decision
-from zsim.scenario.fault_injection import faults, neighbours
+from zsim.scenario.fault_injection import TroubleError, injected
 from zsim.scenario.missing_keys import need_cluster_keys, need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
-from zsim.scenario.outline import Batches, Outline, model_of, with_table
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.runtime_options import emulated, stage_of
 from zsim.scenario.tables import (
     ClusterTable,
+    ComputeTable,
     ModelTable,
     NetworkTable,
     Scenario,
     ScenarioError,
     TrainTable,
+    ZeroTable,
 )
-from zsim.schedule.schedule import Discipline
-from zsim.strategy.execution import Execution
-from zsim.strategy.strategy import Checkpointing, LossScale, Strategy, StrategyError
+from zsim.strategy.strategy import Activations, Parallel, Strategy, ZeroKnobs
+from zsim.strategy.train import TrainKnobs
 
 Topology = Callable[[str, str | None, int], Cluster]
 """The cluster of a topology by name, or of a node on a fabric, with so many nodes."""
@@ -40,22 +42,41 @@ KernelConstants = Callable[[str], KernelProfile]
 """Fitted constants of a GPU's kernels by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """What a scenario says, every number settled."""
-
-    model: Model
-    cluster: Cluster
-    strategy: Strategy
-    steps: int
-    allocator: Discipline = Discipline.CACHING
-    faults: tuple[Fault, ...] = ()
-    neighbours: tuple[Neighbour, ...] = ()
-    decision: Decision | None = None
-
-
 def _no_kernels(name: str) -> KernelProfile:
     raise KernelProfileError(f"{name!r}: none ship here")
+
+
+class _Contradictions:
+    """Contradictions of a scenario that do not depend on each other, told at once.
+
+    As a context it keeps the `ScenarioError` that is raised inside until `refuse`.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[ScenarioError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool | None:
+        if isinstance(error, ScenarioError):
+            self._found.append(error)
+            return True
+        return None
+
+    def refuse(self) -> None:
+        """Return if nothing was raised.
+
+        Raises:
+            TroubleError: some of it was one; all of it is told.
+            ScenarioError: as above, without one.
+        """
+        if self._found:
+            trouble = any(isinstance(each, TroubleError) for each in self._found)
+            told = joined([str(each) for each in self._found])
+            raise (TroubleError if trouble else ScenarioError)(told)
 
 
 def resolve(
@@ -63,85 +84,124 @@ def resolve(
     topology: Topology,
     constants: Constants,
     kernels: KernelConstants = _no_kernels,
-) -> Resolved:
-    """Settle every number of `scenario`.
+) -> ResolvedScenario:
+    """Settle every number of `scenario`; its model is made when it is asked for.
 
     Raises:
-        ScenarioError: two fields contradict each other, or the topology does not exist.
+        ScenarioError: fields contradict each other, or the topology does not exist.
     """
-    found = outline(scenario, topology, constants, kernels)
-    return Resolved(
-        model=model_of(found),
-        cluster=found.cluster,
-        strategy=found.strategy,
-        steps=found.steps,
-        allocator=found.allocator,
-        faults=found.faults,
-        neighbours=found.neighbours,
-        decision=found.decision,
+    need_keys(scenario)
+    wrong = _Contradictions()
+    with wrong:
+        described = _cluster(scenario, topology)
+    with wrong:
+        kernel_profile = _kernel_profile(scenario.compute, kernels)
+    with wrong:
+        network = _network_profile(scenario.network, constants)
+    with wrong:
+        decision = _decision(scenario.network)
+    with wrong:
+        train = _train(scenario.train)
+    with wrong:
+        zero = _zero(scenario.zero)
+    wrong.refuse()
+    tensor, data = _degrees(scenario, described)
+    micro, accumulation = _batches(scenario.train, data * scenario.parallel.replicate)
+    _need_bounded(scenario.model, accumulation)
+    parallel = {**scenario.parallel.given(Parallel), "tensor": tensor, "data": data}
+    train["gradient_accumulation_steps"] = accumulation
+    with wrong:
+        strategy = _strategy(parallel, zero, scenario.activations, train)
+    wrong.refuse()
+    cluster = replace(
+        described,
+        gpu=described.gpu if kernel_profile is None else described.gpu.timed_by(kernel_profile),
+        network=network,
+        nodes=-(-strategy.ranks // described.gpus_per_node),
+    )
+    with wrong:
+        _need_hardware(strategy, cluster)
+    with wrong:
+        faults, neighbours = injected(scenario, cluster, strategy.ranks)
+    wrong.refuse()
+    return ResolvedScenario(
+        shape=scenario.model,
+        strategy=strategy,
+        micro_batch_size=micro,
+        allocator=scenario.cluster.allocator,
+        cluster=cluster,
+        steps=scenario.train.steps,
+        faults=faults,
+        neighbours=neighbours,
+        decision=decision,
     )
 
 
-def outline(
-    scenario: Scenario,
-    topology: Topology,
-    constants: Constants,
-    kernels: KernelConstants = _no_kernels,
-) -> Outline:
-    """Settle every number of `scenario` but those of its model.
+def _kernel_profile(table: ComputeTable, kernels: KernelConstants) -> KernelProfile | None:
+    """Return the constants of kernels that are asked for; None where none are."""
+    own_ps = table.host_per_segment
+    if table.profile is None:
+        if own_ps is not None:
+            raise ScenarioError("compute.host_per_segment: needs a profile, whose costs it adds to")
+        return None
+    try:
+        profile = kernels(table.profile)
+        if own_ps is not None:
+            profile = replace(profile, launch=replace(profile.launch, segment_ps=own_ps))
+        return profile if table.in_training else replace(profile, training=ALONE)
+    except KernelProfileError as error:
+        raise ScenarioError(f"compute.profile: {error}") from None
 
-    Raises:
-        ScenarioError: two fields contradict each other, or the topology does not exist.
-    """
-    need_keys(scenario)
-    cluster = _cluster(scenario, topology)
-    if scenario.compute.profile is not None:
-        try:
-            profile, own_ps = kernels(scenario.compute.profile), scenario.compute.host_per_segment
-            if own_ps is not None:
-                launch = replace(profile.launch, segment_ps=own_ps)
-                profile = replace(profile, launch=launch)
-            if not scenario.compute.in_training:
-                profile = replace(profile, training=ALONE)
-            gpu = cluster.gpu.timed_by(profile)
-        except KernelProfileError as error:
-            raise ScenarioError(f"compute.profile: {error}") from None
-        cluster = replace(cluster, gpu=gpu)
-    elif scenario.compute.host_per_segment is not None:
-        raise ScenarioError("compute.host_per_segment: needs a profile, whose costs it adds to")
-    if scenario.network.profile is not None:
-        try:
-            cluster = replace(cluster, network=constants(scenario.network.profile))
-        except ProfileError as error:
-            raise ScenarioError(f"network.profile: {error}") from None
-    tensor, data = _degrees(scenario, cluster)
-    batches = _batches(scenario.train, data * scenario.parallel.replicate)
-    _need_bounded(scenario.model, batches)
+
+def _network_profile(table: NetworkTable, constants: Constants) -> NetworkProfile | None:
+    """Return the constants of a network that are asked for; None where none are."""
     try:
-        strategy = _strategy(scenario, tensor, data, batches)
-    except StrategyError as error:
-        raise ScenarioError(with_table(str(error))) from None
+        return None if table.profile is None else constants(table.profile)
+    except ProfileError as error:
+        raise ScenarioError(f"network.profile: {error}") from None
+
+
+def _zero(table: ZeroTable) -> dict[str, object]:
+    """Return the fields of `Zero` that `[zero]` gives."""
+    runtime = emulated(table)
+    return {**table.given(ZeroKnobs), "stage": stage_of(table, runtime), "emulate": runtime}
+
+
+def _train(table: TrainTable) -> dict[str, object]:
+    """Return the fields of `Train` that `[train]` gives; batches need the cluster."""
+    return {
+        **table.given(TrainKnobs),
+        "optimizer": rule_of(table),
+        "learning_rates": learning_rates_of(table),
+        "groups": groups_of(table),
+    }
+
+
+def _strategy(
+    parallel: dict[str, object],
+    zero: dict[str, object],
+    activations: Activations,
+    train: dict[str, object],
+) -> Strategy:
+    tables = {"parallel": parallel, "zero": zero, "activations": activations, "train": train}
     try:
-        cluster.gpu.rate(strategy.precision.compute)
+        return Strategy.model_validate(tables)
+    except ValidationError as error:
+        raise ScenarioError(line(error.errors(include_url=False), Strategy)) from None
+
+
+def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
+    """Check that a cluster has what a strategy uses beside its ranks."""
+    precision = strategy.train.precision
+    try:
+        cluster.gpu.rate(precision.compute)
     except ClusterError as error:
-        raise ScenarioError(f"train.precision: {strategy.precision}: {error}") from None
-    if strategy.offload_checkpoints and (cluster.host is None or cluster.pcie_link is None):
+        raise ScenarioError(f"train.precision: {precision}: {error}") from None
+    if strategy.activations.offload and (cluster.host is None or cluster.pcie_link is None):
         raise ScenarioError(
             f"activations.offload: true needs a node with host memory behind PCIe, {cluster.name} "
             "describes none"
         )
-    cluster = replace(cluster, nodes=-(-strategy.ranks // cluster.gpus_per_node))
-    return Outline(
-        model=scenario.model,
-        cluster=cluster,
-        strategy=strategy,
-        batches=batches,
-        steps=scenario.train.steps,
-        allocator=scenario.cluster.allocator,
-        faults=faults(scenario, cluster, strategy.ranks),
-        neighbours=neighbours(scenario, cluster),
-        decision=_decision(scenario.network),
-    )
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
@@ -157,7 +217,7 @@ def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
 
 
 def _decision(table: NetworkTable) -> Decision | None:
-    """What is asked for of collectives; None if nothing is."""
+    """Return what is asked for of collectives; None if nothing is."""
     if table.tensor_wait is not None and table.profile is None:
         raise ScenarioError("network.tensor_wait: needs a profile, whose latencies it adds to")
     if table.algorithm is None and table.tensor_wait is None:
@@ -170,7 +230,7 @@ def _decision(table: NetworkTable) -> Decision | None:
 
 
 def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
-    """`scenario` on so many ranks, on as many nodes as they need; the tensor axis stays as it is.
+    """Return `scenario` on so many ranks, on as many nodes as they need; the tensor axis stays.
 
     Raises:
         ScenarioError: the tensor axis does not divide them.
@@ -194,7 +254,7 @@ def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
 
 
 def _cluster(scenario: Scenario, topology: Topology) -> Cluster:
-    """The cluster that `[cluster]` describes, with its overrides; nodes as many as are needed."""
+    """Return the cluster that `[cluster]` describes, with as many nodes as are needed."""
     table, parallel = scenario.cluster, scenario.parallel
     cluster = _nodes_of(table, topology, table.nodes or 1)
     if table.nodes is None:
@@ -226,7 +286,7 @@ def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
 
 
 def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
-    """So many nodes of the topology, or of the node on its fabric: one or the other is given."""
+    """Return so many nodes of the topology, or of the node on its fabric."""
     node, fabric = table.node, table.fabric
     if table.topology is not None:
         if node is not None or fabric is not None:
@@ -249,7 +309,7 @@ def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
 
 
 def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
-    """`cluster` with so much oversubscription at its leaves."""
+    """Return `cluster` with so much oversubscription at its leaves."""
     fabric = cluster.fabric
     if not fabric.tiers:
         raise ScenarioError(
@@ -261,7 +321,7 @@ def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
 
 
 def _degrees(scenario: Scenario, cluster: Cluster) -> tuple[int, int]:
-    """Ranks of the tensor and the data axis, which the cluster has."""
+    """Return the ranks of the tensor and the data axis, which the cluster has."""
     parallel = scenario.parallel
     tensor, data, replicate = parallel.tensor, parallel.data, parallel.replicate
     others = tensor * replicate * parallel.pipeline
@@ -288,8 +348,11 @@ def _degrees(scenario: Scenario, cluster: Cluster) -> tuple[int, int]:
     return tensor, data
 
 
-def _batches(train: TrainTable, data: int) -> Batches:
-    """The two of three batch sizes that are needed; given all three, they agree."""
+def _batches(train: TrainTable, replicas: int) -> tuple[int, int]:
+    """Return sequences of a micro-batch, and micro-batches of a step.
+
+    Two of the three batch sizes are needed; given all three, they agree.
+    """
     micro, steps, total = (
         train.micro_batch_size,
         train.gradient_accumulation_steps,
@@ -298,16 +361,16 @@ def _batches(train: TrainTable, data: int) -> Batches:
     if total is None:
         assert micro is not None  # two of the three are given
         assert steps is not None
-        return Batches(micro_batch_size=micro, accumulation_steps=steps)
-    known = (micro or 1) * (steps or 1) * data
+        return micro, steps
+    known = (micro or 1) * (steps or 1) * replicas
     if total % known or (micro and steps and total != known):
         parts = [f"{micro} a micro-batch"] if micro else []
         parts += [f"{steps} accumulation steps"] if steps else []
         must = f"must be {known}" if micro and steps else f"must be a multiple of {known}"
-        shown = " x ".join([*parts, f"{data} replicas"])
+        shown = " x ".join([*parts, f"{replicas} replicas"])
         raise ScenarioError(f"train.global_batch_size: {total} {must}: {shown}")
     rest = total // known
-    return Batches(micro_batch_size=micro or rest, accumulation_steps=steps or rest)
+    return micro or rest, steps or rest
 
 
 LAYERS_MAX = 10_000
@@ -315,57 +378,14 @@ VISITS_MAX = 100_000
 """Layers of a model, and layers times micro-batches of a step: a slip of an exponent is told."""
 
 
-def _need_bounded(model: ModelTable, batches: Batches) -> None:
-    """Return if a schedule of so many layers and micro-batches can be written down."""
+def _need_bounded(model: ModelTable, accumulation_steps: int) -> None:
+    """Check that a schedule of so many layers and micro-batches can be written down."""
     layers = model.layers or EQUAL_UNITS
     if layers > LAYERS_MAX:
         raise ScenarioError(f"model.layers: {layers} must be at most {LAYERS_MAX}")
     most = VISITS_MAX // layers
-    if batches.accumulation_steps > most:
+    if accumulation_steps > most:
         raise ScenarioError(
-            f"train.gradient_accumulation_steps: {batches.accumulation_steps} must be at most "
+            f"train.gradient_accumulation_steps: {accumulation_steps} must be at most "
             f"{most} with {layers} layers"
         )
-
-
-def _strategy(scenario: Scenario, tensor: int, data: int, batches: Batches) -> Strategy:
-    zero, train, activations = scenario.zero, scenario.train, scenario.activations
-    runtime = emulated(zero)
-    return Strategy(
-        stage=stage_of(zero, runtime),
-        data=data,
-        tensor=tensor,
-        pipeline=scenario.parallel.pipeline,
-        replicate=scenario.parallel.replicate,
-        emulate=runtime,
-        secondary=zero.secondary,
-        gradient_accumulation_steps=batches.accumulation_steps,
-        precision=train.precision,
-        optimizer=rule_of(train),
-        learning_rates=learning_rates_of(train),
-        groups=groups_of(train),
-        clip_norm=train.clip_norm,
-        loss_scale=LossScale(**train.loss_scale.model_dump()),
-        bucket_elements=zero.bucket_elements,
-        fused_buffers=zero.fused_buffers,
-        contiguous=zero.contiguous,
-        prefetch_units=zero.prefetch_units,
-        gathered_elements=zero.gathered_elements,
-        keep_after_forward=zero.keep_after_forward,
-        reduce_once=zero.reduce_once,
-        reductions_in_flight=zero.reductions_in_flight,
-        host_ahead_units=zero.host_ahead_units,
-        checkpointing=activations.checkpointing,
-        execution=Execution(
-            operations=activations.checkpointing is Checkpointing.OPERATIONS,
-            early_stop=activations.early_stop,
-            compiled=train.compile,
-            float8=train.float8,
-            context=scenario.parallel.context,
-            loss=train.loss,
-            metrics=train.metrics,
-            holds_logits=train.holds_logits,
-        ),
-        partition_checkpoints=activations.partition,
-        offload_checkpoints=activations.offload,
-    )

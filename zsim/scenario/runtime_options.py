@@ -11,7 +11,7 @@ from zsim.strategy.strategy import STAGES
 
 
 def emulated(zero: ZeroTable) -> RuntimeOptions | None:
-    """The runtime that `emulate` names, with the options in the table of its name; None is our own.
+    """Return the runtime that `emulate` names, with the options in the table of its name; or None.
 
     Raises:
         ScenarioError: an option is unknown or not allowed, or stands without its runtime.
@@ -32,7 +32,7 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
 
 
 def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
-    """The ZeRO stage: as it is given, or the one that the runtime is.
+    """Return the ZeRO stage: as it is given, or the one that the runtime is.
 
     Raises:
         ScenarioError: it is needed and missing.
@@ -46,7 +46,7 @@ def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
 
 
 def _whole_numbers(options: Mapping[str, object]) -> dict[str, object]:
-    """`options`, 5e8 read as a whole number: TOML and JSON have no other short way to write it."""
+    """Return `options` with 5e8 as a whole number: TOML and JSON have no other short form."""
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in options.items()

@@ -6,7 +6,8 @@ from copy import deepcopy
 from enum import Enum
 from typing import Any, cast, get_args, get_type_hints
 
-from zsim.scenario.tables import Scenario, ScenarioError, Table, from_tables, need_field
+from zsim.scenario.tables import Scenario, ScenarioError, from_tables, need_field
+from zsim.strategy.config_table import Table
 from zsim.strategy.runtime_options import names as runtime_names
 from zsim.strategy.runtime_options import registered
 
@@ -15,7 +16,7 @@ NONE = "none"
 
 
 def parse(text: str, settings: Iterable[str] = ()) -> Scenario:
-    """The scenario in TOML `text`, with `settings` (`zero.stage=3`) in place of what it says.
+    """Return the scenario in TOML `text`, with `settings` (`zero.stage=3`) on top.
 
     Raises:
         ScenarioError: it cannot be used.

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON values and back, driven by their declared types.
+"""Frozen dataclasses and tables to plain JSON values and back, driven by their declared types.
 
 A field that may hold several classes carries `"type": CLASS`. A class that has a form of its own
 has `as_json()` and `from_json(value)`, which raises ValueError. A field that is empty, and empty by
@@ -9,13 +9,15 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from fractions import Fraction
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from zsim.strategy.config_table import Table
 
 TAG = "type"
 LATE = "written_after_others"
@@ -68,7 +70,7 @@ def decode_value(value: object, hint: object) -> object:
 
 @cache
 def codec_of(hint: Hint) -> Codec:
-    """Return the codec of a type: scalars, enums, dataclasses, tuples and unions of them.
+    """Return the codec of a type: scalars, enums, dataclasses, tables, tuples and unions of them.
 
     Raises:
         TypeError: there is none for such a type.
@@ -83,7 +85,7 @@ def codec_of(hint: Hint) -> Codec:
         return Codec(lambda value: value.as_json(), partial(_from_json, hint))
     if len(kinds := _kinds(hint)) > 1:
         return _union(kinds)
-    if is_dataclass(hint) and isinstance(hint, type):
+    if _is_record(hint):
         return _record(hint)
     if _is_tuple(hint):
         return _tuple(get_args(hint))
@@ -195,8 +197,8 @@ def _tuple(items: tuple[Any, ...]) -> Codec:
 
 def _union(kinds: tuple[Any, ...]) -> Codec:
     """Plain kinds are told apart by their JSON type; several classes by their tag."""
-    plain = [kind for kind in kinds if not is_dataclass(kind)]
-    classes: dict[str, Hint] = {_class_name(kind): kind for kind in kinds if is_dataclass(kind)}
+    plain = [kind for kind in kinds if not _is_record(kind)]
+    classes: dict[str, Hint] = {_class_name(kind): kind for kind in kinds if _is_record(kind)}
     if len(classes) == 1 and set(plain) == {NoneType}:
         (only,) = classes.values()
         record = codec_of(only)
@@ -273,14 +275,33 @@ class _Slot:
     """The default if it is empty: a value equal to it is not written. MISSING if it is not."""
 
 
-def _slot(field: Field[Any], hint: Hint) -> _Slot:
-    factory = field.default_factory is not MISSING
-    default = MISSING if factory else field.default
+def _is_record(kind: Hint) -> bool:
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Table))
+
+
+def _fields(kind: Any) -> dict[str, tuple[bool, object]]:  # noqa: ANN401 (a class of either sort)
+    """Return by name whether a field of a record is required, and its default; MISSING is none."""
+    if issubclass(kind, Table):
+        return {
+            name: (field.is_required(), MISSING if field.is_required() else field.default)
+            for name, field in kind.model_fields.items()
+        }
+    return {
+        field.name: (
+            field.default is MISSING and field.default_factory is MISSING,
+            field.default,
+        )
+        for field in sorted(fields(kind), key=lambda each: each.metadata.get(LATE, False))
+        if field.init
+    }
+
+
+def _slot(name: str, hint: Hint, *, required: bool, default: object) -> _Slot:
     empty = default is None or default is False or default in ((), "")
     return _Slot(
-        name=field.name,
+        name=name,
         codec=codec_of(hint),
-        required=not factory and default is MISSING,
+        required=required,
         omitted=default if empty else MISSING,
     )
 
@@ -289,8 +310,10 @@ def _record(kind: type) -> Codec:
     @cache
     def slots() -> tuple[_Slot, ...]:  # at first use, since Branch holds operations
         hints = get_type_hints(kind)
-        written = sorted(fields(kind), key=lambda each: each.metadata.get(LATE, False))
-        return tuple(_slot(field, hints[field.name]) for field in written if field.init)
+        return tuple(
+            _slot(name, hints[name], required=required, default=default)
+            for name, (required, default) in _fields(kind).items()
+        )
 
     def encode(value: object) -> dict[str, object]:
         made: dict[str, object] = {}
@@ -325,7 +348,7 @@ def _record(kind: type) -> Codec:
 
 
 def _refuse_unknown(kind: type, given: dict[str, object]) -> None:
-    names = [field.name for field in fields(kind) if field.init]
+    names = list(_fields(kind))
     for key in given:
         if key not in names:
             close = get_close_matches(key, names, n=1)

@@ -239,7 +239,7 @@ class Contract:
     @property
     def rules(self) -> dict[str, Optimizer]:
         """By name of a parameter the rule that it is updated by, where somebody says one."""
-        default = None if self.strategy is None else self.strategy.optimizer
+        default = None if self.strategy is None else self.strategy.train.optimizer
         rules = {each.name: each.rule or default for each in self.parameters}
         return {name: rule for name, rule in rules.items() if rule is not None}
 

@@ -82,7 +82,7 @@ class ScheduleWriter(OperationList):
         """
         if len(self.operations) >= OPERATIONS_MAX:
             raise ModelError(
-                f"layers: a step of more than {OPERATIONS_MAX:,} operations; fewer layers or "
+                f"model.layers: a step of more than {OPERATIONS_MAX:,} operations; fewer layers or "
                 "gradient_accumulation_steps, or larger buckets, need fewer"
             )
         self.operations.append(operation)

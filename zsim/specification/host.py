@@ -7,7 +7,7 @@ one it grows.
 
 from dataclasses import dataclass, replace
 
-from zsim.strategy.strategy import LossScale
+from zsim.strategy.train import LossScale
 
 HIGHEST = float(2**53)
 """Whole numbers beyond this are not exact in a float: where hosts stop counting."""

@@ -9,8 +9,8 @@ from zsim.strategy.strategy import Strategy
 
 def formats(strategy: Strategy) -> Formats:
     """Return the formats of a strategy: zsim's own stages keep that of forward and backward."""
-    runtime = strategy.emulate or RuntimeOptions()
-    precision = strategy.precision
+    runtime = strategy.zero.emulate or RuntimeOptions()
+    precision = strategy.train.precision
     return runtime.formats(
-        stage=strategy.stage, compute=precision.compute, optimizer=precision.optimizer
+        stage=strategy.zero.stage, compute=precision.compute, optimizer=precision.optimizer
     )

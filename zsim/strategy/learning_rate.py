@@ -1,43 +1,58 @@
 """The learning rate of each step, as a training loop gives it: a warmup, then a decay."""
 
-from dataclasses import dataclass
 from enum import StrEnum
-from math import cos, inf, pi
+from math import cos, pi
+from typing import Self
+
+from pydantic import model_validator
+from pydantic_core import InitErrorDetails
+
+from zsim.config_error import refusal, refuse
+from zsim.strategy.config_table import Count, NotNegative, Table, Whole
 
 
 class Decay(StrEnum):
-    """Course of the learning rate from its peak to its minimum."""
+    """Form of the learning rate from its peak to its minimum."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRates:
-    """A warmup in a line from zero to `peak`, then a decay that ends at `minimum`.
+class LearningRateShape(Table):
+    """`[train.learning_rates]`: a warmup in a line from zero to the peak, then a decay.
 
     As `get_lr` in nanoGPT's `train.py`. Steps that an overflow skips are counted; from step number
-    `decay_steps` on, warmup included, the rate is the minimum.
+    `decay_steps` on, warmup included, the rate is `minimum`.
     """
 
-    peak: float
     decay: Decay = Decay.COSINE
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    minimum: float = 0.0
+    warmup_steps: Whole = 0
+    decay_steps: Count | None = None
+    minimum: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.minimum <= self.peak < inf:
-            raise ValueError(f"minimum: {self.minimum} must be from 0 to the peak {self.peak}")
+
+class LearningRates(LearningRateShape):
+    """Learning rates that go up to `peak`."""
+
+    peak: NotNegative
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> Self:
+        found: list[InitErrorDetails] = []
+        if self.minimum > self.peak:
+            why = f"must be from 0 to the peak {self.peak}"
+            found.append(refusal("minimum", self.minimum, why))
         if self.decay is Decay.CONSTANT:
             if self.decay_steps is not None:
-                raise ValueError(f"decay_steps: {self.decay_steps} is not for decay = constant")
+                why = "is not for decay = constant"
+                found.append(refusal("decay_steps", self.decay_steps, why))
         elif self.decay_steps is None or self.decay_steps <= self.warmup_steps:
             given = "missing" if self.decay_steps is None else f"{self.decay_steps}"
-            raise ValueError(
-                f"decay_steps: {given}; must be more than warmup_steps {self.warmup_steps}"
-            )
+            why = f"{given}; must be more than warmup_steps {self.warmup_steps}"
+            found.append(refusal("decay_steps", None, why))
+        refuse(found)
+        return self
 
     def at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

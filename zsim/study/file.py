@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, ValidationError
 
 from zsim.config_error import line
-from zsim.scenario.tables import Count, Flag, Positive, Table, Time
+from zsim.strategy.config_table import Count, Flag, Positive, Table, Time
 
 
 class StudyError(ValueError):

@@ -4,15 +4,13 @@ from collections.abc import Callable
 
 from zsim.analysis.summary import Room, StepWork, room, step_of, summed_up, work
 from zsim.backend.backend import BackendError, Job, NoWayError, RunFailedError, Trier
-from zsim.memory import capacity_bytes, defers, handed_out
+from zsim.config_error import ConfigError
+from zsim.memory import capacity_bytes, defers
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
-from zsim.runtimes.registry import make_schedule
-from zsim.scenario.outline import Outline, Recipe, model_of
-from zsim.scenario.tables import ScenarioError
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.schedule.describe_operation import moment
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import StrategyError
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.trace.trace import LastStep
 from zsim.units import format_bytes
@@ -22,7 +20,7 @@ Size = tuple[int | None, ...]
 
 
 class Proved:
-    """The schedule of a recipe, on a backend that is kept for all trials.
+    """The schedule of a scenario, on a backend that is kept for all trials.
 
     What a run computes depends on the schedule alone, and what it holds on the memory there is, so
     both are worked out once; only times are simulated for each trial. Where memory depends on
@@ -37,17 +35,17 @@ class Proved:
         self._rooms: dict[Size, Room] = {}
         self._defers = any(defers(program) for program in made.programs)
 
-    def tried(self, outline: Outline) -> StudyOutcome:
-        """Return the outcome of the schedule on the cluster and with the faults of `outline`."""
+    def tried(self, resolved: ResolvedScenario) -> StudyOutcome:
+        """Return the outcome of the schedule on the cluster and with the faults of `resolved`."""
         job = Job(
             schedule=self._schedule,
             model=self._model,
-            cluster=outline.cluster,
-            steps=outline.steps,
+            cluster=resolved.cluster,
+            steps=resolved.steps,
         )
         try:
             backend = self._warm(job).under(
-                faults=outline.faults, neighbours=outline.neighbours, decision=outline.decision
+                faults=resolved.faults, neighbours=resolved.neighbours, decision=resolved.decision
             )
             done, taken, step = self._figures(job, backend)
         except NoWayError as cut:
@@ -61,7 +59,7 @@ class Proved:
         reason = ""
         if full is not None:
             usable = format_bytes(taken.usable_bytes)
-            reason = f"out of memory at {moment(full)}: {outline.cluster.gpu.name} leaves {usable}"
+            reason = f"out of memory at {moment(full)}: {resolved.cluster.gpu.name} leaves {usable}"
         status = Status.DONE if full is None else Status.FULL
         return StudyOutcome(
             status=status, reason=reason, summary=found, trust=step.trust, error=step.error
@@ -89,13 +87,13 @@ class Proved:
         return self._work, self._rooms[key], step_of(job, trace)
 
 
-def proved(recipe: Recipe, backend: Callable[[], Trier]) -> Proved | StudyOutcome:
-    """Return the schedule of `recipe`, generated and checked; or how all its runs end instead."""
+def proved(resolved: ResolvedScenario, backend: Callable[[], Trier]) -> Proved | StudyOutcome:
+    """Return the schedule of a scenario, generated and checked; or how all its runs end instead."""
     try:
-        model = model_of(recipe)
-        made = handed_out(make_schedule(model, recipe.strategy), recipe.allocator)
-    except (ScenarioError, ModelError, StrategyError) as error:
+        job = resolved.make_job()
+    except (ModelError, ConfigError) as error:
         return StudyOutcome(status=Status.IMPOSSIBLE, reason=str(error))
+    model, made = job.model, job.schedule
     findings = check(made, model, compares=False)  # no figure of a simulation depends on values
     if findings:
         first, count = findings[0], len(findings)

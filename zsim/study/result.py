@@ -96,8 +96,8 @@ def _counts(relative: float, one: StudyRow, other: StudyRow) -> bool | None:
 
 
 def _row(run: StudyRun, goal: Goal, outcomes: Mapping[str, StudyOutcome]) -> StudyRow:
-    outline = run.outline
-    if outline is None:
+    resolved = run.resolved
+    if resolved is None:
         return StudyRow(
             name=run.name,
             labels=run.labels,
@@ -107,8 +107,8 @@ def _row(run: StudyRun, goal: Goal, outcomes: Mapping[str, StudyOutcome]) -> Stu
             accumulation_steps=0,
             outcome=StudyOutcome(status=Status.IMPOSSIBLE, reason=run.impossible),
         )
-    outcome, gpus = outcomes[run.name], outline.strategy.ranks
-    cost, price = None, goal.price(outline.cluster.gpu.name)
+    outcome, gpus = outcomes[run.name], resolved.strategy.ranks
+    cost, price = None, goal.price(resolved.cluster.gpu.name)
     if outcome.summary is not None and price is not None and outcome.summary.tokens_per_s:
         per_s = gpus * price / SECONDS_PER_HOUR
         cost = per_s / outcome.summary.tokens_per_s * 1e6
@@ -117,8 +117,8 @@ def _row(run: StudyRun, goal: Goal, outcomes: Mapping[str, StudyOutcome]) -> Stu
         labels=run.labels,
         values=run.values,
         gpus=gpus,
-        micro_batch_size=outline.batches.micro_batch_size,
-        accumulation_steps=outline.batches.accumulation_steps,
+        micro_batch_size=resolved.micro_batch_size,
+        accumulation_steps=resolved.strategy.train.gradient_accumulation_steps,
         outcome=outcome,
         cost_per_million_tokens=cost,
     )

@@ -1,6 +1,6 @@
 """A study as runs: every combination with its scenario settled, before anything is simulated."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, cast
 
 from zsim.scenario.fault_injection import TroubleError
-from zsim.scenario.outline import Outline, Recipe
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.study.axis import Combination, StudyAxis, axes_of, changed, combinations
 from zsim.study.condition import Condition, condition
@@ -25,12 +25,12 @@ class Reader:
     Attributes:
         configured: the scenario with what files say that it names.
         replicas: over how many replicas its global batch is spread.
-        outline: every number of it.
+        resolve: settles every number of it.
     """
 
     configured: Callable[[Scenario], Scenario]
     replicas: Callable[[Scenario], int]
-    outline: Callable[[Scenario], Outline]
+    resolve: Callable[[Scenario], ResolvedScenario]
 
 
 COMBINATIONS_MAX = 1_000_000
@@ -45,14 +45,14 @@ class StudyRun:
         name: `stage=3, NICs=8`.
         labels: its choice on each axis.
         values: what the axes set, and what is minimized, by field.
-        outline: every number of its scenario; None if that cannot be.
+        resolved: every number of its scenario; None if that cannot be.
         impossible: why it cannot, in one line.
     """
 
     name: str
     labels: tuple[str, ...]
     values: Mapping[str, object]
-    outline: Outline | None
+    resolved: ResolvedScenario | None
     impossible: str = ""
 
 
@@ -114,9 +114,9 @@ def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
         StudyError: what is minimized is no number in one, or its GPU has no price.
     """
     for run in runs:
-        gpu = "" if run.outline is None else run.outline.cluster.gpu.name
+        gpu = "" if run.resolved is None else run.resolved.cluster.gpu.name
         value = 0 if goal.field is None else run.values.get(goal.field)
-        if run.outline is None:
+        if run.resolved is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise StudyError(f"goal.minimize: {goal.field} is {value!r} in {run.name}, no number")
@@ -124,12 +124,12 @@ def need_values(goal: Goal, runs: Sequence[StudyRun]) -> None:
             raise StudyError(f"goal.price_per_gpu_hour: {gpu} of {run.name} has no price")
 
 
-def key_of(outline: Outline, code: str) -> str:
+def key_of(resolved: ResolvedScenario, code: str) -> str:
     """Return the key of an outcome: a hash of all that it depends on, and the version of the code.
 
     Where numbers of the cluster come from changes nothing.
     """
-    told = replace(outline, cluster=replace(outline.cluster, cites=()))
+    told = replace(resolved, cluster=replace(resolved.cluster, cites=()))
     return sha256(f"{code}\n{told!r}".encode()).hexdigest()
 
 
@@ -146,13 +146,15 @@ def _inner(table: object, name: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """Makes runs of combinations. Equal recipes of schedules are one value in all of them."""
+    """Makes runs of combinations, which share what equal schedules are made from."""
 
     axes: Sequence[StudyAxis]
     goal: Goal
     base: Mapping[str, Any]
     reader: Reader
-    recipes: dict[Recipe, Recipe] = field(default_factory=dict[Recipe, Recipe])
+    firsts: dict[Hashable, ResolvedScenario] = field(
+        default_factory=dict[Hashable, ResolvedScenario]
+    )
 
     def scenario(self, combination: Combination) -> Scenario:
         """Return the scenario of a combination, as its fields alone say."""
@@ -190,12 +192,13 @@ class _Planner:
         """
         for scenario in self._scenarios():
             try:
-                batches = self.reader.outline(scenario).batches
+                resolved = self.reader.resolve(scenario)
                 replicas = self.reader.replicas(scenario)
             except ScenarioError:
                 continue
-            share = batches.micro_batch_size * batches.accumulation_steps
-            return Fixed(global_batch=share * replicas, micro_batch=batches.micro_batch_size)
+            micro = resolved.micro_batch_size
+            share = micro * resolved.strategy.train.gradient_accumulation_steps
+            return Fixed(global_batch=share * replicas, micro_batch=micro)
         return None
 
     def _scenarios(self) -> Iterator[Scenario]:
@@ -215,18 +218,16 @@ class _Planner:
                 replicas = self.reader.replicas(scenario)
                 train = held(scenario.train, batch, replicas, combination.changes)
                 scenario = scenario.model_copy(update={"train": train})
-            outline = self.reader.outline(scenario)
+            resolved = self.reader.resolve(scenario)
         except TroubleError as error:
             raise StudyError(f"{name}: {error}") from None
         except ScenarioError as error:
             return StudyRun(
-                name=name, labels=labels, values=values, outline=None, impossible=str(error)
+                name=name, labels=labels, values=values, resolved=None, impossible=str(error)
             )
-        recipe = self.recipes.setdefault(outline.recipe, outline.recipe)
-        alike = replace(
-            outline, model=recipe.model, strategy=recipe.strategy, batches=recipe.batches
-        )
-        return StudyRun(name=name, labels=labels, values=values, outline=alike)
+        first = self.firsts.setdefault(resolved.schedule_key, resolved)
+        alike = replace(resolved, shape=first.shape, strategy=first.strategy)
+        return StudyRun(name=name, labels=labels, values=values, resolved=alike)
 
 
 def _conditions(
@@ -248,7 +249,7 @@ def _refuse_impossible(axes: Sequence[StudyAxis], runs: Sequence[StudyRun]) -> N
     for index, axis in enumerate(axes):
         for choice in axis.choices:
             found = [run for run in runs if run.labels[index] == choice.label]
-            if found and all(run.outline is None for run in found):
+            if found and all(run.resolved is None for run in found):
                 raise StudyError(f"{axis.name}={choice.label}: {found[0].impossible}")
 
 

@@ -17,8 +17,8 @@ from zsim.files.installed import (
 )
 from zsim.files.source import file_text, with_files
 from zsim.mistake import MistakeError, mistakes
-from zsim.scenario.outline import Outline
-from zsim.scenario.resolve import outline, placed
+from zsim.scenario.resolve import placed, resolve
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.study.axis import changed, flat
 from zsim.study.file import StudyError, StudyFile, from_tables, parse
@@ -74,13 +74,13 @@ def reader(where: str) -> Reader:
         except MistakeError as mistake:
             raise ScenarioError(str(mistake)) from None
 
-    def settled(scenario: Scenario) -> Outline:
-        return outline(scenario, found, network_profile, kernel_profile)
+    def settled(scenario: Scenario) -> ResolvedScenario:
+        return resolve(scenario, found, network_profile, kernel_profile)
 
     return Reader(
         configured=configured,
         replicas=lambda scenario: placed(scenario, found)[1],
-        outline=settled,
+        resolve=settled,
     )
 
 

@@ -1,12 +1,12 @@
 """The runs that are left of a study, batch by batch through an executor, each kept as it ends."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 
 from zsim.backend.backend import RunFailedError
-from zsim.scenario.outline import Outline, Recipe
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.study_plan import StudyRun, key_of
 from zsim.workers.crew import Crew
 from zsim.workers.worker import FinishedRun, RunBatch, run_batch
@@ -26,11 +26,13 @@ Keep = Callable[[Sequence[tuple[str, FinishedRun]]], None]
 class _ScheduleGroup:
     """Runs with one schedule that were not sent yet."""
 
-    waiting: deque[tuple[str, Outline]] = field(default_factory=deque[tuple[str, Outline]])
+    waiting: deque[tuple[str, ResolvedScenario]] = field(
+        default_factory=deque[tuple[str, ResolvedScenario]]
+    )
     seconds: float = 0.0
     count: int = 0
 
-    def take(self) -> list[tuple[str, Outline]]:
+    def take(self) -> list[tuple[str, ResolvedScenario]]:
         """Return the next runs: so many as should take the time of a batch."""
         size = FIRST_BATCH
         if self.count:
@@ -40,21 +42,21 @@ class _ScheduleGroup:
 
 def keys_of(runs: Sequence[StudyRun], code: str) -> dict[str, str]:
     """Return the key of every run that can be, by name."""
-    return {run.name: key_of(run.outline, code) for run in runs if run.outline is not None}
+    return {run.name: key_of(run.resolved, code) for run in runs if run.resolved is not None}
 
 
 def left_of(
     runs: Sequence[StudyRun], keys: Mapping[str, str], known: Mapping[str, object]
-) -> dict[str, Outline]:
+) -> dict[str, ResolvedScenario]:
     """Return what is left to run, by key: equal runs once."""
     return {
-        keys[run.name]: run.outline
+        keys[run.name]: run.resolved
         for run in runs
-        if run.outline is not None and keys[run.name] not in known
+        if run.resolved is not None and keys[run.name] not in known
     }
 
 
-def work_off(left: Mapping[str, Outline], crew: Crew, batch: RunBatch, keep: Keep) -> None:
+def work_off(left: Mapping[str, ResolvedScenario], crew: Crew, batch: RunBatch, keep: Keep) -> None:
     """Run what is left; `batch`, without runs, says how.
 
     Runs with one schedule follow each other, so that a worker makes it once.
@@ -62,9 +64,9 @@ def work_off(left: Mapping[str, Outline], crew: Crew, batch: RunBatch, keep: Kee
     Raises:
         RunFailedError: a worker died, or has other code.
     """
-    groups: dict[Recipe, _ScheduleGroup] = {}
-    for key, outline in left.items():
-        groups.setdefault(outline.recipe, _ScheduleGroup()).waiting.append((key, outline))
+    groups: dict[Hashable, _ScheduleGroup] = {}
+    for key, resolved in left.items():
+        groups.setdefault(resolved.schedule_key, _ScheduleGroup()).waiting.append((key, resolved))
     queue = deque(groups.values())
     flying: dict[Future[list[FinishedRun]], tuple[_ScheduleGroup, list[str]]] = {}
     while queue or flying:
@@ -73,7 +75,7 @@ def work_off(left: Mapping[str, Outline], crew: Crew, batch: RunBatch, keep: Kee
             some = group.take()
             if not group.waiting:
                 queue.popleft()
-            sent = RunBatch(tuple([outline for _, outline in some]), batch.maker, batch.code)
+            sent = RunBatch(tuple([resolved for _, resolved in some]), batch.maker, batch.code)
             future = _submitted(crew.executor, sent)
             flying[future] = (group, [key for key, _ in some])
             if future.done():

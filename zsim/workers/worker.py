@@ -1,13 +1,13 @@
 """Work of a worker: a schedule is made and checked once, and tried on each cluster of a batch."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter  # noqa: TID251  (how long runs take is told to who waits for them)
 
 from zsim.backend.backend import RunFailedError, simulator
-from zsim.scenario.outline import Outline, Recipe
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.proved import Proved, proved
 from zsim.workers.code_version import code_version
@@ -15,15 +15,15 @@ from zsim.workers.code_version import code_version
 KEPT = 3
 """Schedules that a worker keeps: enough to come back to one, few enough for large models."""
 
-Maker = Callable[[Recipe], Proved | StudyOutcome]
-"""Makes and checks the schedule of a recipe; a function that other processes can import."""
+Maker = Callable[[ResolvedScenario], Proved | StudyOutcome]
+"""Makes and checks the schedule of a scenario; a function that other processes can import."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
     """Runs with one schedule. `code` is the version that must run them; None is any."""
 
-    outlines: tuple[Outline, ...]
+    scenarios: tuple[ResolvedScenario, ...]
     maker: Maker
     code: str | None = None
 
@@ -40,9 +40,9 @@ class FinishedRun:
     keep: bool = True
 
 
-def simulated(recipe: Recipe) -> Proved | StudyOutcome:
-    """Return the schedule of `recipe`, to be tried in the simulation."""
-    return proved(recipe, simulator)
+def simulated(resolved: ResolvedScenario) -> Proved | StudyOutcome:
+    """Return the schedule of a scenario, to be tried in the simulation."""
+    return proved(resolved, simulator)
 
 
 def run_batch(batch: RunBatch) -> list[FinishedRun]:
@@ -54,30 +54,30 @@ def run_batch(batch: RunBatch) -> list[FinishedRun]:
     if batch.code is not None and batch.code != code_version():
         raise RunFailedError("a worker has another version of zsim than this machine")
     with _LOCK:  # a worker of Dask may have several threads
-        return [_run(outline, batch.maker) for outline in batch.outlines]
+        return [_run(resolved, batch.maker) for resolved in batch.scenarios]
 
 
 _LOCK = Lock()
-_KNOWN: OrderedDict[tuple[Maker, Recipe], Proved | StudyOutcome] = OrderedDict()
+_KNOWN: OrderedDict[tuple[Maker, Hashable], Proved | StudyOutcome] = OrderedDict()
 
 
-def _run(outline: Outline, maker: Maker) -> FinishedRun:
+def _run(resolved: ResolvedScenario, maker: Maker) -> FinishedRun:
     begin = perf_counter()
     keep = True
     try:
-        found = _made(outline.recipe, maker)
-        outcome = found if isinstance(found, StudyOutcome) else found.tried(outline)
+        found = _made(resolved, maker)
+        outcome = found if isinstance(found, StudyOutcome) else found.tried(resolved)
     except Exception as error:
         reason = f"internal error: {type(error).__name__}: {error}"
         outcome, keep = StudyOutcome(status=Status.FAILED, reason=" ".join(reason.split())), False
     return FinishedRun(outcome, perf_counter() - begin, keep)
 
 
-def _made(recipe: Recipe, maker: Maker) -> Proved | StudyOutcome:
-    key = (maker, recipe)
+def _made(resolved: ResolvedScenario, maker: Maker) -> Proved | StudyOutcome:
+    key = (maker, resolved.schedule_key)
     found = _KNOWN.get(key)
     if found is None:
-        found = _KNOWN[key] = maker(recipe)
+        found = _KNOWN[key] = maker(resolved)
         while len(_KNOWN) > KEPT:
             _KNOWN.popitem(last=False)
     _KNOWN.move_to_end(key)

@@ -46,8 +46,9 @@ def need_fitting(model: Model, strategy: Strategy) -> None:
     Raises:
         ModelError: it was resolved for another tensor degree.
     """
-    if model.tensor != strategy.tensor:
-        raise ModelError(f"tensor: the model is for {model.tensor} ranks, not {strategy.tensor}")
+    if model.tensor != strategy.parallel.tensor:
+        tensor = strategy.parallel.tensor
+        raise ModelError(f"parallel.tensor: the model is for {model.tensor} ranks, not {tensor}")
 
 
 def need_single_calls(model: Model, runtime: str) -> None:
@@ -59,8 +60,8 @@ def need_single_calls(model: Model, runtime: str) -> None:
     for unit in model.units:
         if unit.module:
             raise ModelError(
-                f"hidden_groups: {unit.name} calls {unit.module} again, which is not emulated for "
-                f"{runtime}"
+                f"model.hidden_groups: {unit.name} calls {unit.module} again, which is not "
+                f"emulated for {runtime}"
             )
 
 
@@ -110,12 +111,12 @@ def assemble(
                     name=parameter.name,
                     elements=parameter.elements,
                     frozen=parameter.frozen,
-                    rule=strategy.rule_of(parameter.name) if strategy.groups else None,
+                    rule=strategy.rule_of(parameter.name) if strategy.train.groups else None,
                 )
                 for parameter in model.parameters
             ),
             strategy=strategy,
-            loss_divisor=strategy.replicas * strategy.gradient_accumulation_steps,
+            loss_divisor=strategy.replicas * strategy.train.gradient_accumulation_steps,
             data_axes=tuple(
                 axis.name for axis in mesh.axes if axis.name in (REPLICATE, OUTER, INNER, DATA)
             ),
@@ -133,18 +134,21 @@ def mesh_of(strategy: Strategy) -> Mesh:
     number ranks), a replicate axis if there are several replicas of the sharded states, and the
     data axis is joined of outer and inner if something is sharded over the inner ranks alone.
     """
-    axes = [Axis(name=DATA, size=strategy.data), Axis(name=TENSOR, size=strategy.tensor)]
+    axes = [
+        Axis(name=DATA, size=strategy.parallel.data),
+        Axis(name=TENSOR, size=strategy.parallel.tensor),
+    ]
     joined: tuple[Joined, ...] = ()
     if strategy.inner is not None:
         axes[:1] = [
-            Axis(name=OUTER, size=strategy.data // strategy.inner),
+            Axis(name=OUTER, size=strategy.parallel.data // strategy.inner),
             Axis(name=INNER, size=strategy.inner),
         ]
         joined = (Joined(name=DATA, axes=(OUTER, INNER)),)
-    if strategy.replicate > 1:
-        axes.insert(0, Axis(name=REPLICATE, size=strategy.replicate))
-    if strategy.pipeline > 1:
-        axes.insert(0, Axis(name=PIPELINE, size=strategy.pipeline))
+    if strategy.parallel.replicate > 1:
+        axes.insert(0, Axis(name=REPLICATE, size=strategy.parallel.replicate))
+    if strategy.parallel.pipeline > 1:
+        axes.insert(0, Axis(name=PIPELINE, size=strategy.parallel.pipeline))
     return Mesh(axes=tuple(axes), joined=joined)
 
 
@@ -170,10 +174,10 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
     found = [Group(name=DATA, axes=data), Group(name=TENSOR, axes=(TENSOR,))]
     if strategy.inner is not None:
         found.append(Group(name=INNER, axes=(INNER,)))
-    if strategy.pipeline > 1:
+    if strategy.parallel.pipeline > 1:
         pipeline = Group(name=PIPELINE, axes=(PIPELINE,))
         return (*found, pipeline, Group(name=WORLD, axes=(PIPELINE, *data, TENSOR)))
-    if strategy.replicate == 1:
+    if strategy.parallel.replicate == 1:
         return (*found, Group(name=WORLD, axes=(*data, TENSOR)))
     return (
         *found,
@@ -185,4 +189,4 @@ def groups_of(strategy: Strategy) -> tuple[Group, ...]:
 
 def replica_group(strategy: Strategy) -> str:
     """Return the group over which a norm is summed: ranks that hold every gradient once."""
-    return WORLD if strategy.replicate == 1 else REPLICA
+    return WORLD if strategy.parallel.replicate == 1 else REPLICA

@@ -210,7 +210,7 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
     groups: list[list[Parameter]] = []
     open_groups: dict[bool, list[Parameter]] = {}
     for unit in reversed(model.modules):
-        if strategy.stage == 3:
+        if strategy.zero.stage == 3:
             open_groups = {}
         for parameter in unit.parameters:
             if uses[parameter.name] > 1:
@@ -224,7 +224,12 @@ def fill(model: Model, strategy: Strategy) -> Buckets:
                 group = open_groups[parameter.frozen] = []
                 groups.append(group)
             group.append(parameter)
-    return numbered(model, groups, place=one_after_the_other(strategy.data), ranks=strategy.data)
+    return numbered(
+        model,
+        groups,
+        place=one_after_the_other(strategy.parallel.data),
+        ranks=strategy.parallel.data,
+    )
 
 
 def numbered(

@@ -13,7 +13,8 @@ from zsim.schedule.operation import Action, Edge, Operand, Role, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import POOL, ScheduleWriter
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.dropout import Drawn
@@ -74,7 +75,7 @@ class ForwardBackward:
         )
         self.writer.allocate(name)
         self._gradients[loss.name] = 1
-        scaled = self.strategy.precision is Precision.FP16
+        scaled = self.strategy.train.precision is Precision.FP16
         self.writer.fill("seed", name, 1.0, scalar=LOSS_SCALE if scaled else None)
 
     def forward(self, visit: UnitVisit, after: Sequence[Edge]) -> str:
@@ -107,7 +108,7 @@ class ForwardBackward:
         return self.writer.buffer(
             f"{self.model.units[unit].name}/gradient{position}",
             run.size,
-            self.strategy.precision.compute,
+            self.strategy.train.precision.compute,
             Kind.WORKSPACE,
             produced=True,
             layout=None if run.layout is None else run.layout.name,
@@ -311,7 +312,7 @@ class ForwardBackward:
 
     def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
         segment = self._segment(visit, part)
-        dtype = self.strategy.precision.compute
+        dtype = self.strategy.train.precision.compute
         return self.writer.buffer(
             f"{self.model.units[visit.unit].name}/saved{part.segment}",
             -(-segment.saved_bytes // dtype.size_bytes),

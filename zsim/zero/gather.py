@@ -83,17 +83,17 @@ class GatheredParameters:
         self.updated: set[int] = set()
         self.waiting = Counter(need.bucket for need in self.needs)
         self.layouts: list[Layout] = []
-        if strategy.secondary is not None:
+        if strategy.zero.secondary is not None:
             self.layouts = [bucket.over_inner("secondary") for bucket in buckets.all]
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer that holds the whole bucket during `visit`."""
-        again = visit.backward and self.strategy.keep_after_forward is Keep.NOTHING
+        again = visit.backward and self.strategy.zero.keep_after_forward is Keep.NOTHING
         return f"{self.buckets.all[bucket].name}/{'gathered_again' if again else 'gathered'}"
 
     def _find_needs(self, sequence: Sequence[UnitVisit]) -> list[Need]:
         """Return what is needed when, in order of first use."""
-        keeps = self.strategy.keep_after_forward is Keep.EVERYTHING
+        keeps = self.strategy.zero.keep_after_forward is Keep.EVERYTHING
         found: dict[tuple[int, int], tuple[int, int, str]] = {}
         window, backward = -1, True
         for index, visit in enumerate(sequence):
@@ -111,12 +111,12 @@ class GatheredParameters:
 
     def before(self, index: int) -> tuple[Edge, ...]:
         """Gather for visit `index` and, ahead, for those after it; return what compute awaits."""
-        limit = self.strategy.gathered_elements
+        limit = self.strategy.zero.gathered_elements
         while self.next < len(self.needs):
             need = self.needs[self.next]
             if need.first > index:
                 size = self.buckets.all[need.bucket].padded
-                if need.first > index + self.strategy.prefetch_units:
+                if need.first > index + self.strategy.zero.prefetch_units:
                     break
                 if limit is not None and self.gathered_elements + size > limit:
                     break
@@ -129,7 +129,7 @@ class GatheredParameters:
     def _gather(self, need: Need) -> None:
         writer, bucket = self.writer, self.buckets.all[need.bucket]
         name = need.buffer.removeprefix(f"{bucket.name}/")
-        bucket.buffer(writer, name, self.strategy.precision.compute, home=COMMUNICATION)
+        bucket.buffer(writer, name, self.strategy.train.precision.compute, home=COMMUNICATION)
         writer.allocate(need.buffer)
         first = need.bucket not in self.updated
         self.updated.add(need.bucket)
@@ -137,22 +137,22 @@ class GatheredParameters:
         if first and not bucket.frozen:
             # The first gather of a step reads what the last step's update wrote.
             after = (Previous(update_path(bucket, self.strategy)),)
-        again = not first and self.strategy.secondary is not None
+        again = not first and self.strategy.zero.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
         group = INNER if again else DATA
         operation = writer.all_gather(
             f"gather/{need.buffer}", group, shard, need.buffer, after=after
         )
         self.waiting[need.bucket] -= 1
-        if self.strategy.secondary is not None:
-            self._settle_secondary(bucket, need.buffer, self.strategy.secondary, first=first)
+        if self.strategy.zero.secondary is not None:
+            self._settle_secondary(bucket, need.buffer, self.strategy.zero.secondary, first=first)
         self.gathered_elements += bucket.padded
         self.open.setdefault(need.first, []).append(operation)
         self.ending.setdefault(need.last, []).append(need)
 
     def _settle_secondary(self, bucket: Bucket, gathered: str, inner: int, *, first: bool) -> None:
         """Keep the secondary shard of what was gathered first; drop it after the last gather."""
-        left, compute = self.waiting[bucket.index], self.strategy.precision.compute
+        left, compute = self.waiting[bucket.index], self.strategy.train.precision.compute
         if first and left:
             layout = self.layouts[bucket.index]
             shard = bucket.inner_buffer(self.writer, layout, inner, compute, home=COMMUNICATION)
@@ -204,7 +204,7 @@ class ReplicatedParameters:
         runs = self.buckets.runs[self.sequence[index].unit]
         fresh = [run.bucket for run in runs if run.bucket not in self.seen]
         self.seen.update(fresh)
-        if self.strategy.stage == 0:
+        if self.strategy.zero.stage == 0:
             return ()
         found = (self.buckets.all[bucket] for bucket in fresh)
         return tuple(Previous(gather_path(bucket)) for bucket in found if not bucket.frozen)

@@ -14,7 +14,8 @@ from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import replica_group
 from zsim.zero.bucket import Buckets
 from zsim.zero.names import WORLD
@@ -144,7 +145,7 @@ class OptimizerStep:
         """Append to the writer; with fp16 everything stands in a branch on the overflow flag."""
         writer = self.writer
         writer.prefix = "step/update"
-        if self.strategy.precision is not Precision.FP16:
+        if self.strategy.train.precision is not Precision.FP16:
             self._update(writer)
             return
         flag = self._one_number("overflow")
@@ -161,7 +162,7 @@ class OptimizerStep:
         writer.free(flag, uses=reduced)
 
     def _one_number(self, name: str) -> str:
-        return self.writer.buffer(name, 1, self.strategy.precision.optimizer, Kind.WORKSPACE)
+        return self.writer.buffer(name, 1, self.strategy.train.precision.optimizer, Kind.WORKSPACE)
 
     def _measure(
         self,
@@ -188,7 +189,7 @@ class OptimizerStep:
 
     def _skip(self, writer: ScheduleWriter) -> None:
         """Update nothing, for gradients overflowed, and let the loss scale fall."""
-        scale = self.strategy.loss_scale
+        scale = self.strategy.train.loss_scale
         for item in self.tensors:
             if not item.keeps_gradient:
                 writer.free(item.gradient.buffer, uses=("step/update/overflow/measure",))
@@ -203,8 +204,8 @@ class OptimizerStep:
             self._update_one(writer, item, norm)
         if norm is not None:
             writer.free(norm, uses=(writer.path("norm/reduce"),))
-        if self.strategy.precision is Precision.FP16:
-            scale = self.strategy.loss_scale
+        if self.strategy.train.precision is Precision.FP16:
+            scale = self.strategy.train.loss_scale
             writer.set_scalar(GOOD_STEPS, GOOD_STEPS, add=1.0)
             writer.set_scalar(
                 LOSS_SCALE,
@@ -216,7 +217,7 @@ class OptimizerStep:
 
     def _norm(self, writer: ScheduleWriter) -> str | None:
         """Return the buffer of the squared norm, made by `norm/reduce`; None without clipping."""
-        if self.strategy.clip_norm is None:
+        if self.strategy.train.clip_norm is None:
             return None
         self._measure_norm(writer, "norm", self.tensors)
         return "norm"
@@ -230,7 +231,7 @@ class OptimizerStep:
         self._measure(writer, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
 
     def _update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
-        optimizer = self.strategy.precision.optimizer
+        optimizer = self.strategy.train.precision.optimizer
         gradient, after = item.gradient, item.after
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         cast = None
@@ -248,7 +249,7 @@ class OptimizerStep:
             writer.allocate(cast)
             writer.copy("widen", gradient, cast, after=after)
             gradient, after = writer.all(cast), ()
-        if self.strategy.precision is Precision.FP16:
+        if self.strategy.train.precision is Precision.FP16:
             self._change(writer, Action.UNSCALE, gradient, after=after)
             after = ()
         if norm is not None:
@@ -277,16 +278,16 @@ class OptimizerStep:
         operands = [(Role.GRADIENT, gradient)]
         rule = None
         if norm is not None:
-            assert strategy.clip_norm is not None
+            assert strategy.train.clip_norm is not None
             operands.insert(0, (Role.INPUT, writer.all(norm)))
-            rule = ClipNorm(maximum=strategy.clip_norm)
+            rule = ClipNorm(maximum=strategy.train.clip_norm)
         writer.compute(
             str(action),
             action,
             operands,
             after=after,
             kernels=(self._kernel(gradient.size, reads=1, writes=1),),
-            scalars=(LOSS_SCALE,) if strategy.precision is Precision.FP16 else (),
+            scalars=(LOSS_SCALE,) if strategy.train.precision is Precision.FP16 else (),
             rule=rule,
         )
 
@@ -329,7 +330,7 @@ class OptimizerStep:
         )
 
     def _kernel(self, elements: int, *, reads: int, writes: int, each: int = 2) -> Kernel:
-        dtype = self.strategy.precision.optimizer
+        dtype = self.strategy.train.precision.optimizer
         return Kernel(
             kind=KernelKind.ELEMENTWISE,
             flops=elements * each,

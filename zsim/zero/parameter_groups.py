@@ -38,7 +38,9 @@ class RuledPart:
 
 def by_rule(parameters: Sequence[Parameter], strategy: Strategy) -> list[list[Parameter]]:
     """Return parameters by their rules; those of the optimizer first, then by groups in order."""
-    rules = dict.fromkeys((strategy.optimizer, *(group.rule for group in strategy.groups)))
+    rules = dict.fromkeys(
+        (strategy.train.optimizer, *(group.rule for group in strategy.train.groups))
+    )
     found: dict[Optimizer, list[Parameter]] = {rule: [] for rule in rules}
     for parameter in parameters:
         found[strategy.rule_of(parameter.name)].append(parameter)
@@ -48,11 +50,11 @@ def by_rule(parameters: Sequence[Parameter], strategy: Strategy) -> list[list[Pa
 def ruled(layout: Layout, strategy: Strategy) -> list[RuledPart]:
     """Return the parts of a flat tensor, whole parameters with the padding behind them."""
     starts: list[tuple[int, Optimizer]] = []
-    for piece in layout.pieces if strategy.groups else ():
+    for piece in layout.pieces if strategy.train.groups else ():
         rule = strategy.rule_of(piece.parameter)
         if piece.size and (not starts or starts[-1][1] != rule):
             starts.append((piece.start if starts else 0, rule))
-    starts = starts or [(0, strategy.optimizer)]
+    starts = starts or [(0, strategy.train.optimizer)]
     ends = [*(start for start, _ in starts[1:]), layout.elements]
     return [
         RuledPart(rule=rule, start=start, size=end - start)

@@ -25,7 +25,7 @@ def own_elements(model: Model, strategy: Strategy, value: str) -> int:
         return elements
     if elements % model.tensor:
         raise ModelError(
-            f"partition_checkpoints: {value} has {elements} elements, "
+            f"activations.partition: {value} has {elements} elements, "
             f"not a multiple of the {model.tensor} ranks of the tensor axis"
         )
     return elements // model.tensor

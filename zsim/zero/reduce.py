@@ -105,7 +105,7 @@ class BucketReductions:
         self._written: list[set[tuple[int, int]]] = [set() for _ in self.buckets.all]
         self._left = UnitsLeft(self.buckets)
         self._in_flight: list[tuple[str, str]] = []
-        self._divisor = strategy.replicas * strategy.gradient_accumulation_steps
+        self._divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
 
     def contribute(self, unit: int, *, last: bool) -> None:
         """Move a unit's gradients into their buckets; reduce the buckets that are complete."""
@@ -122,7 +122,7 @@ class BucketReductions:
                 continue
             if last or not self.strategy.reduces_once:
                 self._reduce(bucket, target, copied)
-            if last and self.strategy.replicate > 1:
+            if last and self.strategy.parallel.replicate > 1:
                 self._all_reduce(bucket)
 
     def finish(self) -> None:
@@ -155,18 +155,20 @@ class BucketReductions:
     def _reduce(self, bucket: Bucket, source: str, copied: str) -> None:
         writer, strategy = self.writer, self.strategy
         path, after = f"reduce/{bucket.name}", (copied,)
-        if strategy.stage == 0:
+        if strategy.zero.stage == 0:
             done = writer.all_reduce(path, DATA, source, after=after)
             self.reduced[bucket.index] = Reduced(source, done)
             return
-        target = source if strategy.stage == 1 else _shard(writer, strategy, bucket, Kind.GRADIENT)
+        target = (
+            source if strategy.zero.stage == 1 else _shard(writer, strategy, bucket, Kind.GRADIENT)
+        )
         adds = bucket.index in self.reduced and target != source
         landing = _shard(writer, strategy, bucket, Kind.COMMUNICATION) if adds else target
         if landing not in writer.alive:
             writer.allocate(landing)
         own = own_view(writer, bucket, landing)
         done = writer.reduce_scatter(path, DATA, source, own, after=after)
-        stays = strategy.contiguous and _collects_whole(strategy)
+        stays = strategy.zero.contiguous and _collects_whole(strategy)
         if source != target and not stays:
             self._in_flight.append((source, done))
         if adds:
@@ -179,13 +181,13 @@ class BucketReductions:
             )
             writer.free(landing)
         self.reduced[bucket.index] = Reduced(target, done)
-        while len(self._in_flight) > strategy.reductions_in_flight:
+        while len(self._in_flight) > strategy.zero.reductions_in_flight:
             self._free_oldest()
 
     def _all_reduce(self, bucket: Bucket) -> None:
         """Sum what is reduced over the data axis over the replicas as well."""
         reduced, writer = self.reduced[bucket.index], self.writer
-        whole = self.strategy.stage == 0
+        whole = self.strategy.zero.stage == 0
         view = writer.all(reduced.buffer) if whole else own_view(writer, bucket, reduced.buffer)
         reduced.operation = writer.all_reduce(f"reduce/{bucket.name}/replicas", REPLICATE, view)
 
@@ -199,27 +201,27 @@ def long_lived(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> li
     found: list[str] = []
     if _collects_whole(strategy):
         found.append(_collector(writer, strategy, bucket))
-    if strategy.stage >= 2:
+    if strategy.zero.stage >= 2:
         found.append(_shard(writer, strategy, bucket, Kind.GRADIENT))
     return found
 
 
 def _collects_whole(strategy: Strategy) -> bool:
     """Tell whether whole gradients outlive a micro-batch."""
-    once = strategy.reduce_once and strategy.gradient_accumulation_steps > 1
-    return strategy.stage < 2 or once
+    once = strategy.zero.reduce_once and strategy.train.gradient_accumulation_steps > 1
+    return strategy.zero.stage < 2 or once
 
 
 def _collector(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket) -> str:
     """Return the buffer that a bucket's contributions are copied into."""
     name, kind = "staging", Kind.COMMUNICATION
     if _collects_whole(strategy):
-        name, kind = "gradient" if strategy.stage < 2 else "accumulated", Kind.GRADIENT
-    return bucket.buffer(writer, name, strategy.precision.compute, kind)
+        name, kind = "gradient" if strategy.zero.stage < 2 else "accumulated", Kind.GRADIENT
+    return bucket.buffer(writer, name, strategy.train.precision.compute, kind)
 
 
 def _shard(writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, kind: Kind) -> str:
     """Return the buffer of what a rank has of a bucket's sum, or of what it adds to it."""
     name = "gradient" if kind is Kind.GRADIENT else "received"
-    compute = strategy.precision.compute
+    compute = strategy.train.precision.compute
     return bucket.shard_buffer(writer, name, compute, kind, home=COMMUNICATION)

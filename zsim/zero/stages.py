@@ -29,9 +29,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     step = StageStep(model, strategy)
     step.write()
-    moving = (TO_HOST, FROM_HOST) if strategy.offload_checkpoints else ()
+    moving = (TO_HOST, FROM_HOST) if strategy.activations.offload else ()
     return step.schedule(
-        f"ZeRO stage {strategy.stage}",
+        f"ZeRO stage {strategy.zero.stage}",
         VOLUME,
         streams=(COMPUTE, COMMUNICATION, *moving),
         layouts=(*step.buckets.layouts, *step.parameters.layouts),
@@ -43,19 +43,19 @@ class StageStep(Step):
 
     def __init__(self, model: Model, strategy: Strategy) -> None:
         holding = Holding(
-            parameter=strategy.precision.compute,
-            parameter_sharded=strategy.stage == 3,
-            optimizer_sharded=strategy.stage >= 1,
-            has_master=strategy.precision.has_master,
+            parameter=strategy.train.precision.compute,
+            parameter_sharded=strategy.zero.stage == 3,
+            optimizer_sharded=strategy.zero.stage >= 1,
+            has_master=strategy.train.precision.has_master,
         )
         super().__init__(model, strategy, fill(model, strategy), holding)
-        if strategy.contiguous:
+        if strategy.zero.contiguous:
             allocate_gradients(self.writer, strategy, self.buckets)
         self.passes.checkpoints = _checkpoints(self.writer, model, strategy, self.visits)
         self.parameters: GatheredParameters | ReplicatedParameters
-        sequence = self.visits * strategy.gradient_accumulation_steps
+        sequence = self.visits * strategy.train.gradient_accumulation_steps
         buckets, states = self.buckets, self.states
-        if strategy.stage == 3:
+        if strategy.zero.stage == 3:
             self.parameters = GatheredParameters(
                 self.writer, strategy, buckets=buckets, states=states, sequence=sequence
             )
@@ -81,7 +81,7 @@ class StageStep(Step):
 
     def _limit_host(self) -> None:
         """Stop the host while it is `host_ahead_units` visits ahead of the device."""
-        ahead = self.strategy.host_ahead_units
+        ahead = self.strategy.zero.host_ahead_units
         if ahead is not None and len(self._done) >= ahead:
             self.writer.host_wait("host_wait", self._done[-ahead])
 
@@ -97,14 +97,14 @@ class StageStep(Step):
         numbers = {bucket.name: bucket.index for bucket in self.buckets.all}
 
         def gather(writer: ScheduleWriter, item: UpdatedTensor, updated: str) -> None:
-            if self.strategy.stage in (1, 2):
+            if self.strategy.zero.stage in (1, 2):
                 number = numbers[item.name]
                 parameter = self.states[number].parameter
                 gather_updated(writer, self.buckets.all[number], parameter, after=(updated,))
 
         # The last reduction: communication runs in order, so it ends after all others.
         last = tuple(item.operation for item in list(reduced.values())[-1:])
-        keeps = self.strategy.contiguous
+        keeps = self.strategy.zero.contiguous
         self.update(reduced, after=last, updated=gather, keeps_gradients=keeps)
 
 
@@ -112,10 +112,10 @@ def _checkpoints(
     writer: ScheduleWriter, model: Model, strategy: Strategy, once: Sequence[UnitVisit]
 ) -> Checkpoints:
     """Return how checkpoints are put away: on the device or out of it, separate or in a row."""
-    pool = HOST_POOL if strategy.offload_checkpoints else POOL
+    pool = HOST_POOL if strategy.activations.offload else POOL
     store = CheckpointStore(writer, model, strategy, pool=pool)
-    if strategy.contiguous:
+    if strategy.zero.contiguous:
         store = ContiguousStore(writer, model, strategy, pool=pool, visits=once)
-    if strategy.offload_checkpoints:
+    if strategy.activations.offload:
         return Offloaded(writer, model, strategy, store, visits=once)
     return Checkpoints(writer, model, strategy, store)

@@ -6,7 +6,8 @@ from zsim.dtype import DType
 from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Kind, Scalar
 from zsim.schedule.schedule_writer import ScheduleWriter
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import DATA
 
@@ -22,14 +23,14 @@ def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
     The learning rate stands beside them if it is given anew for each step.
     """
     steps = [Scalar(name=STEP, initial=0.0)]
-    rules = (strategy.optimizer, *(group.rule for group in strategy.groups))
+    rules = (strategy.train.optimizer, *(group.rule for group in strategy.train.groups))
     rates = dict.fromkeys(rule.learning_rate for rule in rules)
     steps += [Scalar(name=rate, initial=0.0, given=True) for rate in rates if isinstance(rate, str)]
-    if strategy.precision is not Precision.FP16:
+    if strategy.train.precision is not Precision.FP16:
         return tuple(steps)
     return (
         *steps,
-        Scalar(name=LOSS_SCALE, initial=strategy.loss_scale.initial),
+        Scalar(name=LOSS_SCALE, initial=strategy.train.loss_scale.initial),
         Scalar(name=GOOD_STEPS, initial=0.0),
         Scalar(name=SKIPPED_STEPS, initial=0.0),
     )
@@ -79,7 +80,7 @@ def declare(
             return bucket.shard_buffer(writer, name, dtype, kind)
         return bucket.buffer(writer, name, dtype, kind, layout=bucket.plain)
 
-    sharded, optimizer = holding.optimizer_sharded, strategy.precision.optimizer
+    sharded, optimizer = holding.optimizer_sharded, strategy.train.precision.optimizer
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
     name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded)
     if bucket.frozen:
@@ -103,7 +104,7 @@ def own_view(writer: ScheduleWriter, bucket: Bucket, buffer: str) -> View:
 
 def updated_view(writer: ScheduleWriter, bucket: Bucket, buffer: str, strategy: Strategy) -> View:
     """Return what a rank updates of a buffer: all of it in stage 0, its own shard otherwise."""
-    return writer.all(buffer) if strategy.stage == 0 else own_view(writer, bucket, buffer)
+    return writer.all(buffer) if strategy.zero.stage == 0 else own_view(writer, bucket, buffer)
 
 
 def update_path(bucket: Bucket, strategy: Strategy, *, has_master: bool | None = None) -> str:
@@ -111,7 +112,7 @@ def update_path(bucket: Bucket, strategy: Strategy, *, has_master: bool | None =
 
     It is a cast where there are masters: those that the precision asks for, or `has_master`.
     """
-    casts = strategy.precision.has_master if has_master is None else has_master
+    casts = strategy.train.precision.has_master if has_master is None else has_master
     return f"step/update/{bucket.name}/{'cast' if casts else 'update'}"
 
 

@@ -70,7 +70,7 @@ class Step:
         self.begin()
         forward = [visit for visit in self.visits if not visit.backward]
         backward = [visit for visit in self.visits if visit.backward]
-        for micro_batch in range(self.strategy.gradient_accumulation_steps):
+        for micro_batch in range(self.strategy.train.gradient_accumulation_steps):
             self.enter(micro_batch)
             part = self.writer.prefix = f"step/forward/mb{micro_batch}"
             self.passes.load()
@@ -93,7 +93,7 @@ class Step:
     def enter(self, micro_batch: int) -> None:
         """Go on with another micro-batch."""
         self.micro_batch = self.passes.micro_batch = micro_batch
-        self.is_last = micro_batch == self.strategy.gradient_accumulation_steps - 1
+        self.is_last = micro_batch == self.strategy.train.gradient_accumulation_steps - 1
 
     def write_setup(self) -> None:
         """Write what setup has besides the states."""
@@ -182,4 +182,4 @@ class StepPart:
         self.buckets = step.buckets
         self.states = step.states
         self.passes = step.passes
-        self.compute = step.strategy.precision.compute
+        self.compute = step.strategy.train.precision.compute

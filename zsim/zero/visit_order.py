@@ -67,7 +67,7 @@ def visits(model: Model, strategy: Strategy) -> tuple[UnitVisit, ...]:
     `parts` are the checkpoints that are put away after the forward visit and brought back before
     the backward one. What several units are given stays where it is.
     """
-    full = strategy.checkpointing is Checkpointing.FULL
+    full = strategy.activations.checkpointing is Checkpointing.FULL
     readers = Counter(name for unit in model.units for name in _given(unit))
     found: list[UnitVisit] = []
     for index, unit in enumerate(model.units):

@@ -15,7 +15,8 @@ from zsim.model.generator import Draws
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim.zero.state import GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS, STEP
 from zsim_des.values import stand_in
 from zsim_des.values.field import Numbers, dot, inverse, product, reduced
@@ -58,14 +59,18 @@ def train(
 def scalars(strategy: Strategy) -> dict[str, float]:
     """Return what hosts know before the first step."""
     found = {STEP: 0.0}
-    if strategy.precision is Precision.FP16:
-        found |= {LOSS_SCALE: strategy.loss_scale.initial, GOOD_STEPS: 0.0, SKIPPED_STEPS: 0.0}
+    if strategy.train.precision is Precision.FP16:
+        found |= {
+            LOSS_SCALE: strategy.train.loss_scale.initial,
+            GOOD_STEPS: 0.0,
+            SKIPPED_STEPS: 0.0,
+        }
     return found
 
 
 def count(strategy: Strategy, known: dict[str, float], *, overflows: bool) -> None:
     """Count a step, as Micikevicius et al. 2018, section 3.2, have it with a loss scale."""
-    rule = strategy.loss_scale
+    rule = strategy.train.loss_scale
     known[STEP] += not overflows
     if LOSS_SCALE not in known:
         return
@@ -111,11 +116,11 @@ def _begin(model: Model, strategy: Strategy) -> PlainState:
 
 def _rule(strategy: Strategy, name: str) -> Adam | SGD:
     """Return what updates a parameter: the first group that has its name, or the optimizer."""
-    for group in strategy.groups:
+    for group in strategy.train.groups:
         for pattern in group.parameters:
             if fnmatchcase(name, pattern):
                 return group.rule
-    return strategy.optimizer
+    return strategy.train.optimizer
 
 
 def _kept(optimizer: Adam | SGD) -> int:
@@ -136,7 +141,7 @@ def _mean_gradients(model: Model, strategy: Strategy, state: PlainState, step: i
         {name: np.zeros(len(value)) for name, value in own.items() if name in trains}
         for own in state.parameters
     ]
-    micro_batches = strategy.gradient_accumulation_steps
+    micro_batches = strategy.train.gradient_accumulation_steps
     for replica in range(strategy.replicas):
         for micro_batch in range(micro_batches):
             batch = data(replica, step, micro_batch, model.batch.elements)
@@ -309,8 +314,8 @@ def _update(
     for place, own in enumerate(gradients):
         for name, gradient in own.items():
             used = gradient
-            if strategy.clip_norm is not None:
-                rule = ClipNorm(maximum=strategy.clip_norm)
+            if strategy.train.clip_norm is not None:
+                rule = ClipNorm(maximum=strategy.train.clip_norm)
                 used = stand_in.clipped(rule, reduced(np.array([squares])).item(), gradient, 1.0)
             trained, moments = state.parameters[place], state.moments[place]
             optimizer = _rule(strategy, name)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_torch.module.autograd import call
 from zsim_torch.module.unit import TorchUnit, UnitChoice, UnitError, resolve
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from zsim.dtype import DType
 from zsim.model.kernel import Kernel
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_torch.module.capture import (
     END,
     START,

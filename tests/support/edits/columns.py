@@ -16,7 +16,9 @@ from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
-from zsim.strategy.strategy import Checkpointing, Keep, LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 CALLED_AGAIN = "blocks called again"
@@ -46,32 +48,63 @@ class Case:
 def of_stage(stage: int) -> list[Strategy]:
     """A ZeRO stage of zsim's own with several knobs."""
     base = Strategy(
-        stage=stage, data=2, gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE
+        parallel=Parallel(data=2),
+        zero=Zero(stage=stage),
+        train=Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE),
     )
-    full = replace(base, checkpointing=Checkpointing.FULL, bucket_elements=40)
+    full = base.but({"activations.checkpointing": Checkpointing.FULL, "zero.bucket_elements": 40})
     return [
-        replace(base, precision=Precision.FP16, clip_norm=1.0, bucket_elements=40, groups=NO_DECAY),
-        replace(
-            base,
-            tensor=2,
-            precision=Precision.FP16,
-            clip_norm=1.0,
-            bucket_elements=25,
-            optimizer=MOMENTUM,
+        base.but(
+            {
+                "train.precision": Precision.FP16,
+                "train.clip_norm": 1.0,
+                "zero.bucket_elements": 40,
+                "train.groups": NO_DECAY,
+            }
         ),
-        replace(full, tensor=2, optimizer=SGD(), partition_checkpoints=True, clip_norm=1.0),
-        replace(
-            base,
-            data=3,
-            precision=Precision.BF16,
-            reduce_once=True,
-            bucket_elements=70,
-            prefetch_units=0,
-            keep_after_forward=Keep.EVERYTHING,
-            host_ahead_units=2,
+        base.but(
+            {
+                "parallel.tensor": 2,
+                "train.precision": Precision.FP16,
+                "train.clip_norm": 1.0,
+                "zero.bucket_elements": 25,
+                "train.optimizer": MOMENTUM,
+            }
         ),
-        replace(base, replicate=2, clip_norm=1.0, bucket_elements=30, reductions_in_flight=0),
-        replace(full, precision=Precision.BF16, offload_checkpoints=True, contiguous=stage > 1),
+        full.but(
+            {
+                "parallel.tensor": 2,
+                "train.optimizer": SGD(),
+                "activations.partition": True,
+                "train.clip_norm": 1.0,
+            }
+        ),
+        base.but(
+            {
+                "parallel.data": 3,
+                "train.precision": Precision.BF16,
+                "zero.reduce_once": True,
+                "zero.bucket_elements": 70,
+                "zero.prefetch_units": 0,
+                "zero.keep_after_forward": Keep.EVERYTHING,
+                "zero.host_ahead_units": 2,
+            }
+        ),
+        base.but(
+            {
+                "parallel.replicate": 2,
+                "train.clip_norm": 1.0,
+                "zero.bucket_elements": 30,
+                "zero.reductions_in_flight": 0,
+            }
+        ),
+        full.but(
+            {
+                "train.precision": Precision.BF16,
+                "activations.offload": True,
+                "zero.contiguous": stage > 1,
+            }
+        ),
     ]
 
 
@@ -98,8 +131,8 @@ def of_runtimes() -> dict[str, list[Strategy]]:
                 optimizer=GIVEN,
             ),
         ]
-        kept = [replace(each, loss_scale=SCALE) for each in made if each is not None]
-        found[name] = [replace(kept[0], groups=NO_DECAY), *kept[1:2]]
+        kept = [each.but({"train.loss_scale": SCALE}) for each in made if each is not None]
+        found[name] = [kept[0].but({"train.groups": NO_DECAY}), *kept[1:2]]
     return found
 
 
@@ -107,20 +140,31 @@ def of_pipelines() -> list[Strategy]:
     """Stages of a pipeline, alone, with a data axis, with a tensor axis that cuts tokens."""
     cut = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
     base = Strategy(
-        stage=1,
-        pipeline=2,
-        gradient_accumulation_steps=2,
-        optimizer=ADAM,
-        loss_scale=SCALE,
-        clip_norm=1.0,
-        emulate=Nanotron(),
+        parallel=Parallel(pipeline=2),
+        zero=Zero(stage=1, emulate=Nanotron()),
+        train=Train(gradient_accumulation_steps=2, optimizer=ADAM, loss_scale=SCALE, clip_norm=1.0),
     )
     return [
-        replace(base, data=2, precision=Precision.BF16),
-        replace(base, data=2, tensor=2, emulate=cut, optimizer=GIVEN),
-        replace(base, stage=0, precision=Precision.FP16),
-        replace(base, stage=0, pipeline=4, clip_norm=None),
-        replace(base, pipeline=1, tensor=2, data=2, emulate=cut, precision=Precision.BF16),
+        base.but({"parallel.data": 2, "train.precision": Precision.BF16}),
+        base.but(
+            {
+                "parallel.data": 2,
+                "parallel.tensor": 2,
+                "zero.emulate": cut,
+                "train.optimizer": GIVEN,
+            }
+        ),
+        base.but({"zero.stage": 0, "train.precision": Precision.FP16}),
+        base.but({"zero.stage": 0, "parallel.pipeline": 4, "train.clip_norm": None}),
+        base.but(
+            {
+                "parallel.pipeline": 1,
+                "parallel.tensor": 2,
+                "parallel.data": 2,
+                "zero.emulate": cut,
+                "train.precision": Precision.BF16,
+            }
+        ),
     ]
 
 
@@ -149,20 +193,41 @@ def strategies() -> dict[str, list[Strategy]]:
 def frozen_model(strategy: Strategy) -> Model:
     """A small model of which little is trained: adapters, or where ranks share the work, norms."""
     shape = replace(SHAPE, layers=2, lora=LoRA(rank=1), frozen=("block0.*",))
-    if strategy.tensor > 1:
+    if strategy.parallel.tensor > 1:
         shape = replace(SHAPE, frozen=("embedding*", "*.weight"))
-    return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    return gpt(
+        shape,
+        micro_batch_size=1,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
+    )
 
 
 def of_dropout() -> list[Strategy]:
     """Strategies of a model that draws random numbers: run again, on parts and on copies."""
-    base = Strategy(stage=2, data=2, gradient_accumulation_steps=2, optimizer=ADAM)
-    cut = replace(base, tensor=2, clip_norm=1.0, checkpointing=Checkpointing.FULL)
+    base = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=2),
+        train=Train(gradient_accumulation_steps=2, optimizer=ADAM),
+    )
+    cut = base.but(
+        {
+            "parallel.tensor": 2,
+            "train.clip_norm": 1.0,
+            "activations.checkpointing": Checkpointing.FULL,
+        }
+    )
     return [
-        replace(base, checkpointing=Checkpointing.FULL, precision=Precision.FP16, loss_scale=SCALE),
-        replace(cut, stage=3, partition_checkpoints=True),
-        replace(base, stage=0, data=1, tensor=2),
-        replace(cut, stage=0, emulate=Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)),
+        base.but(
+            {
+                "activations.checkpointing": Checkpointing.FULL,
+                "train.precision": Precision.FP16,
+                "train.loss_scale": SCALE,
+            }
+        ),
+        cut.but({"zero.stage": 3, "activations.partition": True}),
+        base.but({"zero.stage": 0, "parallel.data": 1, "parallel.tensor": 2}),
+        cut.but({"zero.stage": 0, "zero.emulate": Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)}),
     ]
 
 
@@ -173,11 +238,16 @@ def model_of(strategy: Strategy, column: str = "") -> Model:
         shape = replace(SHAPE, layers=2, hidden_groups=1)
     elif column == DROPOUT:
         shape = replace(SHAPE, dropout=0.5)
-    if not isinstance(strategy.emulate, Nanotron):
-        return gpt(shape, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
-    deep = strategy.pipeline > 1 or strategy.cuts_tokens
+    if not isinstance(strategy.zero.emulate, Nanotron):
+        return gpt(
+            shape,
+            micro_batch_size=1,
+            tensor=strategy.parallel.tensor,
+            precision=strategy.train.precision,
+        )
+    deep = strategy.parallel.pipeline > 1 or strategy.cuts_tokens
     made = fitting(replace(DEEP, layers=4 if deep else 1, dropout=shape.dropout), strategy)
-    return in_blocks(made) if strategy.pipeline > 1 else made
+    return in_blocks(made) if strategy.parallel.pipeline > 1 else made
 
 
 def cases(column: str) -> Iterator[Case]:

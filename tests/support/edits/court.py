@@ -23,7 +23,8 @@ from zsim.model.model import Model
 from zsim.schedule.issue_order import NO_OVERFLOW, taken
 from zsim.schedule.operation import Compute, Fill, SetScalar
 from zsim.schedule.schedule import Program, Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim_des.engine.watch import Durations
 from zsim_des.values import (
     PlainState,
@@ -74,7 +75,7 @@ class Court:
         self.schedule = schedule
         self.model = model
         self.strategy = strategy
-        self.scales = strategy.precision is Precision.FP16 and bool(model.parameter_count)
+        self.scales = strategy.train.precision is Precision.FP16 and bool(model.parameter_count)
         self._places = list(plantable(schedule, model)) if self.scales else []
         self._expected: dict[frozenset[int], PlainState] = {}
         self._read = read_scalars(schedule)
@@ -161,7 +162,7 @@ class Court:
         return Verdict(Kind.OVERFLOW, f"{missed[0]} is not seen") if missed else None
 
     def _poorer(self, made: Schedule) -> Verdict | None:
-        precision = self.strategy.precision
+        precision = self.strategy.train.precision
         if self._formats is None:
             self._formats = formats_of(self._job(self.schedule), precision)
         try:
@@ -172,7 +173,7 @@ class Court:
 
     def _counts(self, made: Schedule) -> Verdict | None:
         """What hosts count over so many steps that a loss scale grows, and falls to the least."""
-        interval = self.strategy.loss_scale.interval if self.scales else 2
+        interval = self.strategy.train.loss_scale.interval if self.scales else 2
         overflows = [step in (1, 4) for step in range(2 * interval + 6)]
         overflows += [self.scales] * 20
         if not self.scales:

@@ -38,7 +38,7 @@ from zsim.schedule.operation import (
     Send,
     View,
 )
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_des.values import Carrier, Modular, carry
 from zsim_des.values.modular import shared
 from zsim_des.values.noted_memory import NotedMemory

@@ -17,7 +17,9 @@ from zsim.proof import Finding, check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Keep, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 
@@ -28,61 +30,45 @@ def strategies() -> dict[str, list[Strategy]]:
     for stage in range(4):
         found[f"stage {stage}"] = [
             Strategy(
-                stage=stage,
-                data=2,
-                gradient_accumulation_steps=2,
-                precision=Precision.FP16,
-                clip_norm=1.0,
-                bucket_elements=40,
+                parallel=Parallel(data=2),
+                zero=Zero(stage=stage, bucket_elements=40),
+                train=Train(gradient_accumulation_steps=2, precision=Precision.FP16, clip_norm=1.0),
             ),
             Strategy(
-                stage=stage,
-                data=2,
-                tensor=2,
-                optimizer=SGD(),
-                bucket_elements=25,
-                checkpointing=Checkpointing.FULL,
-                partition_checkpoints=True,
-                reductions_in_flight=2,
+                parallel=Parallel(data=2, tensor=2),
+                zero=Zero(stage=stage, bucket_elements=25, reductions_in_flight=2),
+                activations=Activations(checkpointing=Checkpointing.FULL, partition=True),
+                train=Train(optimizer=SGD()),
             ),
             Strategy(
-                stage=stage,
-                data=3,
-                gradient_accumulation_steps=2,
-                precision=Precision.BF16,
-                reduce_once=True,
-                bucket_elements=70,
-                prefetch_units=0,
-                keep_after_forward=Keep.EVERYTHING,
-                host_ahead_units=2,
+                parallel=Parallel(data=3),
+                zero=Zero(
+                    stage=stage,
+                    reduce_once=True,
+                    bucket_elements=70,
+                    prefetch_units=0,
+                    keep_after_forward=Keep.EVERYTHING,
+                    host_ahead_units=2,
+                ),
+                train=Train(gradient_accumulation_steps=2, precision=Precision.BF16),
             ),
             Strategy(
-                stage=stage,
-                data=2,
-                replicate=2,
-                gradient_accumulation_steps=2,
-                clip_norm=1.0,
-                bucket_elements=200,
-                reductions_in_flight=0,
+                parallel=Parallel(data=2, replicate=2),
+                zero=Zero(stage=stage, bucket_elements=200, reductions_in_flight=0),
+                train=Train(gradient_accumulation_steps=2, clip_norm=1.0),
             ),
             Strategy(
-                stage=stage,
-                data=2,
-                tensor=2,
-                precision=Precision.FP16,
-                bucket_elements=30,
-                gathered_elements=0,
+                parallel=Parallel(data=2, tensor=2),
+                zero=Zero(stage=stage, bucket_elements=30, gathered_elements=0),
+                train=Train(precision=Precision.FP16),
             ),
             Strategy(
-                stage=stage,
-                data=2,
-                tensor=1 + stage % 2,
-                gradient_accumulation_steps=2,
-                bucket_elements=40,
-                checkpointing=Checkpointing.FULL,
-                partition_checkpoints=True,
-                offload_checkpoints=True,
-                contiguous=stage > 1,
+                parallel=Parallel(data=2, tensor=1 + stage % 2),
+                zero=Zero(stage=stage, bucket_elements=40, contiguous=stage > 1),
+                activations=Activations(
+                    checkpointing=Checkpointing.FULL, partition=True, offload=True
+                ),
+                train=Train(gradient_accumulation_steps=2),
             ),
         ]
     for name, named in EMULATED.items():
@@ -137,7 +123,12 @@ def cases(column: str, among: list[Strategy]) -> list[Case]:
     """The schedules of one column."""
     found: list[Case] = []
     for strategy in among:
-        model = gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+        model = gpt(
+            SHAPE,
+            micro_batch_size=1,
+            tensor=strategy.parallel.tensor,
+            precision=strategy.train.precision,
+        )
         made = make_schedule(model, strategy)
         found.append(Case(column, model, made, Court(made, model, strategy)))
     return found

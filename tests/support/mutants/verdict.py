@@ -13,7 +13,8 @@ from zsim.memory import book, peak_bytes, pools
 from zsim.model.model import Model
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 from zsim_des.engine.watch import Durations
 from zsim_des.values import plantable, train, unseen
 
@@ -97,7 +98,7 @@ class Court:
         self.schedule = schedule
         self.model = model
         self.overflow_steps = NO_OVERFLOW
-        if strategy.precision is Precision.FP16 and model.parameter_count:
+        if strategy.train.precision is Precision.FP16 and model.parameter_count:
             self.overflow_steps = frozenset({0})
         self._places = list(plantable(schedule, model)) if self.overflow_steps else []
         self._expected = train(model, strategy, STEPS, self.overflow_steps)

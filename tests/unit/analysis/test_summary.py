@@ -17,7 +17,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.operation import Action, Role
 from zsim.schedule.schedule import Kind
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Activations, Checkpointing, Strategy, Zero
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 from zsim_null import NullBackend
@@ -85,7 +85,9 @@ def test_rates_count_recomputation_only_for_the_hardware() -> None:
 
 def test_causal_rates_leave_out_half_of_attention() -> None:
     shape = GPT(layers=1, hidden_size=4, attention_heads=1, sequence_length=32, vocab_size=2)
-    strategy = Strategy(stage=0, checkpointing=Checkpointing.FULL)
+    strategy = Strategy(
+        zero=Zero(stage=0), activations=Activations(checkpointing=Checkpointing.FULL)
+    )
     model = gpt(shape, micro_batch_size=1)
     roomy = replace(CLUSTER, gpu=replace(CLUSTER.gpu, memory_bytes=10**9))
     given = Job(schedule=make_schedule(model, strategy), model=model, cluster=roomy, steps=1)

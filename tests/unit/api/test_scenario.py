@@ -14,7 +14,7 @@ import zsim_scenarios
 from zsim.api.scenario import as_setting
 from zsim.cli.main import answer
 from zsim.scenario.toml import apply
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 TINY = zsim_scenarios.text("tiny")
 

@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 from drawn_clusters import NO_MODEL, RATES
 
+import zsim_topologies
+from zsim.backend.backend import Job
 from zsim.backend.document import (
     Document,
     DocumentError,
@@ -18,9 +20,12 @@ from zsim.backend.document import (
 from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Tier
 from zsim.cluster.fabric_kind import FAT_TREE, FabricKind
+from zsim.model.equal_units import equal_units
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import Contract, Kind, Schedule
-from zsim.strategy.strategy import LossScale, Strategy
+from zsim.strategy.optimizer_rule import Adam
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.trace.trace import (
     BookEntry,
     Event,
@@ -50,7 +55,11 @@ def schedule() -> Schedule:
     build.setup.fill("x", x.all, 1.0)
     build.step.all_reduce("sum", data, x.all)
     build.step.copy("copy", x[:4], x[4:])
-    strategy = Strategy(stage=2, data=4, loss_scale=LossScale(initial=float("inf")))
+    strategy = Strategy(
+        parallel=Parallel(data=4),
+        zero=Zero(stage=2),
+        train=Train(optimizer=Adam(weight_decay=float("inf"))),
+    )
     return build.schedule(Contract(strategy=strategy))
 
 
@@ -205,3 +214,14 @@ def test_a_trace_survives() -> None:
         observed=(("live", 0.1),),
     )  # fmt: skip
     assert decode_trace(encode_trace(trace)) == trace
+
+
+def test_a_job_and_its_document_say_the_same() -> None:
+    data = Document(schedule=schedule())
+    with pytest.raises(DocumentError, match=r"^model: missing; a run needs it, a check does not$"):
+        data.job()
+    model = equal_units(parameters=64, tokens=1)
+    job = Job(schedule=data.schedule, model=model, cluster=zsim_topologies.load("dgx2_infiniband"))
+    assert Document.of(job).job() == job
+    with pytest.raises(DocumentError, match=r"^cluster: missing; "):
+        replace(Document.of(job), cluster=None).job()

@@ -13,7 +13,7 @@ from zsim.model.architecture import GPT, Attention
 from zsim.model.transformer import transformer
 from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import from_tables
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 SMALL = """
 publication = "nobody, nowhere"

@@ -68,7 +68,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
 
     def counted(batch: RunBatch) -> list[FinishedRun]:
-        found.append(len(batch.outlines))
+        found.append(len(batch.scenarios))
         return run_batch(batch)
 
     monkeypatch.setattr(RUN_BATCH, counted)
@@ -240,7 +240,7 @@ def test_an_interrupted_sweep_keeps_what_was_done_and_says_how_to_go_on(
     def interrupted(batch: RunBatch) -> list[FinishedRun]:
         if tried:
             raise KeyboardInterrupt
-        tried.append(len(batch.outlines))
+        tried.append(len(batch.scenarios))
         return run_batch(batch)
 
     with monkeypatch.context() as patch:

@@ -185,6 +185,12 @@ FABRIC_WRONG: dict[str, tuple[str, object, str]] = {
         "wrong: fabric: leaf.oversubscription: '2:1' is not a ratio of more than 0, such as 2 or "
         '"3/2"',
     ),
+    "a kind that is a list": (
+        "kind",
+        ["fat_tree"],
+        "wrong: fabric: kind: \"['fat_tree']\" must be one of single_switch, fat_tree, "
+        "rail_optimized, rail_only, explicit; did you mean fat_tree?",
+    ),
     "a spine without leaves": ("leaf", None, "wrong: fabric: leaf: missing below spine"),
     "a kind that does not exist": (
         "kind",
@@ -239,6 +245,12 @@ def test_a_wrong_fabric_is_one_line_with_the_key(path: str, value: object, expec
     with pytest.raises(TopologyError) as caught:
         cluster_of("wrong", table, 1, zsim_topologies.table)
     assert str(caught.value) == expected
+
+
+def test_a_list_is_no_fabric() -> None:
+    table = {**zsim_topologies.table(Part.NODE, "dgx2"), "fabric": [1]}
+    with pytest.raises(TopologyError, match=r"^wrong: fabric: \[1\] must be a table$"):
+        cluster_of("wrong", table, 1, zsim_topologies.table)
 
 
 def test_what_stands_beside_the_name_of_a_node_is_refused() -> None:

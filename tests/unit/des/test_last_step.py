@@ -8,7 +8,6 @@ import zsim_scenarios
 from zsim.analysis.summary import step_of, summary
 from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
-from zsim.scenario.outline import model_of
 from zsim.scenario.toml import parse
 from zsim.study.outcome import Status
 from zsim.study.proved import Proved
@@ -34,19 +33,19 @@ CASES = {
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_what_a_later_trial_says_is_what_a_run_says(settings: tuple[str, ...]) -> None:
-    outline = reader("tiny").outline(parse(zsim_scenarios.text("tiny"), settings))
-    model = model_of(outline)
+    resolved = reader("tiny").resolve(parse(zsim_scenarios.text("tiny"), settings))
+    model = resolved.make_model()
     job = Job(
-        schedule=make_schedule(model, outline.strategy),
+        schedule=make_schedule(model, resolved.strategy),
         model=model,
-        cluster=outline.cluster,
-        steps=outline.steps,
+        cluster=resolved.cluster,
+        steps=resolved.steps,
     )
-    backend = SimBackend(faults=outline.faults, neighbours=outline.neighbours)
+    backend = SimBackend(faults=resolved.faults, neighbours=resolved.neighbours)
     trace = backend.run(job, seed=0)
     assert backend.last_step(job, seed=0) == step_of(job, trace)
-    made = cast("Proved", simulated(outline.recipe))
-    first, again = made.tried(outline), made.tried(outline)
+    made = cast("Proved", simulated(resolved))
+    first, again = made.tried(resolved), made.tried(resolved)
     assert first == again
     assert first.summary == summary(job, trace)
     assert (first.status is Status.FULL) == (trace.out_of_memory is not None)

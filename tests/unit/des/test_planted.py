@@ -14,7 +14,9 @@ from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, Fill, Role, SetScalar
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim_des.values import (
     Planted,
     Result,
@@ -27,18 +29,21 @@ from zsim_des.values.field import NOT_FINITE, product, reduced, times
 
 SHAPE = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
 STRATEGY = Strategy(
-    stage=2,
-    data=2,
-    tensor=2,
-    gradient_accumulation_steps=2,
-    precision=Precision.FP16,
-    loss_scale=LossScale(interval=2),
-    bucket_elements=40,
+    parallel=Parallel(data=2, tensor=2),
+    zero=Zero(stage=2, bucket_elements=40),
+    train=Train(
+        gradient_accumulation_steps=2, precision=Precision.FP16, loss_scale=LossScale(interval=2)
+    ),
 )
 
 
 def made(strategy: Strategy = STRATEGY) -> tuple[Model, Schedule]:
-    model = gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    model = gpt(
+        SHAPE,
+        micro_batch_size=1,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
+    )
     return model, make_schedule(model, strategy)
 
 
@@ -69,7 +74,7 @@ def test_what_is_not_finite_stays_so_and_what_nobody_wrote_is_another_mark() -> 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_a_gradient_that_is_not_finite_anywhere_is_seen_and_the_step_skipped(stage: int) -> None:
-    model, given = made(replace(STRATEGY, stage=stage))
+    model, given = made(STRATEGY.but({"zero.stage": stage}))
     places = list(plantable(given, model, step=1))
     # Two replicas of two micro-batches; 98 elements over the tensor axis, and 2 of the tied
     # embedding's second use for each of its 3 rows.

@@ -17,7 +17,7 @@ from zsim.model.transformer import transformer
 from zsim.schedule.operation import Allocate, Free
 from zsim.schedule.schedule import Buffer, Kind, Program, ScheduleError
 from zsim.strategy.execution import Execution, Loss
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 MIB = 1 << 20
 PLAIN_GPT = GPT(layers=1, hidden_size=64, attention_heads=4, sequence_length=32, vocab_size=96)

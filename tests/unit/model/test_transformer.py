@@ -22,7 +22,7 @@ from zsim.model.model import Model, ModelError
 from zsim.model.transformer import transformer
 from zsim.model.transformer.block import block
 from zsim.model.transformer.size import Size
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 GPT3 = GPT(
     layers=96,
@@ -145,10 +145,10 @@ def test_ranks_of_a_tensor_axis_share_parameters_products_and_what_is_kept(
 
 
 WRONG = {
-    ("key_value_heads", 3): r"^key_value_heads: 3 must divide attention_heads 32$",
-    ("head_size", 127): r"^head_size: 127 must be even, rotary positions turn pairs$",
-    ("layers", 0): r"^layers: 0 must be at least 1$",
-    ("position_embeddings", 9): r"^position_embeddings: 9 is for positions learned, not rotary$",
+    ("key_value_heads", 3): r"^model\.key_value_heads: 3 must divide attention_heads 32$",
+    ("head_size", 127): r"^model\.head_size: 127 must be even, rotary positions turn pairs$",
+    ("layers", 0): r"^model\.layers: 0 must be at least 1$",
+    ("position_embeddings", 9): r"^model\.position_embeddings: 9 is for positions learned",
 }
 
 
@@ -160,16 +160,18 @@ def test_a_shape_that_cannot_exist_is_refused_by_its_field(field: tuple[str, int
 
 
 def test_a_sequence_needs_a_learned_position_for_each_token() -> None:
-    with pytest.raises(ArchitectureError, match=r"^sequence_length: 2048 must be at most the 1024"):
+    with pytest.raises(
+        ArchitectureError, match=r"^model\.sequence_length: 2048 must be at most the"
+    ):
         replace(GPT3, position_embeddings=1024)
 
 
 def test_a_tensor_axis_that_does_not_divide_heads_or_width_is_refused() -> None:
     for tensor, why in ((3, "attention_heads 32"), (16, "key_value_heads 8")):
-        with pytest.raises(ModelError, match=rf"^tensor: {tensor} must divide {why}$"):
+        with pytest.raises(ModelError, match=rf"^parallel\.tensor: {tensor} must divide {why}$"):
             transformer(LLAMA3_8B, micro_batch_size=1, tensor=tensor)
     odd = replace(LLAMA3_8B, intermediate_size=14335)
-    with pytest.raises(ModelError, match=r"^tensor: 2 must divide intermediate_size 14335$"):
+    with pytest.raises(ModelError, match=r"^parallel\.tensor: 2 must divide intermediate_size"):
         transformer(odd, micro_batch_size=1, tensor=2)
 
 
@@ -231,5 +233,5 @@ def test_ranks_of_the_tensor_axis_draw_alike_where_they_hold_copies(
 
 
 def test_a_probability_of_one_is_refused() -> None:
-    with pytest.raises(ArchitectureError, match=r"dropout: 1\.0 must be at least 0 and below 1"):
+    with pytest.raises(ArchitectureError, match=r"model.dropout: 1\.0 must be at least 0"):
         replace(GPT3, dropout=1.0)

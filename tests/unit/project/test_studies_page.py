@@ -44,7 +44,7 @@ def test_every_key_of_a_study_is_on_the_page() -> None:
 @pytest.mark.parametrize("name", zsim_scenarios.study_names())
 def test_a_study_that_ships_can_be_planned(name: str) -> None:
     plan = study_of(name).plan
-    assert all(run.outline is not None for run in plan.runs)
+    assert all(run.resolved is not None for run in plan.runs)
     assert len(tomllib.loads(zsim_scenarios.study_text(name))["question"]) <= 70
 
 

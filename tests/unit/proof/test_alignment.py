@@ -71,7 +71,9 @@ def test_a_layout_is_found_if_some_rank_begins_elsewhere(case: tuple[Layout, int
 def runtime(name: str) -> Schedule:
     strategy = emulating(EMULATED[name], data=2, micro_batches=1)
     assert strategy is not None
-    return make_schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
+    return make_schedule(
+        gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision), strategy
+    )
 
 
 @pytest.mark.parametrize("name", ["deepspeed 1", "deepspeed 2", "megatron"])

@@ -26,7 +26,9 @@ from zsim.schedule.operation import (
     Together,
 )
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 T = TypeVar("T", bound=Operation)
 
@@ -126,7 +128,12 @@ def test_a_reduction_that_adds_in_bf16_is_named(name: str) -> None:
 @pytest.mark.parametrize("stage", range(4))
 def test_masters_and_moments_in_bf16_are_found_at_the_update(stage: int, kind: Kind) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = make_schedule(model, Strategy(stage=stage, data=2, precision=Precision.BF16))
+    made = make_schedule(
+        model,
+        Strategy(
+            parallel=Parallel(data=2), zero=Zero(stage=stage), train=Train(precision=Precision.BF16)
+        ),
+    )
     (program,) = made.programs
     buffers = tuple(
         replace(each, dtype=DType.BF16) if each.kind is kind else each for each in program.buffers
@@ -142,7 +149,12 @@ def test_masters_and_moments_in_bf16_are_found_at_the_update(stage: int, kind: K
 
 def test_gradients_that_are_not_widened_before_the_update_are_found() -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = make_schedule(model, Strategy(stage=1, data=2, precision=Precision.BF16))
+    made = make_schedule(
+        model,
+        Strategy(
+            parallel=Parallel(data=2), zero=Zero(stage=1), train=Train(precision=Precision.BF16)
+        ),
+    )
     (program,) = made.programs
     update = next(
         each
@@ -163,7 +175,12 @@ def test_gradients_that_are_not_widened_before_the_update_are_found() -> None:
 def test_gradients_that_are_integers_for_a_while_are_found(stage: int) -> None:
     """As wide as any number is, and without its exponent."""
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.FP16)
-    made = make_schedule(model, Strategy(stage=stage, data=2, precision=Precision.FP16))
+    made = make_schedule(
+        model,
+        Strategy(
+            parallel=Parallel(data=2), zero=Zero(stage=stage), train=Train(precision=Precision.FP16)
+        ),
+    )
     (program,) = made.programs
     casts = {each.name for each in program.buffers if each.name.endswith("/cast")}
     assert casts
@@ -178,7 +195,9 @@ def test_gradients_that_are_integers_for_a_while_are_found(stage: int) -> None:
 
 def test_a_norm_that_is_added_up_in_bf16_is_found() -> None:
     model = gpt(SHAPE, micro_batch_size=1)
-    made = make_schedule(model, Strategy(stage=2, data=2, clip_norm=1.0))
+    made = make_schedule(
+        model, Strategy(parallel=Parallel(data=2), zero=Zero(stage=2), train=Train(clip_norm=1.0))
+    )
     narrow = changed(made, "step/update/norm/reduce", accumulate=DType.BF16)
     assert formats(narrow, model) == ["step/update/norm/reduce"]
 

@@ -9,7 +9,7 @@ parameters without elements (DS 8297) in every drawn model.
 What is not planted stands in docs/check.md with the reason.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -36,15 +36,18 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 
 SHAPE = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 
 
-def zero(**knobs: object) -> Schedule:
+def zero(knobs: Mapping[str, object]) -> Schedule:
     """zsim's own schedule of a small GPT on four ranks."""
-    strategy = Strategy(**({"data": 4, "optimizer": SGD()} | knobs))  # type: ignore[arg-type]  # knobs by name
-    return make_schedule(gpt(SHAPE, micro_batch_size=1, precision=strategy.precision), strategy)
+    strategy = Strategy.of({"parallel.data": 4, "train.optimizer": SGD(), **knobs})
+    return make_schedule(
+        gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision), strategy
+    )
 
 
 def operations(made: Schedule) -> Iterable[Operation]:
@@ -62,27 +65,27 @@ def by(invariant: str, made: Schedule) -> list[Finding]:
 
 def test_parameters_without_gradient_on_some_ranks() -> None:
     """PT 158719, 170667, 174862: some ranks reduce what others leave out."""
-    made = zero(stage=2)
+    made = zero({"zero.stage": 2})
     (found,) = by("matching", split(made, without(made, first(made, "/reduce/"))))
     assert found.role == "first and rest"
 
 
 def test_a_rank_without_norm_work_that_skips_the_reduction_of_the_norm() -> None:
     """DS 1522: a stage with nothing to measure does not join the all-reduce of the norm."""
-    made = zero(stage=1, clip_norm=1.0)
+    made = zero({"zero.stage": 1, "train.clip_norm": 1.0})
     (found,) = by("matching", split(made, without(made, "step/update/norm/reduce")))
     assert found.operation == "step/update/norm/reduce"
 
 
 def test_a_norm_that_is_not_reduced() -> None:
     """DS 7718: the norm of what one rank has, taken for the norm of all."""
-    made = without(zero(stage=2, clip_norm=1.0), "step/update/norm/reduce")
+    made = without(zero({"zero.stage": 2, "train.clip_norm": 1.0}), "step/update/norm/reduce")
     assert [each.operation for each in by("values", made)] == ["step/update/bucket0/update"]
 
 
 def test_a_prefetched_parameter_that_is_never_used_and_never_freed() -> None:
     """DS 5828, 3156, 4808, 6557: gathered ahead of a branch that is not taken any more."""
-    made = zero(stage=3)
+    made = zero({"zero.stage": 3})
     gather = first(made, "/gather/")
     target = made.programs[0].by_id[gather]
     buffer = getattr(target, "target").buffer  # noqa: B009 (of an operation found by name)
@@ -95,7 +98,7 @@ def test_a_prefetched_parameter_that_is_never_used_and_never_freed() -> None:
 
 def test_a_staging_buffer_that_is_freed_while_its_reduction_runs() -> None:
     """PT 179443, 180889: the block of a reduction in flight goes to the next layer."""
-    made = zero(stage=2, bucket_elements=1)
+    made = zero({"zero.stage": 2, "zero.bucket_elements": 1})
     free = next(
         each
         for each in operations(made)
@@ -108,7 +111,7 @@ def test_a_staging_buffer_that_is_freed_while_its_reduction_runs() -> None:
 
 def test_a_buffer_of_another_stream_than_its_consumer() -> None:
     """MLM 6187: the block may still be in use on the stream that it comes from."""
-    made = zero(stage=3, prefetch_units=0)
+    made = zero({"zero.stage": 3, "zero.prefetch_units": 0})
     forward = next(
         each
         for each in operations(made)
@@ -121,7 +124,7 @@ def test_a_buffer_of_another_stream_than_its_consumer() -> None:
 
 def test_a_reduction_that_is_silently_not_used() -> None:
     """DS 4946: the branch that reduces is never taken."""
-    made = zero(stage=2)
+    made = zero({"zero.stage": 2})
     reduce = first(made, "/reduce/")
     found = {each.invariant for each in check(without(made, reduce))}
     assert {"lifetime", "volume"} <= found
@@ -129,8 +132,11 @@ def test_a_reduction_that_is_silently_not_used() -> None:
 
 def test_accumulation_that_saves_no_communication() -> None:
     """Torchtune 1275, torchtitan 1929: reduced in each micro-batch after all."""
-    knobs = {"stage": 2, "gradient_accumulation_steps": 3}
-    once, each_time = zero(**knobs, reduce_once=True), zero(**knobs, reduce_once=False)
+    knobs = {"zero.stage": 2, "train.gradient_accumulation_steps": 3}
+    once, each_time = (
+        zero(knobs | {"zero.reduce_once": True}),
+        zero(knobs | {"zero.reduce_once": False}),
+    )
     broken = replace(each_time, contract=replace(once.contract, peak_bytes=()))
     (found,) = by("volume", broken)
     assert found.operation == "data/reduce_scatter"
@@ -138,14 +144,14 @@ def test_accumulation_that_saves_no_communication() -> None:
 
 def test_a_gather_of_what_is_gathered_already() -> None:
     """PT 144800, MLM 6153: recompute triggers the prefetch of forward a second time."""
-    made = zero(stage=3)
+    made = zero({"zero.stage": 3})
     (found,) = by("volume", twice(made, first(made, "/gather/")))
     assert found.operation == "data/all_gather"
 
 
 def test_weights_that_are_freed_before_backward_reads_them() -> None:
     """DS 8036, 8059: a compiler pass frees them after their last use in forward."""
-    made = zero(stage=3)
+    made = zero({"zero.stage": 3})
     backward = next(
         each for each in operations(made) if isinstance(each, Compute) and each.action == "backward"
     )
@@ -160,7 +166,7 @@ def test_weights_that_are_freed_before_backward_reads_them() -> None:
 
 def test_gradients_of_several_steps_on_top_of_each_other() -> None:
     """PT 139234: gradient memory of a step is still held when the next one begins."""
-    made = zero(stage=1)
+    made = zero({"zero.stage": 1})
     free = next(
         each.id
         for each in operations(made)
@@ -172,7 +178,7 @@ def test_gradients_of_several_steps_on_top_of_each_other() -> None:
 
 def test_a_cast_of_updated_parameters_that_is_left_out_of_the_gather() -> None:
     """DS 7606: a copy of the parameters goes stale after the update."""
-    made = zero(stage=1, precision=Precision.BF16)
+    made = zero({"zero.stage": 1, "train.precision": Precision.BF16})
     gather = next(
         name
         for name in made.programs[0].by_id
@@ -186,7 +192,7 @@ def test_a_cast_of_updated_parameters_that_is_left_out_of_the_gather() -> None:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_optimizers_of_which_one_takes_the_other_ones_gradients(stage: int) -> None:
     """MLM 4769: they share a buffer, and the second one reads what is not its own."""
-    made = zero(stage=stage, bucket_elements=1)
+    made = zero({"zero.stage": stage, "zero.bucket_elements": 1})
     updates = [
         each for each in operations(made) if isinstance(each, Compute) and each.action == "update"
     ]
@@ -203,12 +209,15 @@ def test_two_optimizers_of_which_one_takes_the_other_ones_gradients(stage: int) 
 
 def test_what_is_planted_is_not_there_before() -> None:
     for stage in range(4):
-        assert check(zero(stage=stage, clip_norm=1.0, bucket_elements=1)) == ()
+        assert (
+            check(zero({"zero.stage": stage, "train.clip_norm": 1.0, "zero.bucket_elements": 1}))
+            == ()
+        )
 
 
 def test_a_contribution_that_is_added_to_what_the_step_before_left() -> None:
     """DS 6550, 7967: the first micro-batch adds instead of setting."""
-    made = zero(stage=2)
+    made = zero({"zero.stage": 2})
     copy = next(each for each in operations(made) if isinstance(each, Copy) and not each.accumulate)
     found = by("values", changed(made, copy.id, accumulate=True))
     assert (found[0].operation, found[0].why.split()[0]) == (copy.id, "computes")
@@ -216,8 +225,8 @@ def test_a_contribution_that_is_added_to_what_the_step_before_left() -> None:
 
 def test_memory_that_nobody_promised() -> None:
     """DS 2869: a knob that is documented to bound memory does not."""
-    made = zero(stage=3, prefetch_units=0)
-    eager = zero(stage=3, prefetch_units=3)
+    made = zero({"zero.stage": 3, "zero.prefetch_units": 0})
+    eager = zero({"zero.stage": 3, "zero.prefetch_units": 3})
     broken = replace(eager, contract=made.contract)
     (found,) = by("memory", broken)
     assert isinstance(made.programs[0].by_id.get(found.operation), Allocate | None)
@@ -226,7 +235,7 @@ def test_memory_that_nobody_promised() -> None:
 
 def test_a_parameter_that_is_fetched_twice_at_once() -> None:
     """DS 7824: hooks of two outputs fire, and two gathers write one buffer."""
-    made = zero(stage=3)
+    made = zero({"zero.stage": 3})
     gather = first(made, "/gather/")
     found = by("races", twice(made, gather, stream="compute", group="world"))
     assert found[0].operation == f"{gather}/again"
@@ -235,7 +244,7 @@ def test_a_parameter_that_is_fetched_twice_at_once() -> None:
 
 def test_overlapped_communication_that_reduces_what_is_not_there_yet() -> None:
     """DS 5545: the reduction is on a stream of its own, and does not wait for the gradients."""
-    made = zero(stage=2)
+    made = zero({"zero.stage": 2})
     reduce = first(made, "/reduce/")
     found = by("races", changed(made, reduce, after=()))
     assert found[0].operation == reduce
@@ -244,7 +253,7 @@ def test_overlapped_communication_that_reduces_what_is_not_there_yet() -> None:
 
 def test_padding_that_nothing_wrote_reaches_a_reduction() -> None:
     """DS 6659: the padding of a tiny parameter is what was in memory before."""
-    made = zero(stage=3, data=5)
+    made = zero({"zero.stage": 3, "parallel.data": 5})
     fill = first(made, "/pad/")
     reduction = getattr(made.programs[0].by_id[fill], "target").buffer  # noqa: B009 (found by name)
     found = by("values", without(made, fill))
@@ -254,15 +263,15 @@ def test_padding_that_nothing_wrote_reaches_a_reduction() -> None:
 
 def test_a_reduce_buffer_that_is_held_for_every_layer() -> None:
     """PT 179443, the other way round: as many buffers at once as there are layers."""
-    knobs = {"stage": 2, "bucket_elements": 1}
-    made, held = zero(**knobs), zero(**knobs, reductions_in_flight=20)
+    knobs = {"zero.stage": 2, "zero.bucket_elements": 1}
+    made, held = zero(knobs), zero(knobs | {"zero.reductions_in_flight": 20})
     (found,) = by("memory", replace(held, contract=made.contract))
     assert "promised are at most" in found.why
 
 
 def test_gathers_without_a_limit() -> None:
     """PT 83917, 94429: nothing keeps the host from issuing the gathers of all layers."""
-    made = zero(stage=3)
+    made = zero({"zero.stage": 3})
 
     def edit(operation: Operation) -> Iterable[Operation]:
         if isinstance(operation, Free) and operation.buffer.endswith("gathered"):
@@ -299,7 +308,7 @@ def test_a_double_buffer_that_is_filled_while_its_reduction_still_reads() -> Non
 
 def test_an_optimizer_that_leaves_a_bucket_out() -> None:
     """DS 7606: what is not updated any more drifts from what is."""
-    made = zero(stage=1, bucket_elements=1)
+    made = zero({"zero.stage": 1, "zero.bucket_elements": 1})
     update = next(
         each.id for each in operations(made) if isinstance(each, Compute) and each.rule is not None
     )
@@ -309,7 +318,7 @@ def test_an_optimizer_that_leaves_a_bucket_out() -> None:
 
 def test_experts_that_no_token_of_a_rank_goes_to() -> None:
     """DS 5008, 4966, 7461: their parameters are gathered by the other ranks alone."""
-    made = zero(stage=3)
+    made = zero({"zero.stage": 3})
     gather = first(made, "/gather/")
     (found,) = by("matching", split(made, without(made, gather)))
     assert found.operation == gather
@@ -322,7 +331,7 @@ def accumulated(made: Schedule) -> list[Copy]:
 
 def test_micro_steps_after_the_first_that_are_dropped() -> None:
     """DS 6550, 7981, 671: the counter of micro-steps is off by one."""
-    made = zero(stage=2, gradient_accumulation_steps=3)
+    made = zero({"zero.stage": 2, "train.gradient_accumulation_steps": 3})
     dropped = [each.id for each in accumulated(made) if "mb1" in each.id]
     (found,) = by("values", without(made, *dropped))
     assert found.operation == "step/update/bucket0/update"
@@ -330,7 +339,7 @@ def test_micro_steps_after_the_first_that_are_dropped() -> None:
 
 def test_a_boundary_that_resets_the_accumulator() -> None:
     """DS 7967, 545; open-instruct 1498: the last micro-step sets what it should add to."""
-    made = zero(stage=2, gradient_accumulation_steps=3)
+    made = zero({"zero.stage": 2, "train.gradient_accumulation_steps": 3})
     last = next(each.id for each in accumulated(made) if "mb2" in each.id)
     (found,) = by("values", changed(made, last, accumulate=False))
     assert found.operation == "step/update/bucket0/update"
@@ -338,7 +347,7 @@ def test_a_boundary_that_resets_the_accumulator() -> None:
 
 def test_a_norm_that_is_too_small_by_a_factor() -> None:
     """DS 7718: ranks average what they should sum."""
-    made = zero(stage=2, clip_norm=1.0)
+    made = zero({"zero.stage": 2, "train.clip_norm": 1.0})
     wrong = changed(made, "step/update/norm/reduce", reduction=Reduction.AVERAGE)
     (found,) = by("values", wrong)
     assert found.operation == "step/update/bucket0/update"
@@ -346,7 +355,7 @@ def test_a_norm_that_is_too_small_by_a_factor() -> None:
 
 def test_a_secondary_shard_that_is_not_refreshed() -> None:
     """DS 4851, 7606: backward gathers from a copy that is kept, and that updates leave behind."""
-    made, name = zero(stage=3, secondary=2), "bucket0/secondary"
+    made, name = zero({"zero.stage": 3, "zero.secondary": 2}), "bucket0/secondary"
     (program,) = made.programs
     view = program.by_name[name]
     kept = Compute(
@@ -370,7 +379,7 @@ def test_a_secondary_shard_that_is_not_refreshed() -> None:
 
 def test_gradients_that_a_second_instance_of_the_optimizer_divides_again() -> None:
     """MLM 3693: with overlap and several instances less is applied than without."""
-    made = zero(stage=2)
+    made = zero({"zero.stage": 2})
     copy = next(each for each in operations(made) if isinstance(each, Copy) and each.divisor > 1)
     found = by("values", changed(made, copy.id, divisor=2 * copy.divisor))
     assert [each.operation.rsplit("/", 1)[1] for each in found] == ["update"]
@@ -378,7 +387,7 @@ def test_gradients_that_a_second_instance_of_the_optimizer_divides_again() -> No
 
 def test_a_norm_that_is_never_measured() -> None:
     """CAI 4984: clipping reads a number that nobody has computed."""
-    made = zero(stage=2, clip_norm=1.0)
+    made = zero({"zero.stage": 2, "train.clip_norm": 1.0})
     (found,) = by("lifetime", without(made, "step/update/norm/measure"))
     assert found.operation == "step/update/norm/reduce"
     assert "unordered" in found.why

@@ -11,7 +11,9 @@ from zsim.runtimes.registry import make_schedule as zero
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import FreeMode, Previous
 from zsim.schedule.schedule import Kind, Pool, Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 
 def memory(schedule: Schedule) -> list[Finding]:
@@ -129,7 +131,9 @@ def test_a_staging_buffer_may_have_room() -> None:
 def test_model_states_are_those_that_the_closed_form_says() -> None:
     shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
     model = gpt(shape, micro_batch_size=1, precision=Precision.BF16)
-    strategy = Strategy(stage=1, data=3, precision=Precision.BF16)
+    strategy = Strategy(
+        parallel=Parallel(data=3), zero=Zero(stage=1), train=Train(precision=Precision.BF16)
+    )
     schedule = zero(model, strategy)
     (program,) = schedule.programs
     moment = next(name for name in program.persistent if program.by_name[name].kind is Kind.MOMENT)
@@ -149,7 +153,14 @@ def test_a_moment_that_is_called_another_kind_is_found(kind: Kind) -> None:
     """States are read back by kind: a moment would be taken for parameters."""
     shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
     model = gpt(shape, micro_batch_size=1, precision=Precision.BF16)
-    made = zero(model, Strategy(stage=2, data=2, precision=Precision.BF16, emulate=DeepSpeed()))
+    made = zero(
+        model,
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=2, emulate=DeepSpeed()),
+            train=Train(precision=Precision.BF16),
+        ),
+    )
     (program,) = made.programs
     (name, *_) = (each.name for each in program.buffers if each.kind is Kind.MOMENT)
     buffers = tuple(

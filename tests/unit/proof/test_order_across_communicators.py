@@ -8,7 +8,8 @@ from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import AllReduce, ReduceScatter, View
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 
 def orders(schedule: Schedule) -> list[Finding]:
@@ -58,7 +59,14 @@ def test_a_rank_that_reduces_over_the_world_before_the_others_do_is_found() -> N
     """ROCm/rccl 2191: two kinds of parallelism, each with a communicator of its own."""
     shape = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
     model = gpt(shape, micro_batch_size=1)
-    made = zero(model, Strategy(stage=2, data=4, bucket_elements=1, clip_norm=1.0))
+    made = zero(
+        model,
+        Strategy(
+            parallel=Parallel(data=4),
+            zero=Zero(stage=2, bucket_elements=1),
+            train=Train(clip_norm=1.0),
+        ),
+    )
     scatters = [each.id for each in made.programs[0].step if isinstance(each, ReduceScatter)]
     early = moved(made, "step/update/norm/reduce", before=scatters[-1])
     assert orders(split(made, made)) == []
@@ -113,7 +121,9 @@ def test_sends_count_over_three_ranks_of_a_row() -> None:
 def test_groups_of_ranks_that_share_no_second_one_may_come_in_any_order() -> None:
     shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
     model = gpt(shape, micro_batch_size=1, tensor=2)
-    made = zero(model, Strategy(stage=2, data=2, tensor=2, bucket_elements=1))
+    made = zero(
+        model, Strategy(parallel=Parallel(data=2, tensor=2), zero=Zero(stage=2, bucket_elements=1))
+    )
     (program,) = made.programs
     scatter = next(each for each in program.step if isinstance(each, ReduceScatter))
     place = program.step.index(scatter)

@@ -12,7 +12,9 @@ from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Action, Role
 from zsim.schedule.schedule import Kind, Place, Pool, Schedule
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=3)
 
@@ -42,7 +44,14 @@ def moved_to_host(schedule: Schedule, kind: Kind) -> Schedule:
 @pytest.mark.parametrize("kind", [Kind.MASTER, Kind.MOMENT, Kind.GRADIENT, Kind.PARAMETER])
 def test_states_in_host_memory_that_kernels_of_the_device_read_are_found(kind: Kind) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = zero(model, Strategy(stage=2, data=2, clip_norm=1.0, precision=Precision.BF16))
+    made = zero(
+        model,
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=2),
+            train=Train(clip_norm=1.0, precision=Precision.BF16),
+        ),
+    )
     assert places(made) == []
     found = places(moved_to_host(made, kind))
     assert any("in host memory" in each for each in found)

@@ -11,7 +11,8 @@ from zsim.schedule.builder import COMMUNICATION, BufferHandle, ScheduleBuilder
 from zsim.schedule.operation import Action, AllGather, Compute, Previous, View
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 
 def races(schedule: Schedule) -> list[Finding]:
@@ -51,7 +52,10 @@ def test_a_reduction_that_does_not_wait_for_what_it_reduces_is_named() -> None:
 
 def test_an_edge_that_is_dropped_is_found_though_prefetching_hides_it_from_lifetime() -> None:
     shape = GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
-    made = zero(gpt(shape, micro_batch_size=1), Strategy(stage=3, data=4, prefetch_units=2))
+    made = zero(
+        gpt(shape, micro_batch_size=1),
+        Strategy(parallel=Parallel(data=4), zero=Zero(stage=3, prefetch_units=2)),
+    )
     assert races(made) == []
     (program,) = made.programs
     waits = [
@@ -289,7 +293,10 @@ def test_two_gradients_in_one_place_are_found_within_their_backward() -> None:
 
 def test_a_forward_that_does_not_wait_for_the_gather_that_ended_the_step_before_is_found() -> None:
     shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
-    made = zero(gpt(shape, micro_batch_size=1), Strategy(stage=1, data=4, optimizer=SGD()))
+    made = zero(
+        gpt(shape, micro_batch_size=1),
+        Strategy(parallel=Parallel(data=4), zero=Zero(stage=1), train=Train(optimizer=SGD())),
+    )
     forward = next(
         each
         for each in made.programs[0].by_id.values()

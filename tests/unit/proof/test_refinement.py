@@ -13,7 +13,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import COMMUNICATION, ScheduleBuilder
 from zsim.schedule.operation import FreeMode
 from zsim.schedule.schedule import Contract, Kind, Schedule
-from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim.trace.trace import BookEntry, Event, RankTrace, Trace
 from zsim_des import SimBackend
 
@@ -136,10 +138,14 @@ def test_independent_disorders_are_told_one_by_one_with_both_orders() -> None:
 
 def test_ranks_that_branch_apart_are_named() -> None:
     strategy = Strategy(
-        stage=1, data=2, precision=Precision.FP16, loss_scale=LossScale(initial=2.0)
+        parallel=Parallel(data=2),
+        zero=Zero(stage=1),
+        train=Train(precision=Precision.FP16, loss_scale=LossScale(initial=2.0)),
     )
     shape = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=4, vocab_size=11)
-    made = make_schedule(gpt(shape, micro_batch_size=1, precision=strategy.precision), strategy)
+    made = make_schedule(
+        gpt(shape, micro_batch_size=1, precision=strategy.train.precision), strategy
+    )
     plain, skipped = run(made, steps=2), run(made, steps=2, overflow=True)
     assert said(made, plain) == said(made, skipped) == []
     torn = replace(plain, ranks=(plain.ranks[0], skipped.ranks[1]))

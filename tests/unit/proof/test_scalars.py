@@ -13,21 +13,20 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Branch, Compute, Copy, Fill, Operation, SetScalar
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 
 LAW = LossScale(interval=3)
 STRATEGY = Strategy(
-    stage=2,
-    data=2,
-    precision=Precision.FP16,
-    clip_norm=1.0,
-    bucket_elements=400,
-    loss_scale=LAW,
+    parallel=Parallel(data=2),
+    zero=Zero(stage=2, bucket_elements=400),
+    train=Train(precision=Precision.FP16, clip_norm=1.0, loss_scale=LAW),
 )
 MODEL = gpt(
     GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5),
     micro_batch_size=1,
-    precision=STRATEGY.precision,
+    precision=STRATEGY.train.precision,
 )
 
 
@@ -203,8 +202,8 @@ def test_scalars_that_begin_otherwise_are_found(made: Schedule, name: str, value
 
 
 def test_another_law_in_the_contract_is_found(made: Schedule) -> None:
-    for law in (replace(LAW, interval=4), replace(LAW, growth=4.0), replace(LAW, backoff=0.25)):
-        strategy = replace(STRATEGY, loss_scale=law)
+    for law in (LAW.but(interval=4), LAW.but(growth=4.0), LAW.but(backoff=0.25)):
+        strategy = STRATEGY.but({"train.loss_scale": law})
         contract = replace(made.contract, strategy=strategy)
         assert scalars(replace(made, contract=contract))
 

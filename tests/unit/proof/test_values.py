@@ -1,6 +1,6 @@
 """Steps of zsim's own schedules are those of plain training; other steps are found."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -21,10 +21,12 @@ from zsim.schedule.operation import (
     Role,
 )
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=7)
-STRATEGY = Strategy(stage=3, data=2)
+STRATEGY = Strategy(parallel=Parallel(data=2), zero=Zero(stage=3))
 MODEL = gpt(
     GPT(layers=2, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5),
     micro_batch_size=1,
@@ -32,11 +34,20 @@ MODEL = gpt(
 NAME = "step/forward/mb0/block1/forward0"
 
 
-def job(**knobs: object) -> tuple[Schedule, Model]:
+def job(knobs: Mapping[str, object]) -> tuple[Schedule, Model]:
     """Two micro-batches of a small GPT on two ranks, and the model."""
-    chosen = {"data": 2, "gradient_accumulation_steps": 2, "bucket_elements": 60} | knobs
-    strategy = Strategy(**chosen)  # type: ignore[arg-type]  # knobs by name
-    model = gpt(SHAPE, micro_batch_size=1, tensor=strategy.tensor, precision=strategy.precision)
+    chosen = {
+        "parallel.data": 2,
+        "train.gradient_accumulation_steps": 2,
+        "zero.bucket_elements": 60,
+    }
+    strategy = Strategy.of({**chosen, **knobs})
+    model = gpt(
+        SHAPE,
+        micro_batch_size=1,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
+    )
     return make_schedule(model, strategy), model
 
 
@@ -69,7 +80,7 @@ def computes(made: Schedule, action: Action) -> list[Compute]:
 
 
 def test_a_proof_says_what_was_run_and_what_was_assumed() -> None:
-    made, model = job(stage=3)
+    made, model = job({"zero.stage": 3})
     shown = prove(made, model).values
     assert shown is not None
     assert (shown.findings, shown.not_shown, shown.assumed) == ((), "", ())
@@ -81,7 +92,7 @@ def test_a_proof_says_what_was_run_and_what_was_assumed() -> None:
 
 
 def test_values_are_not_run_where_the_order_of_operations_is_wrong() -> None:
-    made, model = job(stage=2)
+    made, model = job({"zero.stage": 2})
     reduction = next(name for name in made.programs[0].by_id if "/reduce/" in name)
     proof = prove(changed(made, reduction, after=()), model)
     assert proof.values is None
@@ -89,14 +100,14 @@ def test_values_are_not_run_where_the_order_of_operations_is_wrong() -> None:
 
 
 def test_a_cast_that_is_left_out_leaves_parameters_of_the_step_before() -> None:
-    made, model = job(stage=3, precision=Precision.BF16)
+    made, model = job({"zero.stage": 3, "train.precision": Precision.BF16})
     found = the_finding(without(made, cast_of(made).id), "values", model)
     assert found.operation == "step"
     assert "in bucket0/parameter" in found.why
 
 
 def test_a_cast_of_all_but_one_element_is_found() -> None:
-    made, model = job(stage=3, precision=Precision.BF16)
+    made, model = job({"zero.stage": 3, "train.precision": Precision.BF16})
     cast = cast_of(made)
     less = {
         name: replace(view, size=view.size - 1)
@@ -118,14 +129,14 @@ def test_a_cast_of_all_but_one_element_is_found() -> None:
 def test_a_micro_batch_that_does_not_count_once_is_found_at_the_update(
     spoil: Callable[[Schedule, str], Schedule], stage: int
 ) -> None:
-    made, model = job(stage=stage)
+    made, model = job({"zero.stage": stage})
     name = next(each for each in copies(made, accumulate=True) if "mb1" in each)
     assert left(spoil(made, name), model) in {each.id for each in computes(made, Action.UPDATE)}
 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_gradients_that_are_clipped_once_more_or_not_at_all_are_found(stage: int) -> None:
-    made, model = job(stage=stage, clip_norm=1.0)
+    made, model = job({"zero.stage": stage, "train.clip_norm": 1.0})
     name = computes(made, Action.CLIP)[0].id
     for faulty in (without(made, name), twice(made, name)):
         assert left(faulty, model).endswith("update")
@@ -133,7 +144,9 @@ def test_gradients_that_are_clipped_once_more_or_not_at_all_are_found(stage: int
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_norm_that_leaves_a_bucket_out_or_counts_it_twice_is_found(stage: int) -> None:
-    made, model = job(stage=stage, clip_norm=1.0, precision=Precision.FP16)
+    made, model = job(
+        {"zero.stage": stage, "train.clip_norm": 1.0, "train.precision": Precision.FP16}
+    )
     (measure,) = computes(made, Action.NORM)
     assert measure.operands[0].role is Role.GRADIENT
     for operands in (measure.operands[1:], (measure.operands[0], *measure.operands)):
@@ -144,7 +157,9 @@ def test_a_norm_that_leaves_a_bucket_out_or_counts_it_twice_is_found(stage: int)
 def test_a_test_for_overflow_that_leaves_a_bucket_out_is_found_where_it_decides(
     stage: int,
 ) -> None:
-    made, model = job(stage=stage, clip_norm=1.0, precision=Precision.FP16)
+    made, model = job(
+        {"zero.stage": stage, "train.clip_norm": 1.0, "train.precision": Precision.FP16}
+    )
     (measure,) = computes(made, Action.FINITE)
     found = the_finding(changed(made, measure.id, operands=measure.operands[1:]), "values", model)
     assert found.operation == "step/update/branch"
@@ -153,7 +168,7 @@ def test_a_test_for_overflow_that_leaves_a_bucket_out_is_found_where_it_decides(
 
 @pytest.mark.parametrize("with_model", [True, False])
 def test_activations_in_one_buffer_while_both_are_needed_are_found(with_model: bool) -> None:
-    made, model = job(stage=1)
+    made, model = job({"zero.stage": 1})
 
     def edit(each: Operation) -> tuple[Operation, ...]:
         if isinstance(each, Compute):
@@ -171,7 +186,9 @@ def test_activations_in_one_buffer_while_both_are_needed_are_found(with_model: b
 
 
 def test_a_sum_over_tensor_ranks_that_averages_is_found_in_forward() -> None:
-    made, model = job(stage=1, tensor=2, checkpointing=Checkpointing.FULL)
+    made, model = job(
+        {"zero.stage": 1, "parallel.tensor": 2, "activations.checkpointing": Checkpointing.FULL}
+    )
     (program,) = made.programs
     name = next(
         each.id
@@ -183,7 +200,7 @@ def test_a_sum_over_tensor_ranks_that_averages_is_found_in_forward() -> None:
 
 
 def test_a_gradient_of_an_activation_that_lacks_a_reader_is_found() -> None:
-    made, model = job(stage=1, tensor=2)
+    made, model = job({"zero.stage": 1, "parallel.tensor": 2})
     name = next(each for each in copies(made, accumulate=True) if "/add/" in each)
     assert left(without(made, name), model).endswith("update")
 
@@ -200,7 +217,14 @@ def test_a_gradient_of_an_activation_that_lacks_a_reader_is_found() -> None:
 def test_it_is_found_on_one_rank_and_without_the_model_too(
     spoil: Callable[[Schedule], Schedule],
 ) -> None:
-    made, _ = job(stage=2, data=1, precision=Precision.BF16, clip_norm=1.0)
+    made, _ = job(
+        {
+            "zero.stage": 2,
+            "parallel.data": 1,
+            "train.precision": Precision.BF16,
+            "train.clip_norm": 1.0,
+        }
+    )
     assert check(made) == ()
     assert named(spoil(made))[0][0] == "values"
 
@@ -213,7 +237,12 @@ def test_what_comes_out_of_a_unit_that_is_not_run_is_found_where_it_is_read() ->
 @pytest.mark.parametrize("stage", range(4))
 def test_an_update_that_is_left_out_or_made_twice_is_found(stage: int) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=Precision.BF16)
-    made = make_schedule(model, Strategy(stage=stage, data=3, precision=Precision.BF16))
+    made = make_schedule(
+        model,
+        Strategy(
+            parallel=Parallel(data=3), zero=Zero(stage=stage), train=Train(precision=Precision.BF16)
+        ),
+    )
     assert check(made, model) == ()
     for update in computes(made, Action.UPDATE):
         assert {each for each, _ in named(without(made, update.id), model)} & {"values", "lifetime"}
@@ -282,7 +311,7 @@ def promising(strategy: Strategy, loss_divisor: int) -> Schedule:
 
 
 def test_a_contract_that_names_another_strategy_is_found() -> None:
-    assert named(promising(Strategy(stage=2, data=2), 2), MODEL) == [
+    assert named(promising(Strategy(parallel=Parallel(data=2), zero=Zero(stage=2)), 2), MODEL) == [
         ("memory", "persistent/parameter"),
         ("volume", "contract/wire_bytes"),
     ]

@@ -1,5 +1,6 @@
 """Both ways of a branch do what training does, and all ranks take the same one."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -24,14 +25,18 @@ from zsim.schedule.operation import (
     Role,
 )
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 
 
-def fp16(**knobs: object) -> Schedule:
-    strategy = Strategy(**({"stage": 1, "data": 4, "precision": Precision.FP16} | knobs))  # type: ignore[arg-type]  # knobs by name
-    model = gpt(SHAPE, micro_batch_size=1, precision=Precision.FP16, tensor=strategy.tensor)
+def fp16(knobs: Mapping[str, object]) -> Schedule:
+    given = {"zero.stage": 1, "parallel.data": 4, "train.precision": Precision.FP16}
+    strategy = Strategy.of({**given, **knobs})
+    model = gpt(
+        SHAPE, micro_batch_size=1, precision=Precision.FP16, tensor=strategy.parallel.tensor
+    )
     return make_schedule(model, strategy)
 
 
@@ -57,17 +62,17 @@ def cast_of(made: Schedule) -> Copy:
 
 @pytest.mark.parametrize("stage", range(4))
 def test_a_step_that_overflowed_leaves_what_was_there(stage: int) -> None:
-    assert check(fp16(stage=stage, tensor=2)) == ()
+    assert check(fp16({"zero.stage": stage, "parallel.tensor": 2})) == ()
 
 
 def test_a_way_that_skips_may_write_parameters_with_what_they_are() -> None:
-    made = fp16()
+    made = fp16({})
     again = replace(cast_of(made), id="step/skip/cast")
     assert check(with_skipped(made, again)) == ()
 
 
 def test_parameters_that_become_something_else_though_the_step_is_skipped_are_found() -> None:
-    made = fp16()
+    made = fp16({})
     wrong = Fill(id="step/skip/fill", stream="compute", target=cast_of(made).target, value=0.0)
     found = the_finding(with_skipped(made, wrong), "values")
     assert "after a step that overflowed" in found.why
@@ -76,7 +81,7 @@ def test_parameters_that_become_something_else_though_the_step_is_skipped_are_fo
 
 
 def test_parameters_of_a_runtime_that_counts_skipped_steps_are_looked_at_too() -> None:
-    made = fp16(stage=2, data=2, emulate=DeepSpeed())
+    made = fp16({"zero.stage": 2, "parallel.data": 2, "zero.emulate": DeepSpeed()})
     parameter = next(
         operand.view
         for each in made.programs[0].step
@@ -90,7 +95,7 @@ def test_parameters_of_a_runtime_that_counts_skipped_steps_are_looked_at_too() -
 
 
 def test_an_update_that_is_made_though_the_step_is_skipped_is_found() -> None:
-    made = fp16()
+    made = fp16({})
     updates = [
         replace(each, id=f"step/skip/{number}")
         for number, each in enumerate(made.programs[0].by_id.values())
@@ -145,12 +150,12 @@ def test_a_branch_that_goes_the_wrong_way_round_is_found() -> None:
             return (replace(operation, then=operation.otherwise, otherwise=operation.then),)
         return (operation,)
 
-    assert named(edited(fp16(), edit))[0][0] in {"values", "lifetime"}
+    assert named(edited(fp16({}), edit))[0][0] in {"values", "lifetime"}
 
 
 def test_a_flag_that_is_not_reduced_is_found_where_it_is_decided_on() -> None:
     """DS 8415: each rank skips by what it sees itself."""
-    made = without(fp16(stage=2), "step/update/overflow/reduce")
+    made = without(fp16({"zero.stage": 2}), "step/update/overflow/reduce")
     waits = changed(made, "step/update/branch", after=("step/update/overflow/measure",))
     found = the_finding(waits, "values")
     assert found.operation == "step/update/branch"
@@ -240,7 +245,7 @@ def test_roles_that_share_a_group_decide_on_the_same_value() -> None:
 
 
 def test_roles_that_do_the_same_decide_the_same() -> None:
-    made = fp16(stage=2, tensor=2)
+    made = fp16({"zero.stage": 2, "parallel.tensor": 2})
     assert check(split(made, made)) == ()
 
 

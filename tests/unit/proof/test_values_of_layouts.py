@@ -18,7 +18,7 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Action, Allocate, Compute, Operand, Role, View
 from zsim.schedule.schedule import Buffer, Contract, Kind, LogicalParameter, Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 
 def held(
@@ -228,7 +228,7 @@ def test_a_layout_that_says_otherwise_which_ranks_hold_copies_is_found(name: str
     """Without clipping no norm counts copies: ranks would begin with different values, or alike."""
     shape = GPT(layers=1, hidden_size=2, attention_heads=2, sequence_length=2, vocab_size=3)
     model = gpt(shape, micro_batch_size=1, tensor=2)
-    made = make_schedule(model, Strategy(stage=0, data=1, tensor=2))
+    made = make_schedule(model, Strategy(parallel=Parallel(data=1, tensor=2), zero=Zero(stage=0)))
     assert check(made, model) == ()
     (layout,) = (each for each in made.layouts if any(p.parameter == name for p in each.pieces))
     pieces = tuple(

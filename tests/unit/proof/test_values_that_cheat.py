@@ -24,7 +24,7 @@ from zsim.schedule.operation import (
     View,
 )
 from zsim.schedule.schedule import Kind, Program, Scalar, Schedule
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 SHAPE = GPT(layers=1, hidden_size=4, attention_heads=2, sequence_length=3, vocab_size=7)
 STEP = "step/update/step"
@@ -33,7 +33,7 @@ UPDATE = "step/update/bucket0/update"
 
 def job(strategy: Strategy, shape: GPT = SHAPE) -> tuple[Schedule, Model]:
     """Return a right schedule without promised peaks, and its model."""
-    model = gpt(shape, micro_batch_size=1, precision=strategy.precision)
+    model = gpt(shape, micro_batch_size=1, precision=strategy.train.precision)
     made = make_schedule(model, strategy)
     return replace(made, contract=replace(made.contract, peak_bytes=())), model
 
@@ -45,7 +45,7 @@ def before(made: Schedule, name: str, *more: Operation) -> Schedule:
 
 @pytest.fixture
 def stage1() -> tuple[Schedule, Model]:
-    return job(Strategy(stage=1, data=2))
+    return job(Strategy(parallel=Parallel(data=2), zero=Zero(stage=1)))
 
 
 def test_a_counter_that_is_not_training_s_may_not_decide_on_the_number_of_the_update(
@@ -170,7 +170,9 @@ def test_a_backward_that_reads_half_of_what_was_saved_is_found(
 @pytest.mark.parametrize("start", [820, 1025, 1640, 2255])
 def test_what_is_spoiled_of_one_rank_in_the_middle_of_a_class_is_found(start: int) -> None:
     shape = GPT(layers=1, hidden_size=16, attention_heads=2, sequence_length=16, vocab_size=16)
-    made, model = job(Strategy(stage=3, data=16, emulate=FSDP2()), shape)
+    made, model = job(
+        Strategy(parallel=Parallel(data=16), zero=Zero(stage=3, emulate=FSDP2())), shape
+    )
     spoils = Fill(
         id="step/spoils",
         stream="compute",

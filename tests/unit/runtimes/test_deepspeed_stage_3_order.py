@@ -25,7 +25,9 @@ from zsim.schedule.operation import (
     Operation,
     ReduceScatter,
 )
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 EAGER = DeepSpeed(
     stage3_prefetch_bucket_size=0,
@@ -66,7 +68,9 @@ def step(
 ) -> list[Operation]:
     """The step, as the host issues it."""
     strategy = Strategy(
-        stage=3, data=ranks, gradient_accumulation_steps=micro_batches, emulate=options
+        parallel=Parallel(data=ranks),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=micro_batches),
     )
     (program,) = make_schedule(model, strategy).programs
     return list(program.step)
@@ -202,7 +206,11 @@ def test_gradients_are_reduced_before_one_would_be_too_much_for_the_bucket() -> 
 @pytest.mark.parametrize("size", [1, 8, 1000])
 def test_the_bucket_has_its_size_whatever_fills_it_from_set_up_on(size: int) -> None:
     options = replace(EAGER, reduce_bucket_size=size)
-    strategy = Strategy(stage=3, data=2, precision=Precision.BF16, emulate=options)
+    strategy = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(precision=Precision.BF16),
+    )
     made = make_schedule(chain([4], [3, 4], [9], [2]), strategy)
     assert check(made) == ()
     (program,) = made.programs
@@ -232,7 +240,11 @@ def test_no_more_than_two_reductions_are_unfinished_and_backward_ends_with_none(
 
 def test_gradients_are_reduced_in_the_format_that_is_asked_for() -> None:
     options = DeepSpeed(communication_data_type=DType.FP32)
-    strategy = Strategy(stage=3, data=2, precision=Precision.BF16, emulate=options)
+    strategy = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(precision=Precision.BF16),
+    )
     (program,) = make_schedule(chain([4], [4]), strategy).programs
     (reduced,) = [each for each in program.step if isinstance(each, ReduceScatter)]
     assert reduced.wire is DType.FP32
@@ -251,7 +263,9 @@ def test_every_sub_group_has_its_norm_reduced_though_nothing_is_clipped(
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_before_stage_3_one_norm_is_reduced_though_nothing_is_clipped(stage: int) -> None:
-    strategy = Strategy(stage=stage, data=2, emulate=DeepSpeed(reduce_bucket_size=50))
+    strategy = Strategy(
+        parallel=Parallel(data=2), zero=Zero(stage=stage, emulate=DeepSpeed(reduce_bucket_size=50))
+    )
     made = make_schedule(chain([10, 6], [19], [10]), strategy)
     (program,) = made.programs
     scalars = [
@@ -335,11 +349,9 @@ def volume(
     """Elements sent in gathers over all ranks, over the inner ranks, and in reductions."""
     dtype = model.loss.dtype
     strategy = Strategy(
-        stage=3,
-        data=ranks,
-        gradient_accumulation_steps=micro_batches,
-        precision=Precision(dtype.value),
-        emulate=options,
+        parallel=Parallel(data=ranks),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=micro_batches, precision=Precision(dtype.value)),
     )
     found = {
         (line.group, line.collective): line.bytes // dtype.size_bytes
@@ -353,7 +365,9 @@ def volume(
 @pytest.mark.parametrize("sizes", [[[0]], [[0], [3]], [[3], [], [0, 0]]])
 def test_empty_parameters_are_neither_gathered_nor_freed(sizes: list[list[int]]) -> None:
     model = chain(*sizes)
-    made = make_schedule(model, Strategy(stage=3, data=2, emulate=EAGER))
+    made = make_schedule(
+        model, Strategy(parallel=Parallel(data=2), zero=Zero(stage=3, emulate=EAGER))
+    )
     assert list(check(made, model)) == []
     views = [each.target for each in made.programs[0].step if isinstance(each, AllGather)]
     assert all(view.size for view in views)
@@ -361,8 +375,8 @@ def test_empty_parameters_are_neither_gathered_nor_freed(sizes: list[list[int]])
 
 def test_secondary_shards_are_for_stage_3_alone() -> None:
     options = DeepSpeed(zero_hpz_partition_size=2)
-    assert Strategy(stage=2, data=3, emulate=options).inner is None
-    assert Strategy(stage=3, data=4, emulate=options).inner == 2
+    assert Strategy(parallel=Parallel(data=3), zero=Zero(stage=2, emulate=options)).inner is None
+    assert Strategy(parallel=Parallel(data=4), zero=Zero(stage=3, emulate=options)).inner == 2
 
 
 def test_a_fetch_of_what_came_with_another_ends_with_the_stream_as_it_is_by_then() -> None:

@@ -6,7 +6,9 @@ from fsdp_order import of_awkward, of_gpt
 
 from zsim.dtype import DType
 from zsim.runtimes.fsdp1.options import FSDP1
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 OPTIONS = {name: runtime for name, (_, runtime) in FSDP1_OPTIONS.items()}
 
@@ -15,7 +17,11 @@ OPTIONS = {name: runtime for name, (_, runtime) in FSDP1_OPTIONS.items()}
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_a_gpt_is_gathered_and_reduced_as_by_fsdp(options: FSDP1, ranks: int) -> None:
     ours, theirs = of_gpt(
-        Strategy(stage=3, data=ranks, gradient_accumulation_steps=2, emulate=options)
+        Strategy(
+            parallel=Parallel(data=ranks),
+            zero=Zero(stage=3, emulate=options),
+            train=Train(gradient_accumulation_steps=2),
+        )
     )
     assert len(theirs) >= 10
     assert ours == theirs
@@ -27,7 +33,11 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fsdp(
     options: FSDP1, ranks: int
 ) -> None:
     ours, theirs = of_awkward(
-        Strategy(stage=3, data=ranks, gradient_accumulation_steps=2, emulate=options)
+        Strategy(
+            parallel=Parallel(data=ranks),
+            zero=Zero(stage=3, emulate=options),
+            train=Train(gradient_accumulation_steps=2),
+        )
     )
     assert ours == theirs
 
@@ -35,7 +45,9 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fsdp(
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_hybrid_sharding_all_reduces_each_shard_as_fsdp_does(options: FSDP1) -> None:
     strategy = Strategy(
-        stage=3, data=2, replicate=2, gradient_accumulation_steps=2, emulate=options
+        parallel=Parallel(data=2, replicate=2),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=2),
     )
     ours, theirs = of_gpt(strategy)
     assert any(each.kind == "all_reduce" for each in theirs)
@@ -45,5 +57,11 @@ def test_hybrid_sharding_all_reduces_each_shard_as_fsdp_does(options: FSDP1) -> 
 @pytest.mark.parametrize("reduce", [None, DType.FP32])
 def test_formats_on_the_wire_are_those_of_fsdp(reduce: DType | None) -> None:
     options = FSDP1(reduce_dtype=reduce)
-    ours, theirs = of_awkward(Strategy(stage=3, data=4, precision=Precision.BF16, emulate=options))
+    ours, theirs = of_awkward(
+        Strategy(
+            parallel=Parallel(data=4),
+            zero=Zero(stage=3, emulate=options),
+            train=Train(precision=Precision.BF16),
+        )
+    )
     assert ours == theirs

@@ -5,7 +5,9 @@ from fsdp_order import of_awkward, of_frozen_gpt, of_gpt
 
 from zsim.dtype import DType
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 OPTIONS = {
     "default": FSDP2(),
@@ -34,7 +36,11 @@ def test_a_gpt_is_gathered_and_reduced_as_by_fully_shard(
         return
     options = OPTIONS[name]
     ours, theirs = of_gpt(
-        Strategy(stage=3, data=ranks, gradient_accumulation_steps=micro_batches, emulate=options)
+        Strategy(
+            parallel=Parallel(data=ranks),
+            zero=Zero(stage=3, emulate=options),
+            train=Train(gradient_accumulation_steps=micro_batches),
+        )
     )
     assert len(theirs) >= 10
     assert ours == theirs
@@ -49,7 +55,11 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fully_sha
     if (ranks == 1 and options.reshard_after_forward == 2) or (ranks > 8 and name not in MANY):
         return  # two does not divide one
     ours, theirs = of_awkward(
-        Strategy(stage=3, data=ranks, gradient_accumulation_steps=2, emulate=options)
+        Strategy(
+            parallel=Parallel(data=ranks),
+            zero=Zero(stage=3, emulate=options),
+            train=Train(gradient_accumulation_steps=2),
+        )
     )
     assert ours == theirs
 
@@ -57,7 +67,9 @@ def test_awkward_sizes_and_tied_weights_are_gathered_and_reduced_as_by_fully_sha
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_hybrid_sharding_all_reduces_each_shard_as_fully_shard_does(options: FSDP2) -> None:
     strategy = Strategy(
-        stage=3, data=2, replicate=2, gradient_accumulation_steps=2, emulate=options
+        parallel=Parallel(data=2, replicate=2),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=2),
     )
     ours, theirs = of_gpt(strategy)
     assert any(each.kind == "all_reduce" for each in theirs)
@@ -67,7 +79,13 @@ def test_hybrid_sharding_all_reduces_each_shard_as_fully_shard_does(options: FSD
 @pytest.mark.parametrize("reduce", [None, DType.FP32])
 def test_formats_on_the_wire_are_those_of_fully_shard(reduce: DType | None) -> None:
     options = FSDP2(reduce_dtype=reduce)
-    ours, theirs = of_awkward(Strategy(stage=3, data=4, precision=Precision.BF16, emulate=options))
+    ours, theirs = of_awkward(
+        Strategy(
+            parallel=Parallel(data=4),
+            zero=Zero(stage=3, emulate=options),
+            train=Train(precision=Precision.BF16),
+        )
+    )
     assert ours == theirs
 
 
@@ -92,11 +110,9 @@ def test_frozen_parameters_are_gathered_and_not_reduced_as_by_fully_shard(
 ) -> None:
     """Blocks before the first gradient are gathered again for nothing, or not."""
     strategy = Strategy(
-        stage=3,
-        data=4,
-        gradient_accumulation_steps=micro_batches,
-        precision=Precision.BF16,
-        emulate=options,
+        parallel=Parallel(data=4),
+        zero=Zero(stage=3, emulate=options),
+        train=Train(gradient_accumulation_steps=micro_batches, precision=Precision.BF16),
     )
     ours, theirs = of_frozen_gpt(patterns, strategy)
     assert any(each.kind == "reduce_scatter" for each in theirs)

@@ -6,6 +6,7 @@ import pytest
 from exact_training import STEPS, trained
 from fitting import fitting
 
+from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
 from zsim.model.model import Model
 from zsim.proof import check
@@ -13,7 +14,9 @@ from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import AllGather, Compute, walk
 from zsim.schedule.schedule import Program, Schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy, StrategyError
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des.values import train
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
@@ -23,13 +26,9 @@ KEPT = replace(CUT, tp_recompute_allgather=False)
 
 def strategy_of(options: Nanotron, *, stage: int = 1, data: int = 2, tensor: int = 2) -> Strategy:
     return Strategy(
-        stage=stage,
-        data=data,
-        tensor=tensor,
-        gradient_accumulation_steps=2,
-        precision=Precision.BF16,
-        clip_norm=1.0,
-        emulate=options,
+        parallel=Parallel(data=data, tensor=tensor),
+        zero=Zero(stage=stage, emulate=options),
+        train=Train(gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=1.0),
     )
 
 
@@ -52,7 +51,7 @@ def test_it_trains_what_plain_data_parallelism_does(
 
 
 def test_checkpoints_of_tokens_that_are_cut_are_proved() -> None:
-    strategy = replace(strategy_of(CUT), checkpointing=Checkpointing.FULL)
+    strategy = strategy_of(CUT).but({"activations.checkpointing": Checkpointing.FULL})
     model = model_of(strategy)
     assert not check(make_schedule(model, strategy), model)
 
@@ -105,7 +104,9 @@ def test_cut_tokens_need_less_memory_and_gathering_again_the_least() -> None:
 
 
 def test_replicas_and_cut_checkpoints_are_refused() -> None:
-    with pytest.raises(StrategyError, match="replicate: 2 is not modelled for Nanotron"):
-        replace(strategy_of(CUT), replicate=2)
-    with pytest.raises(StrategyError, match="partition_checkpoints: true cuts what"):
-        replace(strategy_of(CUT), checkpointing=Checkpointing.FULL, partition_checkpoints=True)
+    with pytest.raises(ConfigError, match="replicate: 2 is not modelled for Nanotron"):
+        strategy_of(CUT).but({"parallel.replicate": 2})
+    with pytest.raises(ConfigError, match=r"activations\.partition: true cuts what"):
+        strategy_of(CUT).but(
+            {"activations.checkpointing": Checkpointing.FULL, "activations.partition": True}
+        )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from zsim.analysis.schedule_plan import plan, wire_bytes
 from zsim.backend.backend import Job
+from zsim.config_error import ConfigError
 from zsim.model.architecture import Llama
 from zsim.model.model import Model, ModelError
 from zsim.model.pipeline_stages import in_blocks, places
@@ -21,7 +22,9 @@ from zsim.runtimes.nanotron.options import Nanotron, TensorMode
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Free, Operation, Receive, Send
 from zsim.schedule.schedule import Kind, Program, Schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy, StrategyError
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des import SimBackend
 from zsim_des.values import train
 
@@ -32,12 +35,11 @@ KEPT = replace(CUT, tp_recompute_allgather=False)
 
 def strategy_of(pipeline: int, micro_batches: int, options: Nanotron | None = None) -> Strategy:
     return Strategy(
-        stage=1,
-        pipeline=pipeline,
-        gradient_accumulation_steps=micro_batches,
-        precision=Precision.BF16,
-        clip_norm=1.0,
-        emulate=options or Nanotron(),
+        parallel=Parallel(pipeline=pipeline),
+        zero=Zero(stage=1, emulate=options or Nanotron()),
+        train=Train(
+            gradient_accumulation_steps=micro_batches, precision=Precision.BF16, clip_norm=1.0
+        ),
     )
 
 
@@ -48,21 +50,30 @@ def model_of(strategy: Strategy, shape: Llama = SHAPE) -> Model:
 @pytest.mark.parametrize(
     ("strategy", "shape"),
     [
-        (replace(strategy_of(2, 3, CUT), data=2, tensor=2), SHAPE),
+        (strategy_of(2, 3, CUT).but({"parallel.data": 2, "parallel.tensor": 2}), SHAPE),
         # More stages than matrices: the cast has one of its own, and the loss, without parameters.
-        (replace(strategy_of(6, 6), data=2), replace(SHAPE, layers=2, vocab_size=160)),
+        (strategy_of(6, 6).but({"parallel.data": 2}), replace(SHAPE, layers=2, vocab_size=160)),
         # The last stage has nothing to update, and no norm to wait for.
         (
-            replace(strategy_of(6, 2), clip_norm=None),
+            strategy_of(6, 2).but({"train.clip_norm": None}),
             replace(SHAPE, layers=2, vocab_size=160),
         ),
         (
-            replace(strategy_of(6, 2), stage=0, clip_norm=None, precision=Precision.FP16),
+            strategy_of(6, 2).but(
+                {"zero.stage": 0, "train.clip_norm": None, "train.precision": Precision.FP16}
+            ),
             replace(SHAPE, layers=2, vocab_size=160),
         ),
-        (replace(strategy_of(3, 2, KEPT), stage=0, tensor=2, precision=Precision.FP16), SHAPE),
         (
-            replace(strategy_of(4, 2), precision=Precision.FP32, checkpointing=Checkpointing.FULL),
+            strategy_of(3, 2, KEPT).but(
+                {"zero.stage": 0, "parallel.tensor": 2, "train.precision": Precision.FP16}
+            ),
+            SHAPE,
+        ),
+        (
+            strategy_of(4, 2).but(
+                {"train.precision": Precision.FP32, "activations.checkpointing": Checkpointing.FULL}
+            ),
             SHAPE,
         ),
     ],
@@ -81,15 +92,21 @@ def test_stages_train_what_one_process_does_and_are_proved(
 @given(st.data())
 def test_any_pipeline_is_proved_and_carries_the_values_of_one_process(data: st.DataObject) -> None:
     strategy = Strategy(
-        stage=data.draw(st.sampled_from([0, 1])),
-        data=data.draw(st.integers(1, 2)),
-        tensor=data.draw(st.integers(1, 2)),
-        pipeline=data.draw(st.integers(2, 5)),
-        gradient_accumulation_steps=data.draw(st.integers(1, 5)),
-        precision=data.draw(st.sampled_from(Precision)),
-        clip_norm=data.draw(st.sampled_from([None, 1.0])),
-        checkpointing=data.draw(st.sampled_from(Checkpointing)),
-        emulate=data.draw(st.sampled_from([Nanotron(), CUT, KEPT])),
+        parallel=Parallel(
+            data=data.draw(st.integers(1, 2)),
+            tensor=data.draw(st.integers(1, 2)),
+            pipeline=data.draw(st.integers(2, 5)),
+        ),
+        zero=Zero(
+            stage=data.draw(st.sampled_from([0, 1])),
+            emulate=data.draw(st.sampled_from([Nanotron(), CUT, KEPT])),
+        ),
+        activations=Activations(checkpointing=data.draw(st.sampled_from(Checkpointing))),
+        train=Train(
+            gradient_accumulation_steps=data.draw(st.integers(1, 5)),
+            precision=data.draw(st.sampled_from(Precision)),
+            clip_norm=data.draw(st.sampled_from([None, 1.0])),
+        ),
     )
     model = model_of(strategy, replace(SHAPE, layers=data.draw(st.integers(4, 5))))
     made = make_schedule(model, strategy)
@@ -202,7 +219,7 @@ def test_a_step_takes_its_micro_batches_and_the_bubble(pipeline: int, micro_batc
 
 
 def test_neighbors_send_hidden_states_on_and_their_gradients_back() -> None:
-    strategy = replace(strategy_of(3, 5, CUT), tensor=2)
+    strategy = strategy_of(3, 5, CUT).but({"parallel.tensor": 2})
     made = make_schedule(model_of(strategy), strategy)
     sent = [
         [line.bytes for line in wire_bytes(made, program) if line.group == "pipeline"]
@@ -251,12 +268,14 @@ def test_what_is_handed_on_of_another_micro_batch_is_found() -> None:
 
 
 def test_what_no_pipeline_can_be_is_refused() -> None:
-    with pytest.raises(StrategyError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
-        Strategy(stage=3, pipeline=2)
-    with pytest.raises(StrategyError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
-        Strategy(stage=3, pipeline=2, emulate=FSDP2())
-    with pytest.raises(StrategyError, match="partition_checkpoints: true is not modelled"):
-        replace(strategy_of(2, 2), checkpointing=Checkpointing.FULL, partition_checkpoints=True)
+    with pytest.raises(ConfigError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
+        Strategy(parallel=Parallel(pipeline=2), zero=Zero(stage=3))
+    with pytest.raises(ConfigError, match="pipeline: 2 is modelled for emulate = nanotron alone"):
+        Strategy(parallel=Parallel(pipeline=2), zero=Zero(stage=3, emulate=FSDP2()))
+    with pytest.raises(ConfigError, match=r"activations\.partition: true is not modelled"):
+        strategy_of(2, 2).but(
+            {"activations.checkpointing": Checkpointing.FULL, "activations.partition": True}
+        )
     tied = strategy_of(2, 2)
     with pytest.raises(ModelError, match=r"model.tied_embeddings: .* stages 0 and 1"):
         make_schedule(model_of(tied, replace(SHAPE, tied_embeddings=True)), tied)

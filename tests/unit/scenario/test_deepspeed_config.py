@@ -12,8 +12,9 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_config import PLAIN, configured
 from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
 from zsim.scenario.runtime_options import emulated
-from zsim.scenario.tables import LossScaleTable, Scenario, ScenarioError
+from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
+from zsim.strategy.train import LossScale
 
 TEXT = """
 title = "from a configuration"
@@ -107,7 +108,7 @@ def test_optimizer_clipping_and_bf16_are_those_of_training() -> None:
     assert (train.precision, train.clip_norm, train.optimizer) == ("bf16", 1.0, "adam")
     assert (train.learning_rate, train.beta1, train.beta2) == (3e-4, 0.9, 0.95)
     assert (train.epsilon, train.weight_decay) == (1e-6, 0.1)
-    assert train.loss_scale == LossScaleTable()  # of fp16 alone
+    assert train.loss_scale == LossScale()  # of fp16 alone
 
 
 def test_sgd_has_momentum_and_decay_and_its_dampening_is_named() -> None:
@@ -124,7 +125,7 @@ def test_the_loss_scale_is_dynamic_at_0_and_else_constant() -> None:
     fp16 = {"enabled": True, "initial_scale_power": 20, "min_loss_scale": 1e-5, "hysteresis": 2}
     found, ignored = configured(parse(TEXT), json.dumps(zero(1) | {"fp16": fp16}))
     assert found.train.precision == "fp16"
-    assert found.train.loss_scale == LossScaleTable(initial=2.0**20, interval=1000, minimum=1e-5)
+    assert found.train.loss_scale == LossScale(initial=2.0**20, interval=1000, minimum=1e-5)
     assert ignored == ("fp16.hysteresis",)
     found, ignored = configured(
         parse(TEXT), json.dumps(zero(1) | {"fp16": fp16 | {"loss_scale": 128}})

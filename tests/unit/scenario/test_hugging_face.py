@@ -199,7 +199,7 @@ def resolved(scenario: Scenario) -> Model:
         scenario,
         lambda name, _, nodes: replace(zsim_topologies.load(name), nodes=nodes),
         lambda name: (_ for _ in ()).throw(LookupError(name)),
-    ).model
+    ).make_model()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

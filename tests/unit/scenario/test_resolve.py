@@ -11,13 +11,15 @@ from zsim.cluster.fabric_kind import FAT_TREE
 from zsim.cluster.files import Part, UnknownTopologyError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.dtype import DType
-from zsim.scenario.resolve import Resolved, resolve
+from zsim.scenario.resolve import resolve
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError
 from zsim.scenario.toml import parse
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam
-from zsim.strategy.strategy import Checkpointing, FusedBuffers, Precision
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, FusedBuffers
 
 TEXT = """
 title = "two layers"
@@ -78,7 +80,7 @@ def constants(name: str) -> NetworkProfile:
     return START
 
 
-def resolved(*settings: str, text: str = TEXT) -> Resolved:
+def resolved(*settings: str, text: str = TEXT) -> ResolvedScenario:
     return resolve(parse(text, settings), boxes, constants)
 
 
@@ -136,7 +138,7 @@ def test_oversubscription_is_for_a_fabric_with_leaves() -> None:
 
 def test_data_is_what_the_tensor_axis_leaves() -> None:
     strategy = resolved("parallel.tensor=4").strategy
-    assert (strategy.data, strategy.tensor) == (4, 4)  # 2 nodes of 8
+    assert (strategy.parallel.data, strategy.parallel.tensor) == (4, 4)  # 2 nodes of 8
 
 
 def test_fewer_ranks_than_the_cluster_has_use_the_first_nodes() -> None:
@@ -180,12 +182,12 @@ def test_two_batch_sizes_say_the_third(
     lines = [f"{name} = {value}" for name, value in zip(names, given, strict=True) if value]
     text = TEXT[: TEXT.index("micro_batch_size")] + "\n".join(lines)
     found = resolved(text=text)
-    assert found.model.micro_batch_size == micro
-    assert found.strategy.gradient_accumulation_steps == steps
+    assert found.micro_batch_size == micro
+    assert found.strategy.train.gradient_accumulation_steps == steps
 
 
 def test_parameters_alone_are_a_model_of_that_many() -> None:
-    assert resolved(text=ALONE).model.parameter_count == 10**6
+    assert resolved(text=ALONE).make_model().parameter_count == 10**6
 
 
 def test_every_table_reaches_the_strategy() -> None:
@@ -200,25 +202,25 @@ def test_every_table_reaches_the_strategy() -> None:
         "train.loss_scale.interval=7",
         "train.beta2=0.95",
     ).strategy
-    assert strategy.prefetch_units == 3
-    assert strategy.checkpointing is Checkpointing.FULL
-    assert strategy.partition_checkpoints
-    assert strategy.contiguous
-    assert strategy.fused_buffers is FusedBuffers.MODEL
-    assert strategy.precision is Precision.FP16
-    assert strategy.clip_norm == 1.5
-    assert strategy.loss_scale.interval == 7
-    assert strategy.optimizer == Adam(beta2=0.95)
-    sgd = resolved("train.optimizer=sgd", "train.learning_rate=0.5").strategy.optimizer
+    assert strategy.zero.prefetch_units == 3
+    assert strategy.activations.checkpointing is Checkpointing.FULL
+    assert strategy.activations.partition
+    assert strategy.zero.contiguous
+    assert strategy.zero.fused_buffers is FusedBuffers.MODEL
+    assert strategy.train.precision is Precision.FP16
+    assert strategy.train.clip_norm == 1.5
+    assert strategy.train.loss_scale.interval == 7
+    assert strategy.train.optimizer == Adam(beta2=0.95)
+    sgd = resolved("train.optimizer=sgd", "train.learning_rate=0.5").strategy.train.optimizer
     assert sgd == SGD(learning_rate=0.5)
     momentum = resolved(
         "train.optimizer=sgd", "train.momentum=0.9", "train.nesterov=true", "train.weight_decay=0.1"
-    ).strategy.optimizer
+    ).strategy.train.optimizer
     given = resolved(
         "train.learning_rate=0.5", "train.beta2=0.95", "train.learning_rates.decay_steps=9"
     ).strategy
-    assert given.optimizer == Adam(learning_rate=LEARNING_RATE, beta2=0.95)
-    assert given.learning_rates == LearningRates(peak=0.5, decay_steps=9)
+    assert given.train.optimizer == Adam(learning_rate=LEARNING_RATE, beta2=0.95)
+    assert given.train.learning_rates == LearningRates(peak=0.5, decay_steps=9)
     assert momentum == SGD(momentum=0.9, nesterov=True, weight_decay=0.1)
 
 
@@ -259,20 +261,22 @@ WRONG = {
         "train.learning_rates.decay_steps: missing; must be more than warmup_steps 9"
     ),
     "train.learning_rate=1.0 train.learning_rates.minimum=2.0": (
-        "train.learning_rates.minimum: 2.0 must be from 0 to the peak 1.0"
+        "train.learning_rates.minimum: 2 must be from 0 to the peak 1.0"
     ),
     "train.learning_rate=1.0 train.learning_rates.decay=constant "
     "train.learning_rates.decay_steps=9": (
         "train.learning_rates.decay_steps: 9 is not for decay = constant"
     ),
-    "train.loss_scale.minimum=1e9": "train.loss_scale.initial: 65536.0 must be at least minimum",
+    "train.loss_scale.minimum=1e9": (
+        "train.loss_scale.minimum: 1000000000 must be at most initial 65536.0"
+    ),
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",
     "activations.offload=true": "activations.offload: true needs checkpointing = full",
     "activations.offload=true activations.checkpointing=full": (
         "activations.offload: true needs a node with host memory behind PCIe, boxes describes none"
     ),
-    "zero.fused_buffers=model zero.stage=3": "zero.fused_buffers: model is for stages 0 to 2",
+    "zero.fused_buffers=model zero.stage=3": "zero.fused_buffers: 'model' is for stages 0 to 2",
     "zero.fused_buffers=model zero.bucket_elements=9": "zero.bucket_elements: 9 is for fused_buff",
     "zero.contiguous=true zero.emulate=fsdp2 zero.stage=3": "zero.contiguous: true is for zsim's",
     "model.attention_heads=3": "model.attention_heads: 3 must divide hidden_size 8",
@@ -287,7 +291,7 @@ WRONG = {
 @pytest.mark.parametrize("settings", WRONG)
 def test_fields_that_contradict_each_other_are_named_as_the_file_names_them(settings: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        resolved(*settings.split(" "))
+        resolved(*settings.split(" ")).make_job()
     assert str(caught.value).startswith(WRONG[settings])
 
 
@@ -333,20 +337,20 @@ def test_all_keys_that_are_missing_are_told_at_once() -> None:
 
 def test_too_few_parameters_alone_are_refused() -> None:
     with pytest.raises(ScenarioError, match=r"^model\.parameters: 31 must be at least 32"):
-        resolved("model.parameters=31", text=ALONE)
+        resolved("model.parameters=31", text=ALONE).make_model()
 
 
 def test_selective_checkpointing_keeps_all_but_the_softmax_of_scores() -> None:
     plain = ["model.attention=plain", "parallel.tensor=1"]
     kept = [
-        resolved(*plain, f"activations.checkpointing={each}").model.units[1].segments[0]
+        resolved(*plain, f"activations.checkpointing={each}").make_model().units[1].segments[0]
         for each in ("none", "selective")
     ]
     # 3 sequences of 4 heads and 4 x 4 scores in fp32.
     assert kept[0].saved_bytes - kept[1].saved_bytes == 3 * 4 * 4 * 4 * 4
     assert len(kept[1].backward) == len(kept[0].backward) + 3  # scores, softmax, result
     flash = [
-        resolved("activations.checkpointing=none").model.units,
-        resolved("activations.checkpointing=selective").model.units,
+        resolved("activations.checkpointing=none").make_model().units,
+        resolved("activations.checkpointing=selective").make_model().units,
     ]
     assert flash[0] == flash[1]

@@ -4,6 +4,7 @@ from datetime import date
 
 import pytest
 
+from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
@@ -13,7 +14,7 @@ from zsim.runtimes.registry import make_schedule, runtimes
 from zsim.scenario.runtime_options import emulated, stage_of
 from zsim.scenario.tables import ScenarioError, ZeroTable
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Strategy, StrategyError
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 
 def table(**keys: object) -> ZeroTable:
@@ -96,30 +97,40 @@ def test_our_own_order_needs_a_stage() -> None:
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"stage": 2, "emulate": FSDP2()}, "stage: 2 must be 3 for FSDP2"),
+        ({"zero.stage": 2, "zero.emulate": FSDP2()}, "zero.stage: 2 must be 3 for FSDP2"),
         (
-            {"stage": 3, "emulate": FSDP2(), "prefetch_units": 4},
-            "prefetch_units: 4 is for zsim's own stages; with emulate it stays at 1",
+            {"zero.stage": 3, "zero.emulate": FSDP2(), "zero.prefetch_units": 4},
+            "zero.prefetch_units: 4 is for zsim's own stages; with emulate it stays at 1",
         ),
         (
-            {"stage": 3, "data": 6, "emulate": FSDP2(reshard_after_forward=4)},
-            "fsdp2.reshard_after_forward: 4 must divide data = 6",
+            {
+                "zero.stage": 3,
+                "parallel.data": 6,
+                "zero.emulate": FSDP2(reshard_after_forward=4),
+            },
+            "zero.fsdp2.reshard_after_forward: 4 must divide data = 6",
         ),
-        ({"stage": 3, "data": 6, "secondary": 4}, "secondary: 4 must divide data = 6"),
+        (
+            {"zero.stage": 3, "parallel.data": 6, "zero.secondary": 4},
+            "zero.secondary: 4 must divide data = 6",
+        ),
     ],
 )
 def test_a_strategy_refuses_what_a_runtime_does_not_have(
     keys: dict[str, object], line: str
 ) -> None:
-    with pytest.raises(StrategyError) as error:
-        Strategy(**keys)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  (drawn)
+    with pytest.raises(ConfigError) as error:
+        Strategy.of(keys)
     assert str(error.value).startswith(line)
 
 
 def test_sharded_again_over_all_ranks_is_freed_as_with_true() -> None:
     options = (True, 4)
     strategies = [
-        Strategy(stage=3, data=4, emulate=FSDP2(reshard_after_forward=each)) for each in options
+        Strategy(
+            parallel=Parallel(data=4), zero=Zero(stage=3, emulate=FSDP2(reshard_after_forward=each))
+        )
+        for each in options
     ]
     shape = GPT(layers=1, hidden_size=4, attention_heads=1, sequence_length=2, vocab_size=5)
     freed, again = (make_schedule(gpt(shape, micro_batch_size=1), each) for each in strategies)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
+from inspect import get_annotations
 from pathlib import Path
 from typing import get_args
 
@@ -9,9 +10,17 @@ import pytest
 from pydantic import BaseModel
 
 from zsim.runtimes.registry import runtimes
-from zsim.scenario.tables import LossScaleTable, Scenario, ScenarioError, ZeroTable
+from zsim.scenario.tables import (
+    ParallelTable,
+    Scenario,
+    ScenarioError,
+    TrainTable,
+    ZeroTable,
+)
 from zsim.scenario.toml import parse
-from zsim.strategy.strategy import Checkpointing, LossScale, Strategy
+from zsim.strategy.config_table import Table
+from zsim.strategy.strategy import Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 TEXT = """
 title = "two layers"
@@ -65,11 +74,11 @@ def test_a_setting_makes_the_table_that_the_file_lacks() -> None:
 
 
 WRONG = {
-    "zero.stge=3": "zero.stge: unknown key; did you mean stage? allowed: stage, bucket_elements",
+    "zero.stge=3": "zero.stge: unknown key; did you mean stage? allowed: bucket_elements, ",
     "modle.layers=3": "modle: unknown key; did you mean model? allowed: title, model, cluster",
     "train.loss_scale.grow=2": "train.loss_scale.grow: unknown key; did you mean growth?",
     "zero.stage=4": "zero.stage: 4 must be 0, 1, 2 or 3",
-    "zero.stage=true": "zero.stage: 'true' must be 0, 1, 2 or 3",
+    "zero.stage=true": "zero.stage: true must be 0, 1, 2 or 3",
     "zero=3": "zero: 3 must be a table",
     "zero.reduce_once=1": "zero.reduce_once: 1 must be true or false",
     "zero.bucket_elements=0": "zero.bucket_elements: 0 must be at least 1",
@@ -142,24 +151,51 @@ def test_a_misspelt_key_is_named_before_the_key_that_it_leaves_missing() -> None
         parse(TEXT.replace("topology", "topologie"))
 
 
-def test_every_knob_of_the_stages_can_be_set_and_has_the_default_of_the_strategy() -> None:
-    defaults = {field.name: field.default for field in fields(Strategy)}
-    knobs = {name: field.default for name, field in ZeroTable.model_fields.items()}
-    tables = {name: knobs.pop(name) for name in runtimes()}
-    assert tables == dict.fromkeys(runtimes())
-    assert knobs.pop("stage") is None  # the runtime's, or required: see test_emulated
-    assert knobs.pop("deepspeed_config") is None
-    assert knobs == {name: defaults[name] for name in knobs}
-    loss_scale = {name: field.default for name, field in LossScaleTable.model_fields.items()}
-    assert LossScale(**loss_scale) == LossScale()
+LEFT_OPEN = {"data", "stage", "emulate", "optimizer", "learning_rates"}
+"""Keys that a file may leave open, or says in another form than a strategy."""
+
+
+@pytest.mark.parametrize(
+    ("file", "settled"), [(ParallelTable, Parallel), (ZeroTable, Zero), (TrainTable, Train)]
+)
+def test_a_knob_is_defined_once_for_files_and_strategies(
+    *, file: type[Table], settled: type[Table]
+) -> None:
+    left_open = {*LEFT_OPEN, "gradient_accumulation_steps"}
+    common = (file.model_fields.keys() & settled.model_fields.keys()) - left_open
+    assert common
+    for name in common:
+        (owner,) = {
+            next(each for each in kind.__mro__ if name in get_annotations(each))
+            for kind in (file, settled)
+        }
+        assert owner not in {file, settled}
+
+
+def test_every_knob_of_a_strategy_can_be_set_in_a_file() -> None:
+    for name, field in Strategy.model_fields.items():
+        settled, file = field.annotation, Scenario.model_fields[name].annotation
+        assert isinstance(settled, type)
+        assert isinstance(file, type)
+        assert issubclass(settled, Table)
+        assert issubclass(file, Table)
+        missing = settled.model_fields.keys() - file.model_fields.keys()
+        assert missing <= {"groups"}  # [[train.group]]
+
+
+def flat(hint: object) -> Iterator[object]:
+    yield hint
+    for each in get_args(hint):
+        yield from flat(each)
 
 
 def keys(table: type[BaseModel]) -> Iterator[str]:
     for name, field in table.model_fields.items():
-        kind = next(iter(get_args(field.annotation)), field.annotation)  # a list of tables
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from keys(kind)
-        else:
+        kinds = [each for each in flat(field.annotation) if isinstance(each, type)]
+        inner = [each for each in kinds if issubclass(each, BaseModel)]
+        for each in inner:
+            yield from keys(each)
+        if not inner:
             yield name
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.scenario.tables import Scenario, Table
+from zsim.scenario.tables import Scenario
 from zsim.scenario.toml import with_settings
+from zsim.strategy.config_table import Table
 
 KEYS = sorted(
     f"{name}.{key}"

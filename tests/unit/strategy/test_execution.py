@@ -11,7 +11,7 @@ from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Model, Segment
 from zsim.model.transformer import transformer
 from zsim.strategy.execution import Execution, ExecutionError, Float8
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 LLAMA = Llama(
     layers=2,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import from_tables
 from zsim.study.axis import axes_of, changed, combinations
 from zsim.study.condition import condition
@@ -50,9 +51,9 @@ def test_a_grid_has_every_choice_with_every_other_the_last_axis_fastest() -> Non
     ]
     assert len(found.runs) == 4 * 3
     assert found.runs[-1].values == {"zero.stage": 3, "cluster.nodes": 4}
-    outline = found.runs[-1].outline
-    assert outline is not None
-    assert (outline.strategy.stage, outline.cluster.nodes) == (3, 4)
+    resolved = found.runs[-1].resolved
+    assert resolved is not None
+    assert (resolved.strategy.zero.stage, resolved.cluster.nodes) == (3, 4)
 
 
 def test_lists_that_go_together_and_variants_change_several_fields() -> None:
@@ -67,9 +68,9 @@ def test_lists_that_go_together_and_variants_change_several_fields() -> None:
         ("deep", "none"),
         ("deep", "slow"),
     ]
-    outlines = [run.outline for run in found.runs]
-    assert [each and each.strategy.tensor for each in outlines] == [2, 2, 4, 4]
-    assert [each and len(each.faults) for each in outlines] == [0, 1, 0, 1]
+    settled = [run.resolved for run in found.runs]
+    assert [each and each.strategy.parallel.tensor for each in settled] == [2, 2, 4, 4]
+    assert [each and len(each.faults) for each in settled] == [0, 1, 0, 1]
 
 
 def test_conditions_keep_and_drop_combinations() -> None:
@@ -85,12 +86,16 @@ def test_conditions_keep_and_drop_combinations() -> None:
     assert found.dropped == 12 - len(kept)
 
 
+def batches_of(resolved: ResolvedScenario) -> tuple[int, int]:
+    return resolved.micro_batch_size, resolved.strategy.train.gradient_accumulation_steps
+
+
 def test_the_global_batch_is_held_and_gradient_accumulation_makes_up_for_replicas() -> None:
     # 8 replicas x 4 x 2 = 64: with 16 replicas 4 x 1, with 32 there are 2 left for each.
     found = plan(NODES)
     assert "64 sequences" in found.held
-    batches = [run.outline.batches for run in found.runs if run.outline is not None]
-    assert [(each.micro_batch_size, each.accumulation_steps) for each in batches] == [
+    batches = [batches_of(run.resolved) for run in found.runs if run.resolved is not None]
+    assert batches == [
         (4, 2),
         (4, 1),
         (2, 1),
@@ -101,17 +106,17 @@ def test_a_micro_batch_that_the_base_does_not_give_stays_what_it_comes_to() -> N
     base = BASE.replace("micro_batch_size = 4", "global_batch_size = 64")
     study = parse(f'question = "which?"{base}{NODES}')
     found = planned(study, study.base, reader("study.toml"))
-    batches = [run.outline.batches for run in found.runs if run.outline is not None]
-    assert [each.micro_batch_size for each in batches] == [4, 4, 2]
+    batches = [batches_of(run.resolved) for run in found.runs if run.resolved is not None]
+    assert [micro for micro, _ in batches] == [4, 4, 2]
 
 
 def test_where_an_axis_sets_a_batch_size_the_other_follows_or_nothing_is_held() -> None:
     micro = '[[axis]]\nfield = "train.micro_batch_size"\nvalues = [1, 2]'
-    found = [run.outline.batches for run in plan(micro).runs if run.outline is not None]
-    assert [(each.micro_batch_size, each.accumulation_steps) for each in found] == [(1, 8), (2, 4)]
+    found = [batches_of(run.resolved) for run in plan(micro).runs if run.resolved is not None]
+    assert found == [(1, 8), (2, 4)]
     loose = plan(NODES, top='hold = "nothing"')
-    batches = [run.outline.batches for run in loose.runs if run.outline is not None]
-    assert {(each.micro_batch_size, each.accumulation_steps) for each in batches} == {(4, 2)}
+    batches = [batches_of(run.resolved) for run in loose.runs if run.resolved is not None]
+    assert set(batches) == {(4, 2)}
     assert loose.held.startswith("nothing")
 
 
@@ -124,11 +129,11 @@ def test_a_combination_that_cannot_be_is_a_run_with_its_reason() -> None:
     assert "3 must divide the 8 ranks" in found["3", "4 x 64 x 1"]
 
 
-def test_equal_recipes_of_schedules_are_one_value() -> None:
+def test_what_equal_schedules_are_made_from_is_one_value() -> None:
     nics = '[[axis]]\nfield = "cluster.nics_per_node"\nvalues = [8, 4, 2]'
     runs = plan(STAGES, nics).runs
-    assert len({run.outline.recipe for run in runs if run.outline is not None}) == 4
-    assert len({id(run.outline.strategy) for run in runs if run.outline is not None}) == 4
+    assert len({run.resolved.schedule_key for run in runs if run.resolved is not None}) == 4
+    assert len({id(run.resolved.strategy) for run in runs if run.resolved is not None}) == 4
 
 
 WRONG = {

@@ -5,7 +5,6 @@ in what is trained.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from zsim.backend.backend import Job
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des.values import Carrier, carry
 from zsim_torch.module.absent import AbsentParameterError
 from zsim_torch.module.autograd import UnitRunError
@@ -36,11 +37,13 @@ SIZE = 4
 STEPS = 3
 UNITS = ("first", "second", "head")
 STRATEGY = Strategy(
-    stage=3, precision=Precision.FP64, optimizer=SGD(learning_rate=0.1), bucket_elements=10
+    zero=Zero(stage=3, bucket_elements=10),
+    train=Train(precision=Precision.FP64, optimizer=SGD(learning_rate=0.1)),
 )
 STRATEGIES = [
     pytest.param(
-        replace(STRATEGY, stage=stage, checkpointing=recomputed), id=f"{stage}-{recomputed}"
+        STRATEGY.but({"zero.stage": stage, "activations.checkpointing": recomputed}),
+        id=f"{stage}-{recomputed}",
     )
     for stage in range(4)
     for recomputed in (Checkpointing.NONE, Checkpointing.FULL)
@@ -153,7 +156,7 @@ def train_checkpointed(strategy: Strategy) -> None:
 
 def test_real_ranks_end_with_one_line_that_names_the_unit() -> None:
     with pytest.raises(RankFailedError) as caught:
-        run_ranks(train_checkpointed, replace(STRATEGY, data=2), ranks=2)
+        run_ranks(train_checkpointed, STRATEGY.but({"parallel.data": 2}), ranks=2)
     line, _, details = str(caught.value).partition(" (details: ")
     assert line == (
         f"rank {caught.value.rank}: UnitRunError: unit second: its backward reads parameter "
@@ -263,9 +266,9 @@ def test_a_kept_parameter_is_refused_where_it_is_gathered_into_other_memory(
 @pytest.mark.parametrize(
     "strategy",
     [
-        *(replace(STRATEGY, stage=stage) for stage in range(3)),
-        replace(STRATEGY, keep_after_forward=Keep.EVERYTHING),
-        replace(STRATEGY, checkpointing=Checkpointing.FULL, stage=1),
+        *(STRATEGY.but({"zero.stage": stage}) for stage in range(3)),
+        STRATEGY.but({"zero.keep_after_forward": Keep.EVERYTHING}),
+        STRATEGY.but({"activations.checkpointing": Checkpointing.FULL, "zero.stage": 1}),
     ],
 )
 def test_a_kept_parameter_trains_as_in_a_plain_loop_where_its_memory_stays(

@@ -12,7 +12,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 from zsim_torch.admission import refusal
 from zsim_torch.local_devices import (
     SLOW_FLOPS_PER_S,
@@ -41,7 +41,9 @@ SMALL = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab
 
 
 def job(model: Model, *, data: int = 1) -> Job:
-    schedule = make_schedule(model, Strategy(stage=2, tensor=model.tensor, data=data))
+    schedule = make_schedule(
+        model, Strategy(parallel=Parallel(tensor=model.tensor, data=data), zero=Zero(stage=2))
+    )
     return Job(schedule=schedule, model=model, cluster=CLUSTER)
 
 

@@ -14,7 +14,9 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.strategy.execution import Execution, Float8
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_torch import RankPool, TorchBackend
 from zsim_torch.module.transformer import transformer as plain_transformer
@@ -30,7 +32,9 @@ CLUSTER = Cluster(
     nic_link=Link(bytes_per_s=1),
 )
 SMALL = GPT(layers=2, hidden_size=16, attention_heads=2, sequence_length=12, vocab_size=256)
-PLAIN = Strategy(stage=3, precision=Precision.FP64, optimizer=Adam(learning_rate=3e-3))
+PLAIN = Strategy(
+    zero=Zero(stage=3), train=Train(precision=Precision.FP64, optimizer=Adam(learning_rate=3e-3))
+)
 
 
 LLAMA = Llama(
@@ -51,7 +55,9 @@ def job(
     micro_batch_size: int = 1,
     steps: int = 3,
 ) -> Job:
-    model = transformer(shape, micro_batch_size=micro_batch_size, precision=strategy.precision)
+    model = transformer(
+        shape, micro_batch_size=micro_batch_size, precision=strategy.train.precision
+    )
     schedule = make_schedule(model, strategy)
     return Job(schedule=schedule, model=model, cluster=CLUSTER, steps=steps)
 
@@ -75,7 +81,7 @@ def test_the_backend_is_installed_under_its_name() -> None:
 
 
 def test_a_text_is_learned_and_every_rank_is_in_the_trace(pool: RankPool) -> None:
-    fast = replace(PLAIN, data=2, optimizer=Adam(learning_rate=1e-2))
+    fast = PLAIN.but({"parallel.data": 2, "train.optimizer": Adam(learning_rate=1e-2)})
     trace = TorchBackend(pool=pool).run(job(fast, micro_batch_size=4, steps=8), seed=0)
     found = losses(trace)
     assert found[0] == pytest.approx(5.545, rel=0.02)  # log 256, as good as guessing
@@ -90,8 +96,8 @@ def test_a_text_is_learned_and_every_rank_is_in_the_trace(pool: RankPool) -> Non
 
 def test_ranks_and_micro_batches_share_one_text_and_one_start(pool: RankPool) -> None:
     """Two ranks; one rank with two micro-batches; one rank with a wide one: the same training."""
-    shared = TorchBackend(pool=pool).run(job(replace(PLAIN, data=2)), seed=5)
-    many = TorchBackend().run(job(replace(PLAIN, gradient_accumulation_steps=2)), seed=5)
+    shared = TorchBackend(pool=pool).run(job(PLAIN.but({"parallel.data": 2})), seed=5)
+    many = TorchBackend().run(job(PLAIN.but({"train.gradient_accumulation_steps": 2})), seed=5)
     wide = TorchBackend().run(job(PLAIN, micro_batch_size=2), seed=5)
     assert losses(shared) == pytest.approx(losses(many), rel=1e-12)
     assert losses(shared) == pytest.approx(losses(wide), rel=1e-12)
@@ -111,7 +117,13 @@ KINDS = (
 def test_every_kind_of_transformer_trains_as_a_plain_loop_does(
     pool: RankPool, shape: Architecture, checkpointing: Checkpointing
 ) -> None:
-    strategy = replace(PLAIN, data=2, checkpointing=checkpointing, bucket_elements=300)
+    strategy = PLAIN.but(
+        {
+            "parallel.data": 2,
+            "activations.checkpointing": checkpointing,
+            "zero.bucket_elements": 300,
+        }
+    )
     found = losses(TorchBackend(pool=pool).run(job(strategy, shape=shape), seed=5))
     module = plain_transformer(shape, dtype=torch.float64, seed=5)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3, weight_decay=0.0)
@@ -128,14 +140,14 @@ def test_every_kind_of_transformer_trains_as_a_plain_loop_does(
 
 
 def test_a_seed_repeats_and_another_differs(pool: RankPool) -> None:
-    backend, subject = TorchBackend(pool=pool), job(replace(PLAIN, data=2))
+    backend, subject = TorchBackend(pool=pool), job(PLAIN.but({"parallel.data": 2}))
     first = losses(backend.run(subject, seed=1))
     assert losses(backend.run(subject, seed=1)) == first
     assert losses(backend.run(subject, seed=2)) != first
 
 
 def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:
-    subject = job(replace(PLAIN, data=2))
+    subject = job(PLAIN.but({"parallel.data": 2}))
     plain = TorchBackend(pool=pool).run(subject, seed=1)
     poisoned = TorchBackend(pool=pool, poison=True).run(subject, seed=1)
     assert losses(poisoned) == losses(plain)
@@ -144,7 +156,7 @@ def test_poison_changes_nothing_that_is_right(pool: RankPool) -> None:
 def test_own_text_is_trained_on(pool: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"a" * 100)
-    fast = replace(PLAIN, data=2, optimizer=Adam(learning_rate=5e-2))
+    fast = PLAIN.but({"parallel.data": 2, "train.optimizer": Adam(learning_rate=5e-2)})
     trace = TorchBackend(pool=pool, data=path).run(job(fast, steps=8), seed=0)
     assert losses(trace)[-1] < 2  # there is nothing to learn but one letter
 
@@ -156,7 +168,7 @@ def test_a_text_that_is_not_there_is_refused_when_the_backend_is_made(tmp_path: 
 
 def test_what_is_refused_is_not_started() -> None:
     subject = Job(
-        schedule=make_schedule(equal_units(parameters=64), Strategy(stage=0)),
+        schedule=make_schedule(equal_units(parameters=64), Strategy(zero=Zero(stage=0))),
         model=equal_units(parameters=64),
         cluster=CLUSTER,
     )

@@ -13,7 +13,9 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.module.meta_model import model_from
 from zsim_torch.module.transformer import transformer
@@ -36,13 +38,13 @@ def units(module: Tiny) -> list[UnitChoice]:
 
 
 def described(case: Case) -> Model:
-    module = Twice(case.strategy.precision)
-    precision = case.strategy.precision
+    module = Twice(case.strategy.train.precision)
+    precision = case.strategy.train.precision
     return describe(module, units(module), case.batch(0, 0, 0), precision=precision)
 
 
 def by_schedule(case: Case, made: Schedule) -> dict[str, torch.Tensor]:
-    module = Twice(case.strategy.precision)
+    module = Twice(case.strategy.train.precision)
     option = Option(write_back=False, poison=case.poison)
     data = case.batches(distributed.get_rank())
     trained = train(module, units(module), made, data, steps=case.steps, option=option)
@@ -53,17 +55,18 @@ def by_schedule(case: Case, made: Schedule) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.FULL])
 def test_it_trains_as_one_process_does(stage: int, checkpointing: Checkpointing) -> None:
     strategy = Strategy(
-        stage=stage,
-        data=2,
-        gradient_accumulation_steps=2,
-        checkpointing=checkpointing,
-        optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
-        precision=Precision.FP64,
-        bucket_elements=60,
+        parallel=Parallel(data=2),
+        zero=Zero(stage=stage, bucket_elements=60),
+        activations=Activations(checkpointing=checkpointing),
+        train=Train(
+            gradient_accumulation_steps=2,
+            optimizer=Adam(learning_rate=0.01, epsilon=1e-5),
+            precision=Precision.FP64,
+        ),
     )
     case = Case(strategy, steps=3, poison=True)
     made = make_schedule(described(case), strategy)
-    module = Twice(strategy.precision)
+    module = Twice(strategy.train.precision)
     before, optimizer = values(module), optimizer_of(case, module)
     for step in range(case.steps):
         optimizer.zero_grad()
@@ -73,11 +76,11 @@ def test_it_trains_as_one_process_does(stage: int, checkpointing: Checkpointing)
                 (module(case.batch(step, micro_batch, rank)) / 4).backward()
         optimizer.step()
     for found in run_ranks(by_schedule, case, made, ranks=2):
-        assert distance(found, values(module), before) <= BOUND[strategy.precision]
+        assert distance(found, values(module), before) <= BOUND[strategy.train.precision]
 
 
 def test_two_names_of_one_module_are_described_as_two_calls() -> None:
-    case = Case(Strategy(stage=3, data=2))
+    case = Case(Strategy(parallel=Parallel(data=2), zero=Zero(stage=3)))
     model = described(case)
     assert [unit.module for unit in model.units] == ["", "", "middle", ""]
     assert check(make_schedule(model, case.strategy), model) == ()

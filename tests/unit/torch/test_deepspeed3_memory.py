@@ -6,7 +6,7 @@ from emulated_strategies import DEEPSPEED3_OPTIONS, strategy
 from tiny_training import Case, all_by_schedule
 
 from zsim.memory import book
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
 

@@ -8,7 +8,8 @@ from emulated_strategies import EMULATED, strategy
 from tiny_training import BOUND, Case, Result, all_by_schedule, by_plain_loop, distance
 
 from zsim.proof import against_trace as refinement
-from zsim.strategy.strategy import Checkpointing, Precision
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing
 from zsim.trace.trace import Trace
 from zsim_torch.supervise.ranks import RankPool
 
@@ -67,11 +68,11 @@ def test_every_runtime_trains_as_one_process_does(
     plain = {
         micro_batches: by_plain_loop(case)
         for case in found.values()
-        for micro_batches in [case.strategy.gradient_accumulation_steps]
+        for micro_batches in [case.strategy.train.gradient_accumulation_steps]
     }
     for (name, case), results in zip(found.items(), zip(*by_rank, strict=True), strict=True):
         result = results[0]
-        before, after, losses = plain[case.strategy.gradient_accumulation_steps]
+        before, after, losses = plain[case.strategy.train.gradient_accumulation_steps]
         assert distance(result.parameters, after, before) <= BOUND[Precision.FP32], name
         assert result.losses == pytest.approx(losses, rel=1e-3), name
         assert refinement.examine(case.schedule(), whole(results)) == [], name

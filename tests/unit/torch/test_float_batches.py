@@ -11,7 +11,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from zsim.dtype import DType
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim_torch.module.description import describe
 from zsim_torch.supervise.ranks import run_ranks
 from zsim_torch.torch_dtype import TORCH_DTYPE
@@ -73,10 +75,12 @@ def sample(step: int) -> Sample:
 def by_schedule(stage: int, precision: Precision) -> tuple[dict[str, torch.Tensor], Net]:
     net = Net()
     strategy = Strategy(
-        stage=stage,
-        precision=precision,
-        optimizer=SGD(learning_rate=RATE),
-        loss_scale=LossScale(initial=1.0),
+        zero=Zero(stage=stage),
+        train=Train(
+            precision=precision,
+            optimizer=SGD(learning_rate=RATE),
+            loss_scale=LossScale(initial=1.0),
+        ),
     )
     made = make_schedule(describe(net, UNITS, sample(0), precision=precision), strategy)
     trained = train(net, UNITS, made, map(sample, range(STEPS)), steps=STEPS)

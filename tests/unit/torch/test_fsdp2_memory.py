@@ -16,7 +16,8 @@ from zsim.model.transformer import transformer as described_transformer
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch.module.description import describe
 from zsim_torch.module.transformer import transformer
 from zsim_torch.supervise.ranks import RankPool
@@ -52,7 +53,7 @@ def blocks(module: nn.Module) -> list[str]:
 
 def measured(run: Run) -> int:
     """Peak of live storages on this rank: the least of the steps after the first."""
-    strategy = Strategy(stage=3, data=RANKS, emulate=run.options)
+    strategy = Strategy(parallel=Parallel(data=RANKS), zero=Zero(stage=3, emulate=run.options))
     module = transformer(SHAPE)
     root = sharded(module, blocks(module), strategy, run.options)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, foreach=False)
@@ -81,7 +82,11 @@ def emulated(run: Run) -> int:
             replace(unit, checkpoint=unit.name in blocks(module)) for unit in described.units
         ),
     )
-    strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(), emulate=run.options)
+    strategy = Strategy(
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=3, emulate=run.options),
+        train=Train(optimizer=Adam()),
+    )
     ((_, _, peak),) = make_schedule(model, strategy).contract.peak_bytes
     return peak
 
@@ -89,7 +94,11 @@ def emulated(run: Run) -> int:
 def by_tensors(run: Run) -> int:
     """Peak of what an allocator is asked for, tensor by tensor."""
     model = described_transformer(SHAPE, micro_batch_size=run.sequences)
-    strategy = Strategy(stage=3, data=RANKS, optimizer=Adam(), emulate=run.options)
+    strategy = Strategy(
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=3, emulate=run.options),
+        train=Train(optimizer=Adam()),
+    )
     (program,) = make_schedule(model, strategy).programs
     allocator = CachingAllocator()
     entries = book(program, STEPS)

@@ -4,22 +4,18 @@ import pytest
 from tiny_training import BOUND, Case, all_by_schedule, by_plain_loop, distance
 
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch.supervise.ranks import RankPool
 
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5)
 CASES = {
     f"stage {stage}, {data} x {replicate}, secondary {secondary}, once {once}": Case(
         Strategy(
-            stage=stage,
-            data=data,
-            replicate=replicate,
-            secondary=secondary,
-            reduce_once=once,
-            gradient_accumulation_steps=2,
-            optimizer=ADAM,
-            clip_norm=0.1,
-            bucket_elements=60,
+            parallel=Parallel(data=data, replicate=replicate),
+            zero=Zero(stage=stage, secondary=secondary, reduce_once=once, bucket_elements=60),
+            train=Train(gradient_accumulation_steps=2, optimizer=ADAM, clip_norm=0.1),
         ),
         steps=3,
     )

@@ -7,7 +7,9 @@ from tiny_training import Case, Result, all_by_schedule, by_schedule
 from zsim.memory import book
 from zsim.schedule.schedule import Kind
 from zsim.strategy.optimizer_rule import SGD, Adam
-from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim_torch.execute.rank_memory import RankMemory, Remains
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
@@ -17,15 +19,16 @@ def cases(ranks: int) -> list[Case]:
     return [
         Case(
             Strategy(
-                stage=stage,
-                data=ranks,
-                gradient_accumulation_steps=2,
-                checkpointing=checkpointing,
-                precision=precision,
-                optimizer=Adam(),
-                bucket_elements=60,
-                clip_norm=1.0,
-                loss_scale=LossScale(initial=1.0),
+                parallel=Parallel(data=ranks),
+                zero=Zero(stage=stage, bucket_elements=60),
+                activations=Activations(checkpointing=checkpointing),
+                train=Train(
+                    gradient_accumulation_steps=2,
+                    precision=precision,
+                    optimizer=Adam(),
+                    clip_norm=1.0,
+                    loss_scale=LossScale(initial=1.0),
+                ),
             ),
             steps=2,
             observe=True,
@@ -44,15 +47,16 @@ def moving(ranks: int) -> list[Case]:
     return [
         replace(
             case,
-            strategy=replace(
-                case.strategy,
-                offload_checkpoints=MOVED[case.strategy.stage][0],
-                contiguous=MOVED[case.strategy.stage][1],
+            strategy=case.strategy.but(
+                {
+                    "activations.offload": MOVED[case.strategy.zero.stage][0],
+                    "zero.contiguous": MOVED[case.strategy.zero.stage][1],
+                }
             ),
         )
         for case in cases(ranks)
-        if case.strategy.checkpointing is Checkpointing.FULL
-        if case.strategy.precision is Precision.FP16
+        if case.strategy.activations.checkpointing is Checkpointing.FULL
+        if case.strategy.train.precision is Precision.FP16
     ]
 
 
@@ -75,7 +79,11 @@ def test_live_storages_peak_at_the_book_to_the_byte(ranks: int) -> None:
 
 
 def one(stage: int) -> Case:
-    return Case(Strategy(stage=stage, optimizer=SGD(), bucket_elements=60), steps=1, observe=True)
+    return Case(
+        Strategy(zero=Zero(stage=stage, bucket_elements=60), train=Train(optimizer=SGD())),
+        steps=1,
+        observe=True,
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -11,7 +11,9 @@ from zsim.model.model import BATCH, Model
 from zsim.model.transformer import transformer
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.strategy.strategy import Checkpointing, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch import model_from
 from zsim_torch.module.description import BatchSize
 from zsim_torch.module.transformer import transformer as plain_transformer
@@ -135,11 +137,10 @@ def test_a_unit_that_is_called_twice_is_two_units_with_one_set_of_parameters() -
 def test_it_can_be_planned_and_proved(stage: int, checkpointing: Checkpointing) -> None:
     model = described(precision=Precision.BF16)
     strategy = Strategy(
-        stage=stage,
-        data=4,
-        precision=Precision.BF16,
-        checkpointing=checkpointing,
-        gradient_accumulation_steps=2,
+        parallel=Parallel(data=4),
+        zero=Zero(stage=stage),
+        activations=Activations(checkpointing=checkpointing),
+        train=Train(precision=Precision.BF16, gradient_accumulation_steps=2),
     )
     assert check(make_schedule(model, strategy), model) == ()
 

@@ -6,7 +6,9 @@ from tiny_training import Case, Result, all_by_schedule
 
 from zsim.schedule.schedule import WireBytes
 from zsim.strategy.optimizer_rule import Adam
-from zsim.strategy.strategy import Checkpointing, LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim_torch.supervise.ranks import RankPool
 
 
@@ -14,16 +16,16 @@ def cases(ranks: int) -> list[Case]:
     return [
         Case(
             Strategy(
-                stage=stage,
-                data=ranks,
-                gradient_accumulation_steps=micro_batches,
-                checkpointing=Checkpointing.FULL,
-                precision=precision,
-                optimizer=Adam(),
-                bucket_elements=60,
-                clip_norm=1.0,
-                loss_scale=LossScale(initial=1.0),
-                reduce_once=once,
+                parallel=Parallel(data=ranks),
+                zero=Zero(stage=stage, bucket_elements=60, reduce_once=once),
+                activations=Activations(checkpointing=Checkpointing.FULL),
+                train=Train(
+                    gradient_accumulation_steps=micro_batches,
+                    precision=precision,
+                    optimizer=Adam(),
+                    clip_norm=1.0,
+                    loss_scale=LossScale(initial=1.0),
+                ),
             ),
             steps=2,
             observe=True,

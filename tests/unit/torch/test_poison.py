@@ -17,7 +17,9 @@ from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import AllGather, Compute, Operation
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim_torch import RankPool, TorchBackend
 from zsim_torch.execute.poison import PoisonError
 from zsim_torch.supervise.rank_failure import RankFailedError
@@ -25,19 +27,21 @@ from zsim_torch.train import Option, train
 
 SHAPE = GPT(layers=1, hidden_size=8, attention_heads=1, sequence_length=8, vocab_size=256)
 STRATEGIES = (
-    Strategy(stage=3, data=2, gradient_accumulation_steps=2, bucket_elements=300),
     Strategy(
-        stage=2,
-        data=2,
-        precision=Precision.FP16,
-        loss_scale=LossScale(initial=2.0**24),  # the first steps overflow, and are skipped
-        clip_norm=0.1,
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3, bucket_elements=300),
+        train=Train(gradient_accumulation_steps=2),
+    ),
+    Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=2),
+        train=Train(precision=Precision.FP16, loss_scale=LossScale(initial=2.0**24), clip_norm=0.1),
     ),
 )
 
 
 def job(strategy: Strategy) -> Job:
-    model = gpt(SHAPE, micro_batch_size=1, precision=strategy.precision)
+    model = gpt(SHAPE, micro_batch_size=1, precision=strategy.train.precision)
     return Job(
         schedule=make_schedule(model, strategy),
         model=model,

@@ -21,7 +21,8 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Operation, walk
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch.supervise.progress_record import LastProgress, ProgressRecord
 from zsim_torch.supervise.rank_failure import Cause, RankFailedError
 from zsim_torch.supervise.ranks import RankPool
@@ -33,7 +34,11 @@ RANKS = 3
 
 
 def _job() -> Job:
-    strategy = Strategy(stage=3, data=RANKS, gradient_accumulation_steps=2)
+    strategy = Strategy(
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=3),
+        train=Train(gradient_accumulation_steps=2),
+    )
     model = gpt(SHAPE, micro_batch_size=1)
     return Job(
         schedule=make_schedule(model, strategy),

@@ -1,7 +1,6 @@
 """A module that is given to `train` a second time: nothing of the first run is lost unsaid."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +10,17 @@ from zsim.backend.backend import RefusedError
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD, Adam
-from zsim.strategy.strategy import LossScale, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy, Zero
+from zsim.strategy.train import LossScale, Train
 from zsim_torch.module.description import describe
 from zsim_torch.train import Option, Trained, train
 
 UNITS = ("0", "1", "2")
-ADAM = Strategy(stage=2, precision=Precision.FP32, optimizer=Adam(learning_rate=0.1))
-PLAIN = replace(ADAM, optimizer=SGD(learning_rate=0.1))
+ADAM = Strategy(
+    zero=Zero(stage=2), train=Train(precision=Precision.FP32, optimizer=Adam(learning_rate=0.1))
+)
+PLAIN = ADAM.but({"train.optimizer": SGD(learning_rate=0.1)})
 
 
 class Loss(nn.Module):
@@ -37,7 +40,7 @@ def batches(start: int, steps: int) -> list[torch.Tensor]:
 
 def scheduled(strategy: Strategy) -> Schedule:
     return make_schedule(
-        describe(net(), UNITS, batches(0, 1)[0], precision=strategy.precision), strategy
+        describe(net(), UNITS, batches(0, 1)[0], precision=strategy.train.precision), strategy
     )
 
 
@@ -105,7 +108,9 @@ def test_another_optimizer_begins_as_it_would_on_any_module() -> None:
 
 
 def test_a_loss_scale_that_moved_is_state_too() -> None:
-    scaled = replace(PLAIN, precision=Precision.FP16, loss_scale=LossScale(initial=4.0, interval=1))
+    scaled = PLAIN.but(
+        {"train.precision": Precision.FP16, "train.loss_scale": LossScale(initial=4.0, interval=1)}
+    )
     module = net()
     assert trained(module, scaled, 0, 2).scalars["loss_scale"] == 16.0
     with pytest.raises(RefusedError, match="its loss_scale would begin anew;"):
@@ -113,7 +118,7 @@ def test_a_loss_scale_that_moved_is_state_too() -> None:
 
 
 def test_masters_that_the_module_cannot_hold_are_state_too() -> None:
-    in_bf16 = replace(PLAIN, precision=Precision.BF16)
+    in_bf16 = PLAIN.but({"train.precision": Precision.BF16})
     module = net()
     trained(module, in_bf16, 0, 1)
     trained(module, in_bf16, 1, 1)  # an fp32 module holds fp32 masters

@@ -21,14 +21,17 @@ from zsim.schedule.operation import Copy, Operation
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import (
+    Activations,
     Checkpointing,
     FusedBuffers,
     Keep,
-    LossScale,
-    Precision,
+    Parallel,
     Strategy,
+    Zero,
 )
+from zsim.strategy.train import LossScale, Train
 from zsim_torch.supervise.ranks import RankPool
 
 
@@ -38,11 +41,13 @@ def alike(case: Case) -> Case:
     return replace(
         case,
         strategy=Strategy(
-            stage=0,
-            data=strategy.data,
-            gradient_accumulation_steps=strategy.gradient_accumulation_steps,
-            optimizer=strategy.optimizer,
-            precision=strategy.precision,
+            parallel=Parallel(data=strategy.parallel.data),
+            zero=Zero(stage=0),
+            train=Train(
+                gradient_accumulation_steps=strategy.train.gradient_accumulation_steps,
+                optimizer=strategy.train.optimizer,
+                precision=strategy.train.precision,
+            ),
         ),
     )
 
@@ -68,7 +73,7 @@ def test_every_stage_trains_as_one_process_and_as_fsdp_do(
     plain = {case: by_plain_loop(case) for case in kinds}
     for case, result in zip(cases, found, strict=True):
         before, after, losses = plain[alike(case)]
-        bound = BOUND[case.strategy.precision]
+        bound = BOUND[case.strategy.train.precision]
         assert distance(result.parameters, after, before) <= bound, case
         assert distance(result.parameters, by_fsdp[alike(case)], before) <= bound, case
         assert result.losses == pytest.approx(losses, rel=10 * bound), case
@@ -103,11 +108,8 @@ def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
     stage: int, precision: Precision, optimizer: SGD | Adam
 ) -> None:
     strategy = Strategy(
-        stage=stage,
-        gradient_accumulation_steps=3,
-        precision=precision,
-        optimizer=optimizer,
-        reduce_once=True,
+        zero=Zero(stage=stage, reduce_once=True),
+        train=Train(gradient_accumulation_steps=3, precision=precision, optimizer=optimizer),
     )
     case = Case(strategy)
     before, after, _ = by_plain_loop(case)
@@ -119,29 +121,31 @@ def test_one_bias_gradient_dropped_in_one_micro_batch_exceeds_the_bounds(
 ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 BIASES = (ParameterGroup(parameters=("*.bias",), rule=replace(ADAM, weight_decay=0.0)),)
 KNOBS = (
-    Strategy(stage=3, prefetch_units=0, reductions_in_flight=0),
-    Strategy(stage=3, prefetch_units=3, reductions_in_flight=5),
-    Strategy(stage=3, gathered_elements=50),
-    Strategy(stage=3, keep_after_forward=Keep.EVERYTHING),
-    Strategy(stage=3, reduce_once=True),
-    Strategy(stage=3, host_ahead_units=1),
-    Strategy(stage=3, bucket_elements=1),
-    Strategy(stage=3, clip_norm=0.05),
-    Strategy(stage=0, groups=BIASES),
-    Strategy(stage=1, groups=BIASES, bucket_elements=50, clip_norm=0.05),
-    Strategy(stage=3, groups=BIASES),
-    Strategy(stage=2, reductions_in_flight=0, host_ahead_units=1),
-    Strategy(stage=2, bucket_elements=50, reduce_once=True),
-    Strategy(stage=1, bucket_elements=1, clip_norm=0.05),
-    Strategy(stage=0, bucket_elements=50, clip_norm=0.05),
-    Strategy(stage=3, checkpointing=Checkpointing.FULL, offload_checkpoints=True),
-    Strategy(stage=2, checkpointing=Checkpointing.FULL, contiguous=True, reduce_once=True),
+    Strategy(zero=Zero(stage=3, prefetch_units=0, reductions_in_flight=0)),
+    Strategy(zero=Zero(stage=3, prefetch_units=3, reductions_in_flight=5)),
+    Strategy(zero=Zero(stage=3, gathered_elements=50)),
+    Strategy(zero=Zero(stage=3, keep_after_forward=Keep.EVERYTHING)),
+    Strategy(zero=Zero(stage=3, reduce_once=True)),
+    Strategy(zero=Zero(stage=3, host_ahead_units=1)),
+    Strategy(zero=Zero(stage=3, bucket_elements=1)),
+    Strategy(zero=Zero(stage=3), train=Train(clip_norm=0.05)),
+    Strategy(zero=Zero(stage=0), train=Train(groups=BIASES)),
+    Strategy(zero=Zero(stage=1, bucket_elements=50), train=Train(groups=BIASES, clip_norm=0.05)),
+    Strategy(zero=Zero(stage=3), train=Train(groups=BIASES)),
+    Strategy(zero=Zero(stage=2, reductions_in_flight=0, host_ahead_units=1)),
+    Strategy(zero=Zero(stage=2, bucket_elements=50, reduce_once=True)),
+    Strategy(zero=Zero(stage=1, bucket_elements=1), train=Train(clip_norm=0.05)),
+    Strategy(zero=Zero(stage=0, bucket_elements=50), train=Train(clip_norm=0.05)),
     Strategy(
-        stage=1,
-        checkpointing=Checkpointing.FULL,
-        offload_checkpoints=True,
-        contiguous=True,
-        fused_buffers=FusedBuffers.MODEL,
+        zero=Zero(stage=3), activations=Activations(checkpointing=Checkpointing.FULL, offload=True)
+    ),
+    Strategy(
+        zero=Zero(stage=2, contiguous=True, reduce_once=True),
+        activations=Activations(checkpointing=Checkpointing.FULL),
+    ),
+    Strategy(
+        zero=Zero(stage=1, contiguous=True, fused_buffers=FusedBuffers.MODEL),
+        activations=Activations(checkpointing=Checkpointing.FULL, offload=True),
     ),
 )
 
@@ -149,12 +153,13 @@ KNOBS = (
 def test_no_knob_changes_what_is_trained_and_nothing_reads_poison() -> None:
     cases = [
         Case(
-            replace(
-                knobs,
-                data=2,
-                gradient_accumulation_steps=2,
-                precision=Precision.FP64,
-                optimizer=ADAM,
+            knobs.but(
+                {
+                    "parallel.data": 2,
+                    "train.gradient_accumulation_steps": 2,
+                    "train.precision": Precision.FP64,
+                    "train.optimizer": ADAM,
+                }
             ),
             poison=poison,
         )
@@ -173,7 +178,10 @@ def test_a_learning_rate_that_is_given_is_that_of_its_step(stage: int) -> None:
     rates = LearningRates(peak=0.1, warmup_steps=2, decay_steps=4, minimum=0.01)
     given = Adam(learning_rate=LEARNING_RATE, epsilon=1e-5)
     case = Case(
-        Strategy(stage=stage, precision=Precision.FP64, optimizer=given, learning_rates=rates)
+        Strategy(
+            zero=Zero(stage=stage),
+            train=Train(precision=Precision.FP64, optimizer=given, learning_rates=rates),
+        )
     )
     before, after, _ = by_plain_loop(case)
     result = by_schedule(case)
@@ -182,7 +190,9 @@ def test_a_learning_rate_that_is_given_is_that_of_its_step(stage: int) -> None:
 
 
 def test_a_learning_rate_that_nobody_gives_is_refused() -> None:
-    case = Case(Strategy(stage=0, optimizer=SGD(learning_rate=LEARNING_RATE)))
+    case = Case(
+        Strategy(zero=Zero(stage=0), train=Train(optimizer=SGD(learning_rate=LEARNING_RATE)))
+    )
     with pytest.raises(RefusedError, match="given: learning_rate: missing"):
         by_schedule(case)
 
@@ -192,15 +202,16 @@ def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
     cases = [
         Case(
             Strategy(
-                stage=stage,
-                data=2,
-                gradient_accumulation_steps=2,
-                precision=precision,
-                checkpointing=Checkpointing.FULL,
-                optimizer=SGD(learning_rate=0.1),
-                clip_norm=0.5,
-                bucket_elements=60,
-                loss_scale=LossScale(initial=1024.0),
+                parallel=Parallel(data=2),
+                zero=Zero(stage=stage, bucket_elements=60),
+                activations=Activations(checkpointing=Checkpointing.FULL),
+                train=Train(
+                    gradient_accumulation_steps=2,
+                    precision=precision,
+                    optimizer=SGD(learning_rate=0.1),
+                    clip_norm=0.5,
+                    loss_scale=LossScale(initial=1024.0),
+                ),
             )
         )
         for stage in (0, 1, 2, 3)
@@ -208,7 +219,7 @@ def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
     with RankPool(2) as pool:
         found = pool.run(all_by_schedule, cases)[0]
     before, after, _ = by_plain_loop(
-        replace(cases[0], strategy=replace(cases[0].strategy, precision=Precision.FP32))
+        replace(cases[0], strategy=cases[0].strategy.but({"train.precision": Precision.FP32}))
     )
     # A gradient of 8 bits of mantissa (bf16) is off by up to 2^-9, sums of them by some more.
     bound = 0.05 if precision is Precision.BF16 else 0.01
@@ -219,11 +230,12 @@ def test_half_formats_train_near_the_full_one(precision: Precision) -> None:
 def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
     case = Case(
         Strategy(
-            stage=2,
-            precision=Precision.FP16,
-            optimizer=SGD(learning_rate=0.1),
-            # fp16 ends at 65504: a scale of 2^30 overflows, and so does 2^20 after it.
-            loss_scale=LossScale(initial=2.0**30, backoff=2.0**-10),
+            zero=Zero(stage=2),
+            train=Train(
+                precision=Precision.FP16,
+                optimizer=SGD(learning_rate=0.1),
+                loss_scale=LossScale(initial=2.0**30, backoff=2.0**-10),
+            ),
         ),
         steps=3,
     )
@@ -234,7 +246,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
         "good_steps": 1,
         "loss_scale": 2.0**10,
     }
-    before, _, _ = by_plain_loop(Case(Strategy(stage=0)))
+    before, _, _ = by_plain_loop(Case(Strategy(zero=Zero(stage=0))))
     skipped = by_schedule(replace(case, steps=2)).parameters
     assert all(torch.equal(skipped[name], before[name]) for name in before)
     assert not any(torch.equal(result.parameters[name], before[name]) for name in before)
@@ -243,9 +255,8 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
 def test_the_loss_scale_grows_after_enough_good_steps() -> None:
     case = Case(
         Strategy(
-            stage=1,
-            precision=Precision.FP16,
-            loss_scale=LossScale(initial=4.0, interval=2),
+            zero=Zero(stage=1),
+            train=Train(precision=Precision.FP16, loss_scale=LossScale(initial=4.0, interval=2)),
         ),
         steps=5,
     )

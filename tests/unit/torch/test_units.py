@@ -1,7 +1,6 @@
 """Modules of a user, with what makes autograd hard: each trains as a plain loop does."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,9 @@ from zsim.backend.backend import RefusedError
 from zsim.model.kernel import KernelKind
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.optimizer_rule import SGD
-from zsim.strategy.strategy import Checkpointing, Keep, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.description import describe
 from zsim_torch.module.unit import UnitError
@@ -69,11 +70,10 @@ def batches() -> list[torch.Tensor]:
 
 
 STRATEGY = Strategy(
-    stage=3,
-    precision=Precision.FP64,
-    optimizer=SGD(learning_rate=0.1),
-    gradient_accumulation_steps=2,
-    bucket_elements=10,
+    zero=Zero(stage=3, bucket_elements=10),
+    train=Train(
+        precision=Precision.FP64, optimizer=SGD(learning_rate=0.1), gradient_accumulation_steps=2
+    ),
 )
 UNITS = ("first", "second", "head")
 
@@ -134,9 +134,9 @@ def same(one: nn.Module, other: nn.Module) -> None:
 
 STRATEGIES = (
     STRATEGY,
-    replace(STRATEGY, checkpointing=Checkpointing.FULL),
-    replace(STRATEGY, keep_after_forward=Keep.EVERYTHING),
-    replace(STRATEGY, stage=1),
+    STRATEGY.but({"activations.checkpointing": Checkpointing.FULL}),
+    STRATEGY.but({"zero.keep_after_forward": Keep.EVERYTHING}),
+    STRATEGY.but({"zero.stage": 1}),
 )
 
 
@@ -269,7 +269,7 @@ def test_gradients_in_one_storage_are_listed_as_shared() -> None:
             return value.tanh() * (self.one + self.two)
 
     module = net(Sum, Sum)
-    result = trained(module, replace(STRATEGY, bucket_elements=100), poison=False)
+    result = trained(module, STRATEGY.but({"zero.bucket_elements": 100}), poison=False)
     same(module, in_a_plain_loop(net(Sum, Sum)))
     observed = dict(result.trace.observed)
     # The gradients of `one` and `two` are one storage of 4 elements of 8 bytes.
@@ -285,7 +285,7 @@ def test_batch_norm_is_refused_under_checkpointing_and_runs_without() -> None:
     module = net(norm, norm)
     trained(module)
     with pytest.raises(RefusedError, match="unit first: a batch norm changes its buffers"):
-        trained(net(norm, norm), replace(STRATEGY, checkpointing=Checkpointing.FULL))
+        trained(net(norm, norm), STRATEGY.but({"activations.checkpointing": Checkpointing.FULL}))
 
 
 def test_a_buffer_that_changes_under_checkpointing_is_an_error() -> None:
@@ -301,7 +301,7 @@ def test_a_buffer_that_changes_under_checkpointing_is_an_error() -> None:
             return super().forward(value) * self.count
 
     with pytest.raises(UnitRunError, match="unit first: its forward changes a buffer"):
-        trained(net(Counting), replace(STRATEGY, checkpointing=Checkpointing.FULL))
+        trained(net(Counting), STRATEGY.but({"activations.checkpointing": Checkpointing.FULL}))
 
 
 def test_autocast_is_refused_outside_and_found_inside() -> None:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from zsim.model.architecture import GPT, Architecture, Attention, Llama, Positions
 from zsim.model.model import Unit
 from zsim.model.transformer import transformer as described
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 from zsim_torch.module.autograd import backward, forward
 from zsim_torch.module.transformer import transformer
 from zsim_torch.module.unit import TorchUnit, resolve

@@ -14,7 +14,7 @@ from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, AllGather, Compute, ReduceScatter, Role, walk
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.strategy import Checkpointing, Strategy
+from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 
 SHAPE = GPT(layers=4, hidden_size=4, attention_heads=2, sequence_length=2, vocab_size=5)
 SHARED = replace(SHAPE, hidden_groups=2)
@@ -51,7 +51,11 @@ def test_layers_of_a_group_share_their_parameters() -> None:
 def test_gradients_of_all_calls_are_added_up_and_reduced_once(
     stage: int, checkpointing: Checkpointing
 ) -> None:
-    strategy = Strategy(stage=stage, data=2, checkpointing=checkpointing)
+    strategy = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=stage),
+        activations=Activations(checkpointing=checkpointing),
+    )
     made = make_schedule(model(), strategy)
     assert check(made, model()) == ()
     saved = [
@@ -70,7 +74,7 @@ def test_gradients_of_all_calls_are_added_up_and_reduced_once(
 @pytest.mark.parametrize("emulate", [FSDP1(), FSDP2(), Nanotron()])
 def test_runtimes_that_wrap_modules_refuse_calls_by_name(emulate: FSDP1 | FSDP2 | Nanotron) -> None:
     stage = 0 if isinstance(emulate, Nanotron) else 3
-    strategy = Strategy(stage=stage, data=2, emulate=emulate)
+    strategy = Strategy(parallel=Parallel(data=2), zero=Zero(stage=stage, emulate=emulate))
     with pytest.raises(ModelError, match="hidden_groups: block1 calls block0 again, which is not"):
         make_schedule(model(), strategy)
 

@@ -16,8 +16,10 @@ from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind, Schedule
+from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
-from zsim.strategy.strategy import Precision, Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 
 RANKS = 4
 SHAPE = GPT(layers=3, hidden_size=16, attention_heads=4, sequence_length=8, vocab_size=32)
@@ -36,7 +38,11 @@ def model_of(shape: GPT, precision: Precision = Precision.BF16) -> Model:
 def made(
     stage: int, emulate: RuntimeOptions | None, precision: Precision = Precision.BF16
 ) -> Schedule:
-    strategy = Strategy(stage=stage, data=RANKS, precision=precision, emulate=emulate)
+    strategy = Strategy(
+        parallel=Parallel(data=RANKS),
+        zero=Zero(stage=stage, emulate=emulate),
+        train=Train(precision=precision),
+    )
     return make_schedule(model_of(ADAPTED, precision), strategy)
 
 
@@ -74,8 +80,13 @@ def test_frozen_parameters_are_held_in_16_bits_whole_or_cut(name: str) -> None:
 def test_a_runtime_that_trains_all_refuses_frozen_parameters_by_name(
     emulate: RuntimeOptions,
 ) -> None:
-    strategy = Strategy(stage=3 if isinstance(emulate, FSDP1) else 1, data=2, emulate=emulate)
-    why = rf"^frozen: block0\.down\.bias; {type(emulate).__name__} trains every parameter here"
+    strategy = Strategy(
+        parallel=Parallel(data=2),
+        zero=Zero(stage=3 if isinstance(emulate, FSDP1) else 1, emulate=emulate),
+    )
+    why = (
+        rf"^model\.frozen: block0\.down\.bias; {type(emulate).__name__} trains every parameter here"
+    )
     with pytest.raises(ModelError, match=why):
         make_schedule(model_of(ADAPTED, Precision.FP32), strategy)
 
@@ -100,8 +111,10 @@ def test_adapters_of_gpt3_are_as_many_as_the_paper_says_and_states_take_2_bytes_
     )
     model = transformer(gpt3, micro_batch_size=1, precision=Precision.FP16)
     assert model.trained_count == 96 * 2 * 2 * 4 * 12288 == 18_874_368
-    strategy = Strategy(stage=3, data=96, precision=Precision.FP16)
-    found = plan(make_schedule(model, strategy), model).model_state_bytes * strategy.data
+    strategy = Strategy(
+        parallel=Parallel(data=96), zero=Zero(stage=3), train=Train(precision=Precision.FP16)
+    )
+    found = plan(make_schedule(model, strategy), model).model_state_bytes * strategy.parallel.data
     assert found == pytest.approx(2 * 175.2e9, rel=0.01)
 
 
@@ -130,15 +143,17 @@ def test_a_block_that_is_called_again_has_the_adapters_of_its_first_call() -> No
     assert again.module == first.name
     assert again.parameters == first.parameters
     assert len(again.segments[0].backward) > len(first.segments[0].backward)
-    strategy = Strategy(stage=3, data=2, precision=Precision.BF16)
+    strategy = Strategy(
+        parallel=Parallel(data=2), zero=Zero(stage=3), train=Train(precision=Precision.BF16)
+    )
     assert check(make_schedule(model, strategy), model) == ()
 
 
 WRONG = {
-    "rank": (LoRA(rank=0), r"^lora\.rank: 0 must be at least 1$"),
+    "rank": (LoRA(rank=0), r"^model\.lora\.rank: 0 must be at least 1$"),
     "target": (
         LoRA(rank=1, targets=("q",)),
-        r"^lora\.targets: 'q' must be one of qkv, proj, up, down$",
+        r"^model\.lora\.targets: 'q' must be one of qkv, proj, up, down$",
     ),
 }
 
@@ -151,9 +166,11 @@ def test_adapters_that_cannot_be_are_refused_by_their_field(name: str) -> None:
 
 
 def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"^frozen: 'blok\*' is the name of no parameter; there"):
+    with pytest.raises(ModelError, match=r"^model\.frozen: 'blok\*' is the name of no parameter"):
         model_of(replace(SHAPE, frozen=("block0.*", "blok*")))
-    with pytest.raises(ModelError, match=r"^frozen: '\*' leave nothing to train$"):
+    with pytest.raises(ModelError, match=r"^model\.frozen: '\*' leave nothing to train$"):
         model_of(replace(SHAPE, frozen=("*",)))
-    with pytest.raises(ModelError, match=r"^lora: not modelled with tensor 2, allowed is 1$"):
+    with pytest.raises(
+        ModelError, match=r"^model\.lora: not modelled with tensor 2, allowed is 1$"
+    ):
         transformer(ADAPTED, micro_batch_size=1, tensor=2)

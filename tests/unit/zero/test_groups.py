@@ -12,13 +12,16 @@ from mutation import changed
 
 from zsim.analysis.schedule_plan import plan
 from zsim.closed_form.states import persistent_bytes
+from zsim.config_error import ConfigError
 from zsim.model.model import Model, ModelError
 from zsim.proof import check, prove
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Compute, Role
 from zsim.schedule.schedule import Kind, Scalar, Schedule, ScheduleError
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
-from zsim.strategy.strategy import Precision, Strategy, StrategyError
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
 from zsim_des.values import train
 
 DECAY = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.125)
@@ -26,12 +29,9 @@ NONE = replace(DECAY, weight_decay=0.0)
 GROUPS = (ParameterGroup(parameters=("*.ln*",), rule=NONE),)
 OWN = {
     f"stage {stage}": Strategy(
-        stage=stage,
-        data=4,
-        gradient_accumulation_steps=2,
-        precision=Precision.BF16,
-        clip_norm=1.0,
-        bucket_elements=60,
+        parallel=Parallel(data=4),
+        zero=Zero(stage=stage, bucket_elements=60),
+        train=Train(gradient_accumulation_steps=2, precision=Precision.BF16, clip_norm=1.0),
     )
     for stage in range(4)
 }
@@ -40,7 +40,7 @@ RUNTIMES = {
     for name, named in EMULATED.items()
 }
 ALL = {
-    name: replace(each, optimizer=DECAY, groups=GROUPS)
+    name: each.but({"train.optimizer": DECAY, "train.groups": GROUPS})
     for name, each in (OWN | RUNTIMES).items()
     if each is not None
 }
@@ -89,7 +89,7 @@ def updated(made: Schedule) -> dict[Optimizer, int]:
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "deepspeed 1", "deepspeed 3", "stage 2"])
 def test_every_element_is_updated_once_and_by_one_rule(name: str) -> None:
-    plain, _ = made_of(replace(ALL[name], groups=()))
+    plain, _ = made_of(ALL[name].but({"train.groups": ()}))
     made, model = made_of(ALL[name])
     (whole,) = updated(plain).values()
     found = updated(made)
@@ -105,7 +105,7 @@ def test_every_element_is_updated_once_and_by_one_rule(name: str) -> None:
 @pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.5), DECAY])
 @pytest.mark.parametrize("stage", range(4))
 def test_moments_are_as_many_bytes_as_the_rule_keeps(stage: int, optimizer: Optimizer) -> None:
-    strategy = replace(ALL[f"stage {stage}"], optimizer=optimizer, groups=())
+    strategy = ALL[f"stage {stage}"].but({"train.optimizer": optimizer, "train.groups": ()})
     made, model = made_of(strategy)
     states = persistent_bytes(model, strategy)
     assert states is not None
@@ -131,19 +131,19 @@ def test_moments_of_a_group_are_parts_of_those_of_all() -> None:
 
 def test_a_pattern_that_no_parameter_has_is_refused() -> None:
     group = ParameterGroup(parameters=("*.norm",), rule=NONE)
-    strategy = replace(ALL["stage 1"], groups=(group,))
+    strategy = ALL["stage 1"].but({"train.groups": (group,)})
     with pytest.raises(ModelError, match=r"train.group: '\*.norm' is no parameter; there are emb"):
         make_schedule(model_of(strategy), strategy)
 
 
 def test_a_group_with_other_moments_than_the_optimizer_is_refused() -> None:
     group = ParameterGroup(parameters=("*",), rule=SGD())
-    with pytest.raises(StrategyError, match="keeps other moments than the optimizer"):
-        replace(ALL["stage 1"], groups=(group,))
+    with pytest.raises(ConfigError, match="keeps other moments than the optimizer"):
+        ALL["stage 1"].but({"train.groups": (group,)})
 
 
 def test_a_contract_with_a_learning_rate_that_nobody_gives_is_refused() -> None:
-    given = replace(ALL["stage 1"], optimizer=replace(DECAY, learning_rate=LEARNING_RATE))
+    given = ALL["stage 1"].but({"train.optimizer": replace(DECAY, learning_rate=LEARNING_RATE)})
     made, _ = made_of(given)
     kept = tuple(Scalar(name=each.name, initial=each.initial) for each in made.scalars)
     with pytest.raises(ScheduleError, match="learning_rate' is no scalar that is given"):

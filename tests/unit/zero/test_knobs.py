@@ -17,7 +17,7 @@ from zsim.schedule.operation import (
     ReduceScatter,
 )
 from zsim.schedule.schedule import Program
-from zsim.strategy.strategy import Strategy
+from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 MODEL = gpt(
     GPT(layers=5, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=11),
@@ -52,15 +52,19 @@ def visits(made: Program) -> Iterator[tuple[str, Operation]]:
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_a_gather_is_issued_at_most_so_many_units_ahead(ahead: int) -> None:
-    made = program(Strategy(stage=3, data=2, prefetch_units=ahead))
+    made = program(Strategy(parallel=Parallel(data=2), zero=Zero(stage=3, prefetch_units=ahead)))
     most = max(len(held) for _, held in alive(made, "/gathered"))
     assert most == 1 + ahead  # a bucket for each unit: the one at hand, and those ahead
 
 
 @pytest.mark.parametrize("limit", [0, 900, 1800, 2700])
 def test_gathers_ahead_stay_within_the_cap(limit: int) -> None:
-    made = program(Strategy(stage=3, data=2, prefetch_units=5, gathered_elements=limit))
-    free = program(Strategy(stage=3, data=2, prefetch_units=5))
+    made = program(
+        Strategy(
+            parallel=Parallel(data=2), zero=Zero(stage=3, prefetch_units=5, gathered_elements=limit)
+        )
+    )
+    free = program(Strategy(parallel=Parallel(data=2), zero=Zero(stage=3, prefetch_units=5)))
 
     def most(each: Program) -> int:
         return max(
@@ -75,7 +79,12 @@ def test_gathers_ahead_stay_within_the_cap(limit: int) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("flying", [0, 1, 3])
 def test_so_many_reductions_are_unfinished_while_backward_goes_on(stage: int, flying: int) -> None:
-    made = program(Strategy(stage=stage, data=2, reductions_in_flight=flying, bucket_elements=100))
+    made = program(
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=stage, reductions_in_flight=flying, bucket_elements=100),
+        )
+    )
     reduced: set[str] = set()
     most = 0
     for operation, held in alive(made, "/staging"):
@@ -90,7 +99,9 @@ def test_so_many_reductions_are_unfinished_while_backward_goes_on(stage: int, fl
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_the_host_waits_for_the_unit_so_many_visits_before(stage: int, ahead: int) -> None:
-    made = program(Strategy(stage=stage, data=2, host_ahead_units=ahead))
+    made = program(
+        Strategy(parallel=Parallel(data=2), zero=Zero(stage=stage, host_ahead_units=ahead))
+    )
     order = list(dict.fromkeys(name for name, _ in visits(made)))
     waits = {name: each.operation for name, each in visits(made) if isinstance(each, HostWait)}
     assert list(waits) == order[ahead:]  # backward included
@@ -101,5 +112,5 @@ def test_the_host_waits_for_the_unit_so_many_visits_before(stage: int, ahead: in
 
 
 def test_without_a_limit_the_host_never_waits() -> None:
-    made = program(Strategy(stage=3, data=2))
+    made = program(Strategy(parallel=Parallel(data=2), zero=Zero(stage=3)))
     assert not any(isinstance(operation, HostWait) for operation in made.step)

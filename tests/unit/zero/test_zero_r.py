@@ -18,7 +18,16 @@ from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.operation import Action, Allocate, Compute, Free
 from zsim.schedule.schedule import HostBytes, Kind, Program
-from zsim.strategy.strategy import Checkpointing, FusedBuffers, Precision, Strategy
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import (
+    Activations,
+    Checkpointing,
+    FusedBuffers,
+    Parallel,
+    Strategy,
+    Zero,
+)
+from zsim.strategy.train import Train
 from zsim.trace.trace import Trace
 from zsim_des import SimBackend
 
@@ -28,17 +37,21 @@ CHECKPOINT_BYTES = 2 * 32 * 64 * 2
 """Two sequences of 32 tokens, 64 wide, in fp16: what a block is given."""
 
 FULL = Strategy(
-    stage=2,
-    data=2,
-    precision=Precision.FP16,
-    checkpointing=Checkpointing.FULL,
-    gradient_accumulation_steps=2,
+    parallel=Parallel(data=2),
+    zero=Zero(stage=2),
+    activations=Activations(checkpointing=Checkpointing.FULL),
+    train=Train(precision=Precision.FP16, gradient_accumulation_steps=2),
 )
-CPU = replace(FULL, offload_checkpoints=True)
+CPU = FULL.but({"activations.offload": True})
 
 
 def model(strategy: Strategy) -> Model:
-    return gpt(SHAPE, micro_batch_size=2, tensor=strategy.tensor, precision=strategy.precision)
+    return gpt(
+        SHAPE,
+        micro_batch_size=2,
+        tensor=strategy.parallel.tensor,
+        precision=strategy.train.precision,
+    )
 
 
 def program(strategy: Strategy) -> Program:
@@ -80,7 +93,9 @@ def simulated(strategy: Strategy, cluster: Cluster) -> tuple[Job, Trace]:
 def test_links_to_the_host_carry_each_checkpoint_once_each_way(
     tensor: int, *, partition: bool
 ) -> None:
-    strategy = replace(CPU, data=4, tensor=tensor, partition_checkpoints=partition)
+    strategy = CPU.but(
+        {"parallel.data": 4, "parallel.tensor": tensor, "activations.partition": partition}
+    )
     cut = tensor if partition else 1
     once = 2 * LAYERS * CHECKPOINT_BYTES // cut  # two micro-batches
     assert host_bytes(model(strategy), strategy) == HostBytes(to_host=once, from_host=once)
@@ -100,7 +115,7 @@ def given(subject: Model) -> dict[str, str]:
 def test_a_checkpoint_is_copied_back_one_unit_ahead_and_no_sooner() -> None:
     order = [
         operation.unit if isinstance(operation, Compute) else operation.id.split("/fetch/")[1]
-        for operation in program(replace(CPU, gradient_accumulation_steps=1)).step
+        for operation in program(CPU.but({"train.gradient_accumulation_steps": 1})).step
         if "/fetch/" in operation.id
         or (isinstance(operation, Compute) and operation.action is Action.BACKWARD)
         if not isinstance(operation, Allocate | Free)
@@ -114,7 +129,7 @@ def test_a_checkpoint_is_copied_back_one_unit_ahead_and_no_sooner() -> None:
 
 @pytest.mark.parametrize(("tensor", "most"), [(1, 2), (2, 2)])
 def test_the_device_holds_checkpoints_of_two_units_at_most(tensor: int, most: int) -> None:
-    strategy = replace(CPU, tensor=tensor, partition_checkpoints=True)
+    strategy = CPU.but({"parallel.tensor": tensor, "activations.partition": True})
     made = program(strategy)
     values = set(given(model(strategy)).values())
     # Their own slices; without a tensor axis what forward made, and what was copied back.
@@ -151,7 +166,7 @@ def time_and_bytes(strategy: Strategy, cluster: Cluster) -> tuple[float, int]:
 
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_the_host_memory_of_a_node_is_shared_by_its_ranks(*, contiguous: bool) -> None:
-    strategy = replace(CPU, data=8, contiguous=contiguous)
+    strategy = CPU.but({"parallel.data": 8, "zero.contiguous": contiguous})
     needed = 4 * LAYERS * CHECKPOINT_BYTES  # four ranks on a node; one micro-batch at a time
     job, trace = simulated(strategy, box(memory_bytes=needed))
     assert trace.out_of_memory is None
@@ -191,7 +206,7 @@ def test_what_two_checkpointed_units_are_given_stays_where_it_is() -> None:
         batch=Value(name=BATCH, elements=4, dtype=DType.INT64, requires_gradient=False),
     )
     for contiguous in (False, True):
-        strategy = replace(CPU, contiguous=contiguous)
+        strategy = CPU.but({"zero.contiguous": contiguous})
         made = make_schedule(skips, strategy)
         assert check(made, skips) == ()
         (found,) = made.programs
@@ -204,7 +219,7 @@ def test_what_two_checkpointed_units_are_given_stays_where_it_is() -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_fused_buffer_is_of_a_constant_size_or_the_models(stage: int) -> None:
     """The largest buffer for a collective of gradients, and the largest of their fp32 copies."""
-    constant = replace(FULL, stage=stage, bucket_elements=20_000)
+    constant = FULL.but({"zero.stage": stage, "zero.bucket_elements": 20_000})
     found = {
         fused: [
             max(each.elements for each in program(strategy).buffers if each.name.endswith(suffix))
@@ -212,7 +227,7 @@ def test_a_fused_buffer_is_of_a_constant_size_or_the_models(stage: int) -> None:
         ]
         for fused, strategy in (
             ("constant", constant),
-            ("model", replace(FULL, stage=stage, fused_buffers=FusedBuffers.MODEL)),
+            ("model", FULL.but({"zero.stage": stage, "zero.fused_buffers": FusedBuffers.MODEL})),
         )
     }
     everything = sum(each.elements for each in model(FULL).parameters)
@@ -236,14 +251,10 @@ def holes(stage: int, layers: int, *, contiguous: bool) -> int:
         attention=Attention.PLAIN,
     )
     strategy = Strategy(
-        stage=stage,
-        data=25,
-        tensor=16,
-        precision=Precision.FP16,
-        checkpointing=Checkpointing.FULL,
-        partition_checkpoints=True,
-        contiguous=contiguous,
-        bucket_elements=100_000_000,
+        parallel=Parallel(data=25, tensor=16),
+        zero=Zero(stage=stage, contiguous=contiguous, bucket_elements=100_000_000),
+        activations=Activations(checkpointing=Checkpointing.FULL, partition=True),
+        train=Train(precision=Precision.FP16),
     )
     subject = gpt(shape, micro_batch_size=16, tensor=16, precision=Precision.FP16)
     made = make_schedule(subject, strategy)
@@ -264,7 +275,7 @@ def test_holes_grow_with_the_layers_unless_what_lives_long_lies_in_a_row(stage: 
 
 
 def test_memory_in_a_row_is_taken_once_and_used_all_the_time() -> None:
-    made = program(replace(FULL, contiguous=True))
+    made = program(FULL.but({"zero.contiguous": True}))
     rows = [made.by_name[name] for name in made.persistent]
     kept = {each.name for each in rows if each.kind in (Kind.GRADIENT, Kind.SAVED)}
     assert sum(made.by_name[name].size_bytes for name in kept if "checkpoints" in name) == (

@@ -10,12 +10,13 @@ All other keys are those of the kind. A package registers a kind as an entry poi
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from zsim.cluster.cluster import Cluster, ClusterError, Fabric
 from zsim.cluster.files import explicit_fabric, tiered_fabric
 from zsim.cluster.files.fabric_reader import FabricReader
 from zsim.cluster.files.table import TopologyError
+from zsim.config_error import shown
 from zsim.entry_point import registered
 from zsim.suggestion import one_of
 
@@ -29,18 +30,21 @@ def readers() -> Mapping[str, FabricReader]:
     return registered(GROUP, FabricReader, {each.kind.name: each for each in SHIPPED})
 
 
-def fabric_of(name: str, table: dict[str, Any], node: Cluster) -> Fabric:
+def fabric_of(name: str, table: object, node: Cluster) -> Fabric:
     """Return the fabric that `table`, read from TOML, describes, for nodes like `node`.
 
     Raises:
         TopologyError: a key is unknown, missing or has a wrong value; one line.
     """
-    kind = table.get("kind")
+    if not isinstance(table, dict):
+        raise TopologyError(f"{name}: {shown(table)} must be a table")
+    described = cast("dict[str, Any]", table)
+    kind = described.get("kind")
     if kind is None:
         raise TopologyError(f"{name}: kind: missing")
-    if kind not in readers():
+    if not isinstance(kind, str) or kind not in readers():
         raise TopologyError(f"{name}: kind: {one_of(str(kind), readers())}")
     try:
-        return readers()[kind].read(name, table, node)
+        return readers()[kind].read(name, described, node)
     except ClusterError as error:
         raise TopologyError(f"{name}: {error}") from None

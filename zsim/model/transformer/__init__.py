@@ -17,7 +17,7 @@ from zsim.model.model import BATCH, Model, ModelError, Unit, Value
 from zsim.model.transformer.block import block, like
 from zsim.model.transformer.ends import embedding, head
 from zsim.model.transformer.size import Size
-from zsim.strategy.strategy import Precision
+from zsim.strategy.precision import Precision
 
 
 def transformer(
@@ -107,11 +107,12 @@ def _need_matching(shape: Architecture, model: Model) -> None:
     for pattern in shape.frozen:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ModelError(
-                f"frozen: {pattern!r} is the name of no parameter; there are {names[0]}, "
+                f"model.frozen: {pattern!r} is the name of no parameter; there are {names[0]}, "
                 f"{names[1]}, ..., {names[-1]}"
             )
     if names and model.frozen.issuperset(names):
-        raise ModelError(f"frozen: {', '.join(map(repr, shape.frozen))} leave nothing to train")
+        patterns = ", ".join(map(repr, shape.frozen))
+        raise ModelError(f"model.frozen: {patterns} leave nothing to train")
 
 
 def _units(size: Size, batch: Value) -> list[Unit]:
@@ -126,16 +127,18 @@ def _need_dividing(
 ) -> None:
     """Return if `tensor` ranks divide what they share, and there is a sequence."""
     if shape.lora is not None and tensor > 1:
-        raise ModelError(f"lora: not modelled with tensor {tensor}, allowed is 1")
+        raise ModelError(f"model.lora: not modelled with tensor {tensor}, allowed is 1")
     for name, extent in (
         ("attention_heads", shape.attention_heads),
         ("key_value_heads", shape.shared_heads),
         ("intermediate_size", shape.wide),
     ):
         if extent % tensor:
-            raise ModelError(f"tensor: {tensor} must divide {name} {extent}")
+            raise ModelError(f"parallel.tensor: {tensor} must divide {name} {extent}")
     if micro_batch_size < 1:
-        raise ModelError(f"micro_batch_size: {micro_batch_size} must be at least 1")
+        raise ModelError(f"train.micro_batch_size: {micro_batch_size} must be at least 1")
     tokens = micro_batch_size * shape.sequence_length
     if sequence and tokens % tensor:
-        raise ModelError(f"sequence: {tensor} must divide the {tokens} tokens of a micro-batch")
+        raise ModelError(
+            f"parallel.tensor: {tensor} must divide the {tokens} tokens of a micro-batch"
+        )

@@ -53,9 +53,11 @@ def training_of(schedule: Schedule) -> Training | None:
     contract = schedule.contract
     strategy = contract.strategy
     if strategy is not None:
-        clip = None if strategy.clip_norm is None else ClipNorm(maximum=strategy.clip_norm)
+        clip = (
+            None if strategy.train.clip_norm is None else ClipNorm(maximum=strategy.train.clip_norm)
+        )
         return Training(
-            micro_batches=strategy.gradient_accumulation_steps,
+            micro_batches=strategy.train.gradient_accumulation_steps,
             divisor=contract.loss_divisor,
             rules=contract.rules,
             clip=clip,

@@ -13,14 +13,14 @@ from zsim.strategy.strategy import Strategy
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return the schedule of a stage: the third has an optimizer of its own."""
-    if strategy.stage == 3:
+    if strategy.zero.stage == 3:
         return stage_3.schedule(model, strategy)
     return stage_1_2.schedule(model, strategy)
 
 
 def volume(strategy: Strategy) -> DataVolume:
     """Return what a stage moves."""
-    return deepspeed3.VOLUME if strategy.stage == 3 else deepspeed12.VOLUME
+    return deepspeed3.VOLUME if strategy.zero.stage == 3 else deepspeed12.VOLUME
 
 
 RUNTIME = Runtime(options=DeepSpeed, schedule=schedule, volume=volume)

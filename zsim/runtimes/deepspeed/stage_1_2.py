@@ -42,15 +42,17 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     # __init__: `bit16_groups` has what requires_grad, flatten_dense_tensors_aligned pads the flat
     # tensor of each group. What is frozen stays as it is, here in one tensor.
-    place = one_after_the_other(strategy.data, alignment=ALIGNMENT)
+    place = one_after_the_other(strategy.parallel.data, alignment=ALIGNMENT)
     trained = [parameter for parameter in model.parameters if not parameter.frozen]
     frozen = [parameter for parameter in model.parameters if parameter.frozen]
     groups = [*by_rule(trained, strategy), *([frozen] if frozen else [])]
-    step = Stage12Step(model, strategy, numbered(model, groups, place=place, ranks=strategy.data))
+    step = Stage12Step(
+        model, strategy, numbered(model, groups, place=place, ranks=strategy.parallel.data)
+    )
     step.write()
     overlaps = step.options.overlap_comm
     return step.schedule(
-        f"DeepSpeed ZeRO stage {strategy.stage}",
+        f"DeepSpeed ZeRO stage {strategy.zero.stage}",
         VOLUME,
         streams=(COMPUTE, REDUCTION) if overlaps else (COMPUTE,),
     )
@@ -63,7 +65,7 @@ class Stage12Step(Step):
 
     def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
         # __init__: `single_partition_of_fp32_groups` is a copy of the own part in any precision
-        holding = Holding(parameter=strategy.precision.compute, has_master=True)
+        holding = Holding(parameter=strategy.train.precision.compute, has_master=True)
         super().__init__(model, strategy, buckets, holding)
         self.options = strategy.options(DeepSpeed)
         self.reductions = AllReducedBuckets(self, self.options)
@@ -87,7 +89,7 @@ class Stage12Step(Step):
         self._contributed.clear()
         # create_gradient_handling_hooks: hooks reduce with partition_gradients or overlap_comm;
         # stage 1 reduces at the boundary of accumulation alone
-        if self.strategy.stage == 2 or (self.is_last and self.options.overlap_comm):
+        if self.strategy.zero.stage == 2 or (self.is_last and self.options.overlap_comm):
             self.reductions.begin()
 
     def backward(self, visit: UnitVisit) -> None:
@@ -116,7 +118,7 @@ class Stage12Step(Step):
         first = not self._contributed[parameter.name]
         self._contributed[parameter.name] += 1
         complete = self._contributed[parameter.name] == self._uses[parameter.name]
-        if self.strategy.stage == 1:
+        if self.strategy.zero.stage == 1:
             self._accumulate(parameter, source, adds=not first or self.micro_batch > 0)
             return [parameter] if complete else []
         if self._uses[parameter.name] == 1:
@@ -127,14 +129,14 @@ class Stage12Step(Step):
 
     def _bucket(self, parameter: Parameter, source: View, *, divides: bool) -> None:
         # reduce_independent_p_g_buckets_and_remove_grads
-        divisor = self.strategy.gradient_accumulation_steps if divides else 1
+        divisor = self.strategy.train.gradient_accumulation_steps if divides else 1
         flat, start = self._places[parameter.name]
         self.reductions.add(parameter.name, source, flat, start, divisor=divisor)
 
     def _accumulated(self, parameter: Parameter) -> View:
         """Return a parameter in the whole gradients of stage 1, in the optimizer's format."""
         flat, start = self._places[parameter.name]
-        optimizer = self.strategy.precision.optimizer
+        optimizer = self.strategy.train.precision.optimizer
         name = flat.buffer(self.writer, "accumulated", optimizer, Kind.GRADIENT)
         return View(buffer=name, start=start, size=parameter.elements)
 
@@ -143,7 +145,7 @@ class Stage12Step(Step):
         target = self._accumulated(parameter)
         if target.buffer not in self.writer.alive:
             self.writer.allocate(target.buffer)
-        divisor = self.strategy.gradient_accumulation_steps
+        divisor = self.strategy.train.gradient_accumulation_steps
         path = f"accumulate/{parameter.name}"
         self.writer.copy(path, source, target, accumulate=adds, divisor=divisor)
 
@@ -154,7 +156,7 @@ class Stage12Step(Step):
         name = writer.buffer(
             f"tied/{parameter.name}",
             parameter.elements,
-            self.strategy.precision.compute,
+            self.strategy.train.precision.compute,
             Kind.WORKSPACE,
         )
         if first:
@@ -166,7 +168,7 @@ class Stage12Step(Step):
 
     def end_backward(self) -> None:
         """Reduce what is left; in stage 1 everything, and only in the last micro-batch."""
-        if self.strategy.stage == 2:
+        if self.strategy.zero.stage == 2:
             self.reductions.finish(last=self.is_last)
             return
         if not self.is_last:

@@ -125,7 +125,7 @@ class AllReducedBuckets(StepPart):
         writer.allocate(flat)
         # allreduce_bucket flattens into a tensor of its own, divides by the ranks and all-reduces
         after = (self._copied,) if stream != COMPUTE else ()
-        ranks = self.strategy.data
+        ranks = self.strategy.parallel.data
         divided = writer.copy(
             f"divide{number}", source, flat, divisor=divisor * ranks, stream=stream, after=after
         )
@@ -152,7 +152,7 @@ class AllReducedBuckets(StepPart):
             self.writer.host_wait("host_wait", done)
         self.writer.free(*self._buckets, uses=(done,) if self._overlaps else ())
         self._waits = ()
-        if self.strategy.stage == 2 and self.strategy.gradient_accumulation_steps > 1:
+        if self.strategy.zero.stage == 2 and self.strategy.train.gradient_accumulation_steps > 1:
             for flat in self.flats:
                 self._add_up(flat, done, last=last)
 
@@ -160,7 +160,7 @@ class AllReducedBuckets(StepPart):
         """Add the rank's part to that of earlier micro-batches, in the optimizer's format."""
         # independent_gradient_partition_epilogue: `all_grad_tensors`
         writer, owned, elsewhere = self.writer, self._owned(flat), self._stream != COMPUTE
-        optimizer = self.strategy.precision.optimizer
+        optimizer = self.strategy.train.precision.optimizer
         total = flat.shard_buffer(writer, "gradient", optimizer, Kind.GRADIENT)
         first = total not in writer.alive
         if first:

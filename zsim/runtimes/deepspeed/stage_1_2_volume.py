@@ -15,7 +15,7 @@ from zsim.strategy.strategy import Strategy
 
 def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     """Parameters by rule: the optimizer's, then those of each group."""
-    rules = [strategy.optimizer, *(group.rule for group in strategy.groups)]
+    rules = [strategy.train.optimizer, *(group.rule for group in strategy.train.groups)]
     found = [
         [
             each
@@ -30,7 +30,7 @@ def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
 
 def padded_elements(model: Model, strategy: Strategy) -> int:
     """Elements of all flat tensors."""
-    multiple = 2 * strategy.data
+    multiple = 2 * strategy.parallel.data
     sizes = [sum(each.elements for each in own) for own in grouped(model, strategy)]
     return sum(-(-size // multiple) * multiple for size in sizes)
 
@@ -49,9 +49,9 @@ def completed(model: Model) -> list[int]:
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis."""
     options = strategy.options(DeepSpeed)
-    ranks = strategy.data
+    ranks = strategy.parallel.data
     sizes = completed(model)
-    if strategy.stage == 1 and not options.overlap_comm:
+    if strategy.zero.stage == 1 and not options.overlap_comm:
         groups = grouped(model, strategy)
         sizes = [parameter.elements for group in groups for parameter in reversed(group)]
     limit = options.reduce_bucket_size
@@ -62,9 +62,9 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     for end in (*(at for at, size in enumerate(sizes) if size > limit), len(sizes)):
         buckets += closed_before(sizes[start:end], limit)
         start = end + 1
-    compute = strategy.precision.compute
+    compute = strategy.train.precision.compute
     wire = (options.communication_data_type or compute).size_bytes
-    times = strategy.gradient_accumulation_steps if strategy.stage == 2 else 1
+    times = strategy.train.gradient_accumulation_steps if strategy.zero.stage == 2 else 1
     gathered = padded_elements(model, strategy) // ranks * (ranks - 1) * compute.size_bytes
     return [
         WireBytes(group="data", collective="all_gather", bytes=gathered),

@@ -71,7 +71,7 @@ class Stage3Step(Step):
     def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
         # _create_fp32_partitions: masters in any precision
         holding = Holding(
-            parameter=strategy.precision.compute, parameter_sharded=True, has_master=True
+            parameter=strategy.train.precision.compute, parameter_sharded=True, has_master=True
         )
         super().__init__(model, strategy, shards.parameters, holding, kept=shards.groups)
         options = strategy.options(DeepSpeed)

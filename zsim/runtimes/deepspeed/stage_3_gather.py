@@ -134,7 +134,7 @@ class CoalescedGathers(StepPart):
             name = self._flats[key] = f"gather{len(self._flats)}"
             layout = self.shards.together(name, numbers, axis)
             self.layouts.append(layout)
-            ranks = self.strategy.data if axis == DATA else self.strategy.inner
+            ranks = self.strategy.parallel.data if axis == DATA else self.strategy.inner
             assert ranks is not None
             names = (f"{name}/flat", f"{name}/shard")
             flat_buffers(

@@ -94,7 +94,7 @@ class FilledBuckets(StepPart):
 
     def _declare(self, index: int, numbers: Sequence[int]) -> _Filling:
         """Declare the buffers of one filling, with their layouts."""
-        name, ranks = f"reduction{index}", self.strategy.data
+        name, ranks = f"reduction{index}", self.strategy.parallel.data
         # __reduce_and_partition_ipg_grads sorts by `ds_id`
         together = self.shards.together(name, sorted(numbers), DATA)
         self.layouts.append(together)
@@ -159,7 +159,7 @@ class FilledBuckets(StepPart):
             f"put/{name}",
             source,
             View(buffer=filling.bucket, start=self._starts[number], size=size),
-            divisor=self.strategy.gradient_accumulation_steps,
+            divisor=self.strategy.train.gradient_accumulation_steps,
             stream=self.stream,
             after=(done,),
         )
@@ -185,7 +185,7 @@ class FilledBuckets(StepPart):
         self._put_together(filling, source)
         # __avg_scatter_grads calls reduce_scatter_coalesced, which divides before it reduces
         # (runtime/comm/coalesced_collectives.py).
-        path, ranks = f"divide/{filling.name}", self.strategy.data
+        path, ranks = f"divide/{filling.name}", self.strategy.parallel.data
         writer.copy(path, source, source, divisor=ranks, stream=stream)
         writer.allocate(target)
         writer.reduce_scatter(f"reduce/{filling.name}", DATA, source, target, stream=stream)
@@ -204,7 +204,7 @@ class FilledBuckets(StepPart):
             divisor = 1
         else:  # the gradient that is too large
             filled = self.writer.all(self._source)
-            divisor = self.strategy.gradient_accumulation_steps
+            divisor = self.strategy.train.gradient_accumulation_steps
         path, stream = f"put_together/{filling.name}", self.stream
         after = (self._written,) if filling.bucket is None else ()
         copied = self.writer.copy(

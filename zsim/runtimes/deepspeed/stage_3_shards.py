@@ -105,7 +105,7 @@ def shards(model: Model, strategy: Strategy) -> Shards:
     Parameters that are updated by one rule have sub-groups of their own.
     """
     # _create_fp16_partitions_with_defragmentation: sub-groups of each group of parameters
-    ranks, options = strategy.data, strategy.options(DeepSpeed)
+    ranks, options = strategy.parallel.data, strategy.options(DeepSpeed)
     place = _padded_each(ranks)
     alone = [[parameter] for parameter in model.parameters]
     parameters = numbered(model, alone, place=place, ranks=ranks, name="parameter")

@@ -19,10 +19,10 @@ from zsim.strategy.strategy import Strategy
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Volume over the data axis and its inner part."""
     options = strategy.options(DeepSpeed)
-    ranks, micro_batches = strategy.data, strategy.gradient_accumulation_steps
+    ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
     inner = strategy.inner
-    size = strategy.precision.compute.size_bytes
-    wire = (options.communication_data_type or strategy.precision.compute).size_bytes
+    size = strategy.train.precision.compute.size_bytes
+    wire = (options.communication_data_type or strategy.train.precision.compute).size_bytes
     often = gathers(model, options)
     gathered, inside, scattered = 0, 0, 0
     for parameter in model.parameters:
@@ -51,7 +51,7 @@ def norms(model: Model, strategy: Strategy) -> int:
 def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
     options = strategy.options(DeepSpeed)
     shards = [
-        -(-parameter.elements // strategy.data)
+        -(-parameter.elements // strategy.parallel.data)
         for parameter in model.parameters
         if not parameter.frozen and strategy.rule_of(parameter.name) == rule
     ]

@@ -23,7 +23,7 @@ class NormPerGroup(OptimizerStep):
         for name in names[1:]:  # torch.linalg.vector_norm of them all
             writer.copy(f"norm/add/{name}", name, names[0], accumulate=True)
             writer.free(name)
-        if self.strategy.clip_norm is None:
+        if self.strategy.train.clip_norm is None:
             writer.free(names[0])
             return None
         return names[0]

@@ -60,7 +60,7 @@ class FlatReductions(StepPart):
                 source=source,
                 target=flat,
                 accumulate=adds,
-                divisor=self.strategy.gradient_accumulation_steps,
+                divisor=self.strategy.train.gradient_accumulation_steps,
             )
             writer.free(source)
 
@@ -80,7 +80,7 @@ class FlatReductions(StepPart):
         if before > 1:  # _reduce_grad, _div_if_needed(_gradient_predivide_factor)
             written = divide(writer, source, before, stream=stream, after=(written,))
         shard = bucket.shard_buffer(writer, "received", self._wire, home=stream)
-        if self._wire is strategy.precision.optimizer and bucket.index not in self.reduced:
+        if self._wire is strategy.train.precision.optimizer and bucket.index not in self.reduced:
             shard = self._gradient(bucket, stream)
         writer.allocate(shard)
         path = f"reduce/{bucket.name}"
@@ -94,7 +94,7 @@ class FlatReductions(StepPart):
     def _settle(self, bucket: Bucket, shard: str, done: str, *, divisor: int) -> None:
         """Sum over the replicas, divide, cast, and set or add."""
         writer, stream = self.writer, POST_BACKWARD
-        if self.strategy.replicate > 1:  # _reduce_grad, uses_hybrid_sharded_strategy
+        if self.strategy.parallel.replicate > 1:  # _reduce_grad, uses_hybrid_sharded_strategy
             stream, path = ALL_REDUCE, f"all_reduce/{bucket.name}"
             done = writer.all_reduce(path, REPLICATE, shard, stream=stream, after=(done,))
         if divisor > 1:
@@ -112,5 +112,5 @@ class FlatReductions(StepPart):
         return bucket.buffer(self.writer, "flat_gradient", self.compute, Kind.GRADIENT)
 
     def _gradient(self, bucket: Bucket, home: str) -> str:
-        optimizer = self.strategy.precision.optimizer
+        optimizer = self.strategy.train.precision.optimizer
         return bucket.shard_buffer(self.writer, "gradient", optimizer, Kind.GRADIENT, home=home)

@@ -48,8 +48,8 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_single_calls(model, "FSDP1")
     # FlatParamHandle._get_shard (_flat_param.py) pads the flat parameter at its end.
-    place = one_after_the_other(strategy.data)
-    buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
+    place = one_after_the_other(strategy.parallel.data)
+    buckets = numbered(model, groups(model), place=place, ranks=strategy.parallel.data)
     step = _written(model, strategy, buckets, left=())
     for _ in range(SETTLED - 1):
         if step.gathers.unfinished == step.gathers.begun_with:
@@ -59,7 +59,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     return step.schedule(
         "FSDP1",
         VOLUME,
-        streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
+        streams=streams if strategy.parallel.replicate == 1 else (*streams, ALL_REDUCE),
         peak_of=_worst_case if step.options.limit_all_gathers else _nothing,
     )
 
@@ -207,7 +207,7 @@ class FlatGathers(StepPart):
     def __init__(self, step: WrappedStep, options: FSDP1, left: tuple[str, ...]) -> None:
         super().__init__(step)
         self.options = options
-        self._casts = step.strategy.precision.has_master
+        self._casts = step.strategy.train.precision.has_master
         self.begun_with = left
         self._prefetched: set[int] = set()
         self._freed: deque[Edge] = deque(Previous(operation) for operation in left)

@@ -14,8 +14,8 @@ from zsim.strategy.strategy import Strategy
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis and over the replicas."""
     options = strategy.options(FSDP1)
-    ranks = strategy.data
-    micro_batches = strategy.gradient_accumulation_steps
+    ranks = strategy.parallel.data
+    micro_batches = strategy.train.gradient_accumulation_steps
     inside, outside = wrapped(model)
     flat = [sum(each.elements for each in own) for own in (*(own for _, own in inside), outside)]
     *blocks, root = (-(-size // ranks) for size in flat)
@@ -23,8 +23,8 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     reductions = 1 if options.no_sync else micro_batches
     rounds = micro_batches if frees else reductions
     gathered = rounds * ((2 if frees else 1) * sum(blocks) + root)
-    size = strategy.precision.compute.size_bytes
-    wire = (options.reduce_dtype or strategy.precision.compute).size_bytes
+    size = strategy.train.precision.compute.size_bytes
+    wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
     scattered = (ranks - 1) * (sum(blocks) + root)
     return [
         WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered * size),
@@ -32,7 +32,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
         *all_reduces(
             "replicate",
             (*blocks, root) * reductions,
-            ranks=strategy.replicate,
+            ranks=strategy.parallel.replicate,
             size_bytes=wire,
         ),
     ]

@@ -53,7 +53,7 @@ class GroupGathers(StepPart):
         inner = number in self._resharded
         sources = [self._inner_shard(bucket)] if inner else self._shards[number]
         axis = INNER if inner else DATA  # _all_gather_process_group: that of the post-forward mesh
-        ranks = self._inner if inner and self._inner else self.strategy.data
+        ranks = self._inner if inner and self._inner else self.strategy.parallel.data
         if ranks == 1:  # unshard: "world_size == 1", no gather
             self._pending[number] = ""
             return
@@ -80,7 +80,7 @@ class GroupGathers(StepPart):
         """
         # _get_param_all_gather_inputs (_fsdp_collectives.py): one foreach copy of all that are cast
         writer, mixed = self.writer, len(sources) > 1
-        if not mixed and (not self.strategy.precision.has_master or bucket.frozen):
+        if not mixed and (not self.strategy.train.precision.has_master or bucket.frozen):
             return None
         if inner and self._inner:
             cast = writer.buffer(

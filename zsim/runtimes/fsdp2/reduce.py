@@ -36,11 +36,11 @@ class GroupReductions(StepPart):
         self.options = options
         self.reduced: dict[int, Reduced] = {}
         self._trained = {bucket.index: bucket for bucket in step.kept.trained}
-        accumulates = step.strategy.gradient_accumulation_steps > 1
+        accumulates = step.strategy.train.gradient_accumulation_steps > 1
         self.layouts: tuple[Layout, ...] = ()
         if options.gradient_sync is Sync.LAST and accumulates:
             self.layouts = tuple(_unpadded(bucket) for bucket in step.kept.trained)
-        self._wire = options.reduce_dtype or step.strategy.precision.compute
+        self._wire = options.reduce_dtype or step.strategy.train.precision.compute
         # _get_gradient_divide_factors (_fsdp_collectives.py): fp32 and bf16 are averaged by the
         # collective, but of one rank; fp16 is divided before and after a sum.
         mean = self._wire in (DType.FP32, DType.BF16)
@@ -96,7 +96,7 @@ class GroupReductions(StepPart):
         # foreach_reduce_scatter_copy_in (_fsdp_collectives.py), chunk_cat on the compute stream
         target = bucket.buffer(self.writer, "input_gradient", self._wire)
         self.writer.allocate(target)
-        divisor = self.strategy.gradient_accumulation_steps
+        divisor = self.strategy.train.gradient_accumulation_steps
         return target, self._gather_up(target, sources, adds=False, divisor=divisor, after=after)
 
     def _gather_up(
@@ -134,7 +134,9 @@ class GroupReductions(StepPart):
         writer, strategy, stream = self.writer, self.strategy, REDUCE_SCATTER
         # set_requires_all_reduce(False) leaves the all-reduce to the last micro-batch
         all_reduces = last or self.options.all_reduce is Sync.EVERY
-        direct = self._wire is strategy.precision.optimizer and bucket.index not in self.reduced
+        direct = (
+            self._wire is strategy.train.precision.optimizer and bucket.index not in self.reduced
+        )
         target = self._shard(bucket, "received", self._wire, stream)
         if direct and all_reduces:
             target = self._shard(bucket, "gradient", self._wire, stream)
@@ -142,7 +144,7 @@ class GroupReductions(StepPart):
         if self._before > 1:
             copied = divide(writer, source, self._before, stream=stream, after=(copied,))
         path, after = f"reduce/{bucket.name}", (copied,)
-        if strategy.data == 1:  # foreach_reduce, "world_size > 1" does not hold: a copy
+        if strategy.parallel.data == 1:  # foreach_reduce, "world_size > 1" does not hold: a copy
             done = writer.copy(path, source, target, stream=stream, after=after)
         else:
             mean = self._reduction
@@ -150,7 +152,7 @@ class GroupReductions(StepPart):
                 path, DATA, source, target, reduction=mean, stream=stream, after=after
             )
         self._inputs.append((source, done))
-        if strategy.replicate > 1:
+        if strategy.parallel.replicate > 1:
             if not all_reduces:
                 # `partial_reduce_output`, on the reduce-scatter stream
                 partial = self._shard(bucket, "partial", self._wire, stream)
@@ -177,7 +179,9 @@ class GroupReductions(StepPart):
         # foreach_reduce: _to_dtype_if_needed, then sharded_param.grad is set or grows
         writer, gradient = self.writer, received
         if not received.endswith("/gradient"):
-            gradient = self._shard(bucket, "gradient", self.strategy.precision.optimizer, stream)
+            gradient = self._shard(
+                bucket, "gradient", self.strategy.train.precision.optimizer, stream
+            )
             done = set_or_add(writer, received, gradient, stream=stream)
             if stream == ALL_REDUCE:
                 # AllReduceState keeps the buffer: the next reduce-scatter may not take its memory

@@ -40,16 +40,18 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
             partitioned.
     """
     need_single_calls(model, "FSDP2")
-    place = padded_rows(strategy.data)
-    buckets = numbered(model, groups(model), place=place, ranks=strategy.data)
-    step = FSDP2Step(model, strategy, buckets, kept=shards(model, buckets, place, strategy.data))
+    place = padded_rows(strategy.parallel.data)
+    buckets = numbered(model, groups(model), place=place, ranks=strategy.parallel.data)
+    step = FSDP2Step(
+        model, strategy, buckets, kept=shards(model, buckets, place, strategy.parallel.data)
+    )
     step.write()
     streams = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
     layouts = (*buckets.layouts, *step.kept.layouts, *step.gathers.layouts)
     return step.schedule(
         "FSDP2",
         VOLUME,
-        streams=streams if strategy.replicate == 1 else (*streams, ALL_REDUCE),
+        streams=streams if strategy.parallel.replicate == 1 else (*streams, ALL_REDUCE),
         layouts=tuple(dict.fromkeys((*layouts, *step.reductions.layouts))),
     )
 

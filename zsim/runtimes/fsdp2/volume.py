@@ -57,11 +57,11 @@ def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, its inner part, and the replicas."""
     options = strategy.options(FSDP2)
-    ranks = strategy.data
+    ranks = strategy.parallel.data
     blocks, root = groups(model, ranks)
-    size = strategy.precision.compute.size_bytes
-    wire = (options.reduce_dtype or strategy.precision.compute).size_bytes
-    micro_batches = strategy.gradient_accumulation_steps
+    size = strategy.train.precision.compute.size_bytes
+    wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
+    micro_batches = strategy.train.gradient_accumulation_steps
     kept = not options.reshard_after_backward
     gathered = root.elements * (1 if kept else micro_batches)
     inner = 0
@@ -88,7 +88,9 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
             collective="reduce_scatter",
             bytes=syncs * (ranks - 1) * sum(trained) * wire,
         ),
-        *all_reduces("replicate", trained * sums, ranks=strategy.replicate, size_bytes=wire),
+        *all_reduces(
+            "replicate", trained * sums, ranks=strategy.parallel.replicate, size_bytes=wire
+        ),
     ]
 
 

@@ -48,7 +48,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         ModelError: the model was resolved for another tensor degree, or a checkpoint cannot be
             partitioned.
     """
-    ranks, options = strategy.data, strategy.options(Megatron)
+    ranks, options = strategy.parallel.data, strategy.options(Megatron)
     buckets = numbered(model, groups(model, ranks, options), place=aligned(ranks), ranks=ranks)
     step = MegatronStep(model, strategy, buckets)
     step.write()
@@ -98,7 +98,7 @@ class MegatronStep(Step):
     def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
         # DistributedOptimizer shards fp32 masters and moments, parameters stay whole
         # (_build_model_and_main_param_groups, optimizer/distrib_optimizer.py).
-        precision = strategy.precision
+        precision = strategy.train.precision
         holding = Holding(parameter=precision.compute, has_master=precision.has_master)
         super().__init__(model, strategy, buckets, holding)
         self.options = strategy.options(Megatron)
@@ -174,7 +174,7 @@ class MegatronStep(Step):
                 run,
                 source=source,
                 target=target,
-                divisor=self.strategy.gradient_accumulation_steps,
+                divisor=self.strategy.train.gradient_accumulation_steps,
             )
             self.writer.free(source)
             # register_grad_ready counts in the last micro-batch alone (is_last_microbatch)
@@ -202,7 +202,7 @@ class MegatronStep(Step):
             path = f"reduce/{bucket.name}/member"
             writer.reduce_scatter(path, DATA, target, own, reduction=self._reduction)
         done = writer.together(f"reduce/{name}", len(ready), after=after)
-        if self.strategy.replicate > 1:
+        if self.strategy.parallel.replicate > 1:
             # `inter_distributed_optimizer_instance_group`: shards, on the same stream
             for bucket in ready:
                 own = own_view(writer, bucket, self.gradients[bucket.index])

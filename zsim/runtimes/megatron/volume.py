@@ -31,15 +31,15 @@ def padded(model: Model, ranks: int, options: Megatron) -> list[int]:
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, and over the replicas of the sharded states."""
     options = strategy.options(Megatron)
-    ranks = strategy.data
+    ranks = strategy.parallel.data
     shards = [size // ranks for size in padded(model, ranks, options)]
-    wire = strategy.precision.compute.size_bytes
+    wire = strategy.train.precision.compute.size_bytes
     reduced = DType.FP32.size_bytes if options.grad_reduce_in_fp32 else wire
     sent = (ranks - 1) * sum(shards)
     return [
         WireBytes(group="data", collective="all_gather", bytes=sent * wire),
         WireBytes(group="data", collective="reduce_scatter", bytes=sent * reduced),
-        *all_reduces("replicate", shards, ranks=strategy.replicate, size_bytes=reduced),
+        *all_reduces("replicate", shards, ranks=strategy.parallel.replicate, size_bytes=reduced),
     ]
 
 

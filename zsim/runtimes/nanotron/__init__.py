@@ -12,7 +12,7 @@ from zsim.strategy.strategy import Strategy
 
 def schedule(model: Model, strategy: Strategy) -> Schedule:
     """Return the schedule of all stages of a pipeline, or of the one that there is."""
-    if strategy.pipeline > 1:
+    if strategy.parallel.pipeline > 1:
         return nanotron_pipeline.schedule(model, strategy)
     return nanotron.schedule(model, strategy)
 

@@ -67,4 +67,4 @@ class Lists(StepPart):
         return bucket.buffer(self.writer, name, dtype)
 
     def _pieces(self, bucket: Bucket) -> int:
-        return len(bucket.layout.pieces) * self.strategy.data
+        return len(bucket.layout.pieces) * self.strategy.parallel.data

@@ -44,11 +44,13 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     need_fitting(model, strategy)
     need_single_calls(model, "nanotron")
-    steps = [StageOfPipeline(stage, strategy) for stage in stages(model, strategy.pipeline)]
+    steps = [
+        StageOfPipeline(stage, strategy) for stage in stages(model, strategy.parallel.pipeline)
+    ]
     for step in steps:
         step.write()
     return assemble(
-        f"nanotron, ZeRO-{strategy.stage}, {strategy.pipeline} stages",
+        f"nanotron, ZeRO-{strategy.zero.stage}, {strategy.parallel.pipeline} stages",
         model=model,
         strategy=strategy,
         volume=VOLUME,
@@ -76,7 +78,7 @@ class _SlotForwardBackward(ForwardBackward):
         self._slot = slot
 
     def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
-        segment, dtype = self._segment(visit, part), self.strategy.precision.compute
+        segment, dtype = self._segment(visit, part), self.strategy.train.precision.compute
         return self.writer.buffer(
             f"{self.model.units[visit.unit].name}/saved{part.segment}{self._slot}",
             -(-segment.saved_bytes // dtype.size_bytes),
@@ -113,8 +115,8 @@ class StageOfPipeline(NanotronStep):
         writer = ScheduleWriter(stage.name, box)
         super().__init__(stage.model, strategy, buckets, writer=writer)
         self.stage = stage
-        count = strategy.gradient_accumulation_steps
-        self.ahead = min(strategy.pipeline - 1 - stage.index, count)
+        count = strategy.train.gradient_accumulation_steps
+        self.ahead = min(strategy.parallel.pipeline - 1 - stage.index, count)
         slots = range(min(self.ahead + 1, count))
         self.slots = [self._slot(f"@{number}" if number else "") for number in slots]
         self._owed_activation: int | None = None
@@ -141,7 +143,7 @@ class StageOfPipeline(NanotronStep):
         self.writer.begin_step()
         self.begin()
         # as OneForwardOneBackwardPipelineEngine.train_batch_iter in engine.py does
-        count = self.strategy.gradient_accumulation_steps
+        count = self.strategy.train.gradient_accumulation_steps
         for micro_batch in range(self.ahead):
             self._forward(micro_batch)
             self._send_activation()

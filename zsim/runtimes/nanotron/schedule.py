@@ -49,14 +49,16 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     need_single_calls(model, "nanotron")
     step = NanotronStep(model, strategy, filled(model, strategy))
     step.write()
-    return step.schedule(f"nanotron, ZeRO-{strategy.stage}", VOLUME, peak_of=worst_case)
+    return step.schedule(f"nanotron, ZeRO-{strategy.zero.stage}", VOLUME, peak_of=worst_case)
 
 
 def filled(model: Model, strategy: Strategy, *, name: str = "bucket") -> Buckets:
     """Return the buckets of `model`, whose names begin with `name`."""
     # ZeroDistributedOptimizer._partition_parameters (optim/zero.py): equal parts of each parameter
-    place = one_after_the_other(strategy.data)
-    return numbered(model, groups(model, strategy), place=place, ranks=strategy.data, name=name)
+    place = one_after_the_other(strategy.parallel.data)
+    return numbered(
+        model, groups(model, strategy), place=place, ranks=strategy.parallel.data, name=name
+    )
 
 
 def worst_case(program: Program) -> int:
@@ -72,7 +74,7 @@ def groups(model: Model, strategy: Strategy) -> list[list[Parameter]]:
     # DistributedTrainer._init_model (trainer.py) gives `ddp_bucket_cap_mb` to DDP, which closes a
     # bucket before it would exceed it.
     cap = strategy.options(Nanotron).ddp_bucket_cap_mb
-    limit = cap * MIB // strategy.precision.compute.size_bytes
+    limit = cap * MIB // strategy.train.precision.compute.size_bytes
     apart = shared_parameters(model)
     uses = Counter(parameter.name for unit in model.units for parameter in unit.parameters)
     tied = [[each] for each in model.parameters if uses[each.name] > 1]
@@ -103,15 +105,15 @@ class NanotronStep(Step):
     ) -> None:
         # helpers.init_optimizer_and_grad_accumulator: fp32 masters of FP32GradientAccumulator, of
         # a rank's own parts in ZeroDistributedOptimizer
-        precision = strategy.precision
+        precision = strategy.train.precision
         holding = Holding(
             parameter=precision.compute,
-            optimizer_sharded=strategy.stage == 1,
+            optimizer_sharded=strategy.zero.stage == 1,
             has_master=precision.has_master,
         )
         super().__init__(model, strategy, buckets, holding, writer=writer)
         self.lists = Lists(self)
-        self.wrapped = strategy.data > 1  # DistributedTrainer._init_model (trainer.py)
+        self.wrapped = strategy.parallel.data > 1  # DistributedTrainer._init_model (trainer.py)
         self.shared = shared_parameters(model)
         self._left = UnitsLeft(buckets)
         self._written = [""] * len(buckets.all)
@@ -132,7 +134,9 @@ class NanotronStep(Step):
 
     def _staging(self, bucket: Bucket) -> str:
         """Return DistributedDataParallel's own bucket."""
-        return bucket.buffer(self.writer, "staging", self.strategy.precision.compute, Kind.GRADIENT)
+        return bucket.buffer(
+            self.writer, "staging", self.strategy.train.precision.compute, Kind.GRADIENT
+        )
 
     def begin(self) -> None:
         """Zero the buffers of gradients."""
@@ -172,7 +176,7 @@ class NanotronStep(Step):
                     staging,
                     self._gradient(bucket),
                     accumulate=True,
-                    divisor=self.strategy.gradient_accumulation_steps,
+                    divisor=self.strategy.train.gradient_accumulation_steps,
                     launches=len(bucket.layout.pieces),
                 )
                 if not self._is_shared(bucket):
@@ -196,7 +200,7 @@ class NanotronStep(Step):
                         run,
                         source=source,
                         target=self._gradient(self.buckets.all[run.bucket]),
-                        divisor=self.strategy.gradient_accumulation_steps,
+                        divisor=self.strategy.train.gradient_accumulation_steps,
                         launches=len(run.parameters),
                     )
                 writer.free(source)
@@ -205,7 +209,7 @@ class NanotronStep(Step):
         """Average a bucket's fp32 gradients over the data axis, in place."""
         writer, written = self.writer, (self._written[bucket.index],)
         gradient, path = self._gradient(bucket), f"reduce/{bucket.name}"
-        if self.strategy.stage == 1:
+        if self.strategy.zero.stage == 1:
             after = written if self._is_shared(bucket) else ()  # which another stream has summed
             self._written[bucket.index] = self.lists.reduce_scatter(bucket, gradient, after)
             return
@@ -237,7 +241,7 @@ class NanotronStep(Step):
             nonlocal last
             last = operation
             # ZeroDistributedOptimizer.step (optim/zero.py): _all_gather_params after all updates
-            if strategy.stage == 1 and item.name == trained[-1].name:
+            if strategy.zero.stage == 1 and item.name == trained[-1].name:
                 last = self.lists.all_gather(writer, operation)
 
         reduced = {
@@ -248,7 +252,7 @@ class NanotronStep(Step):
         self.update(reduced, after=after, updated=updated, keeps_gradients=True)
         # DistributedTrainer.train_step_logs (trainer.py) reads the loss of every step
         # (`iteration_step_info_interval` is 1).
-        if not last and strategy.clip_norm is not None:  # a stage without parameters
+        if not last and strategy.train.clip_norm is not None:  # a stage without parameters
             last = f"{self.writer.prefix}/norm/reduce"
         self.writer.host_wait("host_wait", last or self.made())
 

@@ -18,13 +18,13 @@ FP32 = DType.FP32.size_bytes
 def padded(model: Model, strategy: Strategy, options: Nanotron) -> tuple[list[int], int]:
     """Return elements of each bucket with padding, and of that of copies, which is one of them."""
     uses = use_counts(model)
-    limit = options.ddp_bucket_cap_mb * 2**20 // strategy.precision.compute.size_bytes
+    limit = options.ddp_bucket_cap_mb * 2**20 // strategy.train.precision.compute.size_bytes
     cut = any(value.tensor_sharded for value in model.values.values())
     copies = sum(each.elements for each in model.parameters if cut and not each.tensor_sharded)
     own = [each for each in reversed(model.parameters) if each.tensor_sharded or not cut]
     sizes = [each.elements for each in own if uses[each.name] > 1]
     sizes += closed_before((each.elements for each in own if uses[each.name] == 1), limit)
-    ranks = strategy.data
+    ranks = strategy.parallel.data
     *found, last = (-(-size // ranks) * ranks for size in (*sizes, copies))
     return [size for size in (*found, last) if size], last
 
@@ -32,13 +32,13 @@ def padded(model: Model, strategy: Strategy, options: Nanotron) -> tuple[list[in
 def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     """Return the volume over the data axis, and of copies over the tensor axis."""
     options = strategy.options(Nanotron)
-    ranks = strategy.data
+    ranks = strategy.parallel.data
     sizes, copies = padded(model, strategy, options)
-    found = all_reduces("tensor", [copies], ranks=strategy.tensor, size_bytes=FP32)
-    if strategy.stage == 0:
+    found = all_reduces("tensor", [copies], ranks=strategy.parallel.tensor, size_bytes=FP32)
+    if strategy.zero.stage == 0:
         return [*found, *all_reduces("data", sizes, ranks=ranks, size_bytes=FP32)]
     sent = (ranks - 1) * sum(size // ranks for size in sizes)
-    wire = strategy.precision.compute.size_bytes
+    wire = strategy.train.precision.compute.size_bytes
     return [
         *found,
         WireBytes(group="data", collective="all_gather", bytes=sent * wire),

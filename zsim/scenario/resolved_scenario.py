@@ -1,0 +1,122 @@
+"""A scenario with every number settled; model and schedule, which take longest, are made from it.
+
+Runs that differ in their cluster alone have one model and one schedule.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from zsim.backend.backend import Job
+from zsim.cluster.cluster import Cluster
+from zsim.cluster.fault import Fault, Neighbour
+from zsim.memory import handed_out
+from zsim.model.architecture import GPT, Architecture, ArchitectureError, Llama, LoRA
+from zsim.model.equal_units import equal_units
+from zsim.model.model import Model, ModelError
+from zsim.model.pipeline_stages import in_blocks
+from zsim.model.transformer import transformer
+from zsim.network.link_load import Decision
+from zsim.runtimes.registry import make_schedule
+from zsim.scenario.tables import ModelTable, ScenarioError
+from zsim.schedule.schedule import Discipline
+from zsim.strategy.strategy import Checkpointing, Strategy
+
+SEQUENCE = 1024
+"""Tokens of a sequence where only the number of parameters is known (GPT-2's, as in the paper)."""
+
+FAMILIES: dict[str, type[Architecture]] = {"gpt": GPT, "llama": Llama}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedScenario:
+    """A scenario with every number settled.
+
+    Attributes:
+        shape: `[model]`, from which the model is made.
+        strategy: how it is sharded and trained.
+        micro_batch_size: sequences per micro-batch and replica.
+        allocator: how device memory is handed out.
+        cluster: what it runs on.
+        steps: optimizer steps of a run.
+        faults: what is slow or dead in the cluster.
+        neighbours: other jobs on it.
+        decision: what is asked for of collectives; None if nothing is.
+    """
+
+    shape: ModelTable
+    strategy: Strategy
+    micro_batch_size: int
+    allocator: Discipline
+    cluster: Cluster
+    steps: int
+    faults: tuple[Fault, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    decision: Decision | None = None
+
+    @property
+    def schedule_key(self) -> Hashable:
+        """All that model and schedule are made from: equal ones make equal schedules."""
+        return self.shape, self.strategy, self.micro_batch_size, self.allocator
+
+    def make_model(self) -> Model:
+        """Return the model, as one rank of the tensor axis sees it.
+
+        Raises:
+            ScenarioError: its fields contradict each other, or the tensor axis.
+        """
+        try:
+            if self.shape.parameters is None:
+                return self._transformer()
+            return equal_units(
+                parameters=self._parameters_alone(self.shape.parameters),
+                tokens=SEQUENCE * self.micro_batch_size,
+                tensor=self.strategy.parallel.tensor,
+                precision=self.strategy.train.precision,
+            )
+        except (ModelError, ArchitectureError) as error:
+            raise ScenarioError(str(error)) from None
+
+    def make_job(self) -> Job:
+        """Return the schedule, with what it takes to run it.
+
+        Raises:
+            ScenarioError: there is no such model.
+            ModelError: the schedule cannot be made for it.
+        """
+        model = self.make_model()
+        schedule = handed_out(make_schedule(model, self.strategy), self.allocator)
+        return Job(schedule=schedule, model=model, cluster=self.cluster, steps=self.steps)
+
+    def _transformer(self) -> Model:
+        strategy = self.strategy
+        model = transformer(
+            self._architecture(),
+            micro_batch_size=self.micro_batch_size,
+            tensor=strategy.parallel.tensor,
+            precision=strategy.train.precision,
+            sequence=strategy.cuts_tokens,
+            keeps_whole=strategy.keeps_whole,
+            in_place_loss=strategy.in_place_loss,
+        )
+        return in_blocks(model) if strategy.parallel.pipeline > 1 else model
+
+    def _architecture(self) -> Architecture:
+        """Return the shape that `[model]` gives; what it does not say is the family's."""
+        table = self.shape
+        if table.hf_config is not None:
+            raise ScenarioError(f"model.hf_config: {table.hf_config!r} was not read")
+        beside = {"architecture", "hf_config", "parameters"}
+        given = table.model_dump(exclude=beside, exclude_none=True)
+        if table.lora is not None:
+            given["lora"] = LoRA(rank=table.lora.rank, targets=table.lora.targets or ())
+        again = self.strategy.activations.checkpointing is Checkpointing.SELECTIVE
+        return FAMILIES[table.architecture](
+            **given, recompute_attention=again, execution=self.strategy.execution
+        )
+
+    def _parameters_alone(self, parameters: int) -> int:
+        fields = [name for name in ModelTable.model_fields if name != "parameters"]
+        given = [name for name in fields if name in self.shape.model_fields_set]
+        if given:
+            raise ScenarioError(f"model.parameters: {parameters} stands alone, without {given[0]}")
+        return parameters

@@ -1,0 +1,39 @@
+"""Formats of numbers in training."""
+
+from enum import StrEnum
+
+from zsim.dtype import DType
+
+
+class Precision(StrEnum):
+    """Format of parameters and gradients in forward and backward.
+
+    FP16 and BF16 keep fp32 master weights (Micikevicius et al. 2018, section 3.1); FP32 and FP64
+    train the parameters themselves. FP64 is for tests.
+    """
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+    FP64 = "fp64"
+
+    @property
+    def compute(self) -> DType:
+        """Format of parameters, gradients and activations."""
+        return _COMPUTE[self]
+
+    @property
+    def optimizer(self) -> DType:
+        """Format of master weights and moments."""
+        return _OPTIMIZER[self]
+
+    @property
+    def has_master(self) -> bool:
+        """True if the optimizer keeps its own copy of the parameters."""
+        return self.compute is not self.optimizer
+
+
+_COMPUTE = {precision: DType(precision.value) for precision in Precision}
+_OPTIMIZER = {
+    precision: DType.FP64 if precision is Precision.FP64 else DType.FP32 for precision in Precision
+}

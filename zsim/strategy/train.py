@@ -1,0 +1,96 @@
+"""What a step trains with: precision, the optimizer, batches, the loss scale."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, Strict, model_validator
+
+from zsim.config_error import refusal, refuse
+from zsim.strategy.config_table import Count, Flag, Positive, Repeat, Table, Whole
+from zsim.strategy.execution import Float8, Loss
+from zsim.strategy.learning_rate import LearningRates
+from zsim.strategy.optimizer_rule import Adam, Optimizer, ParameterGroup
+from zsim.strategy.precision import Precision
+
+
+class LossScale(Table):
+    """`[train.loss_scale]`: the dynamic loss scale of fp16 (Micikevicius et al. 2018, section 3.2).
+
+    On overflow the step is skipped and the scale multiplied by `backoff`, down to `minimum`; after
+    `interval` steps without one it is multiplied by `growth`.
+    """
+
+    initial: Positive = 2.0**16
+    growth: Annotated[float, Strict(), Field(ge=1, allow_inf_nan=False)] = 2.0
+    backoff: Annotated[float, Strict(), Field(gt=0, le=1)] = 0.5
+    interval: Count = 2000
+    minimum: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _start_above_the_minimum(self) -> Self:
+        if self.initial < self.minimum:
+            if "initial" in self.model_fields_set:
+                why = f"must be at least minimum {self.minimum}"
+                refuse([refusal("initial", self.initial, why)])
+            refuse([refusal("minimum", self.minimum, f"must be at most initial {self.initial}")])
+        return self
+
+
+class TrainKnobs(Table):
+    """Keys of `[train]` that a file and a `Strategy` write alike.
+
+    Attributes:
+        precision: format of forward and backward.
+        compile: blocks are compiled (see `zsim.strategy.execution`).
+        float8: what shares a scale where linear layers of blocks multiply in 8-bit floats; None
+            multiplies in the format of the rest.
+        loss: how the loss is computed.
+        metrics: cross entropies that the training loop computes once more, to report them (see
+            `zsim.strategy.execution`).
+        holds_logits: the training loop holds the logits until backward has made their gradient.
+        clip_norm: largest global gradient norm; None does not clip.
+        loss_scale: used with fp16 alone.
+    """
+
+    precision: Precision = Precision.FP32
+    compile: Flag = False
+    float8: Float8 | None = None
+    loss: Loss = Loss.TORCH
+    metrics: Whole = 0
+    holds_logits: Flag = False
+    clip_norm: Positive | None = None
+    loss_scale: LossScale = LossScale()
+
+
+class Train(TrainKnobs):
+    """`[train]` of a strategy: what a schedule needs to know of training.
+
+    Attributes:
+        gradient_accumulation_steps: micro-batches per optimizer step.
+        optimizer: the rule of the update, with its constants.
+        learning_rates: what is given as the learning rate of each step, where the optimizer reads
+            it from the host; None leaves it to the caller.
+        groups: parameters that are updated by rules of their own; the first that holds one counts.
+    """
+
+    gradient_accumulation_steps: Repeat = 1
+    optimizer: Optimizer = Adam()
+    learning_rates: LearningRates | None = None
+    groups: tuple[ParameterGroup, ...] = ()
+
+    @model_validator(mode="after")
+    def _rules_fit_together(self) -> Self:
+        rule, found = self.optimizer, []
+        if self.learning_rates is not None and not isinstance(rule.learning_rate, str):
+            why = f"the optimizer has a constant rate, {rule.learning_rate}"
+            found.append(refusal("learning_rates", None, why))
+        if self.loss is Loss.CHUNKED_HEAD:
+            for name in ("metrics", "holds_logits"):
+                if value := getattr(self, name):
+                    why = "needs whole logits, which chunked_head has not"
+                    found.append(refusal(name, value, why))
+        for group in self.groups:
+            if type(group.rule) is not type(rule) or group.rule.moments != rule.moments:
+                why = f"{group.rule} keeps other moments than the optimizer"
+                found.append(refusal("groups", None, why))
+        refuse(found)
+        return self
