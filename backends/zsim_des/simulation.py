@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -12,33 +12,30 @@ import simpy
 from simpy.core import EmptySchedule
 
 from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
-from zsim.cluster.cluster import ClusterError, Gpu
+from zsim.cluster.cluster import ClusterError
 from zsim.cluster.fault import Fault, Neighbour, Window
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.trust import error, trust
 from zsim.schedule.issue_order import NO_OVERFLOW, SETUP
-from zsim.schedule.schedule import Schedule
 from zsim.trace.trace import LastStep, LinkUse, OutOfMemory, RankTrace, Trace
-from zsim_des.engine.host_issue import Courses, HostIssue
+from zsim_des.engine.host_issue import Courses
 from zsim_des.engine.instruction import LoweringError, lower
 from zsim_des.engine.memory_wait import AskedMemory
 from zsim_des.engine.rank import Rank
 from zsim_des.engine.record import Records
 from zsim_des.engine.rendezvous import MismatchError, Rendezvous
-from zsim_des.engine.spans import SlotKinds, rank_step, slots_of
+from zsim_des.engine.spans import rank_step
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.engine.worst_case import WorstCases
-from zsim_des.network.communicator_placement import Used, used_of
+from zsim_des.lowered_schedule import LoweredSchedule
+from zsim_des.network.communicator_placement import used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
 from zsim_des.ready_queue import Agenda, Alarm
 from zsim_des.symmetry.classes import Fold
 from zsim_des.symmetry.faults import Trouble
-from zsim_des.symmetry.fold import fold
 from zsim_des.symmetry.folded_links import LinkTable, shapes
-
-FOLDS_KEPT = 1000
 
 EVENTS_AT_ONCE = 5000
 """Events between two looks at how many steps are done: a tenth of a second of them."""
@@ -91,7 +88,7 @@ class SimBackend:
         self.durations = durations
         self.watcher = watcher
         self.progress = progress
-        self._lowered: _LoweredSchedule | None = None
+        self._lowered: LoweredSchedule | None = None
 
     def refusal(self, job: Job) -> str | None:
         """One line that says why `job` cannot be simulated, or None."""
@@ -195,9 +192,7 @@ class SimBackend:
         except CutError as error:
             raise NoWayError(str(error)) from None
 
-    def _move(
-        self, job: Job, lowered: "_LoweredSchedule", trouble: Trouble, folded: Fold
-    ) -> "_Done":
+    def _move(self, job: Job, lowered: LoweredSchedule, trouble: Trouble, folded: Fold) -> "_Done":
         """Simulate one rank of each class."""
         links = LinkTable(folded, trouble, self.decision)
         env = simpy.Environment()
@@ -231,7 +226,7 @@ class SimBackend:
         self._drain(agenda, ranks, range(job.steps), begin_ps)
         return _Done(ranks, links, network, begin_ps)
 
-    def _lower(self, job: Job) -> "_LoweredSchedule":
+    def _lower(self, job: Job) -> LoweredSchedule:
         if job.schedule.mesh.size > job.cluster.ranks:
             raise RefusedError(
                 f"cluster.nodes: {job.cluster.nodes} nodes have {job.cluster.ranks} GPUs, "
@@ -241,7 +236,7 @@ class SimBackend:
         if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
             return kept
         programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
-        made = _LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
+        made = LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
         self._lowered = made
         return made
 
@@ -294,43 +289,6 @@ class SimBackend:
                 done += 1
             progress(done, steps)
         progress(steps, steps)
-
-
-@dataclass(frozen=True, slots=True)
-class _LoweredSchedule:
-    """Instructions by role and the groups in use, and what they were made from.
-
-    `asking` are the instructions of hosts that ask for memory, once that was needed.
-    """
-
-    schedule: Schedule
-    gpu: Gpu
-    programs: dict[str, Courses]
-    used: Used
-    worst_cases: WorstCases
-    asking: dict[str, Courses] = field(default_factory=dict[str, Courses])
-    folds: dict[object, Fold] = field(default_factory=dict[object, Fold])
-    slots_by_course: dict[int, SlotKinds] = field(default_factory=dict[int, SlotKinds])
-
-    def slots(self, course: HostIssue) -> SlotKinds:
-        """Return what the slots of `course` do, which the programs keep."""
-        found = self.slots_by_course.get(id(course))
-        if found is None:
-            found = self.slots_by_course[id(course)] = slots_of(course)
-        return found
-
-    def fold(self, trouble: Trouble, *, unfold: bool) -> Fold:
-        """Return the classes of the schedule; kept for clusters that differ in bandwidths alone."""
-        if unfold:
-            return fold(self.schedule, trouble, unfold=True, used=self.used)
-        key = trouble.shape()
-        found = self.folds.get(key)
-        if found is None:
-            found = fold(self.schedule, trouble, used=self.used)
-            if len(self.folds) >= FOLDS_KEPT:
-                self.folds.clear()
-            self.folds[key] = found
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,7 @@ WRONG = {
     "cluster.topology=balls": "cluster.topology: 'balls' must be boxes",
     "train.global_batch_size=97": "train.global_batch_size: 97 must be 96: 3 a micro-batch x 2",
     "train.beta1=0.5 train.optimizer=sgd": "train.beta1: 0.5 is not for sgd, which takes learning",
-    "train.loss=fused zero.emulate=nanotron zero.stage=1": "train.loss: fused must be torch for",
+    "train.loss=fused zero.emulate=nanotron zero.stage=1": "train.loss: 'fused' must be torch for",
     "train.loss=chunked_head train.metrics=2": "train.metrics: 2 needs whole logits, which",
     "train.nesterov=true": "train.nesterov: true is not for adam, which takes learning_rate, beta1",
     "train.nesterov=true train.optimizer=sgd": "train.nesterov: true needs a momentum of more than",
