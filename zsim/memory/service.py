@@ -127,7 +127,8 @@ class Service:
 
     def _end(self, name: str) -> list[str]:
         """Blocks of a buffer that goes: it is no longer alive."""
-        blocks = self._alive[name].popleft()
+        alive = self._alive.get(name)
+        blocks = alive.popleft() if alive else []  # schedules that nobody proved may free twice
         if name in self._tensors:
             blocks += self._tensors.pop(name).values()
         return blocks

@@ -104,6 +104,7 @@ class Stream:
         self._batch: EntryBatch | None = None
         self._at = 0
         self._free_ps = 0
+        self._could_ps = 0  # when it could have run more: waits without an operation are no work
 
     def put(self, batch: EntryBatch) -> None:
         """Put entries of the host on the stream."""
@@ -120,25 +121,27 @@ class Stream:
             starts, ends = instance.starts, instance.ends
             while self._at < count:
                 item = batch.items[self._at]
-                ready_ps = self._free_ps
+                after_ps = 0
                 for slot in item.here:
                     end_ps = ends[slot]
                     if end_ps < 0:
                         instance.watch(slot, self)
                         return
-                    ready_ps = max(ready_ps, end_ps)
+                    after_ps = max(after_ps, end_ps)
                 if item.looks_back:
                     for where, slot in batch.links[item.slot]:
                         if where.ends[slot] < 0:
                             where.watch(slot, self)
                             return
-                        ready_ps = max(ready_ps, where.ends[slot])
-                could_ps, issued_ps = ready_ps, batch.begin_ps + offsets_ps[item.order]
-                ready_ps = max(ready_ps, issued_ps)
+                        after_ps = max(after_ps, where.ends[slot])
+                could_ps = max(self._could_ps, after_ps)
+                issued_ps = batch.begin_ps + offsets_ps[item.order]
+                ready_ps = max(self._free_ps, after_ps, issued_ps)
                 if self._beside is not None and ready_ps > self._beside.now_ps():
                     self._agenda.at(ready_ps, lambda: self._agenda.wake(self))
                     return
-                if could_ps < issued_ps:
+                is_work = item.what.operation is not None
+                if could_ps < issued_ps and is_work:
                     instance.late.setdefault(self.name, []).append((could_ps, issued_ps))
                 starts[item.slot] = ready_ps
                 if item.is_met:
@@ -155,6 +158,7 @@ class Stream:
                     self._beside.kernel(end_ps - ready_ps, self._over)
                     return
                 self._free_ps = end_ps
+                self._could_ps = end_ps if is_work else could_ps
                 self._at += 1
                 instance.finish(self._agenda, item.slot, end_ps)
             self._at = 0
@@ -185,7 +189,7 @@ class Stream:
         """End what the stream stands at, at `end_ps`."""
         batch = self._batch
         assert batch is not None
-        self._free_ps = end_ps
+        self._free_ps = self._could_ps = end_ps
         slot = batch.items[self._at].slot
         self._at += 1
         batch.instance.finish(self._agenda, slot, end_ps)

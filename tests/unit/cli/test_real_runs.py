@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.backend.backend import Job, RunFailedError
+from zsim.backend.backend import BackendTraits, Job, RunFailedError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer
 
@@ -106,6 +106,7 @@ class Dying:
     """A backend whose rank 2 dies."""
 
     name = "dying"
+    traits = BackendTraits()
 
     def refusal(self, job: Job) -> str | None:
         return None

@@ -186,8 +186,10 @@ jobs = st.one_of(emulated_jobs(), pipelined_jobs())
 def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_needs_more(
     drawn: tuple[Model, Strategy], on: Cluster, parts: list[float]
 ) -> None:
+    """Where collectives slow kernels down, a wait may end an overlap that cost more than it."""
     model, strategy = drawn
     schedule = exact(model, strategy)
+    on = replace(on, gpu=replace(on.gpu, slowdown_beside_collective=Fraction(1)))
     needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
     most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
     sizes = sorted({needed, most, *(needed + int((most - needed) * part) for part in parts)})
