@@ -30,7 +30,7 @@ REPETITIONS = 5
 
 
 def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
-    """Requests of setup and of some steps."""
+    """Return the requests of setup and of some steps."""
     (program,) = make_schedule(layers, strategy).programs
     found: list[Request] = []
     for entry in book(program, STEPS):
@@ -43,7 +43,7 @@ def scheduled(layers: Model, strategy: Strategy) -> list[Request]:
 
 
 def drawn(count: int) -> list[Request]:
-    """Takes and gives in no order, with some 300 blocks live."""
+    """Take and give in no order, with some 300 blocks live."""
     generator = np.random.default_rng(0)
     found: list[Request] = []
     live: list[str] = []

@@ -39,7 +39,7 @@ REPEATS = 3
 
 
 def result(plan: StudyPlan) -> StudyResult:
-    """A result of all runs of `plan`, each a little longer than the one before."""
+    """Return a result of all runs of `plan`, each a little longer than the one before."""
     first = plan.runs[0].resolved
     assert first is not None
     proved = proved_step(first)

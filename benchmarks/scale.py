@@ -41,7 +41,7 @@ LAYERS = model()
 
 
 def step(gpus: int) -> Schedule:
-    """The schedule."""
+    """Return the schedule."""
     strategy = Strategy(
         parallel=Parallel(data=gpus),
         zero=Zero(stage=3),
@@ -61,7 +61,7 @@ def cpu_s(work: Callable[[], object], repetitions: int = REPETITIONS) -> float:
 
 
 def fabrics() -> list[Fabric]:
-    """A single switch, and leaves that are wide or narrow, with rails and without."""
+    """Return a single switch, and leaves that are wide or narrow, with rails and without."""
     kinds = (FAT_TREE, RAIL_OPTIMIZED, RAIL_ONLY)
     trees = [
         Fabric(
@@ -92,7 +92,7 @@ def fault(number: int, given: Cluster) -> tuple[Fault, ...]:
 
 
 def question(given: Cluster, number: int) -> Cluster:
-    """A cluster with another fabric, and faster or fewer NICs."""
+    """Return a cluster with another fabric, and faster or fewer NICs."""
     nic = replace(given.nic_link, bytes_per_s=given.nic_link.bytes_per_s + number * 10**7)
     return replace(
         given,

@@ -70,7 +70,7 @@ def _kernel(milliseconds: int) -> Kernel:
 
 
 def cluster(gpus: int, made: Schedule) -> Cluster:
-    """The cluster, with a GPU on which layers and update take the times given, and copies none."""
+    """Return the cluster, with a GPU on which layers and update take the times given."""
     update_flops = sum(
         kernel.flops
         for operation in made.programs[0].step

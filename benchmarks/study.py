@@ -81,7 +81,7 @@ values = [{speeds}]
 
 
 def study(speeds: int) -> StudyPlan:
-    """A study with so many speeds, each run planned."""
+    """Return a study with so many speeds, each run planned."""
     names = ", ".join(f'"{12_500 + 10 * number}"' for number in range(speeds))
     file = parse(STUDY.format(speeds=names))
     return planned(file, file.base, READER)
@@ -89,7 +89,7 @@ def study(speeds: int) -> StudyPlan:
 
 @cache
 def made(gpus: int) -> Schedule:
-    """The schedule, as step_96_layers.py has it."""
+    """Return the schedule, as step_96_layers.py has it."""
     return make_schedule(LAYERS, strategy(gpus))
 
 
@@ -112,7 +112,7 @@ def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
 
 
 def proved_step(resolved: ResolvedScenario) -> Proved | StudyOutcome:
-    """The 96 layers on so many GPUs as the scenario says, generated and checked."""
+    """Generate and check the 96 layers on so many GPUs as the scenario says."""
     found = make_schedule(LAYERS, resolved.strategy)
     assert not check(found, LAYERS, compares=False)
     return Proved(LAYERS, found, cast("Trier", SimBackend()))
@@ -136,7 +136,7 @@ class Usage:
 
 
 def usage(pause_s: float = 0.0) -> Usage:
-    """What this process took so far; after a pause, in which others are asked."""
+    """Return what this process took so far; after a pause, in which others are asked."""
     time.sleep(pause_s)
     found = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(
@@ -147,7 +147,7 @@ def usage(pause_s: float = 0.0) -> Usage:
 
 
 def all_usage(executor: Executor) -> list[Usage]:
-    """What this process and every worker took so far."""
+    """Return what this process and every worker took so far."""
     asked = [executor.submit(usage, 0.1) for _ in range(4 * CORES)]
     found = {each.process: each for each in [future.result() for future in asked]}
     assert len(found) == CORES

@@ -19,12 +19,12 @@ class Distance(nn.Module):
     """The last unit of a model."""
 
     def forward(self, guess: Tensor, x: Tensor) -> Tensor:
-        """The loss, from what came before and the batch."""
+        """Return the loss, from what came before and the batch."""
         return (guess - torch.sin(3 * x)).square().mean()
 
 
 def fit() -> tuple[float, ...]:
-    """Runs on every rank, with an equal module and data of its own."""
+    """Run on every rank, with an equal module and data of its own."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1), Distance())
     own = torch.Generator().manual_seed(distributed.get_rank())

@@ -68,7 +68,7 @@ class Zero3:
             setup.compute(f"{layer.name}/initialize", Action.INITIALIZE, operands)
 
     def load(self) -> None:
-        """A batch arrives."""
+        """Load a batch."""
         self.build.step.allocate(self.batch)
         self.build.step.compute("load", Action.LOAD, [(Role.OUTPUT, self.batch.all)])
 
@@ -92,7 +92,7 @@ class Zero3:
         step.free(layer.weight, uses=[done])
 
     def seed(self, loss: Layer) -> None:
-        """The gradient of the loss with respect to itself is one."""
+        """Write the gradient of the loss with respect to itself, which is one."""
         step = self.build.step
         step.free(loss.output)
         step.allocate(loss.slope)
@@ -148,12 +148,12 @@ class Zero3:
         step.free(layer.own, uses=[updated])
 
     def read_by(self, layer: Layer) -> BufferHandle:
-        """What `layer` reads: the output of the layer before it, or the batch."""
+        """Return what `layer` reads: the output of the layer before it, or the batch."""
         return layer.source.output if layer.source else self.batch
 
 
 def write() -> Schedule:
-    """The schedule of setup and one step."""
+    """Return the schedule of setup and one step."""
     hand = Zero3()
     hand.setup()
     hand.load()

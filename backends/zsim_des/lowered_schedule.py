@@ -9,7 +9,7 @@ from zsim_des.engine.spans import SlotKinds, slots_of
 from zsim_des.engine.worst_case import WorstCases
 from zsim_des.network.communicator_placement import Used
 from zsim_des.symmetry.classes import Fold
-from zsim_des.symmetry.faults import Trouble
+from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.fold import fold
 
 FOLDS_KEPT = 1000

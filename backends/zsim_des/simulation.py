@@ -11,7 +11,13 @@ from math import ceil, inf
 import simpy
 from simpy.core import EmptySchedule
 
-from zsim.backend.backend import BackendTraits, Job, NoWayError, RefusedError, RunFailedError
+from zsim.backend.backend import (
+    BackendTraits,
+    Job,
+    NoWayError,
+    RefusedError,
+    RunFailedError,
+)
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.fault import Fault, Neighbour, Window
 from zsim.memory import RankMemory
@@ -34,8 +40,8 @@ from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
 from zsim_des.ready_queue import Agenda, Alarm
 from zsim_des.symmetry.classes import Fold
-from zsim_des.symmetry.faults import Trouble
-from zsim_des.symmetry.folded_links import LinkTable, shapes
+from zsim_des.symmetry.fault_state import Trouble
+from zsim_des.symmetry.folded_links import FoldedLinkTable, shapes
 
 EVENTS_AT_ONCE = 5000
 """Events between two looks at how many steps are done: a tenth of a second of them."""
@@ -194,7 +200,7 @@ class SimBackend:
 
     def _move(self, job: Job, lowered: LoweredSchedule, trouble: Trouble, folded: Fold) -> "_Done":
         """Simulate one rank of each class."""
-        links = LinkTable(folded, trouble, self.decision)
+        links = FoldedLinkTable(folded, trouble, self.decision)
         env = simpy.Environment()
         network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
         agenda = Agenda(env)
@@ -296,7 +302,7 @@ class _Done:
     """State when everything has drained. The first step began at `begin_ps`."""
 
     ranks: Sequence[Rank]
-    links: LinkTable
+    links: FoldedLinkTable
     network: Network
     begin_ps: int
 
@@ -311,7 +317,9 @@ class _Done:
         return tuple(ends)
 
 
-def _begin_trouble(network: Network, links: LinkTable, trouble: Trouble, begin_ps: int) -> None:
+def _begin_trouble(
+    network: Network, links: FoldedLinkTable, trouble: Trouble, begin_ps: int
+) -> None:
     """Let slow links and neighbours come and go at their times after `begin_ps`."""
     env = network.env
 
@@ -335,7 +343,7 @@ def _visit(at: At, network: Network, shape: int, window: Window) -> None:
         at(window.end_ps, leave)
 
 
-def _link_use(network: Network, links: LinkTable, step: int) -> tuple[LinkUse, ...]:
+def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[LinkUse, ...]:
     """Bytes on every kind of link in `step`, as the network moved them."""
     moved = [Fraction(0)] * len(links.classes)
     for (number, when, state), size_bytes in network.moved.items():

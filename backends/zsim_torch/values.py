@@ -15,20 +15,12 @@ from torch import nn
 from zsim.backend.values import Seat
 from zsim.dtype import DType
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import (
-    Action,
-    Communication,
-    Compute,
-    Copy,
-    Fill,
-    Role,
-    View,
-)
+from zsim.schedule.operation import Action, Communication, Compute, Copy, Fill, Role, View
 from zsim.schedule.parameter_copy import Rearrangement, held, rearrangement
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.collectives import received
-from zsim_torch.execute.rank_memory import spoil
+from zsim_torch.execute.live_memory import spoil
 from zsim_torch.feed import place_of_data
 from zsim_torch.module import autograd
 from zsim_torch.module.absent import Absence

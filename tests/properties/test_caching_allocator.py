@@ -6,8 +6,8 @@ from drawn_requests import CAPACITIES, SETTINGS, read, requests, written
 from hypothesis import given
 from list_allocator import ListAllocator
 
-from zsim.memory.block import State
 from zsim.memory.caching import CachingAllocator
+from zsim.memory.memory_block import BlockState
 from zsim.memory.replay import Empty, Give, Request, Take, caching_allocator, replay
 from zsim.memory.settings import AllocatorSettings
 
@@ -46,9 +46,9 @@ def test_blocks_tile_what_is_reserved_and_hold_what_is_live(
     assert sum(piece.size_bytes for piece in pieces) == allocator.reserved_bytes <= capacity
     for one, two in pairwise(pieces):  # free neighbours would have been joined
         neighbours = one.address + one.size_bytes == two.address
-        assert not (neighbours and one.state is two.state is State.FREE)
+        assert not (neighbours and one.state is two.state is BlockState.FREE)
     live = live_after(asked, refused)
-    held = [piece.size_bytes for piece in pieces if piece.state is State.LIVE]
+    held = [piece.size_bytes for piece in pieces if piece.state is BlockState.LIVE]
     assert len(held) == sum(1 for size in live.values() if size)
     assert sum(live.values()) <= sum(held)
 

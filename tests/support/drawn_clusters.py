@@ -6,15 +6,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from zsim.cluster.cluster import (
-    Cluster,
-    Fabric,
-    FabricEdge,
-    Gpu,
-    Link,
-    Rate,
-    Tier,
-)
+from zsim.cluster.cluster import Cluster, Fabric, FabricEdge, Gpu, Link, Rate, Tier
 from zsim.cluster.fabric_kind import EXPLICIT, SHIPPED, SINGLE_SWITCH
 from zsim.cluster.fault import (
     DeadEdge,

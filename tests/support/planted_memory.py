@@ -13,7 +13,7 @@ from zsim.schedule.schedule import Buffer
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.executor import Executor
-from zsim_torch.execute.rank_memory import RankMemory, Remains
+from zsim_torch.execute.live_memory import LiveMemory, Remains
 from zsim_torch.execute.streams import CpuStreams
 
 
@@ -24,29 +24,29 @@ def allocated(self: Computer) -> dict[str, torch.Tensor]:
 # Views.
 
 
-@fault(ZERO2, RankMemory, "extent", rank=1)
+@fault(ZERO2, LiveMemory, "extent", rank=1)
 @altered
-def an_own_part_begins_an_element_early(right: Function, memory: RankMemory, view: View) -> Any:
+def an_own_part_begins_an_element_early(right: Function, memory: LiveMemory, view: View) -> Any:
     start, size = right(memory, view)
     return (start - 1, size) if view.axis is not None and start else (start, size)
 
 
-@fault(ZERO1, RankMemory, "extent", rank=1)
+@fault(ZERO1, LiveMemory, "extent", rank=1)
 @altered
-def an_own_part_is_the_neighbours(right: Function, memory: RankMemory, view: View) -> Any:
+def an_own_part_is_the_neighbours(right: Function, memory: LiveMemory, view: View) -> Any:
     start, size = right(memory, view)
     return (start - size if view.axis is not None else start), size
 
 
-@fault(ZERO0, RankMemory, "own")
+@fault(ZERO0, LiveMemory, "own")
 @altered
-def a_gradient_is_added_beside_its_place(right: Function, memory: RankMemory, view: View) -> Any:
+def a_gradient_is_added_beside_its_place(right: Function, memory: LiveMemory, view: View) -> Any:
     return right(memory, replace(view, start=max(0, view.start - 1)))
 
 
-@fault(CALLS, RankMemory, "pieces")
+@fault(CALLS, LiveMemory, "pieces")
 @altered
-def a_copy_reads_the_first_half_twice(right: Function, memory: RankMemory, view: View) -> Any:
+def a_copy_reads_the_first_half_twice(right: Function, memory: LiveMemory, view: View) -> Any:
     return right(memory, replace(view, start=0))
 
 
@@ -66,9 +66,9 @@ def the_moments_are_swapped(right: Function, rule: Any, operands: Any, scalars: 
     return right(rule, replace(operands, moments=operands.moments[::-1]), scalars)
 
 
-@fault(ZERO3, RankMemory, "flat", rank=1)
+@fault(ZERO3, LiveMemory, "flat", rank=1)
 @altered
-def one_moment_serves_as_both(right: Function, memory: RankMemory, view: View) -> Any:
+def one_moment_serves_as_both(right: Function, memory: LiveMemory, view: View) -> Any:
     return right(memory, replace(view, buffer=view.buffer.replace("moment2", "moment1")))
 
 
@@ -84,11 +84,11 @@ def a_block_computes_with_the_parameters_of_another(right: Function) -> Function
     return wrong
 
 
-@fault(ZERO3, RankMemory, "flat")
+@fault(ZERO3, LiveMemory, "flat")
 def what_was_gathered_first_is_read_ever_after(right: Function) -> Function:
     first: dict[View, torch.Tensor] = {}
 
-    def wrong(memory: RankMemory, view: View) -> Any:
+    def wrong(memory: LiveMemory, view: View) -> Any:
         found = right(memory, view)
         if (
             view.buffer.endswith("/gathered")
@@ -122,18 +122,18 @@ def a_gradient_of_the_micro_batch_before_is_taken(right: Function) -> Function:
     return wrong
 
 
-@fault(ZERO3, RankMemory, "_take")
+@fault(ZERO3, LiveMemory, "_take")
 @altered
-def memory_is_taken_in_another_format(right: Function, memory: RankMemory, buffer: Buffer) -> Any:
+def memory_is_taken_in_another_format(right: Function, memory: LiveMemory, buffer: Buffer) -> Any:
     made = right(memory, buffer)
     return made.double() if buffer.name.endswith("moment1") else made
 
 
-@fault(ZERO3, RankMemory, "_take")
+@fault(ZERO3, LiveMemory, "_take")
 def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
     kept: dict[int, torch.Tensor] = {}
 
-    def wrong(memory: RankMemory, buffer: Buffer) -> Any:
+    def wrong(memory: LiveMemory, buffer: Buffer) -> Any:
         made = right(memory, buffer)
         return kept.setdefault(made.numel(), made) if "gathered" in buffer.name else made
 
@@ -143,11 +143,11 @@ def memory_is_taken_from_a_pool_of_its_own(right: Function) -> Function:
 # Life of memory.
 
 
-@fault(ZERO3, RankMemory, "drop", rank=1)
+@fault(ZERO3, LiveMemory, "drop", rank=1)
 def memory_is_freed_late(right: Function) -> Function:
     held: list[torch.Tensor | None] = []
 
-    def wrong(memory: RankMemory, name: str, remains: Remains, *, travelled: bool) -> Any:
+    def wrong(memory: LiveMemory, name: str, remains: Remains, *, travelled: bool) -> Any:
         held.append(remains.flat)
         del held[:-2]
         right(memory, name, remains, travelled=False)

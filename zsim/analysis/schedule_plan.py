@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 from zsim.memory import Peak, book, peak
 from zsim.model.model import Model
-from zsim.network.volume import (
-    communications,
-    is_scalar,
-    ring_equivalent_bytes,
-)
+from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.schedule.host_traffic import host_bytes
 from zsim.schedule.issue_order import taken
 from zsim.schedule.operation import walk

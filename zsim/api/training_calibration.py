@@ -16,7 +16,7 @@ from zsim.calibration import fsdp2_llama, fsdp_mpt
 from zsim.calibration.network_verdict import errors_of
 from zsim.calibration.published import Published
 from zsim.calibration.training_fit import Observed, alone_s, fitted
-from zsim.cluster.profile.in_training import Evidence, InTraining, Span
+from zsim.cluster.profile.in_training import Evidence, FittedSpan, InTraining
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile
 from zsim.compute.roofline import peaks_of
 from zsim.files.source import resolved
@@ -133,8 +133,8 @@ def _trained(
     )
 
 
-def _span(values: Sequence[int]) -> Span:
-    return Span(least=min(values), most=max(values))
+def _span(values: Sequence[int]) -> FittedSpan:
+    return FittedSpan(least=min(values), most=max(values))
 
 
 def _lines(runs: Sequence[Published]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class Values(Protocol[A]):
         ...
 
     def is_spoiled(self, window: A) -> bool:
-        """Whether nobody wrote any of `window` since it was spoiled."""
+        """Return whether nobody wrote any of `window` since it was spoiled."""
         ...
 
     def taken(self, window: A) -> A:
@@ -46,7 +46,7 @@ class Values(Protocol[A]):
         ...
 
     def same(self, one: A, other: A) -> bool:
-        """Whether both hold the same bits."""
+        """Return whether both hold the same bits."""
         ...
 
     def store(self, window: A, value: A) -> None:
@@ -54,7 +54,7 @@ class Values(Protocol[A]):
         ...
 
     def is_zero(self, window: A) -> bool:
-        """Whether the only element is zero: not so if it is spoiled."""
+        """Return whether the only element is zero: not so if it is spoiled."""
         ...
 
     def apply(

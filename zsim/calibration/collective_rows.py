@@ -28,7 +28,7 @@ from zsim.calibration.csv_rows import (
 from zsim.calibration.hardware import GPUS, UNNAMED, gpu_in, system_in
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
-from zsim.network.algorithm.registry import algorithms
+from zsim.network.algorithm.installed_algorithms import algorithms
 from zsim.units import UnitError, parse_size
 
 STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts

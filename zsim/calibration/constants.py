@@ -9,7 +9,7 @@ switch that reduces is used).
 from math import log
 
 from zsim.cluster.profile.network import NetworkProfile
-from zsim.network.algorithm.registry import constants
+from zsim.network.algorithm.installed_algorithms import constants
 
 START = NetworkProfile(
     {

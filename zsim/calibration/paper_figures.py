@@ -36,18 +36,18 @@ class FigureQuantity(StrEnum):
     """Parameters of the largest model whose states alone fit."""
 
 
-class _Table(BaseModel):
+class _FigureTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _FigureRow(_Table):
+class _FigureRow(_FigureTable):
     label: str
     published: Annotated[float, Field(gt=0)]
     values: tuple[bool | int | str, ...]
     fitted: bool = False
 
 
-class _Figure(_Table):
+class _Figure(_FigureTable):
     name: str
     quantity: FigureQuantity
     source: str
@@ -58,7 +58,7 @@ class _Figure(_Table):
     ordered: bool = False
 
 
-class _File(_Table):
+class _File(_FigureTable):
     publication: str
     base: dict[str, Any]
     figure: Annotated[tuple[_Figure, ...], Field(min_length=1)]

@@ -6,7 +6,14 @@ A table is a class of rows, which pydantic reads, and which says what a row mean
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from zsim.calibration.csv_rows import Cells, CsvRow, MaybePositive, NotModelledError, Whole, parsed
+from zsim.calibration.csv_rows import (
+    Cells,
+    CsvRow,
+    MaybePositive,
+    NotModelledError,
+    Whole,
+    parsed,
+)
 from zsim.calibration.published import Published
 
 GIB = 2**30

@@ -42,7 +42,7 @@ class Cut:
 
     @property
     def bytes_per_s_per_gpu(self) -> Fraction:
-        """What is left to each GPU of the smaller side when all send across."""
+        """Return what is left to each GPU of the smaller side when all send across."""
         return Fraction(self.bytes_per_s, self.gpus)
 
 

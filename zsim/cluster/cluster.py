@@ -106,7 +106,7 @@ class Gpu:
 
     @property
     def launch_costs(self) -> LaunchCosts:
-        """What its host spends: by the fitted constants, if it has some."""
+        """Return what its host spends: by the fitted constants, if it has some."""
         return self.launch if self.kernels is None else self.kernels.launch
 
     def timed_by(self, kernels: KernelProfile) -> "Gpu":
@@ -320,7 +320,7 @@ class Cluster:
 
     @property
     def node_bytes_per_s(self) -> int:
-        """What all NICs of a node send together."""
+        """Return what all NICs of a node send together."""
         return self.nics_per_node * self.nic_link.bytes_per_s
 
     def uplink_bytes_per_s(self, tier: int) -> Fraction:

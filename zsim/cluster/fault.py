@@ -25,7 +25,7 @@ class Window:
             raise FaultError(f"end: {self.end_ps} must be later than the start, {self.start_ps}")
 
     def holds(self, at_ps: int) -> bool:
-        """Whether `at_ps` lies in it."""
+        """Return whether `at_ps` lies in it."""
         return self.start_ps <= at_ps and (self.end_ps is None or at_ps < self.end_ps)
 
 

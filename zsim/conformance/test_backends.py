@@ -13,7 +13,12 @@ import pytest
 from zsim.backend.backend import Job, load
 from zsim.conformance.jobs import NAMES, STEPS, job
 from zsim.memory import book
-from zsim.network.volume import communications, element_count, is_scalar, ring_equivalent_bytes
+from zsim.network.volume import (
+    communications,
+    element_count,
+    is_scalar,
+    ring_equivalent_bytes,
+)
 from zsim.proof import against_trace
 from zsim.schedule.issue_order import SETUP, issued
 from zsim.schedule.operation import Branch, Free, FreeMode, Previous, StreamOperation, Together

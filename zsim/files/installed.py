@@ -20,7 +20,7 @@ from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
-from zsim.network.algorithm.registry import check
+from zsim.network.algorithm.installed_algorithms import check
 from zsim.suggestion import one_of
 
 

@@ -58,7 +58,7 @@ class Source:
 
     @property
     def faults(self) -> "tuple[Fault, ...]":
-        """What is slow or dead in the cluster."""
+        """Return what is slow or dead in the cluster."""
         return () if self.scenario is None else self.scenario.faults
 
     @property
@@ -68,7 +68,7 @@ class Source:
 
     @property
     def decision(self) -> "Decision | None":
-        """What is asked for of collectives; None if nothing is."""
+        """Return what is asked for of collectives; None if nothing is."""
         return None if self.scenario is None else self.scenario.decision
 
     def job(self) -> "Job":

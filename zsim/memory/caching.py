@@ -15,8 +15,15 @@ Not modelled: private pools of CUDA graphs, and memory of the device that others
 from bisect import bisect_left, insort
 from itertools import chain
 
-from zsim.memory.block import ADDRESS_BITS, ADDRESS_MASK, Block, BlockPool, Piece, State
 from zsim.memory.journal import Journal
+from zsim.memory.memory_block import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
+    Block,
+    BlockPiece,
+    BlockPool,
+    BlockState,
+)
 from zsim.memory.settings import (
     BLOCK_BYTES,
     OWN_SEGMENT_ROUNDING_BYTES,
@@ -131,17 +138,17 @@ class CachingAllocator:
         return True
 
     def growth_bytes(self, size_bytes: int) -> int:
-        """What the device is asked for when nothing that is free serves so many bytes."""
+        """Return what the device is asked for when nothing that is free serves so many bytes."""
         return segment_bytes(size_bytes + BLOCK_BYTES - 1 & -BLOCK_BYTES)
 
     def use(self, name: str, stream: str) -> None:
-        """A stream other than its own uses a live block: `Tensor.record_stream`."""
+        """Note that another stream uses a live block: `Tensor.record_stream`."""
         block = self._live[name]
         if block is not None and block[2].stream != stream:
             self._uses.setdefault(name, {})[stream] = None
 
     def free(self, name: str) -> None:
-        """The host frees a live block. It is free now, or when the streams that use it are there.
+        """Free a live block: now, or when the streams that use it are there.
 
         Raises:
             KeyError: nothing of that name is live.
@@ -155,7 +162,7 @@ class CachingAllocator:
             self._give_back(block)
 
     def finish(self, stream: str) -> None:
-        """A stream has come to where the host is: what waits for it does so no longer.
+        """Note that a stream has come to where the host is: nothing waits for it any longer.
 
         The allocator sees that at the next request.
         """
@@ -180,19 +187,19 @@ class CachingAllocator:
         """
         return None
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[BlockPiece, ...]:
         """Every block, by address; together they are what is reserved."""
         waiting = chain(self._over, *self._waiting.values())
-        blocks: dict[int, Piece] = {}
+        blocks: dict[int, BlockPiece] = {}
         for state, found in (
-            (State.LIVE, filter(None, self._live.values())),
-            (State.WAITING, chain.from_iterable(waiting)),
+            (BlockState.LIVE, filter(None, self._live.values())),
+            (BlockState.WAITING, chain.from_iterable(waiting)),
         ):
             for address, size, pool, _ in found:
-                blocks[address] = Piece(address, size, state, pool.stream)
+                blocks[address] = BlockPiece(address, size, state, pool.stream)
         for pool in chain(self._small.values(), self._large.values()):
             for address, size in pool.blocks():
-                blocks[address] = Piece(address, size, State.FREE, pool.stream)
+                blocks[address] = BlockPiece(address, size, BlockState.FREE, pool.stream)
         return tuple(blocks[address] for address in sorted(blocks))
 
     def figures(self) -> dict[str, int]:
@@ -220,7 +227,7 @@ class CachingAllocator:
         return pool
 
     def _give_back(self, block: Block) -> None:
-        """A block is free: it is joined with free neighbours."""
+        """Free a block and join it with free neighbours."""
         address, size, pool, requested = block
         joined, count = size, 1
         end = address + size
@@ -249,7 +256,7 @@ class CachingAllocator:
             self._changes.append((-size, -requested, size, count))
 
     def _hold(self, name: str, block: Block) -> None:
-        """A block waits for every stream that uses it: it stands in the list of each."""
+        """Let a block wait for every stream that uses it: it stands in the list of each."""
         self.journal.held.append((len(self._changes), -block[1]))
         streams = self._uses.pop(name)
         waits = [block] * len(streams)
@@ -265,7 +272,7 @@ class CachingAllocator:
         self._over.clear()
 
     def _obtain(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """The place of the free block to take, from the device if need be; -1 is out of memory.
+        """Return the place of the free block to take, from the device if need be; -1 is none.
 
         As `DeviceCachingAllocator::malloc` does it: `get_free_block`, else, after
         `garbage_collect_cached_blocks`, `alloc_block`; again after
@@ -289,7 +296,7 @@ class CachingAllocator:
         return place
 
     def _choose(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """The place of the cached block to take, of those from `place` on; -1 if there is none."""
+        """Return the place of the cached block to take, from `place` on; -1 if there is none."""
         if place == len(pool.keys):
             return -1
         size, split_max = pool.keys[place] >> ADDRESS_BITS, self._split_max

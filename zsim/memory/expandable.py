@@ -9,8 +9,8 @@ Written after what c10/cuda/CUDACachingAllocator.cpp of PyTorch does; compared w
 
 from bisect import bisect_left, insort
 
-from zsim.memory.block import ADDRESS_BITS, ADDRESS_MASK, BlockPool
 from zsim.memory.caching import UNLIMITED, CachingAllocator
+from zsim.memory.memory_block import ADDRESS_BITS, ADDRESS_MASK, BlockPool
 from zsim.memory.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 
 RANGE_MAX_BYTES = 1 << 44
@@ -48,11 +48,11 @@ class ExpandableAllocator(CachingAllocator):
         return found
 
     def growth_bytes(self, size_bytes: int) -> int:
-        """What pages are mapped for when nothing that is free serves so many bytes."""
+        """Return what pages are mapped for when nothing that is free serves so many bytes."""
         return size_bytes
 
     def _choose(self, pool: BlockPool, wanted: int, place: int) -> int:
-        """The best fit, where a block before unmapped pages counts with them."""
+        """Return the best fit, where a block before unmapped pages counts with them."""
         keys = pool.keys
         if place == len(keys):
             return -1
@@ -81,7 +81,7 @@ class ExpandableAllocator(CachingAllocator):
         return bisect_left(pool.keys, self._size_at[address] << ADDRESS_BITS | address)
 
     def _row(self, pool: BlockPool, wanted: int) -> int:
-        """The lowest address of free blocks and unmapped pages in a row that are large enough.
+        """Return the lowest address of free blocks and unmapped pages that are large enough.
 
         A row begins with unmapped pages, or with the block before them.
         """

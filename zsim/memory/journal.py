@@ -53,7 +53,7 @@ class Journal:
     )
 
     def moments(self) -> Iterator[Moment]:
-        """What is reserved and active after each change of either."""
+        """Return what is reserved and active after each change of either."""
         blocks = ((place + 1, 0, change[0]) for place, change in enumerate(self.changes))
         segments = ((place, change, 0) for place, change, _, _ in self.segments)
         reserved = active = 0
@@ -69,7 +69,7 @@ class Journal:
         return max(accumulate(allocated), default=0)
 
     def figures(self) -> dict[str, int]:
-        """Current and largest values by the names that `torch.cuda.memory_stats` gives them."""
+        """Return current and largest values by their names in `torch.cuda.memory_stats`."""
         found: dict[str, int] = {}
         for pool in POOLS:
             for name, series in self._series(pool):
@@ -79,7 +79,7 @@ class Journal:
         return found
 
     def _series(self, pool: str) -> Iterator[tuple[str, Iterable[int]]]:
-        """The changes of each figure of a pool."""
+        """Return the changes of each figure of a pool."""
         changes, allocated = self._of(pool)
         split = [] if self.expandable else changes
         yield "active_bytes", [change[0] for change in changes]
@@ -94,7 +94,7 @@ class Journal:
         yield "segment", [each[2] for each in segments]
 
     def _of(self, pool: str) -> tuple[list[Change], list[int]]:
-        """Changes of active blocks of a pool, and of allocated ones."""
+        """Return changes of active blocks of a pool, and of allocated ones."""
         changes = self.changes
         if pool != "all":
             small = _small(pool)

@@ -30,11 +30,11 @@ class Returns(Protocol):
     """Whether the uses of a deferred free are over when the host issues an `Allocate`."""
 
     def issue(self, step: int, operation: Operation) -> None:
-        """The host issues `operation`."""
+        """Note that the host issues `operation`."""
         ...
 
     def over(self, step: int, free: Free) -> bool:
-        """Whether the uses of `free`, issued in `step`, have finished by now."""
+        """Return whether the uses of `free`, issued in `step`, have finished by now."""
         ...
 
 
@@ -44,7 +44,7 @@ def book(
     overflow_steps: frozenset[int] = NO_OVERFLOW,
     returns: Returns | None = None,
 ) -> tuple[BookEntry, ...]:
-    """The book of one rank that runs setup and `steps` steps of `program`.
+    """Return the book of one rank that runs setup and `steps` steps of `program`.
 
     `returns` says when deferred frees give their memory back; without it they do as late as the
     schedule allows: when the host has waited for something that comes after the uses.
@@ -89,7 +89,7 @@ class AtOnce:
     """Deferred frees return at the next allocation: the host waits for their uses before it."""
 
     def issue(self, step: int, operation: Operation) -> None:
-        """The host issues `operation`."""
+        """Note that the host issues `operation`."""
 
     def over(self, step: int, free: Free) -> bool:
         """Return that the uses are over."""
@@ -112,7 +112,7 @@ class WorstCase:
         self._step = SETUP
 
     def issue(self, step: int, operation: Operation) -> None:
-        """The host issues `operation`: it gets a place on its stream, or moves the host on."""
+        """Note that the host issues `operation`, on its stream or on the host."""
         if self._step == SETUP != step:  # setup ends with all streams drained
             self._host = dict(self._count)
         self._step = step

@@ -35,12 +35,12 @@ def peak_bytes(entries: Iterable[BookEntry], pool: str) -> int:
 
 
 def peak(entries: tuple[BookEntry, ...], pool: str) -> Peak:
-    """The first time that the book of `pool` is at its largest."""
+    """Return the first time that the book of `pool` is at its largest."""
     return witness(entries, pool, peak_bytes(entries, pool) - 1)
 
 
 def witness(entries: Iterable[BookEntry], pool: str, capacity_bytes: int) -> Peak:
-    """The first time that the book of `pool` is larger than `capacity_bytes`; else its end."""
+    """Return the first time that the book of `pool` exceeds `capacity_bytes`; else its end."""
     alive: dict[str, int] = {}
     kinds: dict[str, Kind] = {}
     total, operation, step = 0, "", 0

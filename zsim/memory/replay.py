@@ -51,7 +51,7 @@ Request = Take | Use | Give | Finish | Empty
 def caching_allocator(
     *, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
 ) -> CachingAllocator:
-    """The allocator that has these settings; without any, as PyTorch is without any."""
+    """Return the allocator that has these settings; without any, PyTorch's defaults."""
     kind = ExpandableAllocator if settings and settings.expandable_segments else CachingAllocator
     return kind(capacity_bytes=capacity_bytes, settings=settings)
 

@@ -28,7 +28,7 @@ def reservations(
     *,
     deferred: Deferred = (),
 ) -> tuple[Reservation, ...]:
-    """What each pool of a rank reserves that runs `program` and has this book."""
+    """Return what each pool of a rank reserves that runs `program` and has this book."""
     return tuple(
         reserve(
             program,
@@ -42,7 +42,7 @@ def reservations(
 
 
 def defers(program: Program) -> bool:
-    """Whether some free is deferred: then what is booked when depends on time."""
+    """Return whether some free is deferred: then what is booked when depends on time."""
     return any(
         isinstance(operation, Free) and operation.mode is FreeMode.DEFERRED
         for operation in program.by_id.values()
@@ -55,7 +55,7 @@ def deferred_frees(
     steps: int,
     overflow_steps: frozenset[int] = NO_OVERFLOW,
 ) -> Deferred:
-    """Where in the book of `program` the host issues each free that is deferred."""
+    """Return where in the book of `program` the host issues each free that is deferred."""
     found: list[tuple[int, str]] = []
     line = 0
     for step, operation in issued(program, steps, overflow_steps):
@@ -138,7 +138,7 @@ def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:
 def capacity_bytes(
     pool: Pool, schedule: Schedule, program: Program, cluster: Cluster
 ) -> int | None:
-    """What a rank that runs `program` may reserve of a pool; None is no limit that is known.
+    """Return what a rank that runs `program` may reserve of a pool; None if unknown.
 
     Of device memory, what other things on the GPU leave; of host memory, all that the node has; of
     a pool that the ranks of a node share, an equal part.

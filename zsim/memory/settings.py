@@ -89,7 +89,7 @@ def rounded(size_bytes: int, divisions: int) -> int:
 
 
 def segment_bytes(block_bytes: int) -> int:
-    """What the device is asked for when no cached block serves a block of `block_bytes`."""
+    """Return what the device is asked for when no cached block has `block_bytes`."""
     if block_bytes <= SMALL_MAX_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < OWN_SEGMENT_MIN_BYTES:

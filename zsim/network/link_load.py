@@ -11,7 +11,7 @@ from fractions import Fraction
 from zsim.cluster.cluster import Cluster
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths, Request
-from zsim.network.algorithm.registry import algorithms, check
+from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.tuner import choose, first_able
 from zsim.schedule.operation import CollectiveOperation
 from zsim.suggestion import one_of

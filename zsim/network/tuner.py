@@ -9,7 +9,7 @@ from fractions import Fraction
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, Protocol
 from zsim.network.algorithm.algorithm import Algorithm, Bandwidths, Request, Timing
-from zsim.network.algorithm.registry import algorithms
+from zsim.network.algorithm.installed_algorithms import algorithms
 from zsim.units import PICOSECONDS_PER_SECOND
 
 

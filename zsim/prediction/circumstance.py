@@ -7,7 +7,7 @@ from math import ceil, floor, prod
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.profile.in_training import DEGREES, Judged, Span
+from zsim.cluster.profile.in_training import DEGREES, FittedSpan, Judged
 from zsim.strategy.strategy import Strategy
 
 OWN, UNKNOWN = "zsim's own", "unknown"
@@ -82,9 +82,9 @@ def _oversubscription(cluster: Cluster) -> Fraction:
 def judged_under(found: Sequence[Circumstance]) -> Judged:
     """Return what runs of these circumstances judge; there is at least one."""
 
-    def span(name: str) -> Span:
+    def span(name: str) -> FittedSpan:
         values = [getattr(each, name) for each in found]
-        return Span(least=floor(min(values)), most=ceil(max(values)))
+        return FittedSpan(least=floor(min(values)), most=ceil(max(values)))
 
     return Judged(
         runtimes=tuple(sorted({each.runtime for each in found})),

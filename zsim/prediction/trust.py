@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from zsim.backend.backend import Job
-from zsim.cluster.profile.in_training import SPANS, Evidence, Span
+from zsim.cluster.profile.in_training import SPANS, Evidence, FittedSpan
 from zsim.cluster.profile.kernels import KernelProfile
 from zsim.prediction.circumstance import circumstance, unlike
 
@@ -95,7 +95,7 @@ def _outside(job: Job, evidence: Evidence, aside: Sequence[str]) -> list[str]:
     if job.cluster.network is None:  # every judged run had a profile of its network
         found.append("collectives without fitted constants")
     for name in SPANS:
-        span: Span = getattr(evidence, name)
+        span: FittedSpan = getattr(evidence, name)
         if name in asked and asked[name] not in span:
             found.append(WORDS[name].format(asked[name]))
     return found

@@ -19,11 +19,7 @@ from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Mesh
-from zsim.schedule.operation import (
-    CollectiveOperation,
-    Communication,
-    View,
-)
+from zsim.schedule.operation import CollectiveOperation, Communication, View
 from zsim.schedule.schedule import Program, Schedule
 
 INVARIANT = "alignment"

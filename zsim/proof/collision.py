@@ -8,12 +8,7 @@ from zsim.proof.overlap import Overlap
 from zsim.proof.step_boundary import StepBoundary
 from zsim.schedule.access import Access, accesses, touching
 from zsim.schedule.happens_before import Timeline, Way
-from zsim.schedule.operation import (
-    CollectiveOperation,
-    Copy,
-    Operation,
-    View,
-)
+from zsim.schedule.operation import CollectiveOperation, Copy, Operation, View
 from zsim.schedule.program_index import ALLOCATE, FREE, HOST
 from zsim.schedule.schedule import Schedule
 

@@ -32,7 +32,7 @@ from zsim.schedule.operation import (
     StreamOperation,
     View,
 )
-from zsim.trace.witness import Checksum, Collective, Region
+from zsim.trace.witness import Checksum, Region, WitnessedCollective
 
 TORCH_NAME: Mapping[DType, str] = {
     DType.FP64: "float64",
@@ -73,12 +73,12 @@ def handed_over(rank: WitnessedRank) -> Iterator[Finding]:
                     yield rank.refuted(interval, why, _shown(seen))
 
 
-def _shown(seen: Collective) -> str:
+def _shown(seen: WitnessedCollective) -> str:
     return f"{seen.kind} of {seen.dtype} among ranks {', '.join(map(str, seen.ranks))}"
 
 
 def _compared(
-    rank: WitnessedRank, member: Communication, seen: Collective, homes: Mapping[str, int]
+    rank: WitnessedRank, member: Communication, seen: WitnessedCollective, homes: Mapping[str, int]
 ) -> Iterator[tuple[str, object, object]]:
     """Yield what is compared, what the schedule says of it, and what was seen."""
     schedule, coordinates = rank.schedule, rank.coordinates
@@ -122,8 +122,8 @@ def _placed(
 
 def flights(rank: WitnessedRank) -> Iterator[Finding]:
     """Find what touched data in flight, or did not wait for a collective."""
-    flown: dict[str, list[Collective]] = {}
-    open_ones: list[Collective] = []
+    flown: dict[str, list[WitnessedCollective]] = {}
+    open_ones: list[WitnessedCollective] = []
     for interval in rank.intervals:
         open_ones += interval.collectives
         yield from _touched(rank, interval, open_ones)
@@ -139,7 +139,7 @@ def flights(rank: WitnessedRank) -> Iterator[Finding]:
 
 
 def _touched(
-    rank: WitnessedRank, interval: MarkedInterval, flying: Sequence[Collective]
+    rank: WitnessedRank, interval: MarkedInterval, flying: Sequence[WitnessedCollective]
 ) -> Iterator[Finding]:
     for tick, reads, writes in interval.touches() if flying else ():
         for flight in flying:
@@ -161,7 +161,9 @@ def _overlap(one: Region, other: Region) -> bool:
 
 
 def _waited(
-    rank: WitnessedRank, interval: MarkedInterval, flown: Mapping[str, Sequence[Collective]]
+    rank: WitnessedRank,
+    interval: MarkedInterval,
+    flown: Mapping[str, Sequence[WitnessedCollective]],
 ) -> Iterator[Finding]:
     """Find what `interval` is ordered after and nobody had waited for when it began."""
     operation, latest = interval.operation, interval.end
@@ -188,7 +190,7 @@ def _named(edge: Edge) -> str:
 
 def matched(ranks: Sequence[WitnessedRank]) -> Iterator[Finding]:
     """Find calls of one process group that do not match, and data that came elsewhere."""
-    queues: defaultdict[tuple[str, tuple[int, ...]], dict[int, list[Collective]]]
+    queues: defaultdict[tuple[str, tuple[int, ...]], dict[int, list[WitnessedCollective]]]
     queues = defaultdict(dict)
     by_number = {each.rank.trace.rank: each for each in ranks}
     for number, rank in by_number.items():
@@ -203,7 +205,7 @@ def matched(ranks: Sequence[WitnessedRank]) -> Iterator[Finding]:
 def _collectives(
     by_number: Mapping[int, WitnessedRank],
     members: tuple[int, ...],
-    by_rank: Mapping[int, Sequence[Collective]],
+    by_rank: Mapping[int, Sequence[WitnessedCollective]],
 ) -> Iterator[Finding]:
     whole = [
         [each for each in by_rank.get(number, ()) if each.kind not in ("send", "receive")]
@@ -227,11 +229,11 @@ def _collectives(
                 yield rank.refuted(interval, f"{first.kind} {why}", _shown(first))
 
 
-def _size(one: Collective) -> int:
+def _size(one: WitnessedCollective) -> int:
     return max(region[2] for region in (one.source, one.target, (0, 0, 0)) if region is not None)
 
 
-def _wrong(seen: Sequence[Collective]) -> str:
+def _wrong(seen: Sequence[WitnessedCollective]) -> str:
     """Return what the checksums of the members of one collective say against it, if anything."""
     first = seen[0]
     left = [_exact(one.left) for one in seen]
@@ -263,7 +265,7 @@ def _exact(sums: Sequence[Checksum]) -> list[int]:
     return [bits for bits, _, _ in sums]
 
 
-def _sums(one: Collective, brought: Sequence[Checksum], left: Checksum) -> bool:
+def _sums(one: WitnessedCollective, brought: Sequence[Checksum], left: Checksum) -> bool:
     """Return whether `left` can be the reduction of what was brought, by its sum."""
     size = sum(magnitude for _, _, magnitude in brought)
     if not math.isfinite(size) or size > LARGEST.get(one.dtype, math.inf):
@@ -281,7 +283,7 @@ def _sums(one: Collective, brought: Sequence[Checksum], left: Checksum) -> bool:
 def _sends(
     by_number: Mapping[int, WitnessedRank],
     members: tuple[int, ...],
-    by_rank: Mapping[int, Sequence[Collective]],
+    by_rank: Mapping[int, Sequence[WitnessedCollective]],
 ) -> Iterator[Finding]:
     """Compare the k-th send from one rank to another with the k-th receive there."""
     for source in members:

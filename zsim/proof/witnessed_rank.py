@@ -16,7 +16,7 @@ from zsim.proof.traced_rank import TracedRank, in_words, refuted
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Free, Operation, View
 from zsim.schedule.schedule import Schedule
-from zsim.trace.witness import Call, Collective, Region, Storage, Witness
+from zsim.trace.witness import Call, Region, Storage, Witness, WitnessedCollective
 
 FOREVER = 1 << 62
 """After every tick."""
@@ -32,7 +32,7 @@ class MarkedInterval:
     begin: int
     end: int = FOREVER
     calls: list[Call] = field(default_factory=list[Call])
-    collectives: list[Collective] = field(default_factory=list[Collective])
+    collectives: list[WitnessedCollective] = field(default_factory=list[WitnessedCollective])
     made: list[int] = field(default_factory=list[int])
 
     def touches(self) -> list[tuple[int, tuple[Region, ...], tuple[Region, ...]]]:
@@ -181,7 +181,7 @@ def _issued(rank: TracedRank) -> Iterator[tuple[int, str, Operation | None]]:
         yield step, "", None
 
 
-def sides(one: Collective) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+def sides(one: WitnessedCollective) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
     """Return what a collective reads and what it writes: who is no root brings nothing."""
     reads = (one.source,) if one.source is not None and one.brought else ()
     return reads, (one.target,) if one.target is not None else ()

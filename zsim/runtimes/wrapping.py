@@ -11,7 +11,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.reduce import Reduced
 from zsim.zero.state import Holding
-from zsim.zero.step import Step
+from zsim.zero.step_skeleton import Step
 
 
 def groups(model: Model) -> list[list[Parameter]]:

@@ -77,7 +77,7 @@ BEFORE_STAGE_3 = frozenset(
 
 
 def is_silent(name: str, value: object, *, stage: int | None) -> bool:
-    """Whether the option `name` changes nothing in this stage, when it is not modelled."""
+    """Return whether the option `name` changes nothing in this stage."""
     if name in WITHOUT_EFFECT:
         return True
     if name in BEFORE_STAGE_3 and stage == 3:

@@ -54,7 +54,7 @@ class TimedTable(Table):
 
     @property
     def window(self) -> Window:
-        """When it goes on."""
+        """Return when it goes on."""
         return Window(start_ps=self.start, end_ps=self.end)
 
 

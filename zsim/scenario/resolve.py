@@ -18,7 +18,7 @@ from zsim.scenario.fault_injection import TroubleError, injected
 from zsim.scenario.missing_keys import need_cluster_keys, need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.scenario.resolved_scenario import ResolvedScenario
-from zsim.scenario.runtime_options import emulated, stage_of
+from zsim.scenario.runtime_tables import emulated, stage_of
 from zsim.scenario.tables import (
     ClusterTable,
     ComputeTable,

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, unknown
 from zsim.model.architecture import Activation, Attention, Norm, Positions
-from zsim.network.algorithm.registry import choices
+from zsim.network.algorithm.installed_algorithms import choices
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.config_table import (

@@ -78,7 +78,7 @@ class Communication:
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """What ranks that meet agree on beside name, size and wire format."""
+        """Return what ranks that meet agree on beside name, size and wire format."""
         return ()
 
     @property

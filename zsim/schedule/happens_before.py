@@ -114,7 +114,7 @@ class Way:
         return (*known[:stream], self.numbered.position[number], *known[stream + 1 :])
 
     def is_before(self, one: int, other: int) -> bool:
-        """Whether `one`, on a stream and issued first, has finished when `other` starts."""
+        """Return whether `one`, on a stream and issued first, has finished when `other` starts."""
         numbered, known = self.numbered, self.known[other]
         assert known is not None
         stream = numbered.stream[one]
@@ -190,7 +190,7 @@ class Timeline:
 
     @property
     def seam(self) -> Entry:
-        """What a step leaves to the next one, whichever ways it took: the entry of that step."""
+        """Return what a step leaves to the next one, whichever ways it took: that step's entry."""
         return reduce(weaker, self._leaving)
 
     def _run(self, items: list[int], state: State, way: Way) -> None:
@@ -253,7 +253,7 @@ class Timeline:
             self._run(sides[side] + rest, after, each)
 
     def _is_written(self, value: View, since: int, branch: int, way: Way) -> bool:
-        """Whether the buffer of `value` is written between two branches that read it."""
+        """Return whether the buffer of `value` is written between two branches that read it."""
         history = self.numbered.history[value.buffer]
         happens = zip(history.numbers, history.codes, strict=True)
         return any(

@@ -8,7 +8,7 @@ from zsim.schedule.schedule import HostBytes, Place, Program, Schedule
 
 
 def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> bool | None:
-    """Whether a Copy goes from device memory to the host's; None if it stays where it is.
+    """Return whether a Copy goes from device memory to the host's; None if it stays.
 
     `places` are by pool.
     """

@@ -241,7 +241,7 @@ def _kinds(hint: Hint) -> tuple[Hint, ...]:
 
 
 def _fits(value: object, kind: Hint) -> bool:
-    """Whether `value`, decoded or not, can only be meant as `kind` of a union."""
+    """Return whether `value`, decoded or not, can only be meant as `kind` of a union."""
     if kind is float:
         return type(value) in (int, float) or value in NOT_FINITE
     if _is_tuple(kind):

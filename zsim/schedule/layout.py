@@ -125,7 +125,7 @@ class Layout:
         return pairwise((*(self.blocks or (0,)), self.elements))
 
     def fragments(self, count: int, coordinate: int | None = None) -> Iterator[Fragment]:
-        """Which parts of which parameters a buffer holds, in order of blocks.
+        """Return which parts of which parameters a buffer holds, in order of blocks.
 
         Args:
             count: ranks along the axis.

@@ -115,7 +115,7 @@ class Mesh:
         raise MeshError(f"no axis {name!r}; the mesh has {known or 'none'}")
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where `rank` sits: axis name to coordinate, along joined axes too."""
+        """Return where `rank` sits: axis name to coordinate, along joined axes too."""
         if not 0 <= rank < self.size:
             raise MeshError(f"rank {rank} is outside 0 to {self.size - 1}")
         found: dict[str, int] = {}
@@ -167,11 +167,11 @@ class Mesh:
         return prod(len(limit) for limit in self.limits(box).values())
 
     def box_holds(self, box: Box, coordinates: Coordinates) -> bool:
-        """Whether the rank at `coordinates` is in `box`."""
+        """Return whether the rank at `coordinates` is in `box`."""
         return all(span.start <= coordinates[span.axis] < span.end for span in box)
 
     def boxes_meet(self, one: Box, other: Box) -> bool:
-        """Whether some rank is in both boxes."""
+        """Return whether some rank is in both boxes."""
         first, second = self.limits(one), self.limits(other)
         return all(
             max(first[name].start, second[name].start) < min(first[name].stop, second[name].stop)
@@ -204,7 +204,7 @@ class Group:
         return prod(len(limits[axis]) for axis in self.axes)
 
     def holds(self, mesh: Mesh, coordinates: Coordinates) -> bool:
-        """Whether the rank at `coordinates` belongs to a communicator of this group."""
+        """Return whether the rank at `coordinates` belongs to a communicator of this group."""
         return mesh.box_holds(self.where, coordinates)
 
     def index(self, mesh: Mesh, coordinates: Coordinates) -> int:

@@ -50,7 +50,7 @@ def rearrangement(
 
 
 def held(schedule: Schedule, buffer: Buffer, coordinates: Coordinates) -> Iterator[Fragment]:
-    """Which parts of which parameters `buffer` holds on the rank at `coordinates`."""
+    """Return the parts of parameters that `buffer` holds on the rank at `coordinates`."""
     assert buffer.layout is not None
     layout = schedule.layout_by_name[buffer.layout]
     if layout.axis is None:

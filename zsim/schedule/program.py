@@ -106,7 +106,7 @@ class Buffer:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be larger than its layout: runtimes give buckets a size of their own."""
+        """Return whether it may be larger than its layout: runtimes size buckets themselves."""
         return self.kind is Kind.COMMUNICATION and self.shard is None
 
 
@@ -130,7 +130,7 @@ class RankRole:
     boxes: tuple[Box, ...] = ((),)
 
     def holds(self, mesh: Mesh, coordinates: Coordinates) -> bool:
-        """Whether the rank at `coordinates` plays this role."""
+        """Return whether the rank at `coordinates` plays this role."""
         return any(mesh.box_holds(box, coordinates) for box in self.boxes)
 
     def size(self, mesh: Mesh) -> int:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
 from zsim.config_error import ConfigError, line, whole
-from zsim.units import UnitError, parse_bandwidth, parse_ratio, parse_size, parse_time
+from zsim.units import (
+    UnitError,
+    parse_bandwidth,
+    parse_ratio,
+    parse_size,
+    parse_time,
+)
 
 
 def _size(value: object) -> object:

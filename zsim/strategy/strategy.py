@@ -240,7 +240,7 @@ class Strategy(Table):
 
     @cached_property
     def execution(self) -> Execution:
-        """How blocks are executed."""
+        """Return how blocks are executed."""
         return Execution(
             operations=self.activations.checkpointing is Checkpointing.OPERATIONS,
             early_stop=self.activations.early_stop,

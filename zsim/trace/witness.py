@@ -61,7 +61,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class WitnessedCollective:
     """A tensor, or a pair of tensors, that torch.distributed was handed.
 
     Attributes:
@@ -99,7 +99,7 @@ class Witness:
     marks: tuple[Mark, ...]
     storages: tuple[Storage, ...]
     calls: tuple[Call, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[WitnessedCollective, ...]
 
     def __post_init__(self) -> None:
         ticks = [mark.tick for mark in self.marks]

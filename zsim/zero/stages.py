@@ -16,7 +16,7 @@ from zsim.zero.offload import Offloaded
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding
-from zsim.zero.step import Step
+from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
 

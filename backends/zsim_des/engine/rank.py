@@ -18,7 +18,7 @@ from zsim_des.engine.stream import UNKNOWN, EntryBatch, Links, ProgramRun, Strea
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.ready_queue import Agenda
 from zsim_des.symmetry.classes import RankClass
-from zsim_des.symmetry.faults import Pace
+from zsim_des.symmetry.fault_state import Pace
 
 
 class Rank:

@@ -17,7 +17,7 @@ from zsim_des.engine.watch import Durations
 from zsim_des.network.fluid import Network
 from zsim_des.ready_queue import Agenda, Alarm
 from zsim_des.symmetry.classes import RankClass
-from zsim_des.symmetry.folded_links import LinkTable, States, joined, shapes
+from zsim_des.symmetry.folded_links import FoldedLinkTable, States, joined, shapes
 
 Key = tuple[int | str, ...]
 """What is met: a communicator class and the number of its collective, or a pair and its number."""
@@ -71,7 +71,7 @@ class Rendezvous:
     def __init__(
         self,
         agenda: Agenda,
-        links: LinkTable,
+        links: FoldedLinkTable,
         network: Network,
         durations: Durations | None = None,
     ) -> None:

@@ -3,13 +3,20 @@
 from dataclasses import dataclass
 
 from zsim.backend.backend import Job
-from zsim.memory import Deferred, book, capacity_bytes, deferred_frees, defers, reservations
+from zsim.memory import (
+    Deferred,
+    book,
+    capacity_bytes,
+    deferred_frees,
+    defers,
+    reservations,
+)
 from zsim.schedule.schedule import Program
 from zsim.trace.trace import BookEntry, Reservation
 
 
 @dataclass(frozen=True, slots=True)
-class WorstCase:
+class RoleWorstCase:
     """The book of a role and what it reserves, deferred frees coming back as late as they may."""
 
     book: tuple[BookEntry, ...]
@@ -33,7 +40,7 @@ class WorstCases:
     def __init__(self, overflow_steps: frozenset[int]) -> None:
         self._overflow_steps = overflow_steps
         self._key: object = None
-        self._kept: dict[str, WorstCase] = {}
+        self._kept: dict[str, RoleWorstCase] = {}
         self._may_wait: bool | None = None
 
     def may_wait(self, job: Job) -> bool:
@@ -45,7 +52,7 @@ class WorstCases:
             )
         return self._may_wait
 
-    def of(self, job: Job, program: Program) -> WorstCase:
+    def of(self, job: Job, program: Program) -> RoleWorstCase:
         """Return the worst case of a role."""
         self._keep(job)
         found = self._kept.get(program.role)
@@ -61,14 +68,14 @@ class WorstCases:
             self._key, self._may_wait = key, None
             self._kept.clear()
 
-    def _made(self, job: Job, program: Program) -> WorstCase:
+    def _made(self, job: Job, program: Program) -> RoleWorstCase:
         entries = book(program, job.steps, self._overflow_steps)
         is_late = defers(program)
         late: Deferred = ()
         if is_late:
             late = deferred_frees(program, entries, job.steps, self._overflow_steps)
         reserved = reservations(job.schedule, program, entries, job.cluster, deferred=late)
-        return WorstCase(entries, reserved, is_late)
+        return RoleWorstCase(entries, reserved, is_late)
 
 
 def _is_limited(job: Job) -> bool:

@@ -8,12 +8,7 @@ import numpy.typing as npt
 
 from zsim.schedule.host_traffic import leaves_device
 from zsim.schedule.mesh import Group, Mesh
-from zsim.schedule.operation import (
-    Communication,
-    Copy,
-    PointToPoint,
-    Together,
-)
+from zsim.schedule.operation import Communication, Copy, PointToPoint, Together
 from zsim.schedule.schedule import Schedule
 
 Ints = npt.NDArray[np.int64]

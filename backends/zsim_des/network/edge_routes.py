@@ -15,7 +15,7 @@ class CutError(ValueError):
     """No way is left between ranks that have to exchange bytes; the message names the cut."""
 
 
-class Routes:
+class EdgeRoutes:
     """Both directions of every edge as links, numbered from `first` on; `dead` edges are none.
 
     At each switch bytes go on in equal parts over all links that lead to the target in the fewest

@@ -18,7 +18,7 @@ from zsim.cluster.links import (
     link_classes,
     rail_count,
 )
-from zsim_des.network.edge_routes import Routes
+from zsim_des.network.edge_routes import EdgeRoutes
 
 Direction = tuple[tuple[str, ...], LinkClass]
 """One direction of equal links: the names of the hops that they are, and the links."""
@@ -65,11 +65,11 @@ class Wiring:
         """Return whether a group of `tier` is one switch for each rail."""
         return has_rails(self.cluster, tier)
 
-    def routes(self, dead: Collection[tuple[str, str]]) -> Routes | None:
+    def routes(self, dead: Collection[tuple[str, str]]) -> EdgeRoutes | None:
         """Return routes through an explicit fabric without its dead edges; None for any other."""
         if not self.cluster.fabric.edges:
             return None
-        return Routes(edges_in_use(self.cluster), self.firsts[self._edges], dead)
+        return EdgeRoutes(edges_in_use(self.cluster), self.firsts[self._edges], dead)
 
     def gpu_links(self, rank: int) -> tuple[int, int]:
         """Both directions of the link of a rank to its switch."""

@@ -31,7 +31,7 @@ from zsim_des.network.link_numbering import Wiring
 from zsim_des.network.outage import NOTHING_DEAD, Outage
 from zsim_des.network.routes import Routes
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, FoldedLink, Peer, RankClass, Taken
-from zsim_des.symmetry.faults import Trouble
+from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.refinement import Colours, Mixes, mixed, sums
 
 Key = TypeVar("Key")

@@ -13,7 +13,7 @@ from zsim_des.network.communicator_placement import COPY
 from zsim_des.network.link_numbering import directions
 from zsim_des.network.max_min_fair import Shape
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, RankClass, SendKey
-from zsim_des.symmetry.faults import Trouble
+from zsim_des.symmetry.fault_state import Trouble
 
 Loads = dict[int, Fraction]
 """Bytes on one link of each class, by its number, for each byte that neighbours exchange."""
@@ -31,7 +31,7 @@ class FoldedLinks:
     bytes_per_s: Fraction
 
 
-class LinkTable:
+class FoldedLinkTable:
     """Numbers link classes and says what rings and Sends load them with.
 
     `slow` are link classes with what divides them and when, `neighbours` what each neighbour puts

@@ -31,9 +31,9 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Buffer, Schedule
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.values.meeting import Meeting, Meetings
-from zsim_des.values.memory import BlockMemory, MemoryBlock
 from zsim_des.values.running import BlockAccess, Fault, Running
 from zsim_des.values.truth import given
+from zsim_des.values.value_memory import BlockMemory, MemoryBlock
 
 FAULTS_MAX = 20
 """Faults that are noted: a run that goes wrong soon has thousands."""

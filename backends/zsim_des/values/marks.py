@@ -15,21 +15,13 @@ from zsim.backend.backend import Job
 from zsim.backend.values import Seat
 from zsim.dtype import DType
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import (
-    Action,
-    Communication,
-    Compute,
-    Copy,
-    Fill,
-    Reduction,
-    Role,
-)
+from zsim.schedule.operation import Action, Communication, Compute, Copy, Fill, Reduction, Role
+from zsim_des.values.carried_run import carry
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.exchange import received
 from zsim_des.values.modular import Modular, shared
 from zsim_des.values.noted_memory import NotedMemory
 from zsim_des.values.planted import Planted
-from zsim_des.values.run import carry
 
 Marks = NDArray[np.uint8]
 """Elements by bytes of places."""

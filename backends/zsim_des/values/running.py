@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple
 
 from zsim.backend.values import A, Seat, Values
 from zsim.schedule.operation import Compute, Copy, Fill
-from zsim_des.values.memory import MemoryBlock
+from zsim_des.values.value_memory import MemoryBlock
 
 
 class Fault(NamedTuple):

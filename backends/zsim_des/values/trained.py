@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from zsim.backend.backend import Job, RunFailedError
 from zsim.schedule.issue_order import NO_OVERFLOW
 from zsim_des.engine.watch import Durations
+from zsim_des.values.carried_run import carry
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.difference import differences
 from zsim_des.values.drawn import drawn_apart
 from zsim_des.values.modular import Modular
 from zsim_des.values.plain import PlainState
 from zsim_des.values.planted import Planted
-from zsim_des.values.run import carry
 from zsim_des.values.running import Fault
 
 

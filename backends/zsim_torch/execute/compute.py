@@ -12,7 +12,7 @@ from zsim.schedule.parameter_copy import held
 from zsim.schedule.schedule import Schedule
 from zsim_torch.execute import sharded_optimizer as optimizer
 from zsim_torch.execute.generator_state import RandomState
-from zsim_torch.execute.rank_memory import ProducedPart, RankMemory
+from zsim_torch.execute.live_memory import LiveMemory, ProducedPart
 from zsim_torch.module import autograd
 from zsim_torch.module.autograd import Record, UnitRunError
 from zsim_torch.module.unit import TorchUnit
@@ -33,7 +33,7 @@ class RankCompute:
 
     schedule: Schedule
     coordinates: Coordinates
-    memory: RankMemory
+    memory: LiveMemory
     units: Mapping[str, TorchUnit]
     last_unit: str
     forecast: LaterUses

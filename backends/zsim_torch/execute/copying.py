@@ -6,14 +6,14 @@ import torch
 
 from zsim.schedule.operation import Copy, View
 from zsim.schedule.parameter_copy import Rearrangement, rearrangement
-from zsim_torch.execute.rank_memory import RankMemory
+from zsim_torch.execute.live_memory import LiveMemory
 
 
 @dataclass(slots=True)
 class Copier:
     """Does copies; what one moves by parameter is found once and kept."""
 
-    memory: RankMemory
+    memory: LiveMemory
     _found: dict[str, Rearrangement] = field(default_factory=dict[str, Rearrangement])
 
     def run(self, copy: Copy) -> None:

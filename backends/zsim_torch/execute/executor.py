@@ -31,8 +31,8 @@ from zsim.trace.trace import BookEntry, Transfer
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
+from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError, Remains
 from zsim_torch.execute.poison import Poison, Sighting, has_no_number
-from zsim_torch.execute.rank_memory import MemoryFaultError, RankMemory, Remains
 from zsim_torch.execute.streams import BufferAccess, Completion, PendingWork, StreamEntry, Streams
 from zsim_torch.supervise.progress_record import note
 
@@ -44,7 +44,7 @@ class RankMachine:
     schedule: Schedule
     program: Program
     coordinates: Coordinates
-    memory: RankMemory
+    memory: LiveMemory
     streams: Streams
     communicators: ProcessGroups
     computer: Computer
@@ -302,7 +302,7 @@ def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
     )
 
 
-def _fill(memory: RankMemory, target: View, value: float) -> None:
+def _fill(memory: LiveMemory, target: View, value: float) -> None:
     memory.flat(target).fill_(value)
 
 

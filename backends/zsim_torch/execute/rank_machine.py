@@ -10,8 +10,8 @@ from zsim_torch.execute.collectives import ProcessGroups
 from zsim_torch.execute.compute import Computer, Initial, RankCompute
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.executor import Executor, RankMachine
+from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
 from zsim_torch.execute.poison import Poison
-from zsim_torch.execute.rank_memory import MemorySetting, RankMemory
 from zsim_torch.execute.streams import CpuStreams, Streams
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.module.visit import LaterUses
@@ -57,7 +57,7 @@ class Bench:
             on_home=self.streams.on,
             poison=poison.generator is not None,
         )
-        memory = RankMemory(self.schedule, self.program, self.coordinates, setting)
+        memory = LiveMemory(self.schedule, self.program, self.coordinates, setting)
         work = RankCompute(
             schedule=self.schedule,
             coordinates=self.coordinates,

@@ -14,7 +14,7 @@ from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.strategy.precision import Precision
 from zsim_torch.module.autograd import call
-from zsim_torch.module.unit import TorchUnit, UnitChoice, UnitError, resolve
+from zsim_torch.module.unit import ModuleUnitError, TorchUnit, UnitChoice, resolve
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE, entering
 
 BACKWARD_FLOPS = 2
@@ -65,7 +65,9 @@ def describe(
     for position, unit in enumerate(resolved):
         names = tuple((reads or {}).get(unit.name) or _default_reads(resolved, position))
         if missing := [other for other in names if other not in values]:
-            raise UnitError(f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes")
+            raise ModuleUnitError(
+                f"unit {unit.name}: reads {missing[0]!r}, which no earlier unit makes"
+            )
         measured = _measure(unit, [parameters[key] for key in unit.names], names, values)
         values[unit.name] = measured.output
         called = next(other.name for other in resolved if other.module is unit.module)
@@ -73,7 +75,9 @@ def describe(
         described.append(made if called == unit.name else replace(made, module=called))
     loss = described[-1].segments[-1].outputs[-1]
     if loss.elements != 1:
-        raise UnitError(f"unit {described[-1].name}: the loss has {loss.elements} elements, not 1")
+        raise ModuleUnitError(
+            f"unit {described[-1].name}: the loss has {loss.elements} elements, not 1"
+        )
     forward = sum(kernel.flops for unit in described for kernel in unit.segments[0].forward)
     return Model(
         name=name,
@@ -121,7 +125,9 @@ def _measure(
     with torch.enable_grad(), counter, saved_tensors_hooks(keep, lambda kept: kept):
         outputs = call(unit, parameters, given)
     if len(outputs) != 1:
-        raise UnitError(f"unit {unit.name}: it returns {len(outputs)} tensors, 1 is described")
+        raise ModuleUnitError(
+            f"unit {unit.name}: it returns {len(outputs)} tensors, 1 is described"
+        )
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in saved

@@ -22,7 +22,7 @@ from zsim_torch.module.capture import (
     watched,
 )
 from zsim_torch.module.description import BatchSize, batch_value
-from zsim_torch.module.unit import UnitError
+from zsim_torch.module.unit import ModuleUnitError
 from zsim_torch.torch_dtype import DTYPE_OF_TORCH, TORCH_DTYPE
 
 
@@ -100,7 +100,7 @@ def _watched(
         watched(held, module, units, run)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnitError(f"module: it does not run without data: {line}") from error
+        raise ModuleUnitError(f"module: it does not run without data: {line}") from error
     return loss
 
 
@@ -110,10 +110,10 @@ def _units(module: nn.Module, paths: Sequence[str] | None) -> dict[str, nn.Modul
         return _blocks(module)
     for path in paths:
         if path not in known or not path:
-            raise UnitError(f"unit {path}: the module has no such submodule")
+            raise ModuleUnitError(f"unit {path}: the module has no such submodule")
     for one, other in pairwise(sorted(paths)):
         if one == other or other.startswith(f"{one}."):
-            raise UnitError(f"unit {other}: it lies in unit {one}")
+            raise ModuleUnitError(f"unit {other}: it lies in unit {one}")
     return {path: known[path] for path in paths}
 
 
@@ -134,7 +134,9 @@ def _blocks(module: nn.Module) -> dict[str, nn.Module]:
 
 def _parameter(name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
     if not parameter.requires_grad:
-        raise UnitError(f"parameter {name}: requires_grad is False, every parameter is trained")
+        raise ModuleUnitError(
+            f"parameter {name}: requires_grad is False, every parameter is trained"
+        )
     return torch.empty(parameter.shape, dtype=dtype, device="meta", requires_grad=True)
 
 

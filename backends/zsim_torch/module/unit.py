@@ -10,7 +10,7 @@ UnitChoice = str | tuple[str, nn.Module]
 """A submodule by its path, or a name and a module whose parameters belong to the whole module."""
 
 
-class UnitError(ValueError):
+class ModuleUnitError(ValueError):
     """Units that do not make up the module; the message names the unit or parameter."""
 
 
@@ -39,16 +39,18 @@ def resolve(module: nn.Module, units: Sequence[UnitChoice]) -> tuple[TorchUnit, 
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     found = tuple(_unit(module, choice, names) for choice in units)
     if not found:
-        raise UnitError("units: at least one is needed")
+        raise ModuleUnitError("units: at least one is needed")
     for unit in found:
         if sum(other.name == unit.name for other in found) > 1:
-            raise UnitError(f"unit {unit.name}: the name is used twice")
+            raise ModuleUnitError(f"unit {unit.name}: the name is used twice")
     held = {name for unit in found for name in unit.names}
     for name, parameter in module.named_parameters():
         if name not in held:
-            raise UnitError(f"parameter {name}: it is in no unit")
+            raise ModuleUnitError(f"parameter {name}: it is in no unit")
         if not parameter.requires_grad:
-            raise UnitError(f"parameter {name}: requires_grad is False, every parameter is trained")
+            raise ModuleUnitError(
+                f"parameter {name}: requires_grad is False, every parameter is trained"
+            )
     return found
 
 
@@ -57,14 +59,16 @@ def _unit(module: nn.Module, choice: UnitChoice, names: dict[int, str]) -> Torch
         try:
             choice = (choice, module.get_submodule(choice))
         except AttributeError as error:
-            raise UnitError(f"unit {choice}: the module has no such submodule") from error
+            raise ModuleUnitError(f"unit {choice}: the module has no such submodule") from error
     name, own = choice
     local: list[str] = []
     qualified: list[str] = []
     shapes: list[torch.Size] = []
     for local_name, parameter in own.named_parameters():
         if id(parameter) not in names:
-            raise UnitError(f"unit {name}: its parameter {local_name} is not one of the module")
+            raise ModuleUnitError(
+                f"unit {name}: its parameter {local_name} is not one of the module"
+            )
         local.append(local_name)
         qualified.append(names[id(parameter)])
         shapes.append(parameter.shape)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
 )
 
-from zsim.trace.witness import Call, Checksum, Collective, Mark, Region, Storage, Witness
+from zsim.trace.witness import Call, Checksum, Mark, Region, Storage, Witness, WitnessedCollective
 from zsim_torch.observe.dispatched import (
     KIND,
     by_place,
@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._released: dict[int, tuple[int, bool]] = {}
         self._thread = threading.get_ident()
         self._calls: list[Call] = []
-        self._collectives: list[Collective] = []
+        self._collectives: list[WitnessedCollective] = []
         self._brought: list[_Sums] = []
         self._left: list[_Sums] = []
         self._open: dict[int, tuple[distributed.Work, list[_Open]]] = {}
@@ -217,7 +217,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **named)
         group = process_group_of(args)
         ranks = tuple(distributed.get_process_group_ranks(group))
-        shared = Collective(
+        shared = WitnessedCollective(
             kind=KIND.get(operator, operator),
             communicator=group.group_name,
             ranks=ranks,
@@ -239,7 +239,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _hand_over(
-        self, shared: Collective, source: torch.Tensor | None, target: torch.Tensor | None
+        self, shared: WitnessedCollective, source: torch.Tensor | None, target: torch.Tensor | None
     ) -> _Open:
         kind, count = shared.kind, len(shared.ranks)
         tensor = target if source is None else source

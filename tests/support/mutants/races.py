@@ -30,7 +30,7 @@ from zsim.schedule.operation import (
 from zsim.schedule.schedule import Program, Schedule
 from zsim_des.values import Modular
 from zsim_des.values.field import Numbers
-from zsim_des.values.memory import BlockMemory, MemoryBlock
+from zsim_des.values.value_memory import BlockMemory, MemoryBlock
 
 STEPS = 3
 Name = tuple[int, int, str]

@@ -19,7 +19,7 @@ from zsim.cluster.profile.files import Profiles, parse, text
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
-from zsim.network.algorithm.registry import check
+from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.tuner import alone_s
 
 TRUTH = START.changed(

@@ -15,17 +15,17 @@ from zsim.cluster.profile.in_training import (
     MATRIX,
     SHARES,
     Evidence,
+    FittedSpan,
     InTraining,
     InTrainingError,
     Judged,
-    Span,
 )
 from zsim.cluster.profile.kernels import NAMES, KernelProfile
 from zsim.compute.fitted_model import Peaks, fitted_s
 from zsim.dtype import DType
 from zsim.model.kernel import KernelKind, flash_attention, matmul, streaming
 
-SPAN = Span(least=1, most=9)
+SPAN = FittedSpan(least=1, most=9)
 EVIDENCE = Evidence(
     gpu="x100",
     fitted=30,

@@ -17,7 +17,7 @@ from zsim.cluster.profile.files import parse
 from zsim.files.installed import network_profiles
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
-from zsim.network.algorithm.registry import check
+from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.tuner import alone_s
 
 

@@ -15,9 +15,9 @@ from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.mesh import Mesh, Span
 from zsim.schedule.schedule import Schedule
-from zsim_des.symmetry.faults import Trouble
+from zsim_des.symmetry.fault_state import Trouble
 from zsim_des.symmetry.fold import fold
-from zsim_des.symmetry.folded_links import LinkTable, Loads
+from zsim_des.symmetry.folded_links import FoldedLinkTable, Loads
 
 
 def healthy(cluster: Cluster) -> Trouble:
@@ -57,7 +57,7 @@ class Case:
         faults, dead = data.draw(st.one_of(st.just(((), NONE)), outages(self.cluster)))
         trouble = Trouble(faults, (), cluster=self.cluster, seed=0)
         self.folded = fold(schedule, trouble)
-        self.links = LinkTable(self.folded, trouble)
+        self.links = FoldedLinkTable(self.folded, trouble)
         self.graph = WiredGraph(self.cluster, dead)
 
     def must_carry(self, flows: Sequence[tuple[int, int, Fraction]], loads: list[Loads]) -> None:

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from zsim.memory.block import State
 from zsim.memory.caching import CachingAllocator
+from zsim.memory.memory_block import BlockState
 from zsim.memory.replay import caching_allocator
 from zsim.memory.settings import AllocatorError, AllocatorSettings, rounded
 
@@ -264,4 +264,8 @@ def test_the_journal_has_the_course_of_fragmentation() -> None:
     # A segment of 20 MiB comes first; then what of it is in use.
     moments = [(m.reserved_bytes // MIB, m.active_bytes // MIB) for m in subject.journal.moments()]
     assert moments == [(20, 0), (20, 4), (20, 8), (20, 4)]
-    assert [piece.state for piece in subject.pieces()] == [State.FREE, State.LIVE, State.FREE]
+    assert [piece.state for piece in subject.pieces()] == [
+        BlockState.FREE,
+        BlockState.LIVE,
+        BlockState.FREE,
+    ]

@@ -7,8 +7,8 @@ import pytest
 
 from zsim.dtype import DType
 from zsim.memory import book
-from zsim.memory.block import State
 from zsim.memory.caching import CachingAllocator
+from zsim.memory.memory_block import BlockState
 from zsim.memory.service import Service
 from zsim.model.architecture import GPT, Architecture, Attention, Llama
 from zsim.model.model import BATCH
@@ -124,7 +124,7 @@ def served(order: str, *buffers: Buffer) -> CachingAllocator:
     allocator = CachingAllocator()
     lines = list(Service(allocator, program, "device").course(book(program, 1)))
     assert len(lines) == len(order)
-    assert all(piece.state is State.FREE for piece in allocator.pieces())
+    assert all(piece.state is BlockState.FREE for piece in allocator.pieces())
     return allocator
 
 

@@ -12,8 +12,8 @@ from zsim.network.algorithm import direct, hierarchical
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, Protocol
 from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.algorithm.direct import Direct
+from zsim.network.algorithm.installed_algorithms import algorithms, check
 from zsim.network.algorithm.nvls import Nvls
-from zsim.network.algorithm.registry import algorithms, check
 from zsim.network.algorithm.ring import Ring
 from zsim.network.algorithm.tree import Tree
 from zsim.network.tuner import NoAlgorithmError, choose

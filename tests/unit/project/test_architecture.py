@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -116,6 +117,34 @@ def test_there_are_few_rooms_and_few_arrows() -> None:
         name for names in LEVELS for name in names
     }
     assert len(arrows) <= 170
+
+
+def homes(names_in: Callable[[Path], Iterable[str]]) -> dict[str, list[str]]:
+    """Names that stand for something in more than one module, and those modules."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for module_name, path in FILES.items():
+        for name in names_in(path):
+            found[name].append(module_name)
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def classes(path: Path) -> Iterable[str]:
+    tree = ast.walk(ast.parse(path.read_text("utf-8")))
+    return [node.name for node in tree if isinstance(node, ast.ClassDef)]
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    assert homes(classes) == {}
+
+
+def test_a_module_name_stands_for_one_thing_but_for_a_few() -> None:
+    """Folders of runtimes aside: each has its options, schedule and volume."""
+    twice = homes(lambda path: [path.stem] if path.name != "__init__.py" else [])
+    outside = {
+        stem: [name for name in modules if not name.startswith("zsim.runtimes.")]
+        for stem, modules in twice.items()
+    }
+    assert len([stem for stem, modules in outside.items() if len(modules) > 1]) <= 8
 
 
 def test_the_page_has_a_line_for_every_room() -> None:

@@ -11,7 +11,7 @@ from zsim.dtype import DType
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_config import PLAIN, configured
 from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
-from zsim.scenario.runtime_options import emulated
+from zsim.scenario.runtime_tables import emulated
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.scenario.toml import parse
 from zsim.strategy.train import LossScale

@@ -11,7 +11,7 @@ from zsim.model.gpt import gpt
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule, runtimes
-from zsim.scenario.runtime_options import emulated, stage_of
+from zsim.scenario.runtime_tables import emulated, stage_of
 from zsim.scenario.tables import ScenarioError, ZeroTable
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero

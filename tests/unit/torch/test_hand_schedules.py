@@ -24,7 +24,7 @@ from zsim.schedule.operation import (
     Role,
 )
 from zsim.schedule.schedule import Kind, Schedule
-from zsim_torch.execute.rank_memory import MemoryFaultError
+from zsim_torch.execute.live_memory import MemoryFaultError
 from zsim_torch.supervise.ranks import RankPool, run_ranks
 from zsim_torch.train import Option, Trained, train
 

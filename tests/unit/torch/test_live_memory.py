@@ -10,7 +10,7 @@ from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
-from zsim_torch.execute.rank_memory import RankMemory, Remains
+from zsim_torch.execute.live_memory import LiveMemory, Remains
 from zsim_torch.supervise.ranks import RankPool
 from zsim_torch.train import state_peak
 
@@ -92,13 +92,13 @@ def test_a_free_that_frees_nothing_breaks_the_equality(
 ) -> None:
     kept: list[Remains] = []
 
-    def frees_nothing(_: RankMemory, name: str, remains: Remains, *, travelled: bool) -> None:
+    def frees_nothing(_: LiveMemory, name: str, remains: Remains, *, travelled: bool) -> None:
         assert name
         assert travelled is not None
         kept.append(remains)
 
     assert by_schedule(one(stage)).observed["live_bytes_peak/state"] == booked(one(stage))
-    monkeypatch.setattr(RankMemory, "drop", frees_nothing)
+    monkeypatch.setattr(LiveMemory, "drop", frees_nothing)
     assert by_schedule(one(stage)).observed["live_bytes_peak/state"] > booked(one(stage))
 
 
@@ -107,16 +107,16 @@ def test_a_free_that_frees_nothing_breaks_the_equality(
 def test_a_doubled_buffer_breaks_the_equality(
     stage: int, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate = RankMemory.allocate
+    allocate = LiveMemory.allocate
     doubles: list[torch.Tensor] = []
 
-    def twice(memory: RankMemory, name: str) -> None:
+    def twice(memory: LiveMemory, name: str) -> None:
         allocate(memory, name)
         if memory.program.by_name[name].kind is kind:
             with memory.setting.making():
                 doubles.append(torch.empty_like(memory.part(name)))
 
-    monkeypatch.setattr(RankMemory, "allocate", twice)
+    monkeypatch.setattr(LiveMemory, "allocate", twice)
     assert by_schedule(one(stage)).observed["live_bytes_peak/state"] > booked(one(stage))
 
 

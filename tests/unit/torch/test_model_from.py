@@ -17,7 +17,7 @@ from zsim.strategy.train import Train
 from zsim_torch import model_from
 from zsim_torch.module.description import BatchSize
 from zsim_torch.module.transformer import transformer as plain_transformer
-from zsim_torch.module.unit import UnitError
+from zsim_torch.module.unit import ModuleUnitError
 
 WIDTH, TOKENS, WORDS = 8, 6, 11
 
@@ -174,17 +174,19 @@ class Peeks(nn.Linear):
 
 def test_what_cannot_be_described_is_refused_in_one_line() -> None:
     given = (torch.zeros(2, 4),)
-    with pytest.raises(UnitError, match=r"^module: it does not run without data: .*"):
+    with pytest.raises(ModuleUnitError, match=r"^module: it does not run without data: .*"):
         model_from(Peeks(4, 4), given)
-    with pytest.raises(UnitError, match=r"^module: .* no tensor that depends on a parameter$"):
+    with pytest.raises(
+        ModuleUnitError, match=r"^module: .* no tensor that depends on a parameter$"
+    ):
         model_from(nn.Identity(), given)
     nested = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
-    with pytest.raises(UnitError, match=r"^unit 7: the module has no such submodule$"):
+    with pytest.raises(ModuleUnitError, match=r"^unit 7: the module has no such submodule$"):
         model_from(nested, given, units=["7"])
-    with pytest.raises(UnitError, match=r"^unit 0\.0: it lies in unit 0$"):
+    with pytest.raises(ModuleUnitError, match=r"^unit 0\.0: it lies in unit 0$"):
         model_from(nested, given, units=["0", "0.0"])
     nested[0].requires_grad_(requires_grad=False)
-    with pytest.raises(UnitError, match=r"^parameter 0\.0\.weight: requires_grad is False"):
+    with pytest.raises(ModuleUnitError, match=r"^parameter 0\.0\.weight: requires_grad is False"):
         model_from(nested, given)
 
 

@@ -19,11 +19,7 @@ from zsim.dtype import DType
 from zsim.memory import book
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.network.volume import (
-    communications,
-    is_scalar,
-    ring_equivalent_bytes,
-)
+from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.issue_order import issued

@@ -15,7 +15,7 @@ from zsim.strategy.strategy import Checkpointing, Keep, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.description import describe
-from zsim_torch.module.unit import UnitError
+from zsim_torch.module.unit import ModuleUnitError
 from zsim_torch.train import Option, Trained, train
 
 SIZE = 4
@@ -338,15 +338,15 @@ def test_parameters_of_another_size_are_refused() -> None:
 
 
 def test_units_have_to_make_up_the_module() -> None:
-    with pytest.raises(UnitError, match=r"parameter first\.linear\.weight: it is in no unit"):
+    with pytest.raises(ModuleUnitError, match=r"parameter first\.linear\.weight: it is in no unit"):
         describe(net(), ("second", "head"), batches()[0])
-    with pytest.raises(UnitError, match="unit third: the module has no such submodule"):
+    with pytest.raises(ModuleUnitError, match="unit third: the module has no such submodule"):
         describe(net(), ("first", "third"), batches()[0])
-    with pytest.raises(UnitError, match="unit first: the name is used twice"):
+    with pytest.raises(ModuleUnitError, match="unit first: the name is used twice"):
         describe(net(), ("first", "first"), batches()[0])
     frozen = net()
     frozen.first.requires_grad_(requires_grad=False)
-    with pytest.raises(UnitError, match="requires_grad is False"):
+    with pytest.raises(ModuleUnitError, match="requires_grad is False"):
         describe(frozen, UNITS, batches()[0])
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from zsim.cluster.cluster import Cluster, Fabric
 from zsim.cluster.fabric_kind import FabricKind
-from zsim.cluster.files.table import Table
+from zsim.cluster.files.table import FileTable
 
 
-class FabricTable(Table):
+class FabricTable(FileTable):
     """A whole file, to which a kind of fabric adds tables of its own."""
 
     title: str

@@ -27,11 +27,11 @@ from zsim.cluster.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overh
 from zsim.cluster.files.table import (
     Bandwidth,
     Count,
+    FileTable,
     FlopRate,
     LinkTable,
     Plain,
     Size,
-    Table,
     Time,
     TopologyError,
     cites,
@@ -42,7 +42,7 @@ from zsim.dtype import DType
 from zsim.units import parse_ratio
 
 
-class _Rates(Table):
+class _Rates(FileTable):
     """`[gpu.rates.FORMAT]`: the vendor's peak, and what kernels are predicted to reach."""
 
     peak: FlopRate
@@ -54,7 +54,7 @@ class _Rates(Table):
     multiple_source: str | None = None
 
 
-class _GpuTable(Table):
+class _GpuTable(FileTable):
     """`[gpu]`. `pci_devices` are the device numbers under which machines report it."""
 
     name: str
@@ -106,7 +106,7 @@ class _GpuTable(Table):
         )
 
 
-class _CountsTable(Table):
+class _CountsTable(FileTable):
     """`[node]`."""
 
     gpus: Count
@@ -122,7 +122,7 @@ class _PcieTable(LinkTable):
     gpus_per_switch_source: str | None = None
 
 
-class _HostTable(Table):
+class _HostTable(FileTable):
     """`[host]`: all CPU memory of a node."""
 
     memory: Size
@@ -134,7 +134,7 @@ class _HostTable(Table):
         return Host(memory_bytes=self.memory, memory_bytes_per_s=self.memory_bandwidth)
 
 
-class _DrivesTable(Table):
+class _DrivesTable(FileTable):
     """`[drives]`: the equal NVMe drives of a node; bytes and rates of one."""
 
     count: Count

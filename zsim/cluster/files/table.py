@@ -56,13 +56,13 @@ class Plain(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Table(Plain):
+class FileTable(Plain):
     """A table with numbers, which says where they come from."""
 
     source: str
 
 
-class LinkTable(Table):
+class LinkTable(FileTable):
     """One link. `quoted` is what the vendor prints, for the reader."""
 
     bandwidth_per_direction: Bandwidth

@@ -32,13 +32,13 @@ from zsim.cluster.fabric_kind import (
     FabricKind,
 )
 from zsim.cluster.files.fabric_reader import FabricReader, FabricTable
-from zsim.cluster.files.table import Count, Table, Time, TopologyError, read
+from zsim.cluster.files.table import Count, FileTable, Time, TopologyError, read
 from zsim.units import parse_ratio
 
 Ratio = Annotated[Fraction, BeforeValidator(parse_ratio)]
 
 
-class _TierTable(Table):
+class _TierTable(FileTable):
     """`[leaf]` and `[spine]`."""
 
     ports_down: Count

@@ -19,14 +19,14 @@ class InTrainingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class FittedSpan:
     """Least and most of something in the runs that were fitted."""
 
     least: int
     most: int
 
     def __contains__(self, value: int | Fraction) -> bool:
-        """Whether `value` lies between them."""
+        """Return whether `value` lies between them."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
@@ -46,12 +46,12 @@ class Judged:
 
     runtimes: tuple[str, ...]
     precisions: tuple[str, ...]
-    tensor: Span
-    pipeline: Span
-    context: Span
-    replicate: Span
-    nics_per_node: Span
-    oversubscription: Span
+    tensor: FittedSpan
+    pipeline: FittedSpan
+    context: FittedSpan
+    replicate: FittedSpan
+    nics_per_node: FittedSpan
+    oversubscription: FittedSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ class Evidence:
     p90: float
     rows: tuple[str, ...]
     date: date
-    sequence_length: Span
-    ranks: Span
-    parameters: Span
+    sequence_length: FittedSpan
+    ranks: FittedSpan
+    parameters: FittedSpan
     under: Judged
 
 
@@ -182,7 +182,7 @@ def _words_line(name: str, words: Sequence[str]) -> str:
     return f"{name} = [{quoted}]"
 
 
-def _span_line(name: str, span: Span) -> str:
+def _span_line(name: str, span: FittedSpan) -> str:
     return f"{name} = [{span.least}, {span.most}]"
 
 
@@ -258,8 +258,8 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _span(name: str, value: object) -> Span:
+def _span(name: str, value: object) -> FittedSpan:
     if not isinstance(value, list) or len(value) != 2:
         raise InTrainingError(f"{name}: must be two numbers")
     least, most = (int(_number(name, each)) for each in value)
-    return Span(least=least, most=most)
+    return FittedSpan(least=least, most=most)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Segment, Value
 from zsim.model.tensor_lifetime import Turn
+from zsim.model.transformer.autograd_lifetime import SAVED, backward_course, forward_course
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of, with_gradients
-from zsim.model.transformer.tensor_lifetime import SAVED, backward_course, forward_course
 from zsim.strategy.execution import PLAIN, Execution
 
 

@@ -12,11 +12,7 @@ from itertools import product
 from zsim.proof.rank_class import rank_classes
 from zsim.schedule.access import touching
 from zsim.schedule.mesh import Coordinates, Group
-from zsim.schedule.operation import (
-    PointToPoint,
-    Receive,
-    Send,
-)
+from zsim.schedule.operation import PointToPoint, Receive, Send
 from zsim.schedule.schedule import Program, Schedule
 
 Placed = tuple[tuple[int, ...], Coordinates]

@@ -9,11 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from zsim.proof.execution.collective_runner import (
-    Bring,
-    CollectiveRunner,
-    UnfollowedError,
-)
+from zsim.proof.execution.collective_runner import Bring, CollectiveRunner, UnfollowedError
 from zsim.proof.execution.computations import Kernels
 from zsim.proof.execution.datum import Datum, read, unwritten, written
 from zsim.proof.execution.grid import RankArray

@@ -7,14 +7,7 @@ scattered into it, or gathered from it: it is looked at as if it had the layout.
 """
 
 from zsim.schedule.access import accesses, touching
-from zsim.schedule.operation import (
-    Action,
-    CollectiveOperation,
-    Compute,
-    Copy,
-    Operation,
-    View,
-)
+from zsim.schedule.operation import Action, CollectiveOperation, Compute, Copy, Operation, View
 from zsim.schedule.schedule import Program, Schedule
 
 Part = tuple[str, str]

@@ -27,7 +27,7 @@ from zsim.zero.gather import gather_updated
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.parameter_groups import by_rule
 from zsim.zero.state import Holding, gather_path
-from zsim.zero.step import Step
+from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
 ALIGNMENT = 2  # __init__: nccl_start_alignment_factor, in elements

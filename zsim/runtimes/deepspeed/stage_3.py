@@ -28,7 +28,7 @@ from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
 from zsim.zero.reduce import Reduced
 from zsim.zero.state import Holding, update_path
-from zsim.zero.step import Step
+from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
 # __init__: reduce_and_partition_stream, and the stream that parameter_offload.py makes for gathers;

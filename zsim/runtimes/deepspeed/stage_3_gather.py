@@ -22,7 +22,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
-from zsim.zero.step import Step, StepPart
+from zsim.zero.step_skeleton import Step, StepPart
 
 FETCHES_IN_FLIGHT = 2
 """Unfinished fetches with which the host goes on."""  # __max_ongoing_fetch_events

@@ -25,7 +25,7 @@ from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
 from zsim.zero.reduce import UnitsLeft
 from zsim.zero.state import persist_zeros
-from zsim.zero.step import Step, StepPart
+from zsim.zero.step_skeleton import Step, StepPart
 
 REDUCTIONS_IN_FLIGHT = 2
 """Unfinished reductions with which the host goes on."""  # max_param_reduce_events

@@ -13,7 +13,7 @@ from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket, UnitRun
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import Reduced, copy_run, divide, set_or_add
-from zsim.zero.step import StepPart
+from zsim.zero.step_skeleton import StepPart
 
 # _init_streams
 POST_BACKWARD = "post_backward"

@@ -25,7 +25,7 @@ from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, numbered, one_after_the_other
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA
-from zsim.zero.step import StepPart
+from zsim.zero.step_skeleton import StepPart
 from zsim.zero.visit_order import UnitVisit
 
 # _init_streams: one stream for each of these, and the current one for compute.

@@ -15,7 +15,7 @@ from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
-from zsim.zero.step import StepPart
+from zsim.zero.step_skeleton import StepPart
 
 # FSDPCommContext.lazy_init: copies in have a stream of their own, so that they overlap gathers
 COPY_IN = "copy_in"

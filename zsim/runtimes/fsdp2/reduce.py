@@ -18,7 +18,7 @@ from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import Reduced, divide, set_or_add
-from zsim.zero.step import StepPart
+from zsim.zero.step_skeleton import StepPart
 
 # FSDPCommContext.lazy_init
 REDUCE_SCATTER = "reduce_scatter"

@@ -29,7 +29,7 @@ from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
 from zsim.zero.state import Holding, gather_path, own_view, persist_zeros, update_path
-from zsim.zero.step import Step
+from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
 # pad_param_start and bucket_end_divisor in optimizer/param_layout.py

@@ -10,7 +10,7 @@ from zsim.schedule.schedule_writer import ScheduleWriter
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
 from zsim.zero.state import own_view
-from zsim.zero.step import StepPart
+from zsim.zero.step_skeleton import StepPart
 
 GATHER = "step/update/gather"
 

@@ -32,7 +32,7 @@ from zsim.zero.optimizer_step import UpdatedTensor
 from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
 from zsim.zero.sequence import shared_parameters
 from zsim.zero.state import Holding, persist_zeros
-from zsim.zero.step import Step
+from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
 STEPS = 2

@@ -12,7 +12,7 @@ Block = tuple[int, int, "BlockPool", int]
 """A block that is not free: address, bytes, pool, and the bytes that were asked for."""
 
 
-class State(StrEnum):
+class BlockState(StrEnum):
     """Whether a block is in use, or freed but waiting for streams, or free."""
 
     LIVE = "live"
@@ -20,12 +20,12 @@ class State(StrEnum):
     FREE = "free"
 
 
-class Piece(NamedTuple):
+class BlockPiece(NamedTuple):
     """A block as it is, for who looks on."""
 
     address: int
     size_bytes: int
-    state: State
+    state: BlockState
     stream: str
 
 
@@ -46,11 +46,11 @@ class BlockPool:
         self.keys: list[int] = []
 
     def add(self, address: int, size_bytes: int) -> None:
-        """A block is free."""
+        """Add a free block."""
         insort(self.keys, size_bytes << ADDRESS_BITS | address)
 
     def remove(self, address: int, size_bytes: int) -> None:
-        """A free block is none any more."""
+        """Remove a block that is no longer free."""
         del self.keys[bisect_left(self.keys, size_bytes << ADDRESS_BITS | address)]
 
     def blocks(self) -> list[tuple[int, int]]:

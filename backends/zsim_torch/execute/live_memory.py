@@ -56,7 +56,7 @@ class MemorySetting:
     poison: bool = False
 
 
-class RankMemory:
+class LiveMemory:
     """Buffers by name. A name without memory cannot be read or written."""
 
     def __init__(
