@@ -13,7 +13,7 @@ import sys
 from zsim.files.installed import network_profile
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
-from zsim.network.algorithm.registry import check
+from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.tuner import choose
 
 links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
