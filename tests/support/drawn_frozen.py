@@ -1,4 +1,4 @@
-"""What Hypothesis draws of models of which some parameters are frozen."""
+"""Models of which some parameters are frozen, as Hypothesis draws them."""
 
 import fnmatch
 from dataclasses import replace

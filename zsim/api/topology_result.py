@@ -29,7 +29,7 @@ from zsim.suggestion import one_of
 from zsim.units import format_bytes, format_rate
 
 ONE_SWITCH = "single_switch"
-"""What a node is put on where no fabric is named."""
+"""The fabric of a node where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""What a backend is given, and what it owes: jobs, the protocol, values that a run carries."""
+"""Backends: jobs that they are given, the protocol they follow, values that a run carries."""

@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTraits:
-    """What a backend is, as far as those who use one go by it.
+    """Traits of a backend that its users go by.
 
     Attributes:
         is_real: it trains on ranks of this machine, or those that torchrun started. So it computes

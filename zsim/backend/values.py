@@ -1,4 +1,4 @@
-"""What values a simulated run can carry: exact whole numbers, torch tensors, or others."""
+"""Values that a simulated run can carry: exact whole numbers, torch tensors, or others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where an operation runs: the rank, its coordinates, and its program."""
+    """The place of an operation: the rank, its coordinates, and its program."""
 
     rank: int
     coordinates: Coordinates

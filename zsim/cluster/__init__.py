@@ -1,1 +1,1 @@
-"""What a schedule runs on: GPUs, links, profiles with constants, and files that describe them."""
+"""Clusters: GPUs, links, profiles with constants, and files that describe them."""

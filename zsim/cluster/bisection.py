@@ -1,4 +1,4 @@
-"""What a cluster can carry from some of its GPUs to the others: cuts, and the narrowest of them.
+"""Cuts between some GPUs of a cluster and the others, and the narrowest of them.
 
 A cut is the most that the first GPUs, in the order of ranks, can send to all others at once (by
 max-flow and min-cut, the bandwidth of the links that part them). Groups of nodes that lie in the

@@ -1,4 +1,4 @@
-"""What a schedule runs on: GPUs, the links between them, how many of each. A value, not a graph."""
+"""A cluster: GPUs, the links between them, how many of each. A value, not a graph."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -210,7 +210,7 @@ class FabricEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """What is between the NICs. The top (core, spine, or the single switch) limits nothing.
+    """The fabric between NICs. The top (core, spine, or the single switch) limits nothing.
 
     Attributes:
         tiers: below the top, from the nodes up; a single switch has none.

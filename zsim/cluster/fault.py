@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster, and who else uses it. Values; the simulation says what they cost.
+"""Faults of a cluster, and jobs that share it. Values; the simulation says what they cost.
 
 Times count from the start of the first step. A factor says how many times slower something is.
 """

@@ -1,4 +1,4 @@
-"""What a command works on: a scenario by name or file, or a schedule in a JSON file."""
+"""The source of a command: a scenario by name or file, or a schedule in a JSON file."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What the command line changes in a scenario: settings, ranks, steps."""
+    """Changes of the command line to a scenario: settings, ranks, steps."""
 
     settings: tuple[str, ...] = ()
     ranks: int | None = None

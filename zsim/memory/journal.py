@@ -1,4 +1,4 @@
-"""What an allocator did, change by change, and the figures that PyTorch keeps of it.
+"""The journal of an allocator, change by change, and the figures that PyTorch keeps of it.
 
 The allocator only notes changes; figures are sums and largest sums over them, made on request. So
 they cost nothing while requests are served, and the course of a figure over time is there too.
@@ -21,7 +21,7 @@ POOLS = ("all", "small_pool", "large_pool")
 
 
 class Moment(NamedTuple):
-    """What is reserved from the device, and how much of it is in active blocks."""
+    """Bytes that are reserved from the device, and those of them in active blocks."""
 
     reserved_bytes: int
     active_bytes: int

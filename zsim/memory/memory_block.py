@@ -13,7 +13,7 @@ Block = tuple[int, int, "BlockPool", int]
 
 
 class BlockState(StrEnum):
-    """Whether a block is in use, or freed but waiting for streams, or free."""
+    """The state of a block: in use, freed but waiting for streams, or free."""
 
     LIVE = "live"
     WAITING = "waiting"

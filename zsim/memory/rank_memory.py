@@ -29,7 +29,7 @@ Pending = tuple[int, Free]
 
 @dataclass(frozen=True, slots=True)
 class MemoryWait:
-    """What a host waits for inside a request for memory.
+    """The wait of a host inside a request for memory.
 
     Attributes:
         uses: deferred frees whose uses it waits for.
@@ -41,7 +41,7 @@ class MemoryWait:
 
 
 class RankMemory:
-    """What a rank that runs `program` holds, request by request, in the order of its host."""
+    """Memory of a rank that runs `program`, request by request, in the order of its host."""
 
     def __init__(self, schedule: Schedule, program: Program, cluster: Cluster) -> None:
         self.pending: list[Pending] = []

@@ -1,4 +1,4 @@
-"""What a host asks of an allocator, as a list: to be replayed, recorded, compared."""
+"""Requests of a host to an allocator, as a list: to be replayed, recorded, compared."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

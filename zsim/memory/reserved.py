@@ -1,4 +1,4 @@
-"""What a pool takes from its device: the book of a rank, served as the pool's discipline says.
+"""Memory that a pool takes from its device: the book of a rank, served by its discipline.
 
 Requests are those of `zsim.memory.service`. A block whose free is deferred waits for its uses
 from the free on until the book gives it back, or until memory runs out: then the allocator waits

@@ -1,4 +1,4 @@
-"""What can be set of PyTorch's caching allocator, and the constants that cannot.
+"""Settings of PyTorch's caching allocator, and the constants that cannot be set.
 
 Source: c10/core/AllocatorConfig.h of PyTorch 2.13.0, and the page "CUDA semantics" of its manual
 for the settings, whose names in `PYTORCH_ALLOC_CONF` are those here.

@@ -209,10 +209,6 @@ class Model:
         """Every unit once, however often it is called."""
         return tuple(unit for unit in self.units if not unit.module)
 
-    def calls_of(self, module: Unit) -> tuple[Unit, ...]:
-        """Return the units that are calls of a unit: itself, and those that run it again."""
-        return tuple(unit for unit in self.units if module.name in (unit.name, unit.module))
-
     @property
     def parameter_count(self) -> int:
         """Elements of all parameters, over all ranks of the tensor axis, each counted once."""

@@ -1,4 +1,4 @@
-"""What is checked: a schedule, its programs numbered, and their order, found once for all."""
+"""The context of a proof: a schedule, its programs numbered, and their order, found once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a check has to say: one fault, where, why, and what shows it."""
+"""A finding of a check: one fault, where, why, and what shows it."""
 
 from dataclasses import dataclass
 

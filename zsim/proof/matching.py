@@ -55,7 +55,7 @@ Side = tuple[str, list[Issue]]
 
 @dataclass(frozen=True, slots=True)
 class Issues:
-    """What a role issues on the communicators of one group."""
+    """Operations that a role issues on the communicators of one group."""
 
     collectives: list[Issue]
     sends: dict[int, list[Issue]]

@@ -150,7 +150,7 @@ def _worst(each: NumberedProgram, sizes: dict[str, int]) -> tuple[_PoolPeak, boo
 
 
 class _Book:
-    """What is alive in one pool, and the most there was."""
+    """Bytes that are alive in one pool, and the most there were."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self.sizes = sizes

@@ -1,4 +1,4 @@
-"""Whether two views of a buffer share an element on some rank.
+"""A test for two views of a buffer that share an element on some rank.
 
 A view can depend on the rank: the own part along an axis, or what the rank's segment of a layout
 has of a window. Nothing here goes from rank to rank: the own parts of two views are compared by two

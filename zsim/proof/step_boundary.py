@@ -30,7 +30,7 @@ Holders = int
 
 @dataclass(slots=True)
 class StepSummary:
-    """What one way through a step hands on.
+    """State that one way through a step hands on.
 
     `known` has of each operation that runs the holders whose knowledge it starts with. When the
     step ends, each holder has the knowledge of `sources`, and of this step what `clocks` say.
@@ -42,7 +42,7 @@ class StepSummary:
 
 
 class StepBoundary:
-    """What the operations of a step know of earlier steps."""
+    """Knowledge that the operations of a step have of earlier steps."""
 
     def __init__(self, order: Timeline) -> None:
         self.order = order

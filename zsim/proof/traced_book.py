@@ -28,7 +28,7 @@ class TooEarly:
 
 
 class Book:
-    """What should stand in the book of `rank`, and what came back too early."""
+    """Entries that the book of `rank` should have, and those that came back too early."""
 
     def __init__(self, rank: TracedRank) -> None:
         self.expected: list[Item] = []

@@ -97,7 +97,7 @@ def _met(schedule: Schedule, ranks: Sequence[TracedRank], times: Sequence[Times]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a rank did for one operation of a communicator; no event, no times."""
+    """Times of a rank for one operation of a communicator; without an event, none."""
 
     operation: Communication
     instance: Instance

@@ -1,4 +1,4 @@
-"""What one rank of a trace must have done: its program, with the branches that the trace took."""
+"""One rank of a trace and what it must have done: its program, with the branches it took."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def in_words(instance: Instance) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BranchOutcome:
-    """Which list of a branch ran in a step; `torn` if what ran belongs to both lists."""
+    """The list of a branch that ran in a step; `torn` if what ran belongs to both lists."""
 
     step: int
     branch: str

@@ -44,7 +44,7 @@ SECTIONS = (ZERO, "fp16", "bf16", "optimizer", "activation_checkpointing", "data
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the file says: the option, and its value as a scenario has it."""
+    """An option of the file, and its value as a scenario has it."""
 
     option: str
     value: object

@@ -1,4 +1,4 @@
-"""Which options of a DeepSpeed configuration change nothing that zsim computes.
+"""Options of a DeepSpeed configuration that change nothing that zsim computes.
 
 Names, defaults and what an option does are those of DeepSpeed 0.19: `deepspeed/runtime/config.py`,
 `constants.py`, `precision_config.py` and `zero/config.py`, as read; optimizers as recalled.

@@ -16,7 +16,7 @@ AFTER_OTHERS = {"written_after_others": True}
 
 
 class Reduction(StrEnum):
-    """How a reduction combines what the ranks bring."""
+    """Reductions: how they combine what the ranks bring."""
 
     SUM = "sum"
     AVERAGE = "average"

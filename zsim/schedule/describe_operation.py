@@ -1,4 +1,4 @@
-"""Where in a step an operation stands, in words, from its id, which is a path."""
+"""The place of an operation in a step, in words, from its id, which is a path."""
 
 from itertools import takewhile
 

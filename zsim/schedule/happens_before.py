@@ -51,7 +51,7 @@ def sooner(one: Clock, other: Clock) -> Clock:
 
 @dataclass(slots=True)
 class Entry:
-    """What is known when a part begins: by the host, and on each stream.
+    """Knowledge when a part begins: of the host, and on each stream.
 
     And what is known by who waits for the previous instance of an operation, or for the last one on
     a communicator.
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(slots=True)
 class State:
-    """What is known while a program is gone through, by the host and on each stream.
+    """Knowledge while a program is gone through, of the host and on each stream.
 
     And the last operation of each group, and of each value that branches read the last of these and
     the list that it took.

@@ -1,4 +1,4 @@
-"""What ranks copy between the memory of their device and that of their host."""
+"""Traffic between the memory of a rank's device and that of its host."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a host issues, in order: setup once, then the step again and again, branches taken.
+"""The issue order of a host: setup once, then the step again and again, branches taken.
 
 A branch is followed by the list that it takes. Which one cannot be known from the schedule: the
 steps that overflow are named by the caller, and every other step takes `otherwise` (value zero).

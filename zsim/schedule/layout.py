@@ -1,4 +1,4 @@
-"""Which rank owns which part of a flat tensor, which parameters lie in it, and where padding is."""
+"""Layouts of flat tensors: the part of each rank, the parameters in it, and the padding."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

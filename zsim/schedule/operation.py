@@ -64,7 +64,7 @@ __all__ = [
 
 
 class Action(StrEnum):
-    """What a `Compute` does."""
+    """Actions of a `Compute`."""
 
     FORWARD = "forward"
     RECOMPUTE = "recompute"
@@ -79,7 +79,7 @@ class Action(StrEnum):
 
 
 class Role(StrEnum):
-    """What an operand is to its `Compute`. WORKSPACE is held while it runs, and read by nobody."""
+    """Roles of operands in a `Compute`. WORKSPACE is held while it runs, and read by nobody."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -114,7 +114,7 @@ class Allocate:
 
 
 class FreeMode(StrEnum):
-    """How a free waits for uses on streams other than the buffer's home stream."""
+    """Modes of a free: how it waits for uses on streams other than the buffer's home stream."""
 
     WAITED = "waited"
     DEFERRED = "deferred"

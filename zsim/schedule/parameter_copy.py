@@ -1,4 +1,4 @@
-"""What a copy by parameter moves: which places of its source go to which places of its target."""
+"""Moves of a copy by parameter: which places of its source go to which of its target."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """What goes where, and the padding of the target: (start, size) of what no parameter covers."""
+    """Moves, and the padding of the target: (start, size) of what no parameter covers."""
 
     moves: tuple[Rows, ...]
     padding: tuple[tuple[int, int], ...]

@@ -21,21 +21,21 @@ class ScheduleError(ValueError):
 
 
 class Place(StrEnum):
-    """Where a pool's memory is."""
+    """Places of a pool's memory."""
 
     DEVICE = "device"
     HOST = "host"
 
 
 class Scope(StrEnum):
-    """Who shares a pool: nobody, or the ranks of a node."""
+    """Scopes of a pool: one rank, or the ranks of a node."""
 
     RANK = "rank"
     NODE = "node"
 
 
 class Discipline(StrEnum):
-    """How a pool hands out memory: see `zsim.memory`."""
+    """Disciplines by which a pool hands out memory: see `zsim.memory`."""
 
     EXACT = "exact"
     """A block is as large as the buffer asks for, and nothing is kept."""
@@ -46,7 +46,7 @@ class Discipline(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a buffer is for; memory is reported by it."""
+    """Kinds of buffers; memory is reported by them."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -140,7 +140,7 @@ class RankRole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What the ranks of one role do: `setup` once, then `step` again and again.
+    """The program of the ranks of one role: `setup` once, then `step` again and again.
 
     `persistent` buffers are alive before and after every step, and no others are.
     """
@@ -219,7 +219,7 @@ class HostBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What the schedule promises, and is judged against.
+    """Promises of a schedule, which it is judged against.
 
     `loss_divisor` is what the sum of gradients over ranks and micro-batches is divided by.
     Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.

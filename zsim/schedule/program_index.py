@@ -71,7 +71,7 @@ def _both(one: int, other: int) -> int:
 
 @dataclass(slots=True)
 class History:
-    """What happens to one buffer, in program order: by which operation, and what.
+    """Accesses to one buffer, in program order: by which operation, and of what kind.
 
     `away` says that some operation touches it on another stream than its home.
     """

@@ -88,7 +88,7 @@ class Application:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """What training keeps from step to step: parameters, moments, and the number of updates."""
+    """State of training from step to step: parameters, moments, and the number of updates."""
 
     parameters: dict[str, Numbers]
     moments: tuple[dict[str, Numbers], ...]

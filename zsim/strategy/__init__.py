@@ -1,1 +1,1 @@
-"""How a model is sharded and trained: stages, knobs, optimizers, options of runtimes."""
+"""Strategies, by which a model is sharded and trained: stages, knobs, optimizers, runtimes."""

@@ -1,4 +1,4 @@
-"""How a runtime executes a model of a given shape: what it compiles, recomputes, makes narrower."""
+"""Execution of a model by a runtime: what it compiles, recomputes, makes narrower."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +18,7 @@ class Float8(StrEnum):
 
 
 class Loss(StrEnum):
-    """How the cross entropy of next tokens is computed from what the last block makes."""
+    """Ways to compute the cross entropy of next tokens from what the last block makes."""
 
     TORCH = "torch"
     """`torch.nn.functional.cross_entropy` of logits that were cast to fp32."""
@@ -35,7 +35,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How the blocks of a model are executed.
+    """Execution of the blocks of a model.
 
     Attributes:
         operations: selective checkpointing by operations: a block keeps what attention makes and

@@ -1,4 +1,4 @@
-"""What is wrong with an option of a runtime."""
+"""Errors of the options of a runtime."""
 
 from zsim.dtype import DType
 

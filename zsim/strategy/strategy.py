@@ -22,14 +22,14 @@ from zsim.strategy.train import Train
 
 
 class Keep(StrEnum):
-    """What stays gathered between forward and backward in stage 3."""
+    """Parameters that stay gathered between forward and backward in stage 3."""
 
     NOTHING = "nothing"
     EVERYTHING = "everything"
 
 
 class FusedBuffers(StrEnum):
-    """How large buffers are in which gradients are fused for one collective and one update.
+    """Sizes of buffers in which gradients are fused for one collective and one update.
 
     CONSTANT: at most `bucket_elements`, however large the model (ZeRO-R CB, Rajbhandari et al.
     2020, section 6.2). MODEL: all gradients in one, and all of their fp32 copy, as trainers had it
@@ -41,7 +41,7 @@ class FusedBuffers(StrEnum):
 
 
 class Checkpointing(StrEnum):
-    """Which activations are kept for backward.
+    """Activations that are kept for backward.
 
     FULL: of a block, its input alone. SELECTIVE: all but the softmax of plain attention's scores,
     which the module itself makes again (Korthikanti et al. 2022, section 5): the schedule runs

@@ -1,4 +1,4 @@
-"""What a step trains with: precision, the optimizer, batches, the loss scale."""
+"""Settings that a step trains with: precision, the optimizer, batches, the loss scale."""
 
 from typing import Annotated, Self
 

@@ -32,7 +32,7 @@ GIVEN = replace(ADAM, learning_rate=LEARNING_RATE)
 MOMENTUM = SGD(learning_rate=LEARNING_RATE, momentum=0.875, weight_decay=0.125, nesterov=True)
 SCALE = LossScale(interval=2)
 FROZEN = "frozen, "
-"""How names of columns begin whose models have frozen parameters."""
+"""Prefixes of names of columns whose models have frozen parameters."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the host spends to issue operations: a stream starts none before its host has issued it."""
+"""Host time to issue operations: a stream starts none before its host has issued it."""
 
 from dataclasses import dataclass, fields
 from typing import assert_never

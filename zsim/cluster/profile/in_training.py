@@ -1,4 +1,4 @@
-"""What kernels reach in training, of what they reach alone: few constants, fitted to whole runs.
+"""Shares that kernels reach in training of what they reach alone, fitted to whole runs.
 
 Benchmarks time one kernel after a pause. In training the GPU is warm and near its power limit,
 operands come from memory and not from the cache, and libraries choose for other shapes; so each
@@ -56,7 +56,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the constants of training rest on.
+    """The evidence that constants of training rest on.
 
     Attributes:
         gpu: the kind of GPU whose runs were fitted and judged.

@@ -41,7 +41,7 @@ Host = Generator[CollectiveOperation | Receive, Datum, None]
 
 @dataclass(slots=True)
 class ClassMemory:
-    """What the ranks of one class hold: buffers by name, and the numbers of the host."""
+    """State of the ranks of one class: buffers by name, and the numbers of the host."""
 
     buffers: dict[str, Datum] = field(default_factory=dict[str, Datum])
     scalars: dict[str, float] = field(default_factory=dict[str, float])
