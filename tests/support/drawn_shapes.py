@@ -14,22 +14,6 @@ from zsim.model.architecture import (
 
 
 @st.composite
-def gpts(draw: st.DrawFn) -> GPT:
-    """As GPT-2, in any size."""
-    heads = draw(st.integers(1, 3))
-    return GPT(
-        layers=draw(st.integers(1, 3)),
-        hidden_size=heads * draw(st.integers(1, 4)),
-        attention_heads=heads,
-        sequence_length=draw(st.integers(1, 6)),
-        vocab_size=draw(st.integers(2, 9)),
-        tied_embeddings=draw(st.booleans()),
-        attention=draw(st.sampled_from(Attention)),
-        recompute_attention=draw(st.booleans()),
-    )
-
-
-@st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     """Any field of either family, as long as they go together."""
     families: list[type[Architecture]] = [GPT, Llama]

@@ -42,8 +42,6 @@ from zsim.schedule.operation import (
 )
 from zsim.schedule.schedule import Buffer, Kind, Program, Schedule
 
-POORER = (DType.BF16, DType.FP16)
-
 
 def loads(schedule: Schedule) -> list[Compute]:
     """Operations that load a micro-batch."""
