@@ -27,8 +27,9 @@ from zsim.cluster.cluster import Cluster
 from zsim.files.installed import kernel_profile, network_profile
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.scenario.resolve import placed, resolve
+from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.scenario.sized_cluster import placed
 from zsim.schedule.schedule import Schedule
 from zsim.strategy.optimizer_rule import SGD
 from zsim.strategy.precision import Precision

@@ -12,7 +12,13 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 
 class ConfigError(ValueError):
-    """A value of a configuration that cannot be, in one line: field, value, what is allowed."""
+    """Values of a configuration that cannot be: for each a line with field, value, what is allowed.
+
+    As text it is one line.
+    """
+
+    def __str__(self) -> str:
+        return joined([str(each) for each in self.args])
 
 
 def whole(value: object) -> object:

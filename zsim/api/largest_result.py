@@ -11,7 +11,7 @@ from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_al
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.simulated_footprint import footprint_of
 from zsim.api.answer import AnswerInFacts, Progress, tell_nobody
-from zsim.api.scenario import Changed, LoadedScenario, find_scenario
+from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.backend.backend import Job
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
@@ -115,36 +115,19 @@ def largest(
     Raises:
         MistakeError: it is no scenario, or cannot be used.
     """
-    read = find_scenario(scenario)
-    if read.tables is None:
-        raise MistakeError(f"{read.name}: a schedule; the largest model is that of a scenario")
-    loaded = read.changed(changes)
-    return largest_of(
-        loaded.name, loaded.scenario, ranks=loaded.changes.ranks, progress=progress or tell_nobody
-    )
-
-
-def largest_of(
-    name: str,
-    scenario: Scenario,
-    *,
-    ranks: int | None = None,
-    progress: Progress = tell_nobody,
-) -> LargestResult:
-    """Return the largest model that fits of `scenario`, called `name`.
-
-    Raises:
-        MistakeError: it cannot be used.
-    """
-    jobs = _Jobs(name=name, scenario=scenario, ranks=ranks)
-    if scenario.model.parameters is None:
+    loaded, progress = load(scenario, changes), progress or tell_nobody
+    if loaded.checked is None:
+        raise MistakeError(f"{loaded.name}: a schedule; the largest model is that of a scenario")
+    tables = loaded.checked
+    jobs = _Jobs(name=loaded.name, scenario=tables, ranks=loaded.changes.ranks)
+    if tables.model.parameters is None:
         job = jobs.of({})
         assert job.model.architecture is not None  # a model that is not parameters alone has one
         simulated = depends_on_time(job.schedule)
         layers = job.model.architecture.layers
         most = MOST_SIMULATED_LAYERS if simulated else MOST_LAYERS
         search = _Search(
-            smallest=fewest_layers(job.model, layers, scenario.parallel.pipeline),
+            smallest=fewest_layers(job.model, layers, tables.parallel.pipeline),
             most=most,
             digits=SIMULATED_DIGITS if simulated else None,
             progress=progress,
@@ -153,9 +136,9 @@ def largest_of(
             lambda layers: _tried(layers, jobs.of({"layers": layers}), footprint_of),
             start=min(layers, most),
         )
-        return LargestResult(title=scenario.title, by="layers", found=found)
-    smallest = UNITS * scenario.parallel.tensor
-    start = max(smallest, scenario.model.parameters)
+        return LargestResult(title=loaded.title, by="layers", found=found)
+    smallest = UNITS * tables.parallel.tensor
+    start = max(smallest, tables.model.parameters)
 
     search = _Search(smallest=smallest, most=MOST_PARAMETERS, digits=DIGITS, progress=progress)
 
@@ -166,7 +149,7 @@ def largest_of(
         search.of(by(footprint_of), start=start),
         search.of(by(states_alone), start=start),
     )
-    return LargestResult(title=scenario.title, by="parameters", found=found, states=states)
+    return LargestResult(title=loaded.title, by="parameters", found=found, states=states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

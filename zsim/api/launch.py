@@ -23,8 +23,8 @@ from zsim.backend.backend import (
     Job,
     NoWayError,
     RunFailedError,
+    load_backend,
 )
-from zsim.backend.backend import load as load_backend
 from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.cluster.fault import Jitter

@@ -11,7 +11,7 @@ from pathlib import Path
 from zsim.analysis.summary import summary
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
-from zsim.api.largest_result import largest_of
+from zsim.api.largest_result import largest
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
 from zsim.backend.backend import BackendError, NoWayError
@@ -104,7 +104,7 @@ def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
 
 
 def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:
-    answer = largest_of("scenario", from_tables(tables))
+    answer = largest(tables)
     found = answer.states if quantity is FigureQuantity.STATES else answer.found
     if found is None or found.fits is None:
         return "no size fits"

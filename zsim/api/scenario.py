@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
@@ -16,13 +16,16 @@ from zsim.files.source import (
     Changes,
     Source,
     described,
-    resolved,
     schedule_source,
+    scheduled,
+    settled,
     tables_or_schedule,
+    tell_ignored,
 )
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError
 from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.title import filled, title_of
 from zsim.scenario.toml import NONE, setting_value, with_settings
 from zsim.strategy.config_table import Table
 from zsim.units import format_count
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from zsim.backend.document import Document
     from zsim.cluster.cluster import Cluster
     from zsim.model.model import Model
+    from zsim.scenario.resolved_scenario import ResolvedScenario
     from zsim.schedule.schedule import Schedule
 
 TABLES = "scenario"
@@ -52,24 +56,26 @@ class LoadedScenario:
         name: what it was loaded as; the first word of messages about it.
         tables: the scenario as its file has it, without changes; None of a schedule.
         changes: what was changed in it.
+        checked: the tables with all changes, every key looked at; None of a schedule.
         schedule_json: the schedule in the file; None of a scenario.
     """
 
     name: str
     tables: Mapping[str, object] | None = field(repr=False)
     changes: Changes
+    checked: Scenario | None = field(default=None, repr=False)
     schedule_json: str | None = field(default=None, repr=False)
 
-    @cached_property
+    @property
     def scenario(self) -> Scenario:
-        """The tables with all changes, every key looked at.
+        """The tables with all changes.
 
         Raises:
-            MistakeError: a key is wrong, or this is a schedule.
+            MistakeError: this is a schedule.
         """
-        if self.tables is None:
+        if self.checked is None:
             raise MistakeError(f"{self.name}: a schedule; only a scenario has tables")
-        return described(self.name, self.tables, self.changes)
+        return self.checked
 
     @cached_property
     def source(self) -> Source:
@@ -80,12 +86,26 @@ class LoadedScenario:
         """
         if self.schedule_json is not None:
             return schedule_source(self.name, self.schedule_json, self.changes)
-        return resolved(self.name, self.scenario, ranks=self.changes.ranks)
+        found, ignored = self._settled
+        tell_ignored(ignored)
+        return scheduled(self.name, self.title, found)
 
-    @property
+    @cached_property
+    def _settled(self) -> "tuple[ResolvedScenario, str]":
+        return settled(self.name, self.scenario, ranks=self.changes.ranks)
+
+    @cached_property
     def title(self) -> str:
         """The title of the file, and what was changed in it."""
-        return self.source.title if self.tables is None else self.scenario.title
+        if self.tables is None:
+            return self.source.title
+        try:
+            found, _ = self._settled
+        except MistakeError:
+            found = None
+        changes = self.changes
+        title = filled(self.scenario, found)
+        return title_of(title, self.tables, changes.all_settings, changes.ranks)
 
     @property
     def document(self) -> "Document":
@@ -124,17 +144,7 @@ class LoadedScenario:
         Raises:
             MistakeError: a key or value is wrong.
         """
-        settings, mine = as_settings(changes), self.changes
-        made = self
-        if settings or (ranks, steps) != (None, None):
-            together = Changes(
-                settings=(*mine.settings, *settings),
-                ranks=mine.ranks if ranks is None else ranks,
-                steps=mine.steps if steps is None else steps,
-            )
-            made = replace(self, changes=together)
-        _ = made.source if made.tables is None else made.scenario  # wrong ones are told now
-        return made
+        return load(self, changes, ranks=ranks, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return its tables with all changes, as `load` takes them."""
@@ -205,28 +215,40 @@ def load(
         MistakeError: there is none, or it cannot be used: one line with field, value, and what is
             allowed, as the command line has it.
     """
-    return find_scenario(scenario).changed(changes, ranks=ranks, steps=steps)
+    settings = as_settings(changes)
+    if isinstance(scenario, LoadedScenario):
+        if not settings and ranks is None and steps is None:
+            return scenario
+        name, before = scenario.name, scenario.changes
+        read = scenario.schedule_json or scenario.tables or {}
+    else:
+        (name, read), before = _found(scenario), Changes()
+    asked = Changes(
+        settings=(*before.settings, *settings),
+        ranks=before.ranks if ranks is None else ranks,
+        steps=before.steps if steps is None else steps,
+    )
+    if isinstance(read, str):
+        loaded = LoadedScenario(name=name, tables=None, changes=asked, schedule_json=read)
+        _ = loaded.source  # what is wrong with it is told now
+        return loaded
+    checked = described(name, read, asked)
+    return LoadedScenario(name=name, tables=read, changes=asked, checked=checked)
 
 
-def find_scenario(
-    scenario: LoadedScenario | str | PathLike[str] | Mapping[str, object],
-) -> LoadedScenario:
-    """Return what `load` loads, read but not looked at yet.
+def _found(
+    scenario: str | PathLike[str] | Mapping[str, object],
+) -> tuple[str, Mapping[str, object] | str]:
+    """Return the name of what `load` loads, and its tables, or the schedule in JSON.
 
     Raises:
         MistakeError: there is none, or it cannot be read.
     """
     match scenario:
-        case LoadedScenario():
-            return scenario
         case Mapping():
-            return LoadedScenario(name=TABLES, tables=deepcopy(dict(scenario)), changes=Changes())
+            return TABLES, deepcopy(dict(scenario))
         case str() | PathLike():
-            name = fspath(scenario)
-            read = tables_or_schedule(name)
-            if isinstance(read, str):
-                return LoadedScenario(name=name, tables=None, schedule_json=read, changes=Changes())
-            return LoadedScenario(name=name, tables=read, changes=Changes())
+            return fspath(scenario), tables_or_schedule(fspath(scenario))
         case _:
             raise MistakeError(
                 f"scenario: {scenario!r} must be a name, a path, or tables by name in a dict"

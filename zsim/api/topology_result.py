@@ -17,12 +17,12 @@ from zsim.cluster.links import LinkClass, link_classes, summed_up
 from zsim.config_error import line
 from zsim.files.installed import part_names, topology
 from zsim.files.picture import need_format, write_picture
-from zsim.files.title import title_of
 from zsim.mistake import MistakeError, mistakes
 from zsim.report.svg.cluster_drawing import draw
 from zsim.report.svg.note import rate, speed
-from zsim.scenario.resolve import with_overrides
+from zsim.scenario.sized_cluster import with_overrides
 from zsim.scenario.tables import ClusterTable, ScenarioError
+from zsim.scenario.title import title_of
 from zsim.scenario.toml import with_settings
 from zsim.strategy.config_table import Count, Ratio, Repeat, Size, Table
 from zsim.suggestion import one_of

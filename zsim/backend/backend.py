@@ -126,7 +126,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
-def load(name: str) -> type[Backend]:
+def load_backend(name: str) -> type[Backend]:
     """Return the backend class registered under `name`; imports nothing else.
 
     Raises:
@@ -154,12 +154,12 @@ def load(name: str) -> type[Backend]:
 
 def simulator() -> Trier:
     """Return the backend that predicts where nobody names one."""
-    return cast("Trier", load(SIMULATOR)())
+    return cast("Trier", load_backend(SIMULATOR)())
 
 
 def predicts(name: str) -> bool:
     """Return whether times in traces of a backend are predictions; False if it is not known."""
     try:
-        return load(name).traits.predicts
+        return load_backend(name).traits.predicts
     except (UnknownBackendError, BackendUnavailableError):
         return False

@@ -5,7 +5,7 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from zsim.backend.backend import BackendError, load
+from zsim.backend.backend import BackendError, load_backend
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
         parser.error("needs pytest: pip install 'zsim[conformance]'")
     try:
         for name in names:
-            load(name)
+            load_backend(name)
     except BackendError as error:
         parser.error(str(error))
     folder = Path(__file__).parent

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from zsim.backend.backend import Job, load
+from zsim.backend.backend import Job, load_backend
 from zsim.conformance.jobs import NAMES, STEPS, job
 from zsim.memory import book
 from zsim.network.volume import (
@@ -28,7 +28,7 @@ from zsim.trace.trace import Event, RankTrace, Trace
 
 @cache
 def refusal(backend: str, name: str) -> str | None:
-    return load(backend)().refusal(job(name))
+    return load_backend(backend)().refusal(job(name))
 
 
 @cache
@@ -37,7 +37,7 @@ def run(backend: str, name: str) -> tuple[Job, Trace]:
     if (reason := refusal(backend, name)) is not None:
         pytest.skip(reason)
     given = job(name)
-    return given, load(backend)().run(given, seed=7)
+    return given, load_backend(backend)().run(given, seed=7)
 
 
 @pytest.fixture(params=NAMES)

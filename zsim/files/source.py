@@ -84,12 +84,12 @@ class Source:
 
     def simulation(self) -> "Backend":
         """Return the simulation, with the faults, neighbours and algorithms that it names."""
-        from zsim.backend.backend import SIMULATOR, load
+        from zsim.backend.backend import SIMULATOR, load_backend
 
         settings: dict[str, object] = {"faults": self.faults, "neighbours": self.neighbours}
         if self.decision is not None:
             settings["decision"] = self.decision
-        return load(SIMULATOR)(**settings)
+        return load_backend(SIMULATOR)(**settings)
 
 
 def read(name: str, changes: Changes) -> Source:
@@ -205,20 +205,16 @@ def schedule_source(name: str, text: str, changes: Changes) -> Source:
 
 
 def described(name: str, tables: Mapping[str, object], changes: Changes) -> "Scenario":
-    """Return the scenario in `tables`, called `name`, with `changes`, and with its title.
+    """Return the scenario in `tables`, called `name`, with `changes`.
 
     Raises:
         MistakeError: it cannot be used.
     """
-    from zsim.files.title import filled, title_of
     from zsim.scenario.tables import ScenarioError, from_tables
     from zsim.scenario.toml import with_settings
 
-    settings = changes.all_settings
     with mistakes(ScenarioError, prefix=f"{name}: "):
-        found = from_tables(with_settings(tables, settings))
-    title = title_of(filled(found, changes.ranks), tables, settings, changes.ranks)
-    return found.model_copy(update={"title": title})
+        return from_tables(with_settings(tables, changes.all_settings))
 
 
 def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
@@ -231,15 +227,61 @@ def with_files(name: str, scenario: "Scenario") -> "tuple[Scenario, str]":
     from zsim.scenario import deepspeed_config
     from zsim.scenario.hugging_face import configured
 
-    if scenario.model.hf_config is not None:
-        text = _config_text(name, "model.hf_config", scenario.model.hf_config)
-        scenario = configured(scenario, text)
-    config = scenario.zero.deepspeed_config
-    if config is None:
+    named = {
+        "model.hf_config": scenario.model.hf_config,
+        "zero.deepspeed_config": scenario.zero.deepspeed_config,
+    }
+    text = {key: _config_text(name, key, path) for key, path in named.items() if path is not None}
+    if "model.hf_config" in text:
+        scenario = configured(scenario, text["model.hf_config"])
+    if "zero.deepspeed_config" not in text:
         return scenario, ""
-    text = _config_text(name, "zero.deepspeed_config", config)
-    scenario, ignored = deepspeed_config.configured(scenario, text)
+    config = scenario.zero.deepspeed_config
+    scenario, ignored = deepspeed_config.configured(scenario, text["zero.deepspeed_config"])
     return scenario, f"{config}: not modelled: {', '.join(ignored)}" if ignored else ""
+
+
+def settled(
+    name: str, scenario: "Scenario", *, ranks: int | None = None
+) -> "tuple[ResolvedScenario, str]":
+    """Return what `scenario`, called `name`, comes to, and a line on what its files say in vain.
+
+    Files that it names are read beside it.
+
+    Raises:
+        MistakeError: it cannot be used.
+    """
+    from zsim.model.model import ModelError
+    from zsim.scenario.resolve import resolve
+    from zsim.scenario.sized_cluster import on_ranks
+    from zsim.scenario.tables import ScenarioError
+
+    with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
+        scenario, ignored = with_files(name, scenario)
+        if ranks is not None:
+            scenario = on_ranks(scenario, ranks)
+        return resolve(scenario, topology, network_profile, kernel_profile), ignored
+
+
+def scheduled(name: str, title: str, resolved: "ResolvedScenario") -> Source:
+    """Return `resolved`, called `name`, with its model and schedule.
+
+    Raises:
+        MistakeError: there is no such model, or no schedule for it.
+    """
+    from zsim.backend.document import Document
+    from zsim.model.model import ModelError
+    from zsim.scenario.tables import ScenarioError
+
+    with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
+        document = Document.of(resolved.make_job())
+    return Source(name=name, title=title, document=document, scenario=resolved)
+
+
+def tell_ignored(ignored: str) -> None:
+    """Print what is not modelled of the files of a scenario, if there is any, on standard error."""
+    if ignored and os.environ.get("RANK", "0") == "0":  # of torchrun's ranks the first speaks
+        print(one_line(ignored), file=sys.stderr)
 
 
 def resolved(
@@ -252,19 +294,7 @@ def resolved(
     Raises:
         MistakeError: it cannot be used.
     """
-    from zsim.backend.document import Document
-    from zsim.model.model import ModelError
-    from zsim.scenario.resolve import on_ranks, resolve
-    from zsim.scenario.tables import ScenarioError
-
-    with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        scenario, ignored = with_files(name, scenario)
-        if ranks is not None:
-            scenario = on_ranks(scenario, ranks)
-        found = resolve(scenario, topology, network_profile, kernel_profile)
-        job = found.make_job()
-    quiet = quiet or os.environ.get("RANK", "0") != "0"  # of torchrun's ranks the first speaks
-    if ignored and not quiet:
-        print(one_line(ignored), file=sys.stderr)
-    document = Document.of(job)
-    return Source(name=name, title=scenario.title, document=document, scenario=found)
+    found, ignored = settled(name, scenario, ranks=ranks)
+    source = scheduled(name, scenario.title, found)
+    tell_ignored("" if quiet else ignored)
+    return source

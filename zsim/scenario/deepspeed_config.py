@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from zsim.config_error import joined, wrong_fields
+from zsim.config_error import wrong_fields
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.scenario.deepspeed_ignored_options import is_silent
 from zsim.scenario.tables import Scenario, ScenarioError, TrainTable, ZeroTable
@@ -351,5 +351,5 @@ def _validated(scenario: Scenario, tables: Tables, said: Mapping[str, Said]) -> 
                 option = said[f"{name}.{each.field}"].option
                 wrong.append(f"{FIELD}: {option}: {each.why}")
     if wrong:
-        raise ScenarioError(joined(wrong))
+        raise ScenarioError(*wrong)
     return scenario.model_copy(update=read)

@@ -1,12 +1,12 @@
 """Faults and neighbours of a scenario as values. Needs its cluster, to know the fabric's tiers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, FaultError, Neighbour
-from zsim.config_error import joined
+from zsim.scenario.fault_tables import FaultTable, NeighbourTable
 from zsim.scenario.faults import absence, beyond
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.tables import ScenarioError
 
 
 class TroubleError(ScenarioError):
@@ -14,24 +14,27 @@ class TroubleError(ScenarioError):
 
 
 def injected(
-    scenario: Scenario, cluster: Cluster, ranks: int
+    faults: Sequence[FaultTable],
+    neighbours: Sequence[NeighbourTable],
+    cluster: Cluster,
+    ranks: int,
 ) -> tuple[tuple[Fault, ...], tuple[Neighbour, ...]]:
     """Return the faults and the neighbours of a run on so many ranks of `cluster`, in order.
 
     Raises:
         TroubleError: some of them name what the cluster does not have.
     """
-    wrong = [*_wrong_faults(scenario, cluster, ranks), *_wrong_neighbours(scenario, cluster)]
+    wrong = [*_wrong_faults(faults, cluster, ranks), *_wrong_neighbours(neighbours, cluster)]
     if wrong:
-        raise TroubleError(joined(wrong))
+        raise TroubleError(*wrong)
     return (
-        tuple(table.on(cluster) for table in scenario.fault),
-        tuple(table.neighbour() for table in scenario.neighbour),
+        tuple(table.on(cluster) for table in faults),
+        tuple(table.neighbour() for table in neighbours),
     )
 
 
-def _wrong_faults(scenario: Scenario, cluster: Cluster, ranks: int) -> Iterator[str]:
-    for index, table in enumerate(scenario.fault):
+def _wrong_faults(faults: Sequence[FaultTable], cluster: Cluster, ranks: int) -> Iterator[str]:
+    for index, table in enumerate(faults):
         try:
             why = absence(table.on(cluster), cluster, ranks)
         except FaultError as error:
@@ -40,8 +43,8 @@ def _wrong_faults(scenario: Scenario, cluster: Cluster, ranks: int) -> Iterator[
             yield f"fault.{index}.{why}"
 
 
-def _wrong_neighbours(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
-    for index, table in enumerate(scenario.neighbour):
+def _wrong_neighbours(neighbours: Sequence[NeighbourTable], cluster: Cluster) -> Iterator[str]:
+    for index, table in enumerate(neighbours):
         why = beyond("nodes", table.nodes[1], cluster.nodes, "nodes")
         if why is not None:
             yield f"neighbour.{index}.{why}"

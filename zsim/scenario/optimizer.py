@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from zsim.config_error import joined, shown
+from zsim.config_error import shown
 from zsim.scenario.tables import RuleTable, ScenarioError, TrainTable
 from zsim.strategy.learning_rate import LearningRates
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, Optimizer, ParameterGroup
@@ -67,7 +67,7 @@ def _changed(rule: Optimizer, table: RuleTable, kind: str, where: str) -> Optimi
         if name not in RULE_FIELDS[kind]
     ]
     if wrong:
-        raise ScenarioError(joined(wrong))
+        raise ScenarioError(*wrong)
     try:
         return replace(rule, **given)
     except ValueError as error:

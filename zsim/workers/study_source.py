@@ -17,8 +17,9 @@ from zsim.files.installed import (
 )
 from zsim.files.source import file_text, with_files
 from zsim.mistake import MistakeError, mistakes
-from zsim.scenario.resolve import placed, resolve
+from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.scenario.sized_cluster import placed
 from zsim.scenario.tables import Scenario, ScenarioError
 from zsim.study.axis import changed, flat
 from zsim.study.file import StudyError, StudyFile, from_tables, parse

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from other_package import install, python, zsim
 
-from zsim.backend.backend import load, names
+from zsim.backend.backend import load_backend, names
 from zsim.conformance.jobs import NAMES, job
 
 OURS = ("null", "sim", "torch")
@@ -41,9 +41,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_of_our_backends_are_registered_load_and_refuse_no_job_of_the_suite() -> None:
     assert set(names()) >= set(OURS)
     for backend in OURS:
-        assert load(backend).name == backend
+        assert load_backend(backend).name == backend
     for backend in ("null", "sim"):
-        assert {load(backend)().refusal(job(name)) for name in NAMES} == {None}
+        assert {load_backend(backend)().refusal(job(name)) for name in NAMES} == {None}
 
 
 def test_it_runs_a_scenario_and_passes_the_suite(installed: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zsim.backend.backend import Backend, Job, RefusedError, load
+from zsim.backend.backend import Backend, Job, RefusedError, load_backend
 from zsim.cluster.cluster import Cluster, Gpu, Link
 from zsim.model.architecture import GPT, Architecture, Attention, Llama, Positions
 from zsim.model.equal_units import equal_units
@@ -76,7 +76,7 @@ def losses(trace: Trace) -> list[float]:
 
 def test_the_backend_is_installed_under_its_name() -> None:
     backend: Backend = TorchBackend()
-    assert load("torch") is TorchBackend
+    assert load_backend("torch") is TorchBackend
     assert backend.name == "torch"
 
 

@@ -13,7 +13,7 @@ from sharded_net import Flow, by_plain_loop
 from torch import nn
 
 import zsim_topologies
-from zsim.backend.backend import Backend, Job, load
+from zsim.backend.backend import Backend, Job, load_backend
 from zsim.compute.roofline import touched_bytes
 from zsim.dtype import DType
 from zsim.memory import book
@@ -128,7 +128,7 @@ def test_other_backends_run_the_same_operations_with_the_same_book(
         schedule = ByHand(flow).write()
         (program,) = schedule.programs
         job = Job(schedule=schedule, model=MODEL, cluster=CLUSTER, steps=flow.steps)
-        made: Backend = load(backend)()
+        made: Backend = load_backend(backend)()
         assert made.refusal(job) is None
         trace = made.run(job, seed=0)
         assert sum(one.stands_for for one in trace.ranks) == schedule.mesh.size

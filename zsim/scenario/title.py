@@ -1,17 +1,15 @@
-"""The title of a run: that of its scenario, and what the command line changed in it."""
+"""The title of a run: that of its scenario, and what was changed in it."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from zsim.files.installed import topology
-from zsim.scenario.resolve import placed
-from zsim.scenario.tables import Scenario, ScenarioError
+from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.scenario.tables import Scenario
 from zsim.scenario.toml import apply
 from zsim.units import format_count
 
 FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-HARDWARE = ("ranks", "gpu")
 LARGE = 10**6
 """Larger numbers are words in a title: 7.5 billion."""
 
@@ -37,15 +35,19 @@ def title_of(
     return f"{title}, with {', '.join(changed.values())}" if changed else title
 
 
-def filled(scenario: Scenario, ranks: int | None = None) -> str:
+def filled(scenario: Scenario, resolved: ResolvedScenario | None) -> str:
     """Return the title of `scenario` with `{zero.stage}`, `{ranks}` and `{gpu}` filled in.
 
     So a title follows what runs. Of a scenario that cannot be, the hardware is a question mark.
     """
+    settled = {"ranks": "?", "gpu": "?"}
+    if resolved is not None:
+        zero, gpu = resolved.strategy.zero, resolved.cluster.gpu.name.partition("-")[0]
+        settled = {"ranks": str(resolved.strategy.ranks), "gpu": gpu, "zero.stage": str(zero.stage)}
 
     def value(found: re.Match[str]) -> str:
-        if found[1] in HARDWARE:
-            return _hardware(scenario, ranks)[HARDWARE.index(found[1])]
+        if found[1] in settled:
+            return settled[found[1]]
         value: object = scenario
         for name in found[1].split("."):
             value = getattr(value, name, None)
@@ -54,16 +56,6 @@ def filled(scenario: Scenario, ranks: int | None = None) -> str:
         return found[0] if value is None else str(value)
 
     return FIELD.sub(value, scenario.title)
-
-
-def _hardware(scenario: Scenario, ranks: int | None) -> tuple[str, str]:
-    try:
-        cluster, replicas = placed(scenario, topology)
-    except ScenarioError:
-        return "?", "?"
-    parallel = scenario.parallel
-    count = replicas * parallel.tensor * parallel.pipeline if ranks is None else ranks
-    return str(count), cluster.gpu.name.partition("-")[0]
 
 
 def _at(tables: Mapping[str, object], key: str) -> object:

@@ -1,0 +1,142 @@
+"""Cluster of a scenario: its hardware, with as many nodes and ranks as the axes need."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+from zsim.cluster.cluster import Cluster, ClusterError, Overheads
+from zsim.cluster.files import TopologyError, UnknownTopologyError
+from zsim.scenario.missing_keys import need_cluster_keys
+from zsim.scenario.tables import ClusterTable, ParallelTable, Scenario, ScenarioError
+
+Topology = Callable[[str, str | None, int], Cluster]
+"""The cluster of a topology by name, or of a node on a fabric, with so many nodes."""
+
+
+def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:
+    """Return the cluster, and how many ranks train on different data: a global batch is over them.
+
+    Raises:
+        ScenarioError: the axes do not fit the cluster, or there is none.
+    """
+    need_cluster_keys(scenario)
+    cluster = cluster_of(scenario.cluster, scenario.parallel, topology)
+    _, data = degrees(scenario.parallel, cluster)
+    return cluster, data * scenario.parallel.replicate
+
+
+def on_ranks(scenario: Scenario, ranks: int) -> Scenario:
+    """Return `scenario` on so many ranks, on as many nodes as they need; the tensor axis stays.
+
+    Raises:
+        ScenarioError: the tensor axis does not divide them.
+    """
+    parallel = scenario.parallel
+    others = parallel.tensor * parallel.replicate * parallel.pipeline
+    if ranks < 1:
+        raise ScenarioError(f"ranks: {ranks} must be at least 1")
+    if ranks % others:
+        last = "pipeline" if parallel.pipeline > 1 else "replicate"
+        axis = "tensor" if ranks % parallel.tensor else last
+        raise ScenarioError(
+            f"parallel.{axis}: {getattr(parallel, axis)} must divide the {ranks} ranks"
+        )
+    return scenario.model_copy(
+        update={
+            "cluster": scenario.cluster.model_copy(update={"nodes": None}),
+            "parallel": scenario.parallel.model_copy(update={"data": ranks // others}),
+        }
+    )
+
+
+def cluster_of(table: ClusterTable, parallel: ParallelTable, topology: Topology) -> Cluster:
+    """Return the cluster that `[cluster]` describes, with as many nodes as are needed."""
+    cluster = _nodes_of(table, topology, table.nodes or 1)
+    if table.nodes is None:
+        assert parallel.data is not None  # one of the two is given
+        ranks = parallel.replicate * parallel.data * parallel.tensor * parallel.pipeline
+        cluster = _nodes_of(table, topology, -(-ranks // cluster.gpus_per_node))
+    return with_overrides(table, cluster)
+
+
+def with_overrides(table: ClusterTable, cluster: Cluster) -> Cluster:
+    """Return `cluster` with what `table` says in place of its topology.
+
+    Raises:
+        ScenarioError: the fabric has no leaves whose oversubscription could be changed.
+    """
+    if table.gpu_memory is not None:
+        gpu = replace(
+            cluster.gpu,
+            memory_bytes=table.gpu_memory,
+            visible_bytes=None,
+            overheads=Overheads(),
+        )
+        cluster = replace(cluster, gpu=gpu)
+    if table.nics_per_node is not None:
+        cluster = replace(cluster, nics_per_node=table.nics_per_node)
+    if table.oversubscription is not None:
+        cluster = _oversubscribed(cluster, table.oversubscription)
+    return cluster
+
+
+def _nodes_of(table: ClusterTable, topology: Topology, nodes: int) -> Cluster:
+    """Return so many nodes of the topology, or of the node on its fabric."""
+    node, fabric = table.node, table.fabric
+    if table.topology is not None:
+        if node is not None or fabric is not None:
+            key, value = ("node", node) if node is not None else ("fabric", fabric)
+            raise ScenarioError(
+                f"cluster.{key}: {value!r} stands without topology, which is a node on a fabric"
+            )
+        name, where = table.topology, "cluster.topology"
+    elif node is not None and fabric is not None:
+        name, where = node, "cluster"
+    else:
+        missing, other = ("node", "fabric") if node is None else ("fabric", "node")
+        raise ScenarioError(f"cluster.{missing}: missing beside {other}")
+    try:
+        return topology(name, fabric, nodes)
+    except UnknownTopologyError as error:
+        raise ScenarioError(f"cluster.{error.part}: {error}") from None
+    except (TopologyError, ClusterError) as error:
+        raise ScenarioError(f"{where}: {error}") from None
+
+
+def _oversubscribed(cluster: Cluster, oversubscription: Fraction) -> Cluster:
+    """Return `cluster` with so much oversubscription at its leaves."""
+    fabric = cluster.fabric
+    if not fabric.tiers:
+        raise ScenarioError(
+            f"cluster.oversubscription: {oversubscription} is for a fabric with leaves, "
+            f"{fabric.kind} has none"
+        )
+    leaf = replace(fabric.tiers[0], oversubscription=oversubscription)
+    return replace(cluster, fabric=replace(fabric, tiers=(leaf, *fabric.tiers[1:])))
+
+
+def degrees(parallel: ParallelTable, cluster: Cluster) -> tuple[int, int]:
+    """Return the ranks of the tensor and the data axis, which the cluster has."""
+    tensor, data, replicate = parallel.tensor, parallel.data, parallel.replicate
+    others = tensor * replicate * parallel.pipeline
+    for name, degree in (
+        ("tensor", tensor),
+        ("replicate", tensor * replicate),
+        ("pipeline", others),
+    ):
+        if data is None and cluster.ranks % degree:
+            of = f" {tensor} tensor ranks x {degree // tensor}" if degree > tensor else f" {tensor}"
+            raise ScenarioError(
+                f"parallel.{name}:{of} must divide the {cluster.ranks} ranks of the cluster"
+            )
+    most = cluster.ranks // others
+    if data is None:
+        return tensor, most
+    if data > most:
+        times = others // tensor
+        taken = f"tensor takes {tensor} each" + (f", {times} times" if times > 1 else "")
+        raise ScenarioError(
+            f"parallel.data: {data} must be at most {most}: "
+            f"the cluster has {cluster.ranks} ranks, {taken}"
+        )
+    return tensor, data
