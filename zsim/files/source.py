@@ -253,14 +253,12 @@ def settled(
     """
     from zsim.model.model import ModelError
     from zsim.scenario.resolve import resolve
-    from zsim.scenario.sized_cluster import on_ranks
     from zsim.scenario.tables import ScenarioError
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
         scenario, ignored = with_files(name, scenario)
-        if ranks is not None:
-            scenario = on_ranks(scenario, ranks)
-        return resolve(scenario, topology, network_profile, kernel_profile), ignored
+        found = resolve(scenario, topology, network_profile, kernel_profile, ranks=ranks)
+        return found, ignored
 
 
 def scheduled(name: str, title: str, resolved: "ResolvedScenario") -> Source:

@@ -17,7 +17,7 @@ from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.runtime_tables import emulated, stage_of
-from zsim.scenario.sized_cluster import Topology, cluster_of, degrees
+from zsim.scenario.sized_cluster import Topology, cluster_of, degrees, on_ranks
 from zsim.scenario.tables import (
     ComputeTable,
     ModelTable,
@@ -79,12 +79,18 @@ def resolve(
     topology: Topology,
     constants: Constants,
     kernels: KernelConstants = _no_kernels,
+    *,
+    ranks: int | None = None,
 ) -> ResolvedScenario:
-    """Settle every number of `scenario`; its model is made when it is asked for.
+    """Settle every number of `scenario`, on so many `ranks` if they are given.
+
+    Its model is made when it is asked for.
 
     Raises:
         ScenarioError: fields contradict each other, or the topology does not exist.
     """
+    if ranks is not None:
+        scenario = on_ranks(scenario, ranks)
     need_keys(scenario)
     wrong = _Contradictions()
     with wrong:

@@ -2,10 +2,24 @@
 
 import ast
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby, pairwise
 from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from zsim.api.scenario import LoadedScenario
+from zsim.backend.backend import Job
+from zsim.backend.document import Document
+from zsim.cli.main import answer
+from zsim.files.source import Source
+from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.scenario.tables import Scenario
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = {
@@ -52,10 +66,15 @@ def imported(path: Path) -> set[str]:
     """Modules that a file imports when it is imported itself."""
     found: set[str] = set()
     for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            inside = {f"{node.module}.{each.name}" for each in node.names} & FILES.keys()
-            found |= inside or {node.module} & FILES.keys()
+        if isinstance(node, ast.ImportFrom):
+            found |= taken_from(node)
     return found
+
+
+def taken_from(node: ast.ImportFrom) -> set[str]:
+    """Modules of ours that `from ... import ...` imports."""
+    inside = {f"{node.module}.{each.name}" for each in node.names} & FILES.keys()
+    return inside or {node.module or ""} & FILES.keys()
 
 
 ARROWS = {name: imported(path) for name, path in FILES.items()}
@@ -152,3 +171,79 @@ def test_the_page_has_a_line_for_every_room() -> None:
     rooms = defaultdict(str, re.findall(r"^\| `([\w/]+)` \| (.+) \|$", page, re.MULTILINE))
     names = {name for names in LEVELS for name in names} - {GROUND, "backends"}
     assert {name for name in names if not rooms[f"zsim/{name}"]} == set()
+
+
+def while_it_runs(node: ast.AST) -> Iterator[ast.ImportFrom]:
+    """Imports of a file that are carried out at any time: also those inside functions."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.ImportFrom):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from while_it_runs(child)
+
+
+@cache
+def floor(name: str) -> int:
+    """How many files stand on each other below a file: it stands above all that it imports."""
+    nodes = while_it_runs(ast.parse(FILES[name].read_text("utf-8")))
+    below = {found for node in nodes for found in taken_from(node)} - {name}
+    return 1 + max(map(floor, below), default=0)
+
+
+FORMS = (LoadedScenario, Scenario, ResolvedScenario, Source, Document)
+"""What a scenario is on its way, beside its name and its tables."""
+
+
+def way_to_a_job(arguments: list[str]) -> list[str]:
+    """Files that a scenario enters from the command to its first job, in order.
+
+    It enters a file when a function there is called with it, in any of its forms.
+    """
+    modules = {str(path): name for name, path in FILES.items()}
+    entered: list[str] = []
+    there = False
+
+    def is_the_scenario(value: object) -> bool:
+        if isinstance(value, Mapping):
+            return {"model", "cluster", "train"} <= value.keys()
+        return isinstance(value, FORMS) or (isinstance(value, str) and value == arguments[1])
+
+    def follow(frame: FrameType, event: str, _: object) -> None:
+        nonlocal there
+        code = frame.f_code
+        if event != "call" or code.co_filename not in modules or "<" in code.co_name:
+            return
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        there = code is Job.__post_init__.__code__
+        if there or any(is_the_scenario(frame.f_locals.get(name)) for name in names):
+            entered.append(modules[code.co_filename])
+        if there:
+            sys.setprofile(before)
+
+    before = sys.getprofile()
+    sys.setprofile(follow)
+    try:
+        assert answer(arguments) == 0
+    finally:
+        sys.setprofile(before)
+    assert there
+    return [name for name, _ in groupby(entered)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run tiny --no-check",
+        "run tiny --no-check --ranks 2 --set zero.stage=3",
+        "check tiny",
+        "plan llama2_7b",
+        "plan llama2_7b --set zero.emulate=fsdp2",
+    ],
+)
+def test_a_scenario_climbs_back_three_times_at_most_on_its_way_to_a_job(command: str) -> None:
+    """A climb: the next file that a scenario enters stands above the one that it was in."""
+    way = way_to_a_job(command.split())
+    assert len(way) > 10
+    climbs = [f"{one} to {other}" for one, other in pairwise(way) if floor(one) < floor(other)]
+    assert len(climbs) <= 3, climbs
