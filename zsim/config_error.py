@@ -53,7 +53,7 @@ WORDING = {
 }
 """pydantic's kinds of error in our words."""
 
-FORMS = ("float_type", "dict_type")
+FORMS = ("float_type", "dict_type", "bool_type", "int_type")
 """What a value of several forms is not, each by itself: pydantic tells one error for each form."""
 
 KEY = "[key]"

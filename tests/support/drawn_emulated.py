@@ -1,7 +1,5 @@
 """What Hypothesis draws of other runtimes: any options, and a model that goes with them."""
 
-from dataclasses import replace
-
 from drawn import chains, in_groups, models
 from fitting import fitting
 from hypothesis import strategies as st
@@ -112,9 +110,9 @@ def emulated_jobs(draw: st.DrawFn) -> tuple[Model, Strategy]:
     data = draw(st.integers(1, 5))
     stage = draw(st.sampled_from(runtime.stages))
     if isinstance(runtime, DeepSpeed) and (stage < 3 or data % runtime.zero_hpz_partition_size):
-        runtime = replace(runtime, zero_hpz_partition_size=1)
+        runtime = runtime.but(zero_hpz_partition_size=1)
     if isinstance(runtime, FSDP2) and runtime.reshard_after_forward == 2 and data % 2:
-        runtime = replace(runtime, reshard_after_forward=True)
+        runtime = runtime.but(reshard_after_forward=True)
     checkpointing = draw(st.sampled_from(Checkpointing))
     strategy = Strategy(
         parallel=Parallel(

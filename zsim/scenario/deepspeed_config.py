@@ -194,7 +194,7 @@ PLAIN: Mapping[str, tuple[str, Read]] = {
     f"{ZERO}.zero_hpz_partition_size": ("zero.deepspeed.zero_hpz_partition_size", _at_least_one),
     **{
         f"{ZERO}.{name}": (f"zero.deepspeed.{name}", _whole)
-        for name in DeepSpeed.__dataclass_fields__
+        for name in DeepSpeed.model_fields
         if name.startswith("stage3_")
     },
 }
@@ -307,7 +307,7 @@ def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
 
 def _drop_stage3(said: dict[str, Said]) -> None:
     """Forget what has no effect before stage 3."""
-    for name in DeepSpeed.__dataclass_fields__:
+    for name in DeepSpeed.model_fields:
         if name.startswith("stage3_") or name in {"sub_group_size", "zero_hpz_partition_size"}:
             said.pop(f"zero.deepspeed.{name}", None)
 

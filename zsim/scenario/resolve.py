@@ -82,9 +82,7 @@ def resolve(
     *,
     ranks: int | None = None,
 ) -> ResolvedScenario:
-    """Settle every number of `scenario`, on so many `ranks` if they are given.
-
-    Its model is made when it is asked for.
+    """Settle every number of `scenario`, on so many `ranks` if they are given; not its model.
 
     Raises:
         ScenarioError: fields contradict each other, or the topology does not exist.
@@ -114,12 +112,10 @@ def resolve(
     with wrong:
         strategy = _strategy(parallel, zero, scenario.activations, train)
     wrong.refuse()
-    cluster = replace(
-        described,
-        gpu=described.gpu if kernel_profile is None else described.gpu.timed_by(kernel_profile),
-        network=network,
-        nodes=-(-strategy.ranks // described.gpus_per_node),
-    )
+    nodes = -(-strategy.ranks // described.gpus_per_node)
+    cluster = replace(described, network=network, nodes=nodes)
+    if kernel_profile is not None:
+        cluster = replace(cluster, gpu=described.gpu.timed_by(kernel_profile))
     with wrong:
         _need_hardware(strategy, cluster)
     with wrong:

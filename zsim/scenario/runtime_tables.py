@@ -1,11 +1,7 @@
 """The runtime that `[zero]` of a scenario asks for, with its options."""
 
-from collections.abc import Mapping
-from typing import cast
-
 from zsim.runtimes.registry import runtimes
 from zsim.scenario.tables import ScenarioError, ZeroTable
-from zsim.schedule.json import FieldError, decode_value
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import STAGES
 
@@ -14,7 +10,7 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
     """Return the runtime that `emulate` names, with the options in the table of its name; or None.
 
     Raises:
-        ScenarioError: an option is unknown or not allowed, or stands without its runtime.
+        ScenarioError: options stand without their runtime.
     """
     if zero.deepspeed_config is not None:
         raise ScenarioError(f"zero.deepspeed_config: {zero.deepspeed_config!r} was not read")
@@ -24,11 +20,7 @@ def emulated(zero: ZeroTable) -> RuntimeOptions | None:
     if zero.emulate is None:
         return None
     kind = runtimes()[zero.emulate].options
-    options = cast("Mapping[str, object] | None", getattr(zero, zero.emulate)) or {}
-    try:
-        return cast("RuntimeOptions", decode_value(_whole_numbers(options), kind))
-    except FieldError as error:
-        raise ScenarioError(f"zero.{zero.emulate}.{error}") from None
+    return kind(**(getattr(zero, zero.emulate) or {}))
 
 
 def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
@@ -43,11 +35,3 @@ def stage_of(zero: ZeroTable, runtime: RuntimeOptions | None) -> int:
     if len(stages) == 1:
         return stages[0]
     raise ScenarioError(f"zero.stage: missing; must be {', '.join(map(str, stages))}")
-
-
-def _whole_numbers(options: Mapping[str, object]) -> dict[str, object]:
-    """Return `options` with 5e8 as a whole number: TOML and JSON have no other short form."""
-    return {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in options.items()
-    }

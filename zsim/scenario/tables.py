@@ -6,11 +6,12 @@ wrong becomes one `ScenarioError` of one line: each field, its value, and what i
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
-from zsim.config_error import ConfigError, line, unknown
+from zsim.config_error import ConfigError, line, refusal, refuse, unknown, wrong_fields
 from zsim.model.architecture import Activation, Attention, Norm, Positions
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
@@ -27,7 +28,7 @@ from zsim.strategy.config_table import (
     Time,
 )
 from zsim.strategy.learning_rate import LearningRateShape
-from zsim.strategy.runtime_options import names
+from zsim.strategy.runtime_options import names, registered
 from zsim.strategy.strategy import Activations, ParallelAxes, Stage, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
@@ -119,6 +120,17 @@ class _ZeroTable(ZeroKnobs):
     deepspeed_config: str | None = None
 
 
+def _options(runtime: str, given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the options that are given of a runtime, if there are any; all wrong ones are told."""
+    kind = registered()[runtime].options
+    try:
+        kind.model_validate(given or {})
+    except ValidationError as error:
+        wrong = wrong_fields(error.errors(include_url=False), kind)
+        refuse([refusal(each.field, None, each.why) for each in wrong])
+    return given
+
+
 if TYPE_CHECKING:
     ZeroTable = _ZeroTable
 else:  # with a table for the options of each runtime that is installed
@@ -126,7 +138,10 @@ else:  # with a table for the options of each runtime that is installed
         "ZeroTable",
         __base__=_ZeroTable,
         emulate=(Literal[names()] | None, None),
-        **dict.fromkeys(names(), (dict[str, Any] | None, None)),
+        **{
+            name: (Annotated[dict[str, Any] | None, AfterValidator(partial(_options, name))], None)
+            for name in names()
+        },
     )
 
 

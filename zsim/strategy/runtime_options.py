@@ -6,11 +6,24 @@ Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import ClassVar, Protocol, cast
+from typing import Annotated, ClassVar, Protocol, cast
+
+from pydantic import AfterValidator
 
 from zsim.dtype import DType
+from zsim.strategy.config_table import Table
 
 GROUP = "zsim.runtimes"
+
+
+def _floating(value: DType) -> DType:
+    if value in (DType.INT8, DType.INT64):
+        raise ValueError("must be fp16, bf16, fp32 or fp64")  # gradients are averaged in it
+    return value
+
+
+FloatFormat = Annotated[DType, AfterValidator(_floating)]
+"""A format of fractions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +45,8 @@ class Formats:
     optimizer: DType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeOptions:
-    """Base of the options of every runtime.
+class RuntimeOptions(Table):
+    """Base of the options of every runtime: a table of a scenario.
 
     Class attributes:
         stages: ZeRO stages that the runtime is or has.

@@ -1,7 +1,6 @@
 """DeepSpeed's stage 3: what is gathered, freed and reduced when, by hand on small models."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_nothing_ahead_and_nothing_kept_gathers_every_parameter_twice() -> None:
 
 
 def test_one_unit_ahead_passes_over_what_is_there() -> None:
-    options = replace(EAGER, stage3_prefetch_bucket_size=10)
+    options = EAGER.but(stage3_prefetch_bucket_size=10)
     assert numbers(THREE, options) == [
         ((0,), (1,), (0,)),
         ((), (2,), (1,)),
@@ -114,7 +113,7 @@ def test_one_unit_ahead_passes_over_what_is_there() -> None:
 
 def test_what_was_passed_over_as_there_for_a_later_use_is_kept() -> None:
     four = [(0,), (1,), (2,), (3,), (3,), (2,), (1,), (0,)]
-    assert numbers(four, replace(EAGER, stage3_prefetch_bucket_size=20)) == [
+    assert numbers(four, EAGER.but(stage3_prefetch_bucket_size=20)) == [
         ((0,), (1, 2), (0,)),
         ((), (0, 3), ()),  # looks past 3, 3, 2 and 1, of which 2 and 1 are there
         ((), (), ()),
@@ -130,7 +129,7 @@ def test_what_was_passed_over_as_there_for_a_later_use_is_kept() -> None:
     ("distance", "kept"), [(0, []), (1, [2]), (20, [2]), (21, [1, 2]), (41, [0, 1, 2])]
 )
 def test_what_begins_within_the_reuse_distance_is_kept(distance: int, kept: list[int]) -> None:
-    found = numbers(THREE, replace(EAGER, stage3_max_reuse_distance=distance))
+    found = numbers(THREE, EAGER.but(stage3_max_reuse_distance=distance))
     freed = [each for fetch in found[:3] for each in fetch[2]]
     assert [each for each in (0, 1, 2) if each not in freed] == kept
     again = [() if each in kept else (each,) for each in (2, 1, 0)]
@@ -138,17 +137,15 @@ def test_what_begins_within_the_reuse_distance_is_kept(distance: int, kept: list
 
 
 def test_live_parameters_only_keep_from_gathering_ahead() -> None:
-    options = replace(EAGER, stage3_prefetch_bucket_size=10, stage3_max_live_parameters=10)
+    options = EAGER.but(stage3_prefetch_bucket_size=10, stage3_max_live_parameters=10)
     assert numbers(THREE, options) == numbers(THREE, EAGER)
-    assert numbers(THREE, replace(options, stage3_max_live_parameters=21)) == numbers(
-        THREE, replace(options, stage3_max_live_parameters=10**9)
+    assert numbers(THREE, options.but(stage3_max_live_parameters=21)) == numbers(
+        THREE, options.but(stage3_max_live_parameters=10**9)
     )
 
 
 def test_the_host_gathers_what_is_needed_then_waits_then_gathers_ahead() -> None:
-    operations = step(
-        chain([10, 6], [10, 6], [10, 6]), replace(EAGER, stage3_prefetch_bucket_size=16)
-    )
+    operations = step(chain([10, 6], [10, 6], [10, 6]), EAGER.but(stage3_prefetch_bucket_size=16))
     names = [each.id.removeprefix("step/forward/mb0/") for each in operations]
     streams = [name for name in names if name.split("/")[1:2] != ["allocate"]]
     first = [name for name in streams if name.startswith("unit0/")]
@@ -189,7 +186,7 @@ def test_the_host_goes_on_with_two_unfinished_fetches_and_waits_with_three() -> 
 
 def test_gradients_are_reduced_before_one_would_be_too_much_for_the_bucket() -> None:
     model = chain([4], [3, 4], [9], [2])
-    operations = step(model, replace(EAGER, reduce_bucket_size=8), micro_batches=2)
+    operations = step(model, EAGER.but(reduce_bucket_size=8), micro_batches=2)
     reduced = [each for each in operations if isinstance(each, ReduceScatter)]
     # Backward makes 2; 9, too large for the bucket; 4 and 3 of unit 1, the last first; 4.
     assert [each.source.size for each in reduced] == [2, 10, 4 + 4, 4] * 2
@@ -205,7 +202,7 @@ def test_gradients_are_reduced_before_one_would_be_too_much_for_the_bucket() -> 
 
 @pytest.mark.parametrize("size", [1, 8, 1000])
 def test_the_bucket_has_its_size_whatever_fills_it_from_set_up_on(size: int) -> None:
-    options = replace(EAGER, reduce_bucket_size=size)
+    options = EAGER.but(reduce_bucket_size=size)
     strategy = Strategy(
         parallel=Parallel(data=2),
         zero=Zero(stage=3, emulate=options),
@@ -228,7 +225,7 @@ def test_the_bucket_has_its_size_whatever_fills_it_from_set_up_on(size: int) -> 
 
 
 def test_no_more_than_two_reductions_are_unfinished_and_backward_ends_with_none() -> None:
-    operations = step(chain(*[[4]] * 6), replace(EAGER, reduce_bucket_size=4))
+    operations = step(chain(*[[4]] * 6), EAGER.but(reduce_bucket_size=4))
     settled = [each.id for each in operations if "/sub_group0/gradient/" in each.id]
     waits = [
         each.operation
@@ -257,7 +254,7 @@ def test_every_sub_group_has_its_norm_reduced_though_nothing_is_clipped(
 ) -> None:
     # Shards have 5, 3, 10 and 5 elements.
     model = chain([10, 6], [19], [10])
-    operations = step(model, replace(EAGER, sub_group_size=size))
+    operations = step(model, EAGER.but(sub_group_size=size))
     assert sum(isinstance(each, AllReduce) for each in operations) == groups
 
 
@@ -276,7 +273,7 @@ def test_before_stage_3_one_norm_is_reduced_though_nothing_is_clipped(stage: int
 
 
 def test_small_parameters_are_freed_for_the_update_and_gathered_one_by_one_after_it() -> None:
-    options = replace(EAGER, stage3_param_persistence_threshold=6)
+    options = EAGER.but(stage3_param_persistence_threshold=6)
     operations = step(chain([10, 6], [10, 5]), options)
     names = [each.id for each in operations]
     small = {"parameter1/whole", "parameter3/whole"}
@@ -306,7 +303,7 @@ def test_the_volume_is_twice_what_is_not_small_and_once_what_is(
     ranks: int, micro_batches: int, precision: Precision
 ) -> None:
     model = gpt(SHAPE, micro_batch_size=1, precision=precision)
-    options = replace(EAGER, stage3_param_persistence_threshold=32)
+    options = EAGER.but(stage3_param_persistence_threshold=32)
     assert volume(model, options, ranks, micro_batches) == (
         parts(model, ranks, small=True) + 2 * micro_batches * parts(model, ranks, small=False),
         0,
@@ -326,7 +323,7 @@ def test_with_secondary_shards_all_but_the_first_gather_stay_inside(
     model = gpt(SHAPE, micro_batch_size=1)
     once = parts(model, ranks, small=True) + parts(model, ranks, small=False)
     padded = once // (ranks - 1) * ranks
-    options = replace(EAGER, zero_hpz_partition_size=inner)
+    options = EAGER.but(zero_hpz_partition_size=inner)
     assert volume(model, options, ranks, micro_batches) == (
         once,
         (2 * micro_batches - 1) * padded * (inner - 1) // inner,
@@ -380,7 +377,7 @@ def test_secondary_shards_are_for_stage_3_alone() -> None:
 
 
 def test_a_fetch_of_what_came_with_another_ends_with_the_stream_as_it_is_by_then() -> None:
-    options = replace(EAGER, stage3_prefetch_bucket_size=20)
+    options = EAGER.but(stage3_prefetch_bucket_size=20)
     operations = step(chain(*[[10]] * 8), options)
     waits = [
         (each.id.split("/")[3], each.operation)

@@ -21,7 +21,7 @@ from zsim_des.values import train
 
 SHAPE = Llama(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
-KEPT = replace(CUT, tp_recompute_allgather=False)
+KEPT = CUT.but(tp_recompute_allgather=False)
 
 
 def strategy_of(options: Nanotron, *, stage: int = 1, data: int = 2, tensor: int = 2) -> Strategy:

@@ -30,7 +30,7 @@ from zsim_des.values import train
 
 SHAPE = Llama(layers=4, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=6)
 CUT = Nanotron(tp_mode=TensorMode.REDUCE_SCATTER)
-KEPT = replace(CUT, tp_recompute_allgather=False)
+KEPT = CUT.but(tp_recompute_allgather=False)
 
 
 def strategy_of(pipeline: int, micro_batches: int, options: Nanotron | None = None) -> Strategy:

@@ -1,9 +1,11 @@
 """The runtime that a scenario asks for, and what one line says if it cannot be."""
 
+import tomllib
 from datetime import date
 
 import pytest
 
+import zsim_scenarios
 from zsim.config_error import ConfigError
 from zsim.dtype import DType
 from zsim.model.architecture import GPT
@@ -12,13 +14,13 @@ from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.registry import make_schedule, runtimes
 from zsim.scenario.runtime_tables import emulated, stage_of
-from zsim.scenario.tables import ScenarioError, ZeroTable
+from zsim.scenario.tables import ScenarioError, ZeroTable, from_tables
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 
 def table(**keys: object) -> ZeroTable:
-    return ZeroTable.model_validate(keys)
+    return from_tables(tomllib.loads(zsim_scenarios.text("tiny")) | {"zero": keys}).zero
 
 
 def test_without_emulate_the_order_is_our_own() -> None:
@@ -48,7 +50,7 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
         ),
         (
             {"emulate": "fsdp2", "fsdp2": {"reshard_after_forward": "yes"}},
-            'zero.fsdp2.reshard_after_forward: "yes" must be true or false or a whole number',
+            "zero.fsdp2.reshard_after_forward: 'yes' must be true or false or a whole number",
         ),
         (
             {"emulate": "fsdp2", "fsdp2": {"reshard_after_forward": 1}},
@@ -56,7 +58,7 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
         ),
         (
             {"emulate": "fsdp2", "fsdp2": {"reduce_dtype": "int8"}},
-            "zero.fsdp2.reduce_dtype: int8 must be fp16, bf16, fp32 or fp64",
+            "zero.fsdp2.reduce_dtype: 'int8' must be fp16, bf16, fp32 or fp64",
         ),
         (
             {"emulate": "megatron", "megatron": {"overlap_param_gather": True}},
@@ -64,7 +66,7 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
         ),
         (
             {"emulate": "fsdp2", "fsdp2": {"forward_prefetch": date(2026, 1, 31)}},
-            'zero.fsdp2.forward_prefetch: "2026-01-31" must be a whole number',
+            "zero.fsdp2.forward_prefetch: datetime.date(2026, 1, 31) must be a whole number",
         ),
         (
             {"deepspeed_config": "ds_config.json"},
@@ -76,6 +78,19 @@ def test_one_line_says_which_option_is_wrong(keys: dict[str, object], line: str)
     with pytest.raises(ScenarioError) as error:
         emulated(table(**keys))
     assert str(error.value).startswith(line)
+
+
+def test_all_wrong_options_are_told_at_once_with_what_else_is_wrong() -> None:
+    options = {"forward_prefetch": -1, "reduce_dtype": "int8", "reshard": True}
+    with pytest.raises(ScenarioError) as error:
+        table(stage=4, emulate="fsdp2", fsdp2=options)
+    told = str(error.value).split("; also ")
+    assert [each.partition(":")[0] for each in told] == [
+        "zero.stage",
+        "zero.fsdp2.reshard",
+        "zero.fsdp2.reduce_dtype",
+        "zero.fsdp2.forward_prefetch",
+    ]
 
 
 @pytest.mark.parametrize("runtime", [each.options() for each in runtimes().values()])

@@ -1,7 +1,6 @@
 """Scenario files: what is read, and what one line says about what is not."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 from inspect import get_annotations
 from pathlib import Path
 from typing import get_args
@@ -201,5 +200,5 @@ def keys(table: type[BaseModel]) -> Iterator[str]:
 
 def test_the_reference_names_every_key() -> None:
     text = (Path(__file__).parents[3] / "docs" / "scenario.md").read_text("utf-8")
-    options = [field.name for runtime in runtimes().values() for field in fields(runtime.options)]
+    options = [name for each in runtimes().values() for name in each.options.model_fields]
     assert [key for key in [*keys(Scenario), *options] if f"`{key}`" not in text] == []

@@ -1,13 +1,19 @@
 """Options of DeepSpeed's `zero_optimization` (0.19), under their names."""
 
-from dataclasses import dataclass
+import sys
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field, Strict
+
+from zsim.config_error import whole
 from zsim.dtype import DType
-from zsim.strategy.runtime_options import Formats, RuntimeOptions
-from zsim.strategy.runtime_setting import at_least, floating
+from zsim.strategy.config_table import Count, Flag
+from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
+
+Elements = Annotated[int, Strict(), Field(ge=0, le=sys.maxsize), BeforeValidator(whole)]
+"""A number of elements; Python's largest index stands for no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeed(RuntimeOptions):
     """Options of stages 1 to 3; elements, not bytes. The stage stands in the strategy.
 
@@ -27,31 +33,15 @@ class DeepSpeed(RuntimeOptions):
     has_replicas = False
     takes_frozen = True
 
-    reduce_bucket_size: int = 500_000_000
-    overlap_comm: bool | None = None
-    communication_data_type: DType | None = None
-    sub_group_size: int = 1_000_000_000
-    stage3_prefetch_bucket_size: int = 50_000_000
-    stage3_max_live_parameters: int = 1_000_000_000
-    stage3_max_reuse_distance: int = 1_000_000_000
-    stage3_param_persistence_threshold: int = 100_000
-    zero_hpz_partition_size: int = 1
-
-    def __post_init__(self) -> None:
-        floating(communication_data_type=self.communication_data_type)
-        at_least(
-            1,
-            reduce_bucket_size=self.reduce_bucket_size,
-            sub_group_size=self.sub_group_size,
-            zero_hpz_partition_size=self.zero_hpz_partition_size,
-        )
-        at_least(
-            0,
-            stage3_prefetch_bucket_size=self.stage3_prefetch_bucket_size,
-            stage3_max_live_parameters=self.stage3_max_live_parameters,
-            stage3_max_reuse_distance=self.stage3_max_reuse_distance,
-            stage3_param_persistence_threshold=self.stage3_param_persistence_threshold,
-        )
+    reduce_bucket_size: Count = 500_000_000
+    overlap_comm: Flag | None = None
+    communication_data_type: FloatFormat | None = None
+    sub_group_size: Count = 1_000_000_000
+    stage3_prefetch_bucket_size: Elements = 50_000_000
+    stage3_max_live_parameters: Elements = 1_000_000_000
+    stage3_max_reuse_distance: Elements = 1_000_000_000
+    stage3_param_persistence_threshold: Elements = 100_000
+    zero_hpz_partition_size: Count = 1
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which a secondary shard lies."""

@@ -1,11 +1,10 @@
 """Options of PyTorch's first FSDP: `FullyShardedDataParallel` around every block (torch 2.13)."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import DType
-from zsim.strategy.runtime_options import Formats, RuntimeOptions
-from zsim.strategy.runtime_setting import floating
+from zsim.strategy.config_table import Flag
+from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 
 class ShardingStrategy(StrEnum):
@@ -23,7 +22,6 @@ class BackwardPrefetch(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FSDP1(RuntimeOptions):
     """Options of `FullyShardedDataParallel`.
 
@@ -41,13 +39,10 @@ class FSDP1(RuntimeOptions):
 
     sharding_strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
-    forward_prefetch: bool = False
-    limit_all_gathers: bool = True
-    reduce_dtype: DType | None = None
-    no_sync: bool = False
-
-    def __post_init__(self) -> None:
-        floating(reduce_dtype=self.reduce_dtype)
+    forward_prefetch: Flag = False
+    limit_all_gathers: Flag = True
+    reduce_dtype: FloatFormat | None = None
+    no_sync: Flag = False
 
     def formats(self, *, stage: int, compute: DType, optimizer: DType) -> Formats:
         """Return formats: whole gradients add up as parameters are, sharded ones as their shards.

@@ -1,11 +1,13 @@
 """Options of PyTorch's FSDP2: `fully_shard` on every block and on the root (torch 2.13)."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from zsim.dtype import DType
-from zsim.strategy.runtime_options import Formats, RuntimeOptions
-from zsim.strategy.runtime_setting import at_least, floating
+from zsim.strategy.config_table import Count, Flag, Whole
+from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 
 class Sync(StrEnum):
@@ -15,7 +17,6 @@ class Sync(StrEnum):
     LAST = "last"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FSDP2(RuntimeOptions):
     """Options of `fully_shard` and of the setters of `FSDPModule`.
 
@@ -37,20 +38,13 @@ class FSDP2(RuntimeOptions):
     stages = (3,)
     takes_frozen = True
 
-    reshard_after_forward: bool | int = True
-    reshard_after_backward: bool = True
-    reduce_dtype: DType | None = None
+    reshard_after_forward: Flag | Annotated[Count, Field(ge=2)] = True
+    reshard_after_backward: Flag = True
+    reduce_dtype: FloatFormat | None = None
     gradient_sync: Sync = Sync.EVERY
     all_reduce: Sync = Sync.EVERY
-    forward_prefetch: int = 0
-    reduce_scatter_max_input_buffers: int = 1
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.reshard_after_forward, bool):
-            at_least(2, reshard_after_forward=self.reshard_after_forward)
-        floating(reduce_dtype=self.reduce_dtype)
-        at_least(0, forward_prefetch=self.forward_prefetch)
-        at_least(1, reduce_scatter_max_input_buffers=self.reduce_scatter_max_input_buffers)
+    forward_prefetch: Whole = 0
+    reduce_scatter_max_input_buffers: Count = 1
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which parameters stay sharded after forward."""

@@ -1,14 +1,16 @@
 """Options of Megatron-LM's distributed optimizer (`DistributedDataParallelConfig`, 2026-08)."""
 
-from dataclasses import dataclass
 from math import gcd
+from typing import Self
 
+from pydantic import model_validator
+
+from zsim.config_error import refusal, refuse
 from zsim.dtype import DType
+from zsim.strategy.config_table import Count, Flag
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
-from zsim.strategy.runtime_setting import SettingError, at_least
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Megatron(RuntimeOptions):
     """Options of the wrapper of the model, with `use_distributed_optimizer`.
 
@@ -24,16 +26,17 @@ class Megatron(RuntimeOptions):
 
     stages = (1,)
 
-    bucket_size: int | None = None
-    overlap_grad_reduce: bool = False
-    overlap_param_gather: bool = False
-    grad_reduce_in_fp32: bool = False
-    average_in_collective: bool = False
+    bucket_size: Count | None = None
+    overlap_grad_reduce: Flag = False
+    overlap_param_gather: Flag = False
+    grad_reduce_in_fp32: Flag = False
+    average_in_collective: Flag = False
 
-    def __post_init__(self) -> None:
-        at_least(1, bucket_size=self.bucket_size)
+    @model_validator(mode="after")
+    def _need_agreement(self) -> Self:
         if self.overlap_param_gather and not self.overlap_grad_reduce:
-            raise SettingError("overlap_param_gather: true needs overlap_grad_reduce = true")
+            refuse([refusal("overlap_param_gather", None, "true needs overlap_grad_reduce = true")])
+        return self
 
     def alignment(self, *, stage: int, data: int) -> int:
         """Return what buckets of multiples of 128 leave (`param_and_grad_buffer.py`)."""

@@ -1,11 +1,10 @@
 """Options of nanotron, a Megatron-like trainer with its own ZeRO-1 (2025-02)."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from zsim.dtype import DType
+from zsim.strategy.config_table import Count, Flag
 from zsim.strategy.runtime_options import Formats, RuntimeOptions
-from zsim.strategy.runtime_setting import at_least
 
 MIB = 2**20
 
@@ -19,7 +18,6 @@ class TensorMode(StrEnum):
     """Reduce-scatters and all-gathers: each holds its own tokens (Korthikanti et al. 2022)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Nanotron(RuntimeOptions):
     """Keys of its `parallelism` and `model` sections on which a schedule depends.
 
@@ -36,11 +34,8 @@ class Nanotron(RuntimeOptions):
     has_pipeline = True
 
     tp_mode: TensorMode = TensorMode.ALL_REDUCE
-    tp_recompute_allgather: bool = True
-    ddp_bucket_cap_mb: int = 25
-
-    def __post_init__(self) -> None:
-        at_least(1, ddp_bucket_cap_mb=self.ddp_bucket_cap_mb)
+    tp_recompute_allgather: Flag = True
+    ddp_bucket_cap_mb: Count = 25
 
     @property
     def cuts_tokens(self) -> bool:
