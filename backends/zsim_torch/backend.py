@@ -1,6 +1,6 @@
 """The torch backend: starts ranks, or joins those that torchrun started, and runs a job on them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class TorchBackend:
         witness: record what torch is seen to do on each rank, for `zsim check --against`.
         device: where ranks compute; see `zsim_torch.supervise.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
+        progress: is told how many steps all local ranks have done, and of how many.
 
     Raises:
         TextError: `data` is not a file that can be read, or is empty.
@@ -56,7 +57,7 @@ class TorchBackend:
     traits = BackendTraits(
         is_real=True,
         single_axes=SINGLE_AXES,
-        options=frozenset({"data", "timeout_s", "poison", "witness"}),
+        options=frozenset({"data", "timeout_s", "poison", "witness", "progress"}),
     )
 
     def __init__(
@@ -68,6 +69,7 @@ class TorchBackend:
         witness: bool = False,
         device: DeviceChoice = DeviceChoice.AUTO,
         pool: RankPool | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         if data is not None:
             admission.look_at(data)
@@ -79,6 +81,7 @@ class TorchBackend:
         self.witness = witness
         self.device = device
         self.pool = pool
+        self.progress = progress
 
     def refusal(self, job: Job) -> str | None:
         """One line that says why `job` cannot run here, or None if it can."""
@@ -102,12 +105,21 @@ class TorchBackend:
         work = Assignment(
             job=job, seed=seed, data=self.data, poison=self.poison, witness=self.witness
         )
+        told = self.progress or (lambda done, steps: None)
+        on_steps = None if self.progress is None else lambda done: told(done, job.steps)
         if self.pool is not None:
-            return merged(self.pool.run(train_on_rank, work))
-        timeout_s = self.timeout_s + slowest_operation_s(job.schedule, ranks)
-        return merged(
-            run_ranks(train_on_rank, work, ranks=ranks, timeout_s=timeout_s, device=self.device)
-        )
+            traces = self.pool.run(train_on_rank, work, on_steps=on_steps)
+        else:
+            traces = run_ranks(
+                train_on_rank,
+                work,
+                ranks=ranks,
+                timeout_s=self.timeout_s + slowest_operation_s(job.schedule, ranks),
+                device=self.device,
+                on_steps=on_steps,
+            )
+        told(job.steps, job.steps)
+        return merged(traces)
 
 
 def train_on_rank(work: Assignment) -> Trace:

@@ -27,7 +27,7 @@ from zsim_torch.module.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.observe.observer import Observer
 from zsim_torch.observe.recorder import Recorder, unwatched
 from zsim_torch.supervise.process_group import DeviceError, backends, rank_device
-from zsim_torch.supervise.progress_record import note
+from zsim_torch.supervise.progress_record import note, step_done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +329,7 @@ def _run(
         for step in range(steps):
             losses.begin_step()
             executor.run_step(step)
+            step_done(step + 1)
         executor.machine.streams.drain()
     note("the last step is over")
     return origin

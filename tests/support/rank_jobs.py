@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import distributed
@@ -16,7 +17,7 @@ from zsim.trace.trace import Trace
 from zsim_torch.backend import Assignment, train_on_rank
 from zsim_torch.execute.executor import Executor
 from zsim_torch.execute.streams import CpuStreams, PendingWork, StreamEntry
-from zsim_torch.supervise.progress_record import note
+from zsim_torch.supervise.progress_record import note, step_done
 from zsim_torch.supervise.ranks import run_ranks
 
 
@@ -134,3 +135,15 @@ def _meet_at_the_end(rank: int, how: signal.Signals) -> None:
     if distributed.get_rank() == rank:
         os.kill(os.getpid(), how)
     distributed.barrier()
+
+
+def step_when_it_is_told(folder: str) -> None:
+    """Do three steps; after each wait until a file says that it was told, 30 s at most."""
+    for step in (1, 2, 3):
+        step_done(step)
+        for _ in range(3000):
+            if Path(folder, str(step)).exists():
+                break
+            time.sleep(0.01)
+        else:
+            raise AssertionError(f"step {step} was not told")

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-_HEADER = struct.Struct("=QIII")
+_HEADER = struct.Struct("=QIIII")
 _HANDED = struct.Struct("=I")
 _TEXT_BYTES_MAX = 496
 GROUPS_MAX: Final = 128
@@ -44,8 +44,8 @@ class Wait:
 class LastProgress:
     """The number of lines that a rank has written, the last one, and what the rank waits for.
 
-    `handed` is how many collectives it has handed to each communicator. `pid` is its process; 0 if
-    it has not begun.
+    `handed` is how many collectives it has handed to each communicator, `steps` how many steps are
+    done. `pid` is its process; 0 if it has not begun.
     """
 
     count: int
@@ -53,6 +53,7 @@ class LastProgress:
     pid: int = 0
     wait: Wait | None = None
     handed: tuple[int, ...] = ()
+    steps: int = 0
 
     def to_json(self) -> str:
         """Return the note as text."""
@@ -68,6 +69,7 @@ class LastProgress:
             pid=found["pid"],
             wait=_wait_in(found["wait"]),
             handed=tuple(found["handed"]),
+            steps=found["steps"],
         )
 
 
@@ -83,7 +85,7 @@ class ProgressRecord:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
         self._count = self.read().count
-        self._pid = self._length = self._waits = 0
+        self._pid = self._length = self._waits = self._steps = 0
 
     def claim(self) -> None:
         """Note that this process is the rank."""
@@ -99,7 +101,14 @@ class ProgressRecord:
         self._publish()
 
     def _publish(self) -> None:
-        _HEADER.pack_into(self._map, 0, self._count, self._pid, self._length, self._waits)
+        fields = self._count, self._pid, self._length, self._waits, self._steps
+        _HEADER.pack_into(self._map, 0, *fields)
+
+    def finish_step(self, done: int) -> None:
+        """Note that so many steps are done; increase the counter."""
+        self._count += 1
+        self._steps = done
+        self._publish()
 
     def wait_for(self, wait: Wait | None) -> None:
         """Note what the rank waits for from now on, or that it goes on; increase the counter."""
@@ -120,11 +129,12 @@ class ProgressRecord:
 
     def read(self) -> LastProgress:
         """Return what was written last. A line that is being written may be seen torn."""
-        count, pid, length, waits = _HEADER.unpack_from(self._map, 0)
+        count, pid, length, waits, steps = _HEADER.unpack_from(self._map, 0)
         line = self._map[_HEADER.size : _HEADER.size + min(length, _TEXT_BYTES_MAX)]
         return LastProgress(
             count=count,
             pid=pid,
+            steps=steps,
             text=line.decode("utf-8", "replace"),
             wait=_wait(self._map[_WAIT_START : _WAIT_START + min(waits, _WAIT_BYTES_MAX)]),
             handed=tuple(
@@ -162,6 +172,12 @@ def note(text: str) -> None:
     """Say what this rank does next; it counts as progress. Nothing happens outside of a rank."""
     if _own:
         _own[0].write(text)
+
+
+def step_done(done: int) -> None:
+    """Say that so many steps are done on this rank."""
+    if _own:
+        _own[0].finish_step(done)
 
 
 def handed_over(group: int, number: int) -> None:

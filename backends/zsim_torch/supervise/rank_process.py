@@ -23,7 +23,7 @@ from typing import Any, Final
 from torch import distributed
 
 from zsim_torch.supervise.process_group import DeviceChoice, Placement, join
-from zsim_torch.supervise.progress_record import ProgressRecord, note, note_to
+from zsim_torch.supervise.progress_record import ProgressRecord, note, note_to, step_done
 from zsim_torch.supervise.rank_failure import Failure, failure_of
 
 STACKS_SIGNAL = signal.SIGUSR1
@@ -108,7 +108,9 @@ def serve(order: RankOrder, connection: Connection) -> None:
             except EOFError:
                 break
             note("starting a job")
-            connection.send_bytes(pickle.dumps(_perform(order.rank, path)))
+            answer = pickle.dumps(_perform(order.rank, path))
+            step_done(0)  # nobody takes the steps of this job for those of the next
+            connection.send_bytes(answer)
     except BaseException as error:
         connection.send_bytes(pickle.dumps(failure_of(order.rank, error)))
     else:

@@ -62,6 +62,9 @@ TIMEOUT_S: Final = 60.0
 _GRACE_S: Final = 2.0
 """How long the origin is waited for when a rank has lost its peer and no rank has said why."""
 
+_TELL_S: Final = 0.1
+"""How often it is told how many steps are done."""
+
 _STACKS_S: Final = 0.3
 _CLOSE_S: Final = 1.0
 _CONTEXT: Final = get_context("forkserver")
@@ -101,8 +104,15 @@ class RankPool:
         self._job_count = 0
         self._running: _Running | None = None
 
-    def run(self, function: Callable[..., Result], *arguments: object) -> tuple[Result, ...]:
+    def run(
+        self,
+        function: Callable[..., Result],
+        *arguments: object,
+        on_steps: Callable[[int], object] | None = None,
+    ) -> tuple[Result, ...]:
         """Call `function(*arguments)` on every rank; returns what each returned, by rank.
+
+        `on_steps` is told how many steps every rank has done, as `progress_record.step_done` says.
 
         Raises:
             RankFailedError: a rank raised, died or made no progress for too long.
@@ -112,7 +122,7 @@ class RankPool:
         self._running.timeout_s = self.timeout_s
         self._job_count += 1
         try:
-            results = self._running.run(self._job_count, function, arguments)
+            results = self._running.run(self._job_count, function, arguments, on_steps)
         except BaseException:
             running, self._running = self._running, None
             running.kill()
@@ -144,10 +154,12 @@ def run_ranks(
     ranks: int,
     timeout_s: float = TIMEOUT_S,
     device: DeviceChoice = DeviceChoice.CPU,
+    on_steps: Callable[[int], object] | None = None,
 ) -> tuple[Result, ...]:
     """Call `function(*arguments)` on `ranks` fresh local ranks; returns the results by rank.
 
-    Under torchrun no rank is started: every process calls this, is one rank, and gets all results.
+    `on_steps` is told how many steps all of them have done. Under torchrun no rank is started, and
+    nothing told: every process calls this, is one rank, and gets all results.
 
     Raises:
         RankFailedError: a rank raised, died or made no progress for too long.
@@ -159,7 +171,7 @@ def run_ranks(
             raise ValueError(f"ranks: {ranks} are asked for, torchrun started {placement.ranks}")
         return run_joined(placement, function, *arguments, timeout_s=timeout_s, device=device)
     with RankPool(ranks, timeout_s=timeout_s, device=device) as pool:
-        return pool.run(function, *arguments)
+        return pool.run(function, *arguments, on_steps=on_steps)
 
 
 class _Running:
@@ -204,7 +216,11 @@ class _Running:
         self.warden.mind(process.pid)
 
     def run(
-        self, number: int, function: Callable[..., Result], arguments: tuple[object, ...]
+        self,
+        number: int,
+        function: Callable[..., Result],
+        arguments: tuple[object, ...],
+        on_steps: Callable[[int], object] | None,
     ) -> list[Result]:
         """Run one job and return its results by rank."""
         payload = pickle.dumps((function, arguments))
@@ -217,19 +233,23 @@ class _Running:
         for connection in self.connections:
             with suppress(OSError):  # it has died: the watch will say so
                 connection.send_bytes(os.fsencode(path))
-        done, failures = self._watch()
+        done, failures = self._watch(on_steps)
         if failures:
             raise self._failed(failures)
         path.unlink()
         return [pickle.loads(done[rank].payload) for rank in sorted(done)]
 
-    def _watch(self) -> tuple[dict[int, RankResult], list[Failure]]:
+    def _watch(
+        self, on_steps: Callable[[int], object] | None
+    ) -> tuple[dict[int, RankResult], list[Failure]]:
         """Wait until every rank is done, or for the failure that explains all others."""
         done: dict[int, RankResult] = {}
         failures: list[Failure] = []
         seen: list[LastProgress] = []
         now = time.monotonic()
         deadline = now + self.timeout_s
+        told = 0
+        often = () if on_steps is None else (_TELL_S,)
         while len(done) + len(failures) < len(self.processes):
             failed = {failure.rank for failure in failures}
             waiting = [rank for rank in range(len(self.processes)) if rank not in done]
@@ -237,7 +257,7 @@ class _Running:
             ready = wait(
                 [self.connections[rank] for rank in waiting]
                 + [self.processes[rank].sentinel for rank in waiting],
-                min(max(deadline - now, 0), self.timeout_s / 10),
+                min(max(deadline - now, 0), self.timeout_s / 10, *often),
             )
             now = time.monotonic()
             for rank in waiting:
@@ -252,6 +272,9 @@ class _Running:
             if any(failure.cause is not Cause.LOST_ITS_PEER for failure in failures):
                 break
             notes = [each.read() for each in self.whereabouts]
+            if on_steps is not None and (steps := min(each.steps for each in notes)) > told:
+                told = steps
+                on_steps(told)
             if not failures and (ready or notes != seen):
                 seen, deadline = notes, now + self.timeout_s
             if now >= deadline:

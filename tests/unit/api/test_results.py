@@ -337,6 +337,14 @@ def test_a_run_tells_how_many_of_its_steps_are_simulated(monkeypatch: pytest.Mon
     assert len(set(shares)) == 8  # the schedule, its proof, and each step
 
 
+def test_a_run_on_real_ranks_tells_how_many_of_its_steps_are_done() -> None:
+    told: list[tuple[float, float]] = []
+    zsim.run("tiny", {"train.steps": 3}, backend="torch", progress=lambda *each: told.append(each))
+    shares = share(told)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
 def test_a_run_with_faults_tells_of_the_run_without_them_too() -> None:
     told: list[tuple[float, float]] = []
     fault = {"fault": [{"kind": "gpu", "rank": 1, "factor": 2}], "train.steps": 5}

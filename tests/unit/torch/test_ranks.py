@@ -21,6 +21,7 @@ from rank_jobs import (
     return_a_lambda,
     slow_but_moving,
     start_ranks_inside,
+    step_when_it_is_told,
     stop_on,
     sum_of_ranks,
 )
@@ -103,6 +104,17 @@ def test_one_rank_is_a_run_as_well() -> None:
 
 def test_a_pool_keeps_its_processes_from_job_to_job(pool: RankPool) -> None:
     assert pool.run(os.getpid) == pool.run(os.getpid)
+
+
+def test_steps_are_told_while_the_ranks_go_on(pool: RankPool, tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def tell(steps: int) -> None:
+        told.append(steps)
+        (tmp_path / str(steps)).touch()
+
+    pool.run(step_when_it_is_told, str(tmp_path), on_steps=tell)
+    assert told == [1, 2, 3]
 
 
 def test_an_error_is_told_with_its_rank_in_one_line(pool: RankPool) -> None:
