@@ -183,8 +183,8 @@ class _How:
         """Return the backend, with the faults and neighbours of `source`."""
         if not (source.faults or source.neighbours):
             return self._with(self.settings, progress)
-        trouble = {"faults": source.faults, "neighbours": source.neighbours}
-        return self._with({**self.settings, **trouble}, progress)
+        injected = {"faults": source.faults, "neighbours": source.neighbours}
+        return self._with({**self.settings, **injected}, progress)
 
     def healthy(self, source: Source, job: Job, progress: Progress | None) -> Trace | None:
         """Return the run without faults and neighbours; None where there are none."""

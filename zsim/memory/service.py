@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from zsim.memory.caching import UNLIMITED, CachingAllocator
-from zsim.model.tensor_lifetime import Course
+from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.schedule import Buffer, Program
 from zsim.trace.trace import BookEntry
 
@@ -106,7 +106,7 @@ class Service:
         group.append(block)
         return True
 
-    def _run(self, own: str, course: Course, stream: str) -> bool:
+    def _run(self, own: str, course: AllocationTrace, stream: str) -> bool:
         """Serve the turns of a segment; whether there was memory."""
         free = self._allocator.free
         made: list[str] = []

@@ -12,7 +12,7 @@ from zsim.dtype import DType
 from zsim.model.architecture import Architecture
 from zsim.model.generator import Draws
 from zsim.model.kernel import Kernel
-from zsim.model.tensor_lifetime import Turn
+from zsim.model.tensor_lifetime import AllocationEvent
 
 
 class ModelError(ValueError):
@@ -98,8 +98,8 @@ class Segment:
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     again: tuple[Kernel, ...] = ()
-    forward_course: tuple[Turn, ...] = ()
-    backward_course: tuple[Turn, ...] = ()
+    forward_course: tuple[AllocationEvent, ...] = ()
+    backward_course: tuple[AllocationEvent, ...] = ()
 
     def forward_kernels(self, *, again: bool) -> tuple[Kernel, ...]:
         """Those of forward, or where a checkpoint is run `again`."""

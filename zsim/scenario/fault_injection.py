@@ -9,7 +9,7 @@ from zsim.scenario.faults import absence, beyond
 from zsim.scenario.tables import ScenarioError
 
 
-class TroubleError(ScenarioError):
+class AbsentHardwareError(ScenarioError):
     """Faults or neighbours that name what is not there: a slip, whatever else a scenario says."""
 
 
@@ -22,11 +22,11 @@ def injected(
     """Return the faults and the neighbours of a run on so many ranks of `cluster`, in order.
 
     Raises:
-        TroubleError: some of them name what the cluster does not have.
+        AbsentHardwareError: some of them name what the cluster does not have.
     """
     wrong = [*_wrong_faults(faults, cluster, ranks), *_wrong_neighbours(neighbours, cluster)]
     if wrong:
-        raise TroubleError(*wrong)
+        raise AbsentHardwareError(*wrong)
     return (
         tuple(table.on(cluster) for table in faults),
         tuple(table.neighbour() for table in neighbours),

@@ -12,7 +12,7 @@ from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.config_error import line
 from zsim.model.equal_units import EQUAL_UNITS
 from zsim.network.link_load import Decision
-from zsim.scenario.fault_injection import TroubleError, injected
+from zsim.scenario.fault_injection import AbsentHardwareError, injected
 from zsim.scenario.missing_keys import need_keys
 from zsim.scenario.optimizer import groups_of, learning_rates_of, rule_of
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -65,13 +65,13 @@ class _Contradictions:
         """Return if nothing was raised.
 
         Raises:
-            TroubleError: some of it was one; all of it is told.
+            AbsentHardwareError: some of it was one; all of it is told.
             ScenarioError: as above, without one.
         """
         if self._found:
-            trouble = any(isinstance(each, TroubleError) for each in self._found)
+            absent = any(isinstance(each, AbsentHardwareError) for each in self._found)
             told = [line for each in self._found for line in each.args]
-            raise (TroubleError if trouble else ScenarioError)(*told)
+            raise (AbsentHardwareError if absent else ScenarioError)(*told)
 
 
 def resolve(

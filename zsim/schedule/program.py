@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from zsim.dtype import DType
 from zsim.model.generator import Generator
-from zsim.model.tensor_lifetime import Course
+from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.layout import Layout
 from zsim.schedule.mesh import Box, Coordinates, Group, Mesh
 from zsim.schedule.operation import Operation, Together, View, walk
@@ -93,7 +93,7 @@ class Buffer:
     produced: bool = False
     layout: str | None = None
     shard: str | None = None
-    course: Course | None = None
+    course: AllocationTrace | None = None
 
     def __post_init__(self) -> None:
         if self.elements < 0:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from math import prod
 from typing import Any, cast
 
-from zsim.scenario.fault_injection import TroubleError
+from zsim.scenario.fault_injection import AbsentHardwareError
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
 from zsim.study.axis import Combination, StudyAxis, axes_of, changed, combinations
@@ -219,7 +219,7 @@ class _Planner:
                 train = held(scenario.train, batch, replicas, combination.changes)
                 scenario = scenario.model_copy(update={"train": train})
             resolved = self.reader.resolve(scenario)
-        except TroubleError as error:
+        except AbsentHardwareError as error:
             raise StudyError(f"{name}: {error}") from None
         except ScenarioError as error:
             return StudyRun(

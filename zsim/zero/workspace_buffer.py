@@ -6,7 +6,7 @@ from itertools import count
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Segment
-from zsim.model.tensor_lifetime import Course
+from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.operation import Action, Operand, Role
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import ScheduleWriter
@@ -33,7 +33,7 @@ def workspace_buffer(
     size_bytes = segment.backward_workspace_bytes if backward else segment.forward_workspace_bytes
     turns = segment.backward_course if backward else segment.forward_course
     buffers = (saved, *(_gradients_made(model, segment, operands) if backward else ()))
-    course = Course(buffers=buffers, turns=turns) if turns else None
+    course = AllocationTrace(buffers=buffers, turns=turns) if turns else None
     if not size_bytes:
         last = saved if not backward else buffers[-1] if segment.inputs else ""
         if last and writer.buffers[last].produced:

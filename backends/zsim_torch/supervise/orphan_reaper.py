@@ -1,8 +1,8 @@
 """A process that ends orphaned ranks when the program that started them dies.
 
-A rank that is stopped cannot end itself, and nobody else knows the folder of the run. The warden is
+A rank that is stopped cannot end itself, and nobody else knows the folder of the run. The reaper is
 told the process of every rank. When its pipe closes without a farewell, the program was killed: the
-warden ends the ranks with all that they have started, removes the folder, and ends.
+reaper ends the ranks with all that they have started, removes the folder, and ends.
 """
 
 import os
@@ -62,13 +62,13 @@ def _parent_of(pid: int) -> int | None:
 
 
 class OrphanReaper:
-    """The warden of one run, as the program sees it."""
+    """The reaper of one run, as the program sees it."""
 
     def __init__(self, context: ForkServerContext, folder: Path) -> None:
         self._connection, theirs = context.Pipe()
         with theirs:
             self._process: ForkServerProcess = context.Process(
-                target=keep_watch, args=(folder, Path(get_temp_dir()), theirs), name="warden"
+                target=keep_watch, args=(folder, Path(get_temp_dir()), theirs), name="reaper"
             )
             self._process.start()
 

@@ -197,7 +197,7 @@ def waiting_for(wait: Wait) -> Generator[None]:
     _own[0].wait_for(None)  # an error inside leaves the note: it says where the rank was
 
 
-def note_to(whereabouts: ProgressRecord) -> None:
-    """From here on `note` writes to `whereabouts`, as the note of this process."""
-    whereabouts.claim()
-    _own[:] = [whereabouts]
+def note_to(record: ProgressRecord) -> None:
+    """From here on `note` writes to `record`, as the note of this process."""
+    record.claim()
+    _own[:] = [record]

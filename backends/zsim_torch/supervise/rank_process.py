@@ -46,7 +46,7 @@ class RankOrder:
         return self.folder / f"rank{self.rank}.log"
 
     @property
-    def whereabouts(self) -> Path:
+    def progress(self) -> Path:
         """Return the file of the rank's progress record."""
         return self.folder / f"rank{self.rank}.note"
 
@@ -85,7 +85,7 @@ def serve(order: RankOrder, connection: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _redirect_output(order)
-        note_to(ProgressRecord(order.whereabouts))
+        note_to(ProgressRecord(order.progress))
     except OSError:  # the run has ended while this rank was starting, and took its folder
         _end_group()
     try:

@@ -182,7 +182,7 @@ class _Running:
         self.folder = Path(tempfile.mkdtemp(prefix="zsim-ranks-"))
         self.processes: list[ForkServerProcess] = []
         self.connections: list[Connection] = []
-        self.whereabouts: list[ProgressRecord] = []
+        self.progress: list[ProgressRecord] = []
         self.orders = [
             RankOrder(
                 rank=rank,
@@ -195,7 +195,7 @@ class _Running:
             for rank in range(ranks)
         ]
         with _prepared():
-            self.warden = OrphanReaper(_CONTEXT, self.folder)
+            self.reaper = OrphanReaper(_CONTEXT, self.folder)
         atexit.register(self.end)
         try:
             for order in self.orders:
@@ -205,7 +205,7 @@ class _Running:
             raise
 
     def _start(self, order: RankOrder) -> None:
-        self.whereabouts.append(ProgressRecord(order.whereabouts))
+        self.progress.append(ProgressRecord(order.progress))
         ours, theirs = _CONTEXT.Pipe()
         self.connections.append(ours)
         process = _CONTEXT.Process(target=serve, args=(order, theirs), name=f"rank{order.rank}")
@@ -213,7 +213,7 @@ class _Running:
             process.start()
         self.processes.append(process)
         assert process.pid is not None
-        self.warden.mind(process.pid)
+        self.reaper.mind(process.pid)
 
     def run(
         self,
@@ -271,7 +271,7 @@ class _Running:
                             failures.append(failure)
             if any(failure.cause is not Cause.LOST_ITS_PEER for failure in failures):
                 break
-            notes = [each.read() for each in self.whereabouts]
+            notes = [each.read() for each in self.progress]
             if on_steps is not None and (steps := min(each.steps for each in notes)) > told:
                 told = steps
                 on_steps(told)
@@ -289,7 +289,7 @@ class _Running:
         except (EOFError, OSError):
             process = self.processes[rank]
             process.join(_CLOSE_S)
-            note = self.whereabouts[rank].read()
+            note = self.progress[rank].read()
             return death(rank, process.exitcode, Seen(rank=rank, note=note).where)
         return answer
 
@@ -326,7 +326,7 @@ class _Running:
         return [
             Seen(
                 rank=rank,
-                note=self.whereabouts[rank].read(),
+                note=self.progress[rank].read(),
                 gone=rank in gone,
                 stopped=pid is not None and is_stopped(pid),
                 in_collective=says_that_it_waits(self._log(rank)),
@@ -358,10 +358,10 @@ class _Running:
         self.kill()
         for process in self.processes:
             process.close()
-        for whereabouts in self.whereabouts:
-            whereabouts.close()
+        for record in self.progress:
+            record.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.warden.dismiss()
+        self.reaper.dismiss()
 
 
 @contextmanager

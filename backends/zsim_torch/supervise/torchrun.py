@@ -34,24 +34,24 @@ def run_joined(
     Raises:
         RankFailedError: this rank raised, or lost another one.
     """
-    lookout = Watchdog(placement, timeout_s)
-    with lookout.listening():
+    watchdog = Watchdog(placement, timeout_s)
+    with watchdog.listening():
         try:
             note("joining the process group")
             if not distributed.is_initialized():
-                # The lookout says more than a collective that gave up: it is given the time.
+                # The watchdog says more than a collective that gave up: it is given the time.
                 join(placement, device, timeout_s=2 * timeout_s + _GRACE_S)
                 atexit.register(distributed.destroy_process_group)
-            lookout.meet()
+            watchdog.meet()
             note("starting a job")
             results: list[Result | None] = [None] * placement.ranks
             distributed.all_gather_object(results, function(*arguments))
         except Exception as error:
             failure = failure_of(placement.rank, error)
             if failure.cause is Cause.LOST_ITS_PEER:
-                failure = replace(failure, message=f"{failure.message}; {lookout.where()}")
+                failure = replace(failure, message=f"{failure.message}; {watchdog.where()}")
                 time.sleep(_GRACE_S)  # torchrun ends this process when it sees the origin fail
             raise RankFailedError(failure, [failure.details]) from error
         finally:
-            lookout.end()
+            watchdog.end()
     return tuple(cast("list[Result]", results))

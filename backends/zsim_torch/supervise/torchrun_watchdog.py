@@ -51,7 +51,7 @@ class Watchdog:
         self._store: TCPStore | None = None
         self._words = 0
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, daemon=True, name="lookout").start()
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     @contextmanager
     def listening(self) -> Generator[None]:
@@ -64,7 +64,7 @@ class Watchdog:
         os.set_blocking(mouth, False)
         signal.signal(signal.SIGTERM, _heard)
         before = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        listener = threading.Thread(target=self._listen, args=(ears,), name="lookout ears")
+        listener = threading.Thread(target=self._listen, args=(ears,), name="watchdog ears")
         listener.start()
         try:
             yield
@@ -176,7 +176,7 @@ def _heard(number: int, frame: object) -> None:
 
 
 def _key(rank: int) -> str:
-    return f"zsim/lookout/{rank}"
+    return f"zsim/watchdog/{rank}"
 
 
 def _stacks() -> str:

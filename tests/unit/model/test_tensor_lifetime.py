@@ -12,7 +12,7 @@ from zsim.memory.memory_block import BlockState
 from zsim.memory.service import Service
 from zsim.model.architecture import GPT, Architecture, Attention, Llama
 from zsim.model.model import BATCH
-from zsim.model.tensor_lifetime import Course, CourseError, Turn
+from zsim.model.tensor_lifetime import AllocationEvent, AllocationTrace, LifetimeError
 from zsim.model.transformer import transformer
 from zsim.schedule.operation import Allocate, Free
 from zsim.schedule.schedule import Buffer, Kind, Program, ScheduleError
@@ -41,7 +41,7 @@ SHAPES: dict[str, Architecture] = {
 }
 
 
-def left(turns: tuple[Turn, ...]) -> Counter[int]:
+def left(turns: tuple[AllocationEvent, ...]) -> Counter[int]:
     """Bytes of each buffer that are there when all turns were taken."""
     found = Counter[int]()
     for number, _, size in turns:
@@ -91,7 +91,7 @@ def test_the_head_holds_so_many_bytes_for_each_logit(
     assert found == pytest.approx((forward, backward), abs=0.01)
 
 
-def most(turns: tuple[Turn, ...], buffers: set[int]) -> int:
+def most(turns: tuple[AllocationEvent, ...], buffers: set[int]) -> int:
     """Return the most that turns hold of these buffers at once."""
     level = found = 0
     for number, _, size in turns:
@@ -100,7 +100,7 @@ def most(turns: tuple[Turn, ...], buffers: set[int]) -> int:
     return found
 
 
-def buffer(name: str, mib: int, course: Course | None = None) -> Buffer:
+def buffer(name: str, mib: int, course: AllocationTrace | None = None) -> Buffer:
     return Buffer(
         name=name,
         pool="device",
@@ -135,11 +135,11 @@ def peak(allocator: CachingAllocator) -> int:
 def test_what_backward_drops_makes_room_for_its_gradients() -> None:
     # Forward saves 30 and 40 MiB and holds 20 more at first; backward drops the 40 before it makes
     # 50 of gradients, for which it needs 10 more, and the 30 at the end.
-    ahead = Course(
+    ahead = AllocationTrace(
         buffers=("s",),
         turns=((0, 1, 20 * MIB), (1, 0, 30 * MIB), (0, 1, -20 * MIB), (1, 1, 40 * MIB)),
     )
-    back = Course(
+    back = AllocationTrace(
         buffers=("s", "g"),
         turns=(
             (1, 1, -40 * MIB),
@@ -158,7 +158,7 @@ def test_what_backward_drops_makes_room_for_its_gradients() -> None:
 
 def test_a_forward_that_keeps_nothing_gives_back_what_it_would_save() -> None:
     # The 30 MiB go when they were read, before 40 more come; nothing is saved, "s" is not alive.
-    course = Course(
+    course = AllocationTrace(
         buffers=("s",), turns=((1, 0, 30 * MIB), (1, 0, 0), (1, 1, 40 * MIB), (1, 1, 0))
     )
     assert peak(served("fF", buffer("s", 70), buffer("f", 1, course))) == 40
@@ -166,19 +166,19 @@ def test_a_forward_that_keeps_nothing_gives_back_what_it_would_save() -> None:
 
 
 def test_what_is_beside_the_tensors_of_a_course_is_a_request_where_the_book_has_it() -> None:
-    course = Course(buffers=("s",), turns=((1, 0, 30 * MIB),))
+    course = AllocationTrace(buffers=("s",), turns=((1, 0, 30 * MIB),))
     assert peak(served("sfFS", buffer("s", 70), buffer("f", 1, course))) == 70
     assert peak(served("sS", buffer("s", 70), buffer("f", 1, course))) == 40
 
 
 def test_a_course_that_cannot_be_is_refused() -> None:
-    with pytest.raises(CourseError, match="a turn must be of one of 1 buffers, or 0"):
-        Course(buffers=("s",), turns=((2, 0, 1),))
-    with pytest.raises(CourseError, match="tensor 3 of buffer 0 gives back 2 bytes where 1 were"):
-        Course(buffers=(), turns=((0, 3, 1), (0, 3, -2)))
-    with pytest.raises(CourseError, match="tensor 3 of buffer 0 gives back 2 bytes where 0 were"):
-        Course(buffers=(), turns=((0, 3, -2),))
-    with pytest.raises(CourseError, match="tensor 0 of buffer 1 is taken twice"):
-        Course(buffers=("s",), turns=((1, 0, 5), (1, 0, 5)))
+    with pytest.raises(LifetimeError, match="a turn must be of one of 1 buffers, or 0"):
+        AllocationTrace(buffers=("s",), turns=((2, 0, 1),))
+    with pytest.raises(LifetimeError, match="tensor 3 of buffer 0 gives back 2 bytes where 1 were"):
+        AllocationTrace(buffers=(), turns=((0, 3, 1), (0, 3, -2)))
+    with pytest.raises(LifetimeError, match="tensor 3 of buffer 0 gives back 2 bytes where 0 were"):
+        AllocationTrace(buffers=(), turns=((0, 3, -2),))
+    with pytest.raises(LifetimeError, match="tensor 0 of buffer 1 is taken twice"):
+        AllocationTrace(buffers=("s",), turns=((1, 0, 5), (1, 0, 5)))
     with pytest.raises(ScheduleError, match="buffer f: course: s must be a buffer of its pool"):
-        served("fF", buffer("f", 1, Course(buffers=("s",), turns=())))
+        served("fF", buffer("f", 1, AllocationTrace(buffers=("s",), turns=())))

@@ -12,7 +12,7 @@ from zsim.cluster.files.table import read as read_part
 from zsim.config_error import MOST_TOLD
 from zsim.files.installed import network_profile, topology
 from zsim.scenario.deepspeed_config import configured
-from zsim.scenario.fault_injection import TroubleError
+from zsim.scenario.fault_injection import AbsentHardwareError
 from zsim.scenario.resolve import resolve
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import ScenarioError, from_tables
@@ -113,13 +113,13 @@ GPU, NIC = '{kind = "gpu", rank = 99, factor = 2}', '{kind = "nic", node = 0, ni
 
 def test_faults_and_neighbours_that_name_what_is_not_there() -> None:
     neighbour = 'neighbour=[{nodes = [0, 7], bandwidth_per_direction = "1 GB/s"}]'
-    with pytest.raises(TroubleError) as error:
+    with pytest.raises(AbsentHardwareError) as error:
         settled(f"fault=[{GPU}, {NIC}]", neighbour)
     assert fields(error) == ["fault.0.rank", "fault.1.nic", "neighbour.0.nodes"]
 
 
 def test_faults_are_told_beside_hardware_that_is_missing() -> None:
-    with pytest.raises(TroubleError) as error:  # a slip, for a study as well
+    with pytest.raises(AbsentHardwareError) as error:  # a slip, for a study as well
         settled(f"fault=[{GPU}]", "cluster.topology=dgx2_infiniband", "train.precision=bf16")
     assert fields(error) == ["train.precision", "fault.0.rank"]
 

@@ -183,9 +183,9 @@ class Running:
         """What a rank says of itself; nothing before it begins."""
         for path in self.folder.glob(f"zsim-ranks-*/rank{rank}.note"):
             with suppress(OSError, ValueError):
-                whereabouts = ProgressRecord(path)
-                note = whereabouts.read()
-                whereabouts.close()
+                record = ProgressRecord(path)
+                note = record.read()
+                record.close()
                 return note
         return LastProgress(count=0, text="")
 

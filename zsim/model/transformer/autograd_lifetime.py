@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from zsim.model.tensor_lifetime import OWN, Turn
+from zsim.model.tensor_lifetime import OWN, AllocationEvent
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of
 
 SAVED = 1
@@ -31,7 +31,7 @@ class _Turns:
     """Turns so far; tensors of the workspace are numbered as they come."""
 
     def __init__(self) -> None:
-        self.all: list[Turn] = []
+        self.all: list[AllocationEvent] = []
         self._count = 0
 
     def take(self, buffer: int, size: int, number: int = 0) -> _Piece:
@@ -52,7 +52,7 @@ def _last_reads(operators: Sequence[Operator]) -> dict[str, int]:
     return {tensor.name: index for index, each in enumerate(operators) for tensor in each.reads}
 
 
-def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[Turn, ...]:
+def forward_course(stretch: Stretch, kept: Mapping[str, Tensor]) -> tuple[AllocationEvent, ...]:
     """Return the allocations of forward, which leaves its outputs and what is `kept`."""
     turns, numbers = _Turns(), {name: number for number, name in enumerate(kept)}
     last_read = _last_reads(stretch.operators)
@@ -88,7 +88,7 @@ def backward_course(
     *,
     again: Sequence[Operator] = (),
     chosen: Collection[Operator] = (),
-) -> tuple[Turn, ...]:
+) -> tuple[AllocationEvent, ...]:
     """Return the allocations of backward, which first runs `again` what was not `chosen`.
 
     It makes the gradients that are `needed`.
@@ -123,7 +123,9 @@ class _Backward:
         }
         self._made: set[str] = set()
 
-    def turns(self, again: Sequence[Operator], chosen: Collection[Operator]) -> tuple[Turn, ...]:
+    def turns(
+        self, again: Sequence[Operator], chosen: Collection[Operator]
+    ) -> tuple[AllocationEvent, ...]:
         self._run_again(again, chosen)
         for each in reversed(self._operators):
             self._pass(each)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.model.model import Segment, Value
-from zsim.model.tensor_lifetime import Turn
+from zsim.model.tensor_lifetime import AllocationEvent
 from zsim.model.transformer.autograd_lifetime import SAVED, backward_course, forward_course
 from zsim.model.transformer.operator import Operator, Stretch, Tensor, parameters_of, with_gradients
 from zsim.strategy.execution import PLAIN, Execution
@@ -119,7 +119,7 @@ def _forward_workspace(stretch: Stretch, kept: Mapping[str, Tensor]) -> int:
     return max(0, most - sum(left.values()))
 
 
-def _backward_workspace(course: Iterable[Turn]) -> int:
+def _backward_workspace(course: Iterable[AllocationEvent]) -> int:
     """Most that backward holds at once beside what has room anyway.
 
     Room there is for the gradients of all parameters and inputs, from the beginning, and for what
