@@ -354,10 +354,14 @@ def test_a_run_with_faults_tells_of_the_run_without_them_too() -> None:
     assert shares[-1] == 1
 
 
-@pytest.mark.parametrize("name", ["tiny", "zero_table1"])
-def test_the_search_for_the_largest_model_tells_how_far_it_is(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"), [("tiny", {"cluster.gpu_memory": "20 MB"}), ("zero_table1", {})]
+)
+def test_the_search_for_the_largest_model_tells_how_far_it_is(
+    name: str, changes: dict[str, object]
+) -> None:
     told: list[tuple[float, float]] = []
-    found = zsim.largest(name, progress=lambda *each: told.append(each))
+    found = zsim.largest(name, changes, progress=lambda *each: told.append(each))
     assert found.fits
     shares = share(told)
     ends = [at for at, each in enumerate(shares) if each == 1]

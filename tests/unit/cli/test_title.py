@@ -41,9 +41,10 @@ def test_a_title_names_every_key_that_is_changed(
 @pytest.mark.parametrize("command", ["run --no-check", "plan", "largest"])
 def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str) -> None:
     name, *options = command.split()
-    _, out, _ = ask(name, "llama2_7b", *options, *NODES)
-    assert out.startswith(f"{LLAMA}\n")
-    assert json.loads(ask(name, "llama2_7b", *options, *NODES, "--json")[1])["title"] == LLAMA
+    words = (name, "llama2_7b", *options, *NODES, "--set", "cluster.gpu_memory=10 GB")
+    title = f"{LLAMA}, cluster.gpu_memory = 10 GB"
+    assert ask(*words)[1].startswith(f"{title}\n")
+    assert json.loads(ask(*words, "--json")[1])["title"] == title
 
 
 @pytest.mark.parametrize(
