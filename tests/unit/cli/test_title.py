@@ -38,11 +38,13 @@ def test_a_title_names_every_key_that_is_changed(
     assert code == (0 if title else 2)
 
 
-@pytest.mark.parametrize("command", ["run --no-check", "plan", "largest"])
-def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "memory"), [("run --no-check", "10 GB"), ("plan", "10 GB"), ("largest", "4 GB")]
+)
+def test_lines_and_json_have_the_title_of_what_ran(ask: Ask, command: str, memory: str) -> None:
     name, *options = command.split()
-    words = (name, "llama2_7b", *options, *NODES, "--set", "cluster.gpu_memory=10 GB")
-    title = f"{LLAMA}, cluster.gpu_memory = 10 GB"
+    words = (name, "llama2_7b", *options, *NODES, "--set", f"cluster.gpu_memory={memory}")
+    title = f"{LLAMA}, cluster.gpu_memory = {memory}"
     assert ask(*words)[1].startswith(f"{title}\n")
     assert json.loads(ask(*words, "--json")[1])["title"] == title
 
