@@ -7,7 +7,12 @@ from pathlib import Path
 
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
-from zsim.api.prediction_errors import errors_cells, errors_object, unmodelled_lines
+from zsim.api.prediction_errors import (
+    errors_cells,
+    errors_object,
+    unmodelled_lines,
+    unmodelled_objects,
+)
 from zsim.calibration.network_verdict import SIZE_CLASSES, NetworkVerdict, verdict
 from zsim.cluster.profile.files import Profiles
 from zsim.files.installed import network_profiles
@@ -87,7 +92,7 @@ def network_object(found: NetworkVerdict) -> dict[str, object]:
         "modelled": errors.rows if errors else 0,
         **errors_object(errors),
         "hardware": {},
-        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
+        "unmodelled": unmodelled_objects(found.unmodelled),
     }
     hardware: dict[str, dict[str, object]] = {}
     for (gpu, size), each in found.by_class.items():

@@ -23,6 +23,11 @@ def errors_cells(errors: Errors | None) -> tuple[str, ...]:
     return (str(errors.rows), *(f"{value:.1%}" for value in values))
 
 
+def unmodelled_objects(found: Iterable[Unmodelled]) -> list[dict[str, object]]:
+    """Return the rows that are not modelled, and why, for `--json`."""
+    return [{"row": each.row, "reason": each.reason} for each in found]
+
+
 def unmodelled_lines(found: Iterable[Unmodelled]) -> list[str]:
     """Return why rows are not modelled, each reason once with all lines."""
     by_reason: dict[str, list[str]] = {}

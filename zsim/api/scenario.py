@@ -177,6 +177,9 @@ class LoadedScenario:
         need_folder("schedule", Path(path))
         write(Path(path), encode(self.document))
 
+    def __str__(self) -> str:
+        return self.title
+
     def _repr_html_(self) -> str:
         tables = {} if self.tables is None else self.to_dict()
         facts = [

@@ -8,7 +8,12 @@ from pathlib import Path
 from zsim.api.answer import Answer
 from zsim.api.answer_text import table_text
 from zsim.api.forecast import forecasts
-from zsim.api.prediction_errors import errors_cells, errors_object, unmodelled_lines
+from zsim.api.prediction_errors import (
+    errors_cells,
+    errors_object,
+    unmodelled_lines,
+    unmodelled_objects,
+)
 from zsim.calibration.memory_fit import ABOVE, NEAR, MemoryFit
 from zsim.calibration.memory_fit import fit as fit_of
 from zsim.calibration.network_verdict import Errors
@@ -163,7 +168,7 @@ def verdict_object(found: TrainingVerdict) -> dict[str, object]:
             }
             for each in found.worst
         ],
-        "unmodelled": [{"row": each.row, "reason": each.reason} for each in found.unmodelled],
+        "unmodelled": unmodelled_objects(found.unmodelled),
     }
 
 

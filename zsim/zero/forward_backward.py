@@ -32,7 +32,12 @@ class ForwardBackward:
     """Writes the visits of a micro-batch into a writer.
 
     Without `checkpoints`, those that are cut over the tensor axis lie loose on the device.
+
+    Class attributes:
+        _slot: suffix of the buffers of this micro-batch, where several are alive at once.
     """
+
+    _slot = ""
 
     def __init__(
         self,
@@ -314,7 +319,7 @@ class ForwardBackward:
         segment = self._segment(visit, part)
         dtype = self.strategy.train.precision.compute
         return self.writer.buffer(
-            f"{self.model.units[visit.unit].name}/saved{part.segment}",
+            f"{self.model.units[visit.unit].name}/saved{part.segment}{self._slot}",
             -(-segment.saved_bytes // dtype.size_bytes),
             dtype,
             Kind.SAVED,

@@ -128,6 +128,7 @@ def test_so_many_ranks_and_steps_are_in_the_title_and_in_the_job() -> None:
     loaded = zsim.load("tiny", ranks=8, steps=3)
     assert (loaded.job.schedule.mesh.size, loaded.job.steps) == (8, 3)
     assert loaded.title.endswith(", with train.steps = 3, ranks = 8")
+    assert str(loaded) == loaded.title
 
 
 def test_a_notebook_shows_every_table_with_what_was_changed() -> None:

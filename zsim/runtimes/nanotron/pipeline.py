@@ -30,7 +30,7 @@ from zsim.zero.assemble import assemble, need_fitting, need_single_calls
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward, Held
 from zsim.zero.names import PIPELINE
-from zsim.zero.visit_order import Made, SegmentVisit, UnitVisit, ValueInstance, visits
+from zsim.zero.visit_order import Made, UnitVisit, ValueInstance, visits
 
 NEXT, BEFORE = 1, -1
 """Offsets along the pipeline."""
@@ -76,16 +76,6 @@ class _SlotForwardBackward(ForwardBackward):
     ) -> None:
         super().__init__(writer, model, strategy, buckets=buckets, held=held)
         self._slot = slot
-
-    def _saved(self, visit: UnitVisit, part: SegmentVisit) -> str:
-        segment, dtype = self._segment(visit, part), self.strategy.train.precision.compute
-        return self.writer.buffer(
-            f"{self.model.units[visit.unit].name}/saved{part.segment}{self._slot}",
-            -(-segment.saved_bytes // dtype.size_bytes),
-            dtype,
-            Kind.SAVED,
-            produced=True,
-        )
 
     def begin_gradient(self, value: str) -> None:
         """Note that the gradient of `value` has come from elsewhere."""
