@@ -88,7 +88,8 @@ class LoadedScenario:
             return schedule_source(self.name, self.schedule_json, self.changes)
         found, ignored = self._settled
         tell_ignored(ignored)
-        return scheduled(self.name, self.title, found)
+        document = scheduled(self.name, found)
+        return Source(name=self.name, title=self.title, document=document, scenario=found)
 
     @cached_property
     def _settled(self) -> "tuple[ResolvedScenario, str]":

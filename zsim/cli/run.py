@@ -110,7 +110,7 @@ def run(
     need_output("--report", report, FileKind.PAGE)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
     try:
-        with progress(f"{loaded.title} on {backend}") as told:
+        with progress(f"{scenario} on {backend}") as told:
             result = run_scenario(
                 loaded,
                 backend=backend,

@@ -157,19 +157,18 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
     Raises:
         MistakeError: it cannot be read.
     """
-    missing = f"{what}: {one_of(name, shipped, or_else='a file or ')}"
-    if not name:
-        raise MistakeError(missing)
     try:
-        return Path(name).read_text("utf-8")
+        if name:
+            return Path(name).read_text("utf-8")
     except FileNotFoundError:
-        raise MistakeError(missing) from None
+        pass
     except UnicodeDecodeError:
         raise MistakeError(f"{name}: not text: scenarios are TOML, schedules JSON") from None
     except OSError as error:
         raise file_fault(name, error) from None
     except ValueError:  # a null character in the name
         raise MistakeError(f"{what}: {name!r} must be the name of a file") from None
+    raise MistakeError(f"{what}: {one_of(name, shipped, or_else='a file or ')}")
 
 
 def _config_text(scenario: str, key: str, config: str) -> str:
@@ -261,8 +260,8 @@ def settled(
         return found, ignored
 
 
-def scheduled(name: str, title: str, resolved: "ResolvedScenario") -> Source:
-    """Return `resolved`, called `name`, with its model and schedule.
+def scheduled(name: str, resolved: "ResolvedScenario") -> "Document":
+    """Return the schedule of `resolved`, called `name`, with its model and cluster.
 
     Raises:
         MistakeError: there is no such model, or no schedule for it.
@@ -272,8 +271,7 @@ def scheduled(name: str, title: str, resolved: "ResolvedScenario") -> Source:
     from zsim.scenario.tables import ScenarioError
 
     with mistakes(ScenarioError, ModelError, prefix=f"{name}: "):
-        document = Document.of(resolved.make_job())
-    return Source(name=name, title=title, document=document, scenario=resolved)
+        return Document.of(resolved.make_job())
 
 
 def tell_ignored(ignored: str) -> None:
@@ -293,6 +291,6 @@ def resolved(
         MistakeError: it cannot be used.
     """
     found, ignored = settled(name, scenario, ranks=ranks)
-    source = scheduled(name, scenario.title, found)
+    document = scheduled(name, found)
     tell_ignored("" if quiet else ignored)
-    return source
+    return Source(name=name, title=scenario.title, document=document, scenario=found)

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, pairwise
@@ -13,6 +13,7 @@ from types import FrameType
 
 import pytest
 
+import zsim_scenarios
 from zsim.api.scenario import LoadedScenario
 from zsim.backend.backend import Job
 from zsim.backend.document import Document
@@ -242,8 +243,19 @@ def way_to_a_job(arguments: list[str]) -> list[str]:
     ],
 )
 def test_a_scenario_climbs_back_three_times_at_most_on_its_way_to_a_job(command: str) -> None:
+    need_few_climbs(way_to_a_job(command.split()))
+
+
+def test_so_does_one_that_names_a_configuration_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}', "utf-8")
+    text = zsim_scenarios.text("tiny").replace("stage = 3", 'deepspeed_config = "ds_config.json"')
+    (tmp_path / "mine.toml").write_text(text, "utf-8")
+    own = "zero.bucket_elements=none"  # a knob of zsim's own stages
+    need_few_climbs(way_to_a_job(["plan", str(tmp_path / "mine.toml"), "--set", own]))
+
+
+def need_few_climbs(way: Sequence[str]) -> None:
     """A climb: the next file that a scenario enters stands above the one that it was in."""
-    way = way_to_a_job(command.split())
     assert len(way) > 10
     climbs = [f"{one} to {other}" for one, other in pairwise(way) if floor(one) < floor(other)]
     assert len(climbs) <= 3, climbs
