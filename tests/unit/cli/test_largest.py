@@ -91,6 +91,6 @@ def test_a_schedule_has_no_largest_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "schedule.json"
-    path.write_text("{}")
+    assert answer(["plan", "tiny", "--schedule", str(path)]) == 0
     assert answer(["largest", str(path)]) == 2
     assert "the largest model is that of a scenario" in capsys.readouterr().err
