@@ -12,7 +12,7 @@ host knows when it issues (`zsim.schedule.happens_before`).
 Cost: one look at each edge; nothing where a schedule has no threads and no files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
@@ -33,7 +33,7 @@ def examine(context: Context) -> list[Finding]:
             continue
         for order in (each.setup_order, each.settled_order):
             for way in order.ways:
-                for finding in _of(each, way, away):
+                for finding in _of(each, way, away, order.ways):
                     found.setdefault((finding.role, finding.operation), finding)
     return list(found.values())
 
@@ -47,7 +47,9 @@ def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
     return frozenset(number for number, name in enumerate(each.step.streams) if name in names)
 
 
-def _of(each: NumberedProgram, way: Way, away: frozenset[int]) -> Iterator[Finding]:
+def _of(
+    each: NumberedProgram, way: Way, away: frozenset[int], ways: Sequence[Way]
+) -> Iterator[Finding]:
     numbered = way.numbered
     host: Clock | None = None
     for number, operation in enumerate(numbered.operations):
@@ -67,7 +69,7 @@ def _of(each: NumberedProgram, way: Way, away: frozenset[int]) -> Iterator[Findi
             continue
         if stream in away:
             continue
-        for awaited, position, name in _awaited(numbered, number):
+        for awaited, position, name in _awaited(numbered, number, ways):
             if awaited in away and (host is None or host[awaited] < position):
                 yield Finding(
                     invariant=INVARIANT,
@@ -79,14 +81,28 @@ def _of(each: NumberedProgram, way: Way, away: frozenset[int]) -> Iterator[Findi
                 )
 
 
-def _awaited(numbered: Numbered, number: int) -> Iterator[tuple[int, int, str]]:
-    """Yield stream, position and name of what an operation waits for by an edge."""
+def _awaited(
+    numbered: Numbered, number: int, ways: Sequence[Way]
+) -> Iterator[tuple[int, int, str]]:
+    """Yield stream, position and name of what an operation waits for by an edge.
+
+    A previous instance that the host knows of whenever its step ends is not waited for.
+    """
     for edge in numbered.edges[number]:
         name = numbered.operations[edge].id
         yield numbered.stream[edge], numbered.position[edge], name
     for name in numbered.previous.get(number, ()):
         latest = numbered.index.get(name)
-        if latest is not None:
+        if latest is not None and not _is_known(latest, ways):
             stream = numbered.stream[latest]
             before = numbered.position[latest] - len(numbered.entries[stream])
             yield stream, before, f"the previous {name}"
+
+
+def _is_known(number: int, ways: Sequence[Way]) -> bool:
+    """Return whether the host knows, at the end of each step, that an operation of it finished."""
+    return all(
+        way.left.host[way.numbered.stream[number]] >= way.numbered.position[number]
+        for way in ways
+        if way.known[number] is not None
+    )

@@ -12,7 +12,7 @@ Cost: one look at each operation that communicates; at each copy, where there is
 from collections import Counter
 from collections.abc import Iterator
 
-from zsim.closed_form import host_bytes
+from zsim.closed_form import file_bytes, host_bytes
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
@@ -71,6 +71,7 @@ def _contract(context: Context) -> Iterator[Finding]:
         ("loss_divisor", contract.loss_divisor, divisor),
         ("wire_bytes", volumes, set(wire_bytes(model, strategy))),
         ("host_bytes", contract.host_bytes, host_bytes(model, strategy)),
+        ("file_bytes", contract.file_bytes, file_bytes(model, strategy)),
     ):
         if promised is not None and promised != said:
             yield Finding(
