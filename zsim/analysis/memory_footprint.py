@@ -4,6 +4,7 @@ Where frees are deferred it depends on time when memory comes back, and only a r
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
@@ -120,8 +121,8 @@ def states_alone(job: Job) -> Footprint:
 
     That is how Rajbhandari et al. 2020 (Table 2) count the theoretical size of a model.
     """
-    program = max(job.schedule.programs, key=model_state_bytes)
-    states = {buffer.name: buffer.size_bytes for buffer in model_states(program)}
+    program = max(job.schedule.programs, key=partial(model_state_bytes, job.schedule))
+    states = {buffer.name: buffer.size_bytes for buffer in model_states(job.schedule, program)}
     total, capacity_bytes = sum(states.values()), job.cluster.gpu.memory_bytes
     all_of_it = Shortage(operation="", needed_bytes=total, alive=tuple(states.items()))
     return Footprint(

@@ -110,7 +110,7 @@ class ScheduleWriter(OperationList):
             buffer = self.buffers[name]
             alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
             self.alive_bytes[buffer.pool] = alive
-            if alive > self.peak_bytes.get(buffer.pool, 0):
+            if alive >= self.peak_bytes.get(buffer.pool, 0):
                 self.peak_bytes[buffer.pool] = alive
             self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 

@@ -210,11 +210,11 @@ class NvmeOptimizerStep(HostOptimizerStep):
         self._groups = [
             _SubGroup(item, start, min(most, item.gradient.size - start))
             for item in self.tensors
-            for start in range(0, item.gradient.size, most)
+            for start in range(0, max(1, item.gradient.size), most)
         ]
         self._read: list[tuple[str, ...]] = []
         self._written: list[list[tuple[str, str]]] = []
-        self._slot = max((each.size for each in self._groups), default=1)
+        self._slot = max([1, *(each.size for each in self._groups)])
         count = offload.buffers or offload.sets * (1 + self.strategy.moments)
         size_bytes = self._slot * self.strategy.train.precision.optimizer.size_bytes
         self.writer.slots(SLOTS, size_bytes, count)

@@ -60,7 +60,8 @@ class FetchedShards:
         self._read: list[str] = []
         self._fetched = 0
         self._copies: dict[str, str] = {}
-        self._shard = max((bucket.shard for bucket in buckets.all), default=1)
+        self._read_now: set[str] = set()
+        self._shard = max([1, *(bucket.shard for bucket in buckets.all)])
         self._updated: set[int] = set()
         self._from_nvme = strategy.offload.parameters is Tier.NVME
 
@@ -68,6 +69,7 @@ class FetchedShards:
         """Read and copy what visit `index` needs, and what is ahead of it."""
         offload = self._strategy.offload
         reach = index + self._strategy.zero.prefetch_units + offload.fetch_units
+        self._read_now.clear()
         for need in self._needs[self._fetched :]:
             if need.first > reach or self._name(need) in self._writer.alive:
                 break
@@ -84,13 +86,9 @@ class FetchedShards:
 
     def end(self) -> None:
         """Declare the slots that were used at once."""
-        if self._from_nvme:
-            size_bytes = self._slot_bytes
+        size_bytes = self._shard * self._strategy.train.precision.compute.size_bytes
+        if self._read:
             self._writer.slots(SLOTS, size_bytes, self._writer.peak_bytes[SLOTS] // size_bytes)
-
-    @property
-    def _slot_bytes(self) -> int:
-        return self._shard * self._strategy.train.precision.compute.size_bytes
 
     @staticmethod
     def _name(need: Needed) -> str:
@@ -104,8 +102,10 @@ class FetchedShards:
         """Read shards up to need `now`, and further ones that visits up to `reach` need."""
         for number in range(len(self._read), len(self._needs)):
             need = self._needs[number]
-            if number > now and (need.first > reach or self._slot(need) in self._writer.alive):
+            again = self._slot(need) in self._read_now or self._slot(need) in self._writer.alive
+            if number > now and (need.first > reach or again):
                 break
+            self._read_now.add(self._slot(need))
             writer, bucket = self._writer, self._buckets.all[need.bucket]
             slot = writer.buffer(
                 self._slot(need),

@@ -236,7 +236,7 @@ class OptimizerStep:
             self.update_one(writer, item, norm)
         self.completed(writer)
         if norm is not None:
-            writer.free(norm, uses=(writer.path("norm/reduce"),))
+            writer.free(norm, uses=(writer.path(self.norm_ready),))
         if self.strategy.train.precision is Precision.FP16:
             scale = self.strategy.train.loss_scale
             writer.set_scalar(GOOD_STEPS, GOOD_STEPS, add=1.0)
