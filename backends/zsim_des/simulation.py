@@ -351,7 +351,8 @@ def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[Link
             for link, taken in network.shapes(number)[state]:
                 moved[link] += taken * size_bytes * links.classes[link].count
     uses: list[LinkUse] = []
-    for name in dict.fromkeys(name for each in links.classes for name in each.names):
+    counted = [each for each in links.classes if each.carries_bytes]
+    for name in dict.fromkeys(name for each in counted for name in each.names):
         classes = zip(links.classes, moved, strict=True)
         alike = [(each, size) for each, size in classes if name in each.names]
         if not any(size for _, size in alike):

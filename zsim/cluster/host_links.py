@@ -146,7 +146,7 @@ def _drives(cluster: Cluster, flow: HostFlow) -> tuple[Hop, ...]:
     return (way, Level.NODE), (DRIVES_BUSY, Level.NODE), (IO_REQUESTS, Level.RANK)
 
 
-def load(cluster: Cluster, flow: HostFlow, link: str) -> Fraction:
+def load_of(cluster: Cluster, flow: HostFlow, link: str) -> Fraction:
     """Return what a byte of `flow` takes of `link`, in bytes of its bandwidth.
 
     A drive is busy with a written byte as many times longer than with a read one as it writes

@@ -1,10 +1,10 @@
 """Time of a read or write of NVMe drives: what is in flight, and what the drives sustain.
 
 An operation is cut into blocks, of which so many are in flight on each thread; a file is striped
-over all drives, so that a block is on as many as its stripes. Drives that have work are busy. So an
-operation takes the longer of what the drives need and what the blocks in flight allow, each of which
-takes the latency and its own transfer (the asymptotic bounds of a closed network: Denning and Buzen
-1978, "The operational analysis of queueing network models", ACM Computing Surveys 10.3).
+over all drives, so that a block is on as many as it has stripes. An operation takes the longer of
+what the drives need and what the blocks in flight allow, each of which takes the latency and its
+own transfer (the asymptotic bounds of a closed network: Denning and Buzen 1978, "The operational
+analysis of queueing network models", ACM Computing Surveys 10.3).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Time of kernels on host threads: bytes of host memory, at the share of it that they reach.
 
 A kernel that runs over tensors larger than the caches takes as long as its memory traffic. Adam
-reads and writes four fp32 tensors but the gradient, which it reads: 28 bytes a parameter, with which
+reads four fp32 tensors and writes all of them but the gradient: 28 bytes a parameter, with which
 ZeRO-Offload's table 4 (Ren et al. 2021, arXiv 2101.06840) comes to 93 to 127 GB/s on a DGX-2. The
 share of the memory's bandwidth that a kernel reaches with all cores is measured, and stands in the
 node's description; kernels of several ranks share cores and memory.
