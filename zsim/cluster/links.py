@@ -66,11 +66,10 @@ def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
         if cluster.gpus_per_root_port is None:
             yield _equal("PCIe switch", "host", switches, pcie, hops=((TO_HOST,), (FROM_HOST,)))
         else:
-            yield _equal(
-                "PCIe switch", "root port", switches, pcie, hops=((TO_ROOT,), (FROM_ROOT,))
-            )
-            hops = (FROM_ROOT_TO_HOST,), (FROM_HOST_TO_ROOT,)
-            yield _equal("root port", "host", nodes * cluster.root_ports, pcie, hops=hops)
+            to_port = (TO_ROOT,), (FROM_ROOT,)
+            yield _equal("PCIe switch", "root port", switches, pcie, hops=to_port)
+            from_port = (FROM_ROOT_TO_HOST,), (FROM_HOST_TO_ROOT,)
+            yield _equal("root port", "host", nodes * cluster.root_ports, pcie, hops=from_port)
     if cluster.board_link is not None:
         found = _equal("board", "board", nodes, cluster.board_link, hops=((BOARD,),))
         yield replace(found, loads=2 * nodes)
