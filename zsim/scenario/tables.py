@@ -169,7 +169,7 @@ class ComputeTable(Table):
     host_per_segment: Time | None = None
 
 
-class HostTable(Table):
+class HostKnobs(Table):
     """`[host]`: how host memory is used.
 
     `pinned` is how pinned memory is handed out: `caching` as PyTorch does, rounded up to powers of
@@ -201,7 +201,7 @@ class Scenario(Table):
     train: TrainTable
     compute: ComputeTable = ComputeTable()
     network: NetworkTable = NetworkTable()
-    host: HostTable = HostTable()
+    host: HostKnobs = HostKnobs()
     fault: tuple[FaultTable, ...] = ()
     neighbour: tuple[NeighbourTable, ...] = ()
 
