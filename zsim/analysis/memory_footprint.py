@@ -8,6 +8,7 @@ from functools import partial
 
 from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
+from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
 from zsim.backend.backend import Job
 from zsim.memory import book, peak, reservations
 from zsim.schedule.operation import Free, FreeMode
@@ -49,6 +50,7 @@ class Footprint:
         reserved_bytes: the most that the allocator takes; after a lack it takes no more.
         usable_bytes: what there is for it; 0 if that is not known.
         lack: the first rank's and pool's that does not suffice, host memory among them.
+        tiers: host memory and NVMe of the node that takes most, where ranks hold some.
     """
 
     allocated_bytes: int
@@ -56,11 +58,17 @@ class Footprint:
     reserved_bytes: int
     usable_bytes: int
     lack: Lack | None
+    tiers: tuple[TierUse, ...] = ()
+
+    @property
+    def tier_short(self) -> TierUse | None:
+        """Return the first tier of which a node has too little."""
+        return next((each for each in self.tiers if not each.fits), None)
 
     @property
     def fits(self) -> bool:
-        """True if every rank goes on, waits for memory included."""
-        return self.lack is None
+        """True if every rank goes on, waits for memory included, and no node lacks a tier."""
+        return self.lack is None and self.tier_short is None
 
 
 def footprint(job: Job) -> Footprint:
@@ -75,10 +83,12 @@ def footprint(job: Job) -> Footprint:
     device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
     allocated = needed = reserved = usable = 0
     found: Lack | None = None
+    served: dict[str, ServedBook] = {}
     for program in schedule.programs:
         entries = book(program, job.steps)
         allocated = max(allocated, *(peak(entries, name).bytes for name in device))
-        for each in reservations(schedule, program, entries, job.cluster):
+        served[program.role] = entries, reservations(schedule, program, entries, job.cluster)
+        for each in served[program.role][1]:
             if each.pool in device and each.peak_bytes >= reserved:
                 reserved, usable = each.peak_bytes, each.capacity_bytes or 0
             if each.pool in device:
@@ -92,6 +102,7 @@ def footprint(job: Job) -> Footprint:
         reserved_bytes=reserved,
         usable_bytes=usable,
         lack=found,
+        tiers=tier_uses(job, served),
     )
 
 
@@ -104,6 +115,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
         reserved_bytes=found.peak_reserved_bytes,
         usable_bytes=found.usable_bytes,
         lack=lack_of_run(job.schedule, trace),
+        tiers=found.tiers,
     )
 
 

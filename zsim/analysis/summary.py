@@ -6,6 +6,7 @@ Everything is judged on the last step: from the end of the step before it (or th
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
 from zsim.dtype import DType
@@ -60,6 +61,7 @@ class Summary:
             most. The GPU may have enough to do meanwhile.
         fits: whether every rank goes on, waits for memory included.
         peak_host_bytes: the most that the ranks of a node hold of its host's memory.
+        tiers: host memory and NVMe of the node that takes most, where ranks hold some.
         reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
     """
 
@@ -82,6 +84,7 @@ class Summary:
     reserved_is_known: bool = True
     needed_bytes: int = 0
     memory_wait_s: float = 0.0
+    tiers: tuple[TierUse, ...] = ()
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -128,6 +131,12 @@ class Room:
     peak_host_bytes: int = 0
     reserved_is_known: bool = True
     needed_bytes: int = 0
+    tiers: tuple[TierUse, ...] = ()
+
+    @property
+    def tier_short(self) -> TierUse | None:
+        """Return the first tier of which a node has too little."""
+        return next((each for each in self.tiers if not each.fits), None)
 
 
 def summary(job: Job, trace: Trace) -> Summary:
@@ -160,11 +169,12 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
             (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
         ),
         host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
-        fits=taken.full_at is None,
+        fits=taken.full_at is None and taken.tier_short is None,
         peak_host_bytes=taken.peak_host_bytes,
         reserved_is_known=taken.reserved_is_known,
         needed_bytes=taken.needed_bytes,
         memory_wait_s=max(each.memory_wait_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
+        tiers=taken.tiers,
     )
 
 
@@ -203,6 +213,7 @@ def room(job: Job, trace: Trace) -> Room:
         peak_host_bytes=_on_node(job, trace),
         reserved_is_known=all(each.shortage is None for each in reservations_made),
         needed_bytes=max(each.needed_bytes for each in reservations_made),
+        tiers=tier_uses(job, _served(job, trace)),
     )
 
 
@@ -291,6 +302,20 @@ def _on_node(job: Job, trace: Trace) -> int:
     books = {id(rank.book): rank.book for rank in trace.ranks}.values()
     each = sum(max(peak_bytes(entries, pool) for entries in books) for pool in pools)
     return each * min(job.cluster.gpus_per_node, job.schedule.mesh.size)
+
+
+def _served(job: Job, trace: Trace) -> dict[str, ServedBook]:
+    """Return the book of the ranks of each role, and what was reserved; of several the first."""
+    found: dict[str, ServedBook] = {}
+    if all(pool.place is Place.DEVICE for pool in job.schedule.pools):
+        return {program.role: ((), ()) for program in job.schedule.programs}
+    for rank in trace.ranks:
+        if rank.role not in found:
+            made = rank.reservations or reservations(
+                job.schedule, _program(job, rank), rank.book, job.cluster
+            )
+            found[rank.role] = rank.book, made
+    return found
 
 
 def _reserved(job: Job, trace: Trace) -> list[Reservation]:

@@ -6,6 +6,7 @@ from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
+from zsim.analysis.tier_fit import tier_objects
 from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.backend.backend import Job, predicts
 from zsim.memory import communicators
@@ -67,6 +68,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "peak_reserved_bytes": found.reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
         "peak_node_host_bytes": found.peak_host_bytes,
+        "tiers": tier_objects(found.tiers),
         "usable_memory_bytes": found.usable_bytes,
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
@@ -95,8 +97,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             ("throughput", _rates(found)),
         ]
     lines.append(("memory at the peak", _memory(found)))
-    if found.peak_host_bytes:
-        lines.append(("host memory", _host_memory(outcome)))
+    lines += [(each.name, each.text()) for each in found.tiers]
     if predicts(trace.backend) and outcome.job.cluster.gpu.overheads.total_bytes(1):
         lines.append(("other memory", _overheads(outcome.job)))
     observed = dict(trace.observed)
@@ -194,12 +195,6 @@ def _rates(found: Summary) -> str:
 def _memory(found: Summary) -> str:
     kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
-
-
-def _host_memory(outcome: RunOutcome) -> str:
-    """Return what the ranks of a node hold of its host's memory, and what there is."""
-    held, host = format_bytes(outcome.summary.peak_host_bytes), outcome.job.cluster.host
-    return f"{held} on a node" + ("" if host is None else f" of {format_bytes(host.memory_bytes)}")
 
 
 def _overheads(job: Job) -> str:

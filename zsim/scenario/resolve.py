@@ -129,6 +129,8 @@ def resolve(
         strategy=strategy,
         micro_batch_size=micro,
         allocator=scenario.cluster.allocator,
+        pinned=scenario.host.pinned,
+        setup=scenario.host.setup,
         cluster=cluster,
         steps=scenario.train.steps,
         faults=faults,

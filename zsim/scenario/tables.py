@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, unknown
+from zsim.memory.host_setup import HostSetup
 from zsim.model.architecture import Activation, Attention, Norm, Positions
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
@@ -168,6 +169,17 @@ class ComputeTable(Table):
     host_per_segment: Time | None = None
 
 
+class HostKnobs(Table):
+    """`[host]`: how host memory is used.
+
+    `pinned` is how pinned memory is handed out: `caching` as PyTorch does, rounded up to powers of
+    two and kept, or `exact`. `setup` is how the model is built before the first step.
+    """
+
+    pinned: Literal[Discipline.CACHING, Discipline.EXACT] = Discipline.CACHING
+    setup: HostSetup = HostSetup.SHARDED
+
+
 class NetworkTable(Table):
     """`[network]`: how collectives run, and the fitted constants that say what they cost."""
 
@@ -189,6 +201,7 @@ class Scenario(Table):
     train: TrainTable
     compute: ComputeTable = ComputeTable()
     network: NetworkTable = NetworkTable()
+    host: HostKnobs = HostKnobs()
     fault: tuple[FaultTable, ...] = ()
     neighbour: tuple[NeighbourTable, ...] = ()
 
