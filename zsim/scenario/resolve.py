@@ -29,7 +29,8 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
-from zsim.strategy.strategy import Activations, Parallel, Strategy, ZeroKnobs
+from zsim.strategy.offload import Tier
+from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
 Topology = Callable[[str, str | None, int], Cluster]
@@ -111,7 +112,8 @@ def resolve(
     parallel = {**scenario.parallel.given(Parallel), "tensor": tensor, "data": data}
     train["gradient_accumulation_steps"] = accumulation
     with wrong:
-        strategy = _strategy(parallel, zero, scenario.activations, train)
+        said = {"activations": scenario.activations, "offload": scenario.offload}
+        strategy = _strategy({"parallel": parallel, "zero": zero, **said, "train": train})
     wrong.refuse()
     cluster = replace(
         described,
@@ -179,13 +181,7 @@ def _train(table: TrainTable) -> dict[str, object]:
     }
 
 
-def _strategy(
-    parallel: dict[str, object],
-    zero: dict[str, object],
-    activations: Activations,
-    train: dict[str, object],
-) -> Strategy:
-    tables = {"parallel": parallel, "zero": zero, "activations": activations, "train": train}
+def _strategy(tables: dict[str, object]) -> Strategy:
     try:
         return Strategy.model_validate(tables)
     except ValidationError as error:
@@ -199,11 +195,24 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         cluster.gpu.rate(precision.compute)
     except ClusterError as error:
         raise ScenarioError(f"train.precision: {precision}: {error}") from None
-    if strategy.activations.offload and (cluster.host is None or cluster.pcie_link is None):
+    offload = strategy.offload
+    has_host = cluster.host is not None and cluster.pcie_link is not None
+    if strategy.activations.offload and not has_host:
         raise ScenarioError(
             f"activations.offload: true needs a node with host memory behind PCIe, {cluster.name} "
             "describes none"
         )
+    for name in ("optimizer", "parameters"):
+        tier = getattr(offload, name)
+        if tier is not Tier.DEVICE and not has_host:
+            raise ScenarioError(
+                f"offload.{name}: {tier} needs a node with host memory behind PCIe, {cluster.name} "
+                "describes none"
+            )
+        if tier is Tier.NVME and cluster.drives is None:
+            raise ScenarioError(
+                f"offload.{name}: nvme needs a node with drives, {cluster.name} describes none"
+            )
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:

@@ -28,6 +28,7 @@ from zsim.strategy.config_table import (
     Time,
 )
 from zsim.strategy.learning_rate import LearningRateShape
+from zsim.strategy.offload import Offload
 from zsim.strategy.runtime_options import names
 from zsim.strategy.strategy import Activations, ParallelAxes, Stage, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
@@ -198,6 +199,7 @@ class Scenario(Table):
     parallel: ParallelTable = ParallelTable()
     zero: ZeroTable
     activations: Activations = Activations()
+    offload: Offload = Offload()
     train: TrainTable
     compute: ComputeTable = ComputeTable()
     network: NetworkTable = NetworkTable()

@@ -10,7 +10,7 @@ from zsim.compute.host_kernel import kernel_of
 from zsim.compute.roofline import touched_bytes
 from zsim.schedule.access import accesses
 from zsim.schedule.host_traffic import copied_bytes, leaves_device
-from zsim.schedule.operation import Compute, Copy, Fill
+from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
 from zsim.schedule.schedule import Place, Program
 
 
@@ -28,6 +28,15 @@ class Carried:
     access: DriveAccess | None = None
 
 
+FILES = {
+    (Read, False): HostFlow.READ,
+    (Write, False): HostFlow.WRITE,
+    (Read, True): HostFlow.READ_DIRECT,
+    (Write, True): HostFlow.WRITE_DIRECT,
+}
+"""Flows of reads and writes of files; straight to the GPU with GPUDirect Storage."""
+
+
 def carried_by(
     operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
 ) -> Carried | None:
@@ -35,6 +44,11 @@ def carried_by(
 
     `places` are by pool. What touches host memory alone runs on host threads.
     """
+    if isinstance(operation, Read | Write):
+        memory = operation.target if isinstance(operation, Read) else operation.source
+        direct = places[program.by_name[memory.buffer].pool] is Place.DEVICE
+        flow = FILES[type(operation), direct]
+        return Carried(flow, copied_bytes(operation, program), access=DriveAccess())
     if isinstance(operation, Copy):
         outward = leaves_device(operation, program, places)
         if outward is not None:
