@@ -8,7 +8,7 @@ from zsim.model.model import Model
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.schedule.host_traffic import file_bytes, host_bytes
 from zsim.schedule.issue_order import taken
-from zsim.schedule.operation import walk
+from zsim.schedule.operation import Action, Allocate, Compute, Free, walk
 from zsim.schedule.schedule import (
     MODEL_STATE,
     Buffer,
@@ -99,17 +99,23 @@ def model_state_bytes(schedule: Schedule, program: Program) -> int:
 def model_states(schedule: Schedule, program: Program) -> Iterator[Buffer]:
     """Yield buffers of ZeRO's model states on the device.
 
-    What persists of those kinds, and all gradient buffers: they are alive together when the update
-    begins.
+    What persists of those kinds, and gradients: they are alive together when the update begins,
+    unless they have left the device by then.
     """
-    persistent = set(program.persistent)
+    persistent, left = set(program.persistent), set[str]()
+    for operation in taken(program.step, overflows=False):
+        if isinstance(operation, Compute) and operation.action is Action.UPDATE:
+            break
+        if isinstance(operation, Allocate):
+            left.discard(operation.buffer)
+        if isinstance(operation, Free):
+            left.add(operation.buffer)
     on_device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
     for buffer in program.buffers:
         if buffer.pool not in on_device:
             continue
-        if buffer.kind is Kind.GRADIENT or (
-            buffer.kind in MODEL_STATE and buffer.name in persistent
-        ):
+        is_gradient = buffer.kind is Kind.GRADIENT and buffer.name not in left
+        if is_gradient or (buffer.kind in MODEL_STATE and buffer.name in persistent):
             yield buffer
 
 

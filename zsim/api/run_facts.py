@@ -61,6 +61,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "tokens_per_s": found.tokens_per_s,
         "exposed_communication_s": found.exposed_communication_s,
         "exposed_communication_s_by_axis": dict(found.exposed_by_group),
+        "exposed_on_host_s": dict(found.exposed_on_host),
         "host_bound_s": found.host_bound_s,
         "memory_wait_s": found.memory_wait_s,
         "peak_allocated_bytes": found.peak_allocated_bytes,
@@ -93,6 +94,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             ("step time", f"{format_seconds(found.step_time_s)}, bound by {found.bound_by}"),
             *_trouble(outcome),
             ("exposed communication", _exposed(found, share)),
+            *_on_host(found),
             *_host(found),
             ("throughput", _rates(found)),
         ]
@@ -178,6 +180,18 @@ def _exposed(found: Summary, share: float) -> str:
     )
     exposed = f"{format_seconds(found.exposed_communication_s)} ({share:.1%} of the step)"
     return f"{exposed}: {by_axis}" if by_axis else exposed
+
+
+def _on_host(found: Summary) -> list[tuple[str, str]]:
+    """Return how long the GPU waits for kernels, copies and files of the host side."""
+    waits = [(name, seconds) for name, seconds in found.exposed_on_host if seconds]
+    if not waits:
+        return []
+    said = ", ".join(
+        f"{name} {format_seconds(seconds)} ({seconds / found.step_time_s:.1%})"
+        for name, seconds in waits
+    )
+    return [("exposed offload", said)]
 
 
 def _rates(found: Summary) -> str:

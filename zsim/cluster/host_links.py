@@ -32,6 +32,14 @@ DRIVES_BUSY = "drives"
 IO_REQUESTS = "I/O requests"
 
 
+class HostWork(StrEnum):
+    """Work that offloading gives to the host side of a node."""
+
+    KERNELS = "kernels on the host"
+    COPIES = "copies to and from the host"
+    FILES = "reads and writes of files"
+
+
 class HostFlow(StrEnum):
     """Kinds of traffic on the host side of a node."""
 
@@ -42,6 +50,13 @@ class HostFlow(StrEnum):
     WRITE = "host to drives"
     READ_DIRECT = "drives to GPU"
     WRITE_DIRECT = "GPU to drives"
+
+    @property
+    def work(self) -> HostWork:
+        """Return what it is to the host side."""
+        if self in (HostFlow.COPY_OUT, HostFlow.COPY_IN):
+            return HostWork.COPIES
+        return HostWork.KERNELS if self is HostFlow.KERNEL else HostWork.FILES
 
     @property
     def writes_drives(self) -> bool:
