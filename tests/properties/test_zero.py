@@ -12,7 +12,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 
@@ -70,8 +70,8 @@ def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, 
         for dtype in (strategy.train.precision.compute, strategy.train.precision.optimizer)
     )
     state = sum((strategy.train.precision.has_master, strategy.moments))
-    on_device = strategy.offload.optimizer is Tier.DEVICE
-    held = padded * width // share[3] if strategy.offload.parameters is Tier.DEVICE else 0
+    on_device = strategy.offload.optimizer is MemoryTier.DEVICE
+    held = padded * width // share[3] if strategy.offload.parameters is MemoryTier.DEVICE else 0
     expected = held
     if on_device or strategy.zero.contiguous:
         expected += padded * width // share[2]

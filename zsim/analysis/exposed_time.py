@@ -26,10 +26,12 @@ class HostSide:
             return HostWork.FILES
         if not isinstance(operation, Compute | Copy | Fill):
             return None
-        is_copy = isinstance(operation, Copy)
-        if is_copy and leaves_device(operation, self._program, self._places) is not None:
-            return HostWork.COPIES
-        return HostWork.KERNELS if operation.stream in self._threads else None
+        if operation.stream in self._threads:
+            return HostWork.KERNELS
+        crosses = type(operation) is Copy and (
+            leaves_device(operation, self._program, self._places) is not None
+        )
+        return HostWork.COPIES if crosses else None
 
 
 def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:

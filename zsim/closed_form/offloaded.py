@@ -10,7 +10,7 @@ from zsim.closed_form.checkpoint import kept_bytes
 from zsim.closed_form.zero_stages import buckets, gathers, padded_elements
 from zsim.model.model import Model
 from zsim.schedule.schedule import FileBytes, HostBytes
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
@@ -24,14 +24,14 @@ def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
     if strategy.activations.offload:
         out = back = strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
     offload, precision = strategy.offload, strategy.train.precision
-    if offload.optimizer is not Tier.DEVICE:
+    if offload.optimizer is not MemoryTier.DEVICE:
         updated = _updated(model, strategy) * precision.compute.size_bytes
         clips = strategy.train.clip_norm is not None
         number = precision.optimizer.size_bytes  # goes over ranks by way of the device
         out += updated + clips * number
-        back += updated if offload.parameters is Tier.DEVICE else 0
+        back += updated if offload.parameters is MemoryTier.DEVICE else 0
         back += (clips + (precision is Precision.FP16)) * number
-    if offload.parameters is not Tier.DEVICE:
+    if offload.parameters is not MemoryTier.DEVICE:
         back += _fetched(model, strategy)
     return HostBytes(to_host=out, from_host=back)
 
@@ -43,9 +43,9 @@ def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
         return None
     read = written = 0
     updated = _updated(model, strategy)
-    if offload.optimizer is Tier.NVME:
+    if offload.optimizer is MemoryTier.NVME:
         read = written = updated * (1 + strategy.moments) * precision.optimizer.size_bytes
-    if offload.parameters is Tier.NVME:
+    if offload.parameters is MemoryTier.NVME:
         read += _fetched(model, strategy)
         written += updated * precision.compute.size_bytes
     return FileBytes(read=read, written=written)

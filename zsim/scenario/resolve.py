@@ -29,7 +29,7 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
@@ -197,22 +197,19 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         raise ScenarioError(f"train.precision: {precision}: {error}") from None
     offload = strategy.offload
     has_host = cluster.host is not None and cluster.pcie_link is not None
-    if strategy.activations.offload and not has_host:
-        raise ScenarioError(
-            f"activations.offload: true needs a node with host memory behind PCIe, {cluster.name} "
-            "describes none"
-        )
-    for name in ("optimizer", "parameters"):
-        tier = getattr(offload, name)
-        if tier is not Tier.DEVICE and not has_host:
-            raise ScenarioError(
-                f"offload.{name}: {tier} needs a node with host memory behind PCIe, {cluster.name} "
-                "describes none"
-            )
-        if tier is Tier.NVME and cluster.drives is None:
-            raise ScenarioError(
-                f"offload.{name}: nvme needs a node with drives, {cluster.name} describes none"
-            )
+    wanted = {
+        "activations.offload": "true" if strategy.activations.offload else MemoryTier.DEVICE,
+        "offload.optimizer": offload.optimizer,
+        "offload.parameters": offload.parameters,
+    }
+    for name, tier in wanted.items():
+        for missing, what in (
+            (tier != MemoryTier.DEVICE and not has_host, "host memory behind PCIe"),
+            (tier == MemoryTier.NVME and cluster.drives is None, "drives"),
+        ):
+            if missing:
+                why = f"{tier} needs a node with {what}, {cluster.name} describes none"
+                raise ScenarioError(f"{name}: {why}")
 
 
 def placed(scenario: Scenario, topology: Topology) -> tuple[Cluster, int]:

@@ -51,9 +51,8 @@ def inspect(schedule: UncheckedSchedule) -> None:
     _names_differ("generator", [generator.name for generator in schedule.generators])
     _names_differ("pool", [pool.name for pool in schedule.pools])
     _names_differ("host_threads", schedule.host_threads)
-    for name in schedule.host_threads:
-        if name not in schedule.streams:
-            raise ScheduleError(f"host_threads: no stream {name!r}")
+    if unknown := set(schedule.host_threads) - set(schedule.streams):
+        raise ScheduleError(f"host_threads: no stream {min(unknown)!r}")
     for pool in schedule.pools:
         inspect_slots(pool)
     _inspect_roles(schedule)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from zsim.strategy.config_table import Count, Flag, Table, Whole
 
 
-class Tier(StrEnum):
+class MemoryTier(StrEnum):
     """Tiers of memory, from the fastest to the largest."""
 
     DEVICE = "device"
@@ -39,8 +39,8 @@ class Offload(Table):
         read_units: with `parameters = nvme`: units that are read ahead of that copy.
     """
 
-    optimizer: Tier = Tier.DEVICE
-    parameters: Tier = Tier.DEVICE
+    optimizer: MemoryTier = MemoryTier.DEVICE
+    parameters: MemoryTier = MemoryTier.DEVICE
     sub_group_elements: Count = SUB_GROUP_ELEMENTS
     pipeline_read: Flag = True
     pipeline_write: Flag = True
@@ -51,12 +51,12 @@ class Offload(Table):
     @property
     def uses_host(self) -> bool:
         """True if anything leaves the device."""
-        return Tier.DEVICE is not self.optimizer or Tier.DEVICE is not self.parameters
+        return MemoryTier.DEVICE is not self.optimizer or MemoryTier.DEVICE is not self.parameters
 
     @property
     def uses_nvme(self) -> bool:
         """True if anything is kept on drives."""
-        return Tier.NVME in (self.optimizer, self.parameters)
+        return MemoryTier.NVME in (self.optimizer, self.parameters)
 
     @property
     def sets(self) -> int:

@@ -16,7 +16,7 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.config_table import Count, Flag, Table, Whole
 from zsim.strategy.execution import Execution, Loss
-from zsim.strategy.offload import Offload, Tier
+from zsim.strategy.offload import Offload, MemoryTier
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train
@@ -251,7 +251,7 @@ class Strategy(Table):
         offload, zero = self.offload, self.zero
         for name in ("optimizer", "parameters"):
             tier = getattr(offload, name)
-            if tier is Tier.DEVICE:
+            if tier is MemoryTier.DEVICE:
                 continue
             if zero.emulate is not None:
                 why = "is for zsim's own stages; with emulate it stays at device"
@@ -259,13 +259,13 @@ class Strategy(Table):
             if self.parallel.pipeline > 1:
                 why = f"is not modelled for pipeline = {self.parallel.pipeline}"
                 yield refusal(f"offload.{name}", tier, why)
-        if offload.parameters is not Tier.DEVICE and zero.stage != 3:
+        if offload.parameters is not MemoryTier.DEVICE and zero.stage != 3:
             why = f"is for stage 3, in stage {zero.stage} every rank holds all parameters"
             yield refusal("offload.parameters", offload.parameters, why)
-        if offload.parameters is not Tier.DEVICE and offload.optimizer is Tier.DEVICE:
+        if offload.parameters is not MemoryTier.DEVICE and offload.optimizer is MemoryTier.DEVICE:
             why = "needs an optimizer that is on the host too: optimizer = host or nvme"
             yield refusal("offload.parameters", offload.parameters, why)
-        if offload.optimizer is Tier.NVME and self.train.groups:
+        if offload.optimizer is MemoryTier.NVME and self.train.groups:
             why = "is not modelled with groups of parameters; optimizer = host is"
             yield refusal("offload.optimizer", offload.optimizer, why)
         needed = offload.sets * (1 + self.moments)
@@ -277,7 +277,7 @@ class Strategy(Table):
     @property
     def keeps_master(self) -> bool:
         """True if a master is kept beside each parameter: for its format, or in another tier."""
-        return self.train.precision.has_master or self.offload.optimizer is not Tier.DEVICE
+        return self.train.precision.has_master or self.offload.optimizer is not MemoryTier.DEVICE
 
     @cached_property
     def execution(self) -> Execution:

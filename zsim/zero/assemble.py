@@ -1,6 +1,6 @@
 """Assembly of a schedule: the mesh, its groups, the programs of all roles, and the contract."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from zsim.closed_form import DataVolume, file_bytes, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
@@ -94,7 +94,6 @@ def assemble(
         if peak_of is not None:
             own[POOL] = peak_of(program)
         peaks += [(writer.role, pool, peak) for pool, peak in own.items()]
-    used = {pool for _, pool, _ in peaks}
     return Schedule(
         name=f"{model.name}, {name}",
         mesh=mesh,
@@ -102,10 +101,7 @@ def assemble(
         groups=groups_of(strategy),
         streams=streams,
         host_threads=tuple(each for each in streams if each == CPU),
-        pools=(
-            *(pool for pool in POOLS if pool.name in used),
-            *(pool for writer in writers for pool in writer.slot_pools),
-        ),
+        pools=_pools(writers, {pool for _, pool, _ in peaks}),
         layouts=layouts,
         scalars=scalars(strategy),
         generators=generators_of(model, mesh),
@@ -131,6 +127,12 @@ def assemble(
             file_bytes=file_bytes(model, strategy),
         ),
     )
+
+
+def _pools(writers: Sequence[ScheduleWriter], used: Set[str]) -> tuple[Pool, ...]:
+    """Return the pools that are used, and those of slots that writers declared."""
+    slots = (pool for writer in writers for pool in writer.slot_pools)
+    return (*(pool for pool in POOLS if pool.name in used), *slots)
 
 
 def mesh_of(strategy: Strategy) -> Mesh:

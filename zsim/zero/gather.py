@@ -16,7 +16,7 @@ from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule_writer import ScheduleWriter
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Keep, Strategy
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import DATA, INNER
@@ -86,7 +86,7 @@ class GatheredParameters:
         self.waiting = Counter(need.bucket for need in self.needs)
         self.layouts: list[Layout] = []
         self.fetched: FetchedShards | None = None
-        if strategy.offload.parameters is not Tier.DEVICE:
+        if strategy.offload.parameters is not MemoryTier.DEVICE:
             once: set[int] = set()
             fetched: list[Need] = []
             for need in self.needs:  # what is gathered among neighbours is on the device
@@ -231,7 +231,7 @@ class ReplicatedParameters:
         self.seen.update(fresh)
         found = (self.buckets.all[bucket] for bucket in fresh)
         if self.strategy.zero.stage == 0:
-            if self.strategy.offload.optimizer is Tier.DEVICE:
+            if self.strategy.offload.optimizer is MemoryTier.DEVICE:
                 return ()
             return tuple(
                 Previous(update_path(each, self.strategy)) for each in found if not each.frozen

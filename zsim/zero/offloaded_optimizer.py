@@ -24,7 +24,7 @@ from zsim.schedule.schedule_writer import (
     TO_HOST,
     ScheduleWriter,
 )
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
@@ -131,7 +131,7 @@ class HostOptimizerStep(OptimizerStep):
 
     def _landed(self, writer: ScheduleWriter, item: UpdatedTensor) -> UpdatedTensor:
         """Return the tensor with its updated parameters in the host's memory."""
-        if self.strategy.offload.parameters is Tier.HOST:
+        if self.strategy.offload.parameters is MemoryTier.HOST:
             return item
         landing = writer.buffer(
             f"{item.name}/updated",
@@ -160,13 +160,13 @@ class HostOptimizerStep(OptimizerStep):
         outer, writer.prefix = writer.prefix, f"step/update/{done.item.name}"
         landing = done.item.parameter
         moved = done.operation
-        if self.strategy.offload.parameters is Tier.NVME:
+        if self.strategy.offload.parameters is MemoryTier.NVME:
             moved = writer.write_file(
                 "write", landing, done.kept, stream=NVME_WRITE, after=(done.operation,)
             )
             writer.free(landing.buffer, uses=(moved,))
         writer.host_wait("wait", done.operation)
-        if self.strategy.offload.parameters is Tier.DEVICE:
+        if self.strategy.offload.parameters is MemoryTier.DEVICE:
             moved = writer.copy(
                 "upload", landing, done.kept, stream=FROM_HOST, after=(done.operation,)
             )

@@ -12,7 +12,7 @@ from typing import Protocol
 from zsim.schedule.operation import Previous
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import FROM_HOST, NVME_READ, ScheduleWriter
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.state import BucketState, update_path
@@ -63,7 +63,7 @@ class FetchedShards:
         self._read_now: set[str] = set()
         self._shard = max([1, *(bucket.shard for bucket in buckets.all)])
         self._updated: set[int] = set()
-        self._from_nvme = strategy.offload.parameters is Tier.NVME
+        self._from_nvme = strategy.offload.parameters is MemoryTier.NVME
 
     def advance(self, index: int) -> None:
         """Read and copy what visit `index` needs, and what is ahead of it."""

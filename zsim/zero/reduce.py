@@ -31,7 +31,7 @@ class Reduced:
     operation: str
 
 
-class GradientsToHost(Protocol):
+class CopyOut(Protocol):
     """Copies what is reduced out of the device."""
 
     def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
@@ -118,7 +118,7 @@ class BucketReductions:
         self._written: list[set[tuple[int, int]]] = [set() for _ in self.buckets.all]
         self._left = UnitsLeft(self.buckets)
         self._in_flight: list[tuple[str, str]] = []
-        self.to_host: GradientsToHost | None = None
+        self.to_host: CopyOut | None = None
         self._divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
 
     def contribute(self, unit: int, *, last: bool) -> None:

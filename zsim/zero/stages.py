@@ -16,7 +16,7 @@ from zsim.schedule.schedule_writer import (
     TO_HOST,
     ScheduleWriter,
 )
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import fill
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
@@ -59,9 +59,9 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 
 
 _OPTIMIZER_STEPS = {
-    Tier.DEVICE: OptimizerStep,
-    Tier.HOST: HostOptimizerStep,
-    Tier.NVME: NvmeOptimizerStep,
+    MemoryTier.DEVICE: OptimizerStep,
+    MemoryTier.HOST: HostOptimizerStep,
+    MemoryTier.NVME: NvmeOptimizerStep,
 }
 """How a step ends, by where the optimizer's states are kept."""
 
@@ -95,7 +95,7 @@ class StageStep(Step):
             )
         self.reductions = BucketReductions(self.writer, model, strategy, self.passes)
         self.optimizer_step = _OPTIMIZER_STEPS[strategy.offload.optimizer]
-        if strategy.offload.optimizer is not Tier.DEVICE:
+        if strategy.offload.optimizer is not MemoryTier.DEVICE:
             self.reductions.to_host = GradientsToHost(self.writer, strategy)
         self._done: list[str] = []
 
@@ -137,7 +137,7 @@ class StageStep(Step):
 
         # The last reduction: communication runs in order, so it ends after all others.
         last = tuple(item.operation for item in list(reduced.values())[-1:])
-        on_device = self.strategy.offload.optimizer is Tier.DEVICE
+        on_device = self.strategy.offload.optimizer is MemoryTier.DEVICE
         keeps = self.strategy.zero.contiguous and on_device
         self.update(reduced, after=last, updated=gather, keeps_gradients=keeps)
         self.parameters.end()

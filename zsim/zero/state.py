@@ -16,7 +16,7 @@ from zsim.schedule.schedule_writer import (
     POOL,
     ScheduleWriter,
 )
-from zsim.strategy.offload import Tier
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
@@ -28,9 +28,9 @@ SKIPPED_STEPS = "skipped_steps"
 STEP = "step"
 
 KEPT = {
-    Tier.DEVICE: (POOL, COMPUTE),
-    Tier.HOST: (HOST_POOL, CPU),
-    Tier.NVME: (NVME_POOL, NVME_WRITE),
+    MemoryTier.DEVICE: (POOL, COMPUTE),
+    MemoryTier.HOST: (HOST_POOL, CPU),
+    MemoryTier.NVME: (NVME_POOL, NVME_WRITE),
 }
 """Pool and home stream of what is kept in a tier."""
 
@@ -73,8 +73,8 @@ class Holding:
     optimizer_sharded: bool = True
     has_master: bool = False
     frozen: DType | None = None
-    parameter_tier: Tier = Tier.DEVICE
-    optimizer_tier: Tier = Tier.DEVICE
+    parameter_tier: MemoryTier = MemoryTier.DEVICE
+    optimizer_tier: MemoryTier = MemoryTier.DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def declare(
 ) -> BucketState:
     """Declare what persists of a bucket."""
 
-    def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool, tier: Tier) -> str:
+    def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool, tier: MemoryTier) -> str:
         pool, home = KEPT[tier]
         if sharded:
             return bucket.shard_buffer(writer, name, dtype, kind, pool=pool, home=home)
@@ -139,9 +139,9 @@ def update_path(bucket: Bucket, strategy: Strategy, *, has_master: bool | None =
     """
     casts = strategy.keeps_master if has_master is None else has_master
     verb = "cast" if casts else "update"
-    if strategy.offload.parameters is Tier.NVME:
+    if strategy.offload.parameters is MemoryTier.NVME:
         verb = "write"
-    elif strategy.offload.optimizer is not strategy.offload.parameters is Tier.DEVICE:
+    elif strategy.offload.optimizer is not strategy.offload.parameters is MemoryTier.DEVICE:
         verb = "upload"
     return f"step/update/{bucket.name}/{verb}"
 
