@@ -18,8 +18,9 @@ from zsim.backend.backend import (
     RefusedError,
     RunFailedError,
 )
-from zsim.cluster.cluster import ClusterError
+from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.fault import Fault, Neighbour, Window
+from zsim.cluster.host_links import path
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.trust import error, trust
@@ -35,7 +36,7 @@ from zsim_des.engine.spans import rank_step
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.engine.worst_case import WorstCases
 from zsim_des.lowered_schedule import LoweredSchedule
-from zsim_des.network.communicator_placement import used_of
+from zsim_des.network.communicator_placement import Used, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
 from zsim_des.ready_queue import Agenda, Alarm
@@ -240,9 +241,11 @@ class SimBackend:
             )
         kept, gpu = self._lowered, job.cluster.gpu
         if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
+            _need_hosts(job.cluster, kept.used)
             return kept
         programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
         made = LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
+        _need_hosts(job.cluster, made.used)
         self._lowered = made
         return made
 
@@ -317,6 +320,15 @@ class _Done:
         return tuple(ends)
 
 
+def _need_hosts(cluster: Cluster, used: Used) -> None:
+    """Check that nodes have what the host side of a schedule needs."""
+    try:
+        for flow in used.host_flows:
+            path(cluster, flow)
+    except ClusterError as error:
+        raise RefusedError(str(error)) from None
+
+
 def _begin_trouble(
     network: Network, links: FoldedLinkTable, trouble: Trouble, begin_ps: int
 ) -> None:
@@ -351,7 +363,8 @@ def _link_use(network: Network, links: FoldedLinkTable, step: int) -> tuple[Link
             for link, taken in network.shapes(number)[state]:
                 moved[link] += taken * size_bytes * links.classes[link].count
     uses: list[LinkUse] = []
-    for name in dict.fromkeys(name for each in links.classes for name in each.names):
+    counted = [each for each in links.classes if each.carries_bytes]
+    for name in dict.fromkeys(name for each in counted for name in each.names):
         classes = zip(links.classes, moved, strict=True)
         alike = [(each, size) for each, size in classes if name in each.names]
         if not any(size for _, size in alike):

@@ -1,14 +1,18 @@
 """The scheduler's promises hold for every drawn model and strategy."""
 
+from collections import Counter
+
 from drawn import jobs
 from hypothesis import given
 
 from zsim.analysis.schedule_plan import plan
+from zsim.memory import book
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.schedule import Kind
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Parallel, Strategy, Zero
 
 
@@ -18,16 +22,31 @@ def test_operations_move_what_the_closed_form_says(job: tuple[Model, Strategy]) 
     found = plan(made, job[0])
     assert found.wire_bytes == made.contract.wire_bytes
     assert found.host_bytes == made.contract.host_bytes
+    assert made.contract.file_bytes in (None, found.file_bytes)
+    assert (made.contract.file_bytes is not None) == job[1].offload.uses_nvme
 
 
 @given(jobs())
-def test_the_promised_peak_is_the_peak_of_the_book(job: tuple[Model, Strategy]) -> None:
+def test_the_promised_peaks_are_the_peaks_of_the_book(job: tuple[Model, Strategy]) -> None:
     made = make_schedule(*job)
-    found = plan(made, job[0])
-    expected = [("all", "device", found.peak.bytes)]
-    if found.host_peak is not None:
-        expected.append(("all", "host", found.host_peak.bytes))
-    assert made.contract.peak_bytes == tuple(expected)
+    (program,) = made.programs
+    alive: Counter[str] = Counter()
+    largest = dict.fromkeys((pool.name for pool in made.pools), 0)
+    for entry in book(program, 1):
+        alive[entry.pool] += entry.change_bytes
+        largest[entry.pool] = max(largest[entry.pool], alive[entry.pool])
+    assert {pool: size for _, pool, size in made.contract.peak_bytes} == largest
+    assert plan(made, job[0]).peak.bytes == largest["device"]
+
+
+@given(jobs())
+def test_no_pool_of_slots_is_larger_than_what_is_used_of_it(job: tuple[Model, Strategy]) -> None:
+    made = make_schedule(*job)
+    peaks = {pool: size for _, pool, size in made.contract.peak_bytes}
+    for pool in made.pools:
+        if pool.slot_bytes is not None and job[1].offload.buffers is None:
+            assert pool.capacity_bytes is not None
+            assert peaks.get(pool.name, 0) <= pool.capacity_bytes
 
 
 @given(jobs())
@@ -51,9 +70,13 @@ def test_model_state_is_the_formula_of_the_paper_with_padding(job: tuple[Model, 
         for dtype in (strategy.train.precision.compute, strategy.train.precision.optimizer)
     )
     state = sum((strategy.train.precision.has_master, strategy.moments))
-    expected = (
-        padded * width // share[3] + padded * width // share[2] + padded * wide * state // share[1]
-    )
+    on_device = strategy.offload.optimizer is MemoryTier.DEVICE
+    held = padded * width // share[3] if strategy.offload.parameters is MemoryTier.DEVICE else 0
+    expected = held
+    if on_device or strategy.zero.contiguous:
+        expected += padded * width // share[2]
+    if on_device:
+        expected += padded * wide * state // share[1]
     assert plan(made, model).model_state_bytes == expected
 
 

@@ -10,6 +10,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import BATCH, Model, Parameter, Segment, Unit, Value
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.megatron.options import Megatron
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import LEARNING_RATE, SGD, Adam, ParameterGroup
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import (
@@ -23,6 +24,24 @@ from zsim.strategy.strategy import (
     Zero,
 )
 from zsim.strategy.train import Train
+
+
+@st.composite
+def offloads(draw: st.DrawFn, stage: int) -> Offload:
+    """Tiers of optimizer and parameters: most often the device, then any pair a stage can have."""
+    optimizer = draw(st.sampled_from([MemoryTier.DEVICE, MemoryTier.DEVICE, *MemoryTier]))
+    if optimizer is MemoryTier.DEVICE:
+        return Offload()
+    return Offload(
+        optimizer=optimizer,
+        parameters=draw(st.sampled_from(MemoryTier)) if stage == 3 else MemoryTier.DEVICE,
+        sub_group_elements=draw(st.sampled_from([7, 60, 10**9])),
+        pipeline_read=draw(st.booleans()),
+        pipeline_write=draw(st.booleans()),
+        buffers=draw(st.sampled_from([None, None, 20])),
+        fetch_units=draw(st.integers(0, 3)),
+        read_units=draw(st.integers(0, 3)),
+    )
 
 
 @st.composite
@@ -40,6 +59,7 @@ def zero_strategies(draw: st.DrawFn, *, max_data: int = 5, max_tensor: int = 2) 
     sizes = [1, 30, 200, 1000, 10**9] if fused is FusedBuffers.CONSTANT else [BUCKET_ELEMENTS]
     full = checkpointing is Checkpointing.FULL
     return Strategy(
+        offload=draw(offloads(stage)),
         parallel=Parallel(
             data=draw(st.integers(1, max_data)), tensor=draw(st.integers(1, max_tensor))
         ),
@@ -184,4 +204,6 @@ def in_groups(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
         ParameterGroup(parameters=tuple(some[:3]), rule=decays),
         *([ParameterGroup(parameters=tuple(some[3:]), rule=fast)] if some[3:] else []),
     )
+    if strategy.offload.optimizer is MemoryTier.NVME:  # whose sub-groups are not cut by rules
+        strategy = strategy.but({"offload.optimizer": "host"})
     return strategy.but({"train.groups": groups})

@@ -4,9 +4,11 @@ Where frees are deferred it depends on time when memory comes back, and only a r
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from zsim.analysis.schedule_plan import model_state_bytes, model_states
 from zsim.analysis.summary import summary
+from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
 from zsim.backend.backend import Job
 from zsim.memory import book, peak, reservations
 from zsim.schedule.operation import Free, FreeMode
@@ -48,6 +50,7 @@ class Footprint:
         reserved_bytes: the most that the allocator takes; after a lack it takes no more.
         usable_bytes: what there is for it; 0 if that is not known.
         lack: the first rank's and pool's that does not suffice, host memory among them.
+        tiers: host memory and NVMe of the node that takes most, where ranks hold some.
     """
 
     allocated_bytes: int
@@ -55,11 +58,17 @@ class Footprint:
     reserved_bytes: int
     usable_bytes: int
     lack: Lack | None
+    tiers: tuple[TierUse, ...] = ()
+
+    @property
+    def tier_short(self) -> TierUse | None:
+        """Return the first tier of which a node has too little."""
+        return next((each for each in self.tiers if not each.fits), None)
 
     @property
     def fits(self) -> bool:
-        """True if every rank goes on, waits for memory included."""
-        return self.lack is None
+        """True if every rank goes on, waits for memory included, and no node lacks a tier."""
+        return self.lack is None and self.tier_short is None
 
 
 def footprint(job: Job) -> Footprint:
@@ -74,10 +83,12 @@ def footprint(job: Job) -> Footprint:
     device = [pool.name for pool in schedule.pools if pool.place is Place.DEVICE]
     allocated = needed = reserved = usable = 0
     found: Lack | None = None
+    served: dict[str, ServedBook] = {}
     for program in schedule.programs:
         entries = book(program, job.steps)
         allocated = max(allocated, *(peak(entries, name).bytes for name in device))
-        for each in reservations(schedule, program, entries, job.cluster):
+        served[program.role] = entries, reservations(schedule, program, entries, job.cluster)
+        for each in served[program.role][1]:
             if each.pool in device and each.peak_bytes >= reserved:
                 reserved, usable = each.peak_bytes, each.capacity_bytes or 0
             if each.pool in device:
@@ -91,6 +102,7 @@ def footprint(job: Job) -> Footprint:
         reserved_bytes=reserved,
         usable_bytes=usable,
         lack=found,
+        tiers=tier_uses(job, served),
     )
 
 
@@ -103,6 +115,7 @@ def footprint_of_run(job: Job, trace: Trace) -> Footprint:
         reserved_bytes=found.peak_reserved_bytes,
         usable_bytes=found.usable_bytes,
         lack=lack_of_run(job.schedule, trace),
+        tiers=found.tiers,
     )
 
 
@@ -120,8 +133,8 @@ def states_alone(job: Job) -> Footprint:
 
     That is how Rajbhandari et al. 2020 (Table 2) count the theoretical size of a model.
     """
-    program = max(job.schedule.programs, key=model_state_bytes)
-    states = {buffer.name: buffer.size_bytes for buffer in model_states(program)}
+    program = max(job.schedule.programs, key=partial(model_state_bytes, job.schedule))
+    states = {buffer.name: buffer.size_bytes for buffer in model_states(job.schedule, program)}
     total, capacity_bytes = sum(states.values()), job.cluster.gpu.memory_bytes
     all_of_it = Shortage(operation="", needed_bytes=total, alive=tuple(states.items()))
     return Footprint(

@@ -1,17 +1,18 @@
 """Plan of what a schedule holds and moves, read off its buffers and operations."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.memory import Peak, book, peak
 from zsim.model.model import Model
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
-from zsim.schedule.host_traffic import host_bytes
+from zsim.schedule.host_traffic import file_bytes, host_bytes
 from zsim.schedule.issue_order import taken
-from zsim.schedule.operation import walk
+from zsim.schedule.operation import Action, Allocate, Compute, Free, walk
 from zsim.schedule.schedule import (
     MODEL_STATE,
     Buffer,
+    FileBytes,
     HostBytes,
     Kind,
     Place,
@@ -37,6 +38,8 @@ class Plan:
         wire_bytes: what a rank sends in a step.
         host_peak: the largest book of the host's memory, of one rank; None if none is used.
         host_bytes: what a rank copies to its host's memory and back in a step.
+        file_peak: the most that a rank has in files on NVMe; None if it has none.
+        file_bytes: what a rank reads from files in a step, and writes.
         operations: operations in one step.
     """
 
@@ -51,6 +54,8 @@ class Plan:
     wire_bytes: tuple[WireBytes, ...]
     host_peak: Peak | None
     host_bytes: HostBytes
+    file_peak: Peak | None
+    file_bytes: FileBytes
     operations: int
 
 
@@ -59,7 +64,6 @@ def plan(schedule: Schedule, model: Model) -> Plan:
     pool = schedule.pools[0].name
     peaks = {program.role: peak(book(program, 1), pool) for program in schedule.programs}
     program = max(schedule.programs, key=lambda program: peaks[program.role].bytes)
-    host = next((pool.name for pool in schedule.pools if pool.place is Place.HOST), None)
     return Plan(
         role=program.role,
         roles=len(schedule.programs),
@@ -67,30 +71,51 @@ def plan(schedule: Schedule, model: Model) -> Plan:
         mesh=tuple((axis.name, axis.size) for axis in schedule.mesh.axes),
         parameters=model.parameter_count,
         trained_parameters=model.trained_count,
-        model_state_bytes=model_state_bytes(program),
+        model_state_bytes=model_state_bytes(schedule, program),
+        file_peak=_peak_at(schedule, program, Place.NVME),
+        file_bytes=file_bytes(program),
         peak=peaks[program.role],
         wire_bytes=wire_bytes(schedule, program),
-        host_peak=None if host is None else peak(book(program, 1), host),
+        host_peak=_peak_at(schedule, program, Place.HOST),
         host_bytes=host_bytes(schedule, program),
         operations=sum(1 for _ in walk(program.step)),
     )
 
 
-def model_state_bytes(program: Program) -> int:
+def _peak_at(schedule: Schedule, program: Program, place: Place) -> Peak | None:
+    """Return the largest book of all pools at a place, of one rank; None if there are none."""
+    pools = {pool.name for pool in schedule.pools if pool.place is place}
+    if not pools:
+        return None
+    entries = (replace(each, pool=place) for each in book(program, 1) if each.pool in pools)
+    return peak(tuple(entries), place)
+
+
+def model_state_bytes(schedule: Schedule, program: Program) -> int:
     """Return parameters, gradients and optimizer state on one device: ZeRO's model states."""
-    return sum(buffer.size_bytes for buffer in model_states(program))
+    return sum(buffer.size_bytes for buffer in model_states(schedule, program))
 
 
-def model_states(program: Program) -> Iterator[Buffer]:
-    """Yield buffers of ZeRO's model states: what persists of those kinds, and all gradient buffers.
+def model_states(schedule: Schedule, program: Program) -> Iterator[Buffer]:
+    """Yield buffers of ZeRO's model states on the device.
 
-    The latter are alive together when the update begins.
+    What persists of those kinds, and gradients: they are alive together when the update begins,
+    unless they have left the device by then.
     """
-    persistent = set(program.persistent)
+    persistent, left = set(program.persistent), set[str]()
+    for operation in taken(program.step, overflows=False):
+        if isinstance(operation, Compute) and operation.action is Action.UPDATE:
+            break
+        if isinstance(operation, Allocate):
+            left.discard(operation.buffer)
+        if isinstance(operation, Free):
+            left.add(operation.buffer)
+    on_device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
     for buffer in program.buffers:
-        if buffer.kind is Kind.GRADIENT or (
-            buffer.kind in MODEL_STATE and buffer.name in persistent
-        ):
+        if buffer.pool not in on_device:
+            continue
+        is_gradient = buffer.kind is Kind.GRADIENT and buffer.name not in left
+        if is_gradient or (buffer.kind in MODEL_STATE and buffer.name in persistent):
             yield buffer
 
 

@@ -3,9 +3,10 @@
 Everything is judged on the last step: from the end of the step before it (or the start) to its own.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from zsim.analysis.exposed_time import HostSide, exposed_on_host_ps, exposed_ps
+from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
 from zsim.dtype import DType
@@ -60,6 +61,9 @@ class Summary:
             most. The GPU may have enough to do meanwhile.
         fits: whether every rank goes on, waits for memory included.
         peak_host_bytes: the most that the ranks of a node hold of its host's memory.
+        tiers: host memory and NVMe of the node that takes most, where ranks hold some.
+        exposed_on_host: time in which a rank waits for work of the host side (kernels, copies,
+            files) and neither computes nor communicates; of the rank with the most.
         reserved_is_known: whether no rank ran out of device memory: past that nothing is served.
     """
 
@@ -82,6 +86,8 @@ class Summary:
     reserved_is_known: bool = True
     needed_bytes: int = 0
     memory_wait_s: float = 0.0
+    tiers: tuple[TierUse, ...] = ()
+    exposed_on_host: tuple[tuple[str, float], ...] = ()
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -90,12 +96,17 @@ class Summary:
 
     @property
     def bound_by(self) -> str:
-        """Name of what takes most of the step: the host, communication, or else compute."""
+        """Name of what takes most of the step: compute, or what it waits for."""
         host_s, exposed_s = self.host_bound_s, self.exposed_communication_s
-        compute_s = self.step_time_s - exposed_s - host_s
-        if max(host_s, exposed_s) <= compute_s:
-            return "compute"
-        return "the host" if host_s > exposed_s else "communication"
+        waits = {
+            "communication": exposed_s,
+            "the host": host_s,
+            **dict(self.exposed_on_host),
+        }
+        most = max(waits, key=lambda name: waits[name])
+        beside_s = max([0.0, *(seconds for _, seconds in self.exposed_on_host)])
+        compute_s = self.step_time_s - exposed_s - host_s - beside_s
+        return "compute" if waits[most] <= compute_s else most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +139,12 @@ class Room:
     peak_host_bytes: int = 0
     reserved_is_known: bool = True
     needed_bytes: int = 0
+    tiers: tuple[TierUse, ...] = ()
+
+    @property
+    def tier_short(self) -> TierUse | None:
+        """Return the first tier of which a node has too little."""
+        return next((each for each in self.tiers if not each.fits), None)
 
 
 def summary(job: Job, trace: Trace) -> Summary:
@@ -159,12 +176,16 @@ def summed_up(job: Job, done: StepWork, taken: Room, step: LastStep) -> Summary:
         exposed_by_group=tuple(
             (name, each / PICOSECONDS_PER_SECOND) for name, each in by_group.items()
         ),
+        exposed_on_host=tuple(
+            (name, each / PICOSECONDS_PER_SECOND) for name, each in exposed_on_host_ps(step).items()
+        ),
         host_bound_s=max(each.host_bound_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
-        fits=taken.full_at is None,
+        fits=taken.full_at is None and taken.tier_short is None,
         peak_host_bytes=taken.peak_host_bytes,
         reserved_is_known=taken.reserved_is_known,
         needed_bytes=taken.needed_bytes,
         memory_wait_s=max(each.memory_wait_ps for each in step.ranks) / PICOSECONDS_PER_SECOND,
+        tiers=taken.tiers,
     )
 
 
@@ -203,6 +224,7 @@ def room(job: Job, trace: Trace) -> Room:
         peak_host_bytes=_on_node(job, trace),
         reserved_is_known=all(each.shortage is None for each in reservations_made),
         needed_bytes=max(each.needed_bytes for each in reservations_made),
+        tiers=tier_uses(job, _served(job, trace)),
     )
 
 
@@ -293,6 +315,20 @@ def _on_node(job: Job, trace: Trace) -> int:
     return each * min(job.cluster.gpus_per_node, job.schedule.mesh.size)
 
 
+def _served(job: Job, trace: Trace) -> dict[str, ServedBook]:
+    """Return the book of the ranks of each role, and what was reserved; of several the first."""
+    found: dict[str, ServedBook] = {}
+    if all(pool.place is Place.DEVICE for pool in job.schedule.pools):
+        return {program.role: ((), ()) for program in job.schedule.programs}
+    for rank in trace.ranks:
+        if rank.role not in found:
+            made = rank.reservations or reservations(
+                job.schedule, _program(job, rank), rank.book, job.cluster
+            )
+            found[rank.role] = rank.book, made
+    return found
+
+
 def _reserved(job: Job, trace: Trace) -> list[Reservation]:
     """Return the reservations of device memory of all ranks."""
     device = {pool.name for pool in job.schedule.pools if pool.place is Place.DEVICE}
@@ -309,67 +345,35 @@ def _reserved(job: Job, trace: Trace) -> list[Reservation]:
 def step_of(job: Job, trace: Trace) -> LastStep:
     """Return the times of the last step of `trace`."""
     begin_ps, end_ps = last_step(trace)
-    ranks = tuple(_rank_step(_program(job, rank), rank, trace) for rank in trace.ranks)
+    ranks = tuple(_rank_step(job, rank, trace) for rank in trace.ranks)
     return LastStep(
         begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust, error=trace.error
     )
 
 
-def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
+def _rank_step(job: Job, rank: RankTrace, trace: Trace) -> RankStep:
     begin_ps, end_ps = last_step(trace)
+    program = _program(job, rank)
+    host_side = HostSide(job.schedule, program)
     computing: list[Interval] = []
     by_group: dict[str, list[Interval]] = {}
+    on_host: dict[str, list[Interval]] = {}
     for event in rank.events:
         if event.end_ps <= begin_ps or event.start_ps >= end_ps:
             continue
         interval = (max(event.start_ps, begin_ps), min(event.end_ps, end_ps))
         operation = program.by_id[event.operation]
-        if isinstance(operation, Compute):
+        work = host_side.work(operation)
+        if work is not None:
+            on_host.setdefault(work, []).append(interval)
+        elif isinstance(operation, Compute):
             computing.append(interval)
         elif isinstance(operation, Communication | Together):
             by_group.setdefault(operation.group, []).append(interval)
     return RankStep(
         computing=computing,
         by_group=by_group,
+        on_host=on_host,
         host_bound_ps=rank.host_bound_ps[-1] if rank.host_bound_ps else 0,
         memory_wait_ps=rank.memory_wait_ps[-1] if rank.memory_wait_ps else 0,
     )
-
-
-def exposed_ps(step: LastStep) -> tuple[int, dict[str, int]]:
-    """Return picoseconds of the step in which a rank communicates and computes nothing.
-
-    In all and by group, of the rank with the most.
-    """
-    return max((_exposed_of(rank) for rank in step.ranks), key=lambda each: each[0])
-
-
-def _exposed_of(rank: RankStep) -> tuple[int, dict[str, int]]:
-    busy = list(_union(rank.computing))
-    groups = sorted(rank.by_group.items())
-    each = {group: _outside(intervals, busy) for group, intervals in groups}
-    if len(each) == 1:
-        return next(iter(each.values())), each
-    everything = [interval for _, intervals in groups for interval in intervals]
-    return _outside(everything, busy), each
-
-
-def _union(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    """Yield the intervals in order, those that touch made one."""
-    current: Interval | None = None
-    for start, end in sorted(intervals):
-        if current is None or start > current[1]:
-            if current is not None:
-                yield current
-            current = (start, end)
-        else:
-            current = (current[0], max(current[1], end))
-    if current is not None:
-        yield current
-
-
-def _outside(intervals: Iterable[Interval], busy: list[Interval]) -> int:
-    """Return how much the intervals cover that `busy`, ordered and apart, does not."""
-    covered = list(_union(intervals))
-    both = list(_union([*covered, *busy]))
-    return sum(end - start for start, end in both) - sum(end - start for start, end in busy)

@@ -10,6 +10,7 @@ from zsim.analysis.largest_model import largest as search_for
 from zsim.analysis.memory_footprint import Footprint, depends_on_time, states_alone
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.simulated_footprint import footprint_of
+from zsim.analysis.tier_fit import tier_objects
 from zsim.api.answer import AnswerInFacts, Progress, tell_nobody
 from zsim.api.scenario import Changed, LoadedScenario, load
 from zsim.backend.backend import Job
@@ -203,6 +204,8 @@ def _largest_object(by: str, found: Largest) -> dict[str, object]:
     following = None if refused is None else {**_size_object(by, refused)}
     if refused is not None and refused.footprint.lack is not None and following is not None:
         following["out_of_memory"] = lack_object(refused.footprint.lack)
+    if following is not None and refused is not None and refused.footprint.tiers:
+        following["tiers"] = tier_objects(refused.footprint.tiers)
     if found.fits is None:
         return {by: None, "parameters": None, "next": following}
     return {**_size_object(by, found.fits), "next": following}
@@ -239,6 +242,8 @@ def _found_lines(what: str, by: str, found: Largest) -> list[tuple[str, str]]:
         when = f" at {moment(lack.operation)}" if lack.operation else ""
         lines.append(("the next size", f"{_size(by, refused)}: {needed}{when}"))
         lines.append(("allocated then", alive_text(lack)))
+    elif (short := refused.footprint.tier_short) is not None:
+        lines.append(("the next size", f"{_size(by, refused)}: {short.name}: {short.text()}"))
     return lines
 
 

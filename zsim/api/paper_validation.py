@@ -14,7 +14,16 @@ from zsim.api.answer_text import table_text
 from zsim.api.largest_result import largest
 from zsim.api.notebook import Picture
 from zsim.api.prediction_errors import errors_cells, errors_object
+from zsim.api.topology_result import ONE_SWITCH
 from zsim.backend.backend import BackendError, NoWayError
+from zsim.calibration.csv_rows import NotModelledError
+from zsim.calibration.host_figures import (
+    copy_gb_per_s,
+    drive_gb_per_s,
+    formula_value,
+    kernel_s,
+    rounded,
+)
 from zsim.calibration.paper_figures import (
     FigureQuantity,
     FigureVerdict,
@@ -25,12 +34,25 @@ from zsim.calibration.paper_figures import (
     shown,
     verdict,
 )
-from zsim.files.installed import published_papers
+from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.files import TopologyError
+from zsim.files.installed import published_papers, topology
 from zsim.files.picture import need_format, write_picture
 from zsim.files.source import resolved
 from zsim.mistake import MistakeError
 from zsim.report.svg.paper_picture import picture
 from zsim.scenario.tables import ScenarioError, from_tables
+
+FAULTS = (
+    MistakeError,
+    ScenarioError,
+    BackendError,
+    NoWayError,
+    ClusterError,
+    TopologyError,
+    NotModelledError,
+)
+"""Why a row has no prediction."""
 
 Asked = tuple[float, int] | str
 """A value and which of its scenarios fits, or why there is none."""
@@ -92,15 +114,35 @@ def verdicts_of(paper: Paper) -> list[FigureVerdict]:
 def _answer(quantity: FigureQuantity, run: PaperRun) -> Asked:
     """Return what is predicted for `run`; of several ways the first that fits, else the last."""
     try:
+        if not quantity.needs_scenario:
+            return _of_hardware(quantity, run), 0
         if quantity is not FigureQuantity.THROUGHPUT:
             return _largest(quantity, run.ways[0])
         for way, tables in enumerate(run.ways):
             rate, fits = _rate(tables)
             if fits or way == len(run.ways) - 1:
                 return rate, way
-    except (MistakeError, ScenarioError, BackendError, NoWayError) as error:
+    except FAULTS as error:
         return str(error)
     raise AssertionError("a run has a scenario")
+
+
+def _of_hardware(quantity: FigureQuantity, run: PaperRun) -> float:
+    (values,) = run.ways
+    match quantity:
+        case FigureQuantity.FORMULA:
+            found = formula_value(values)
+        case FigureQuantity.COPY:
+            found = copy_gb_per_s(values, _node)
+        case FigureQuantity.KERNEL:
+            found = kernel_s(values, _node)
+        case _:
+            found = drive_gb_per_s(values, _node)
+    return found if run.decimals is None else rounded(found, run.decimals)
+
+
+def _node(name: str) -> Cluster:
+    return topology(name, ONE_SWITCH, 1)
 
 
 def _largest(quantity: FigureQuantity, tables: Mapping[str, object]) -> Asked:

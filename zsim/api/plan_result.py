@@ -53,6 +53,9 @@ class PlanResult(AnswerInFacts):
         if plan.host_peak is not None:
             host = f"{format_bytes(plan.host_peak.bytes)} for each GPU at the peak"
             lines.append(("host memory", host))
+        if plan.file_peak is not None:
+            files = f"{format_bytes(plan.file_peak.bytes)} for each GPU"
+            lines.append(("files on NVMe", files))
         return [*lines, ("operations", f"{plan.operations:,} in a step, on {who}")]
 
     def text(self) -> str:
@@ -77,6 +80,11 @@ class PlanResult(AnswerInFacts):
             "host_bytes_per_rank": {
                 "to_host": plan.host_bytes.to_host,
                 "from_host": plan.host_bytes.from_host,
+            },
+            "peak_file_bytes_per_rank": 0 if plan.file_peak is None else plan.file_peak.bytes,
+            "file_bytes_per_rank": {
+                "read": plan.file_bytes.read,
+                "written": plan.file_bytes.written,
             },
             "operations": plan.operations,
         }
@@ -104,6 +112,8 @@ class PlanResult(AnswerInFacts):
         }
         sent["device to host"] = plan.host_bytes.to_host
         sent["host to device"] = plan.host_bytes.from_host
+        sent["read from files"] = plan.file_bytes.read
+        sent["written to files"] = plan.file_bytes.written
         for title, sizes in (("held at the peak", held), ("sent by a rank in a step", sent)):
             rows = [(name, f"{size:,}", format_bytes(size)) for name, size in sizes.items() if size]
             if rows:

@@ -6,6 +6,7 @@ from zsim.analysis.memory_footprint import Lack, lack_of_run
 from zsim.analysis.out_of_memory import alive_text, lack_object
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
+from zsim.analysis.tier_fit import tier_objects
 from zsim.api.remedy_runs import remedy_lines, remedy_objects
 from zsim.backend.backend import Job, predicts
 from zsim.memory import communicators
@@ -60,6 +61,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "tokens_per_s": found.tokens_per_s,
         "exposed_communication_s": found.exposed_communication_s,
         "exposed_communication_s_by_axis": dict(found.exposed_by_group),
+        "exposed_on_host_s": dict(found.exposed_on_host),
         "host_bound_s": found.host_bound_s,
         "memory_wait_s": found.memory_wait_s,
         "peak_allocated_bytes": found.peak_allocated_bytes,
@@ -67,6 +69,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "peak_reserved_bytes": found.reserved_bytes,
         "memory_bytes": dict(found.memory_by_kind),
         "peak_node_host_bytes": found.peak_host_bytes,
+        "tiers": tier_objects(found.tiers),
         "usable_memory_bytes": found.usable_bytes,
         "gpu_memory_bytes": outcome.job.cluster.gpu.memory_bytes,
         "losses": outcome.losses,
@@ -91,12 +94,12 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
             ("step time", f"{format_seconds(found.step_time_s)}, bound by {found.bound_by}"),
             *_trouble(outcome),
             ("exposed communication", _exposed(found, share)),
+            *_on_host(found),
             *_host(found),
             ("throughput", _rates(found)),
         ]
     lines.append(("memory at the peak", _memory(found)))
-    if found.peak_host_bytes:
-        lines.append(("host memory", _host_memory(outcome)))
+    lines += [(each.name, each.text()) for each in found.tiers]
     if predicts(trace.backend) and outcome.job.cluster.gpu.overheads.total_bytes(1):
         lines.append(("other memory", _overheads(outcome.job)))
     observed = dict(trace.observed)
@@ -179,6 +182,18 @@ def _exposed(found: Summary, share: float) -> str:
     return f"{exposed}: {by_axis}" if by_axis else exposed
 
 
+def _on_host(found: Summary) -> list[tuple[str, str]]:
+    """Return how long the GPU waits for kernels, copies and files of the host side."""
+    waits = [(name, seconds) for name, seconds in found.exposed_on_host if seconds]
+    if not waits:
+        return []
+    said = ", ".join(
+        f"{name} {format_seconds(seconds)} ({seconds / found.step_time_s:.1%})"
+        for name, seconds in waits
+    )
+    return [("exposed offload", said)]
+
+
 def _rates(found: Summary) -> str:
     """Return FLOPs per second and GPU; a second time with recomputation, where there is some."""
     rates = [(found.model_tflops_per_gpu, "MFU", found.mfu, " per GPU")]
@@ -194,12 +209,6 @@ def _rates(found: Summary) -> str:
 def _memory(found: Summary) -> str:
     kinds = sorted(found.memory_by_kind, key=lambda each: -each[1])
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size)
-
-
-def _host_memory(outcome: RunOutcome) -> str:
-    """Return what the ranks of a node hold of its host's memory, and what there is."""
-    held, host = format_bytes(outcome.summary.peak_host_bytes), outcome.job.cluster.host
-    return f"{held} on a node" + ("" if host is None else f" of {format_bytes(host.memory_bytes)}")
 
 
 def _overheads(job: Job) -> str:

@@ -1,13 +1,14 @@
 """A cluster: what it is made of, what it can carry, and its picture."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from zsim.api.answer import AnswerInFacts
+from zsim.api.host_facts import host_facts, host_object
 from zsim.api.notebook import Picture
 from zsim.api.scenario import Changed, as_settings
 from zsim.cluster.bisection import Cut, cuts, narrowest
@@ -80,8 +81,7 @@ class TopologyResult(AnswerInFacts):
             "nodes_per_domain": cluster.nodes_per_domain,
             "gpu": cluster.gpu.name,
             "gpu_memory_bytes": cluster.gpu.memory_bytes,
-            "host": None if cluster.host is None else asdict(cluster.host),
-            "drives": None if cluster.drives is None else asdict(cluster.drives),
+            **host_object(cluster),
             "fabric": cluster.fabric.kind.name,
             "tiers": [
                 {
@@ -157,20 +157,12 @@ def _changed(settings: tuple[str, ...]) -> _ClusterSettings:
 
 
 def _facts(cluster: Cluster, found: tuple[Cut, ...]) -> Iterator[tuple[str, str]]:
-    gpu, host, drives = cluster.gpu, cluster.host, cluster.drives
+    gpu = cluster.gpu
     yield "nodes", f"{cluster.nodes:,} of {cluster.gpus_per_node} GPUs: {cluster.ranks:,} in all"
     peak = max(gpu.rates, key=lambda each: each.peak)
     memory = f"{format_bytes(gpu.memory_bytes)} at {rate(gpu.memory_bytes_per_s)}"
     yield "GPU", f"{gpu.name}: {memory}, {format_rate(peak.peak)} in {peak.dtype}"
-    if host is not None:
-        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
-        local = ""
-        if drives is not None:
-            local = f", {drives.count} drives of {format_bytes(drives.capacity_bytes)}"
-            rates = {"read": drives.read_bytes_per_s, "written": drives.write_bytes_per_s}
-            known = [f"{how} at {rate(value)}" for how, value in rates.items() if value]
-            local += f", {' and '.join(known)}" if known else ""
-        yield "host", f"{memory}{local}"
+    yield from host_facts(cluster)
     if cluster.nodes_per_domain > 1:
         yield "NVSwitch domains", f"{cluster.domains:,} of {cluster.nodes_per_domain} nodes"
     yield "NICs", _who_is_served(cluster)

@@ -11,6 +11,7 @@ from typing import Protocol, Self, cast
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
+from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.network.link_load import Decision
 from zsim.schedule.schedule import Schedule
@@ -48,12 +49,16 @@ class NoWayError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A schedule to run for `steps` steps, with the model it trains and the cluster it has."""
+    """A schedule to run for `steps` steps, with the model it trains and the cluster it has.
+
+    `setup` is how the model is built before the first step.
+    """
 
     schedule: Schedule
     model: Model
     cluster: Cluster
     steps: int = 1
+    setup: HostSetup = HostSetup.SHARDED
 
     def __post_init__(self) -> None:
         if self.steps < 1:

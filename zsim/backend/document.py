@@ -18,6 +18,7 @@ from typing import cast
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
+from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Model
 from zsim.schedule.json import FieldError, decode_value, encode_value
 from zsim.schedule.schedule import Schedule
@@ -40,6 +41,7 @@ class Document:
     model: Model | None = None
     cluster: Cluster | None = None
     steps: int = 1
+    setup: HostSetup = HostSetup.SHARDED
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -48,7 +50,13 @@ class Document:
     @classmethod
     def of(cls, job: Job) -> "Document":
         """Return the document of a job."""
-        return cls(schedule=job.schedule, model=job.model, cluster=job.cluster, steps=job.steps)
+        return cls(
+            schedule=job.schedule,
+            model=job.model,
+            cluster=job.cluster,
+            steps=job.steps,
+            setup=job.setup,
+        )
 
     def job(self) -> Job:
         """Return the job that it describes.
@@ -59,7 +67,13 @@ class Document:
         if self.model is None or self.cluster is None:
             missing = "model" if self.model is None else "cluster"
             raise DocumentError(f"{missing}: missing; a run needs it, a check does not")
-        return Job(schedule=self.schedule, model=self.model, cluster=self.cluster, steps=self.steps)
+        return Job(
+            schedule=self.schedule,
+            model=self.model,
+            cluster=self.cluster,
+            steps=self.steps,
+            setup=self.setup,
+        )
 
 
 def encode(document: Document) -> str:

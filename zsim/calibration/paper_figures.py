@@ -1,7 +1,8 @@
 """Figures of a paper, with what was published of each run, and predictions beside them.
 
 A file has the tables that all runs share, and figures; each row of a figure sets the keys that the
-figure names. What is compared is throughput, or the largest model that fits.
+figure names. What is compared is throughput, the largest model that fits, or a figure of hardware,
+whose keys are those of `zsim.calibration.host_figures` and need no scenario.
 """
 
 import tomllib
@@ -34,6 +35,19 @@ class FigureQuantity(StrEnum):
     """Parameters of the largest model that fits, by layers."""
     STATES = "states"
     """Parameters of the largest model whose states alone fit."""
+    FORMULA = "formula"
+    """What a formula of the paper says, in the unit that is printed."""
+    COPY = "copy"
+    """10^9 bytes per second between host memory, or drives, and each of some GPUs."""
+    KERNEL = "kernel"
+    """Seconds of kernels on host threads."""
+    DRIVES = "drives"
+    """10^9 bytes per second of a read or write of drives."""
+
+    @property
+    def needs_scenario(self) -> bool:
+        """Return whether rows are scenarios; else they set keys of `host_figures`."""
+        return self in {FigureQuantity.THROUGHPUT, FigureQuantity.LARGEST, FigureQuantity.STATES}
 
 
 class _FigureTable(BaseModel):
@@ -45,6 +59,7 @@ class _FigureRow(_FigureTable):
     published: Annotated[float, Field(gt=0)]
     values: tuple[bool | int | str, ...]
     fitted: bool = False
+    decimals: Annotated[int, Field(ge=-9, le=9)] | None = None
 
 
 class _Figure(_FigureTable):
@@ -60,7 +75,7 @@ class _Figure(_FigureTable):
 
 class _File(_FigureTable):
     publication: str
-    base: dict[str, Any]
+    base: dict[str, Any] = {}
     figure: Annotated[tuple[_Figure, ...], Field(min_length=1)]
 
 
@@ -69,14 +84,17 @@ class PaperRun:
     """A row of a figure.
 
     Attributes:
-        ways: tables of scenarios; the first that fits is what was run.
+        ways: tables of scenarios; the first that fits is what was run. Of a figure without
+            scenarios what the row sets, by key.
         fitted: it was used to fit a constant, and does not judge.
+        decimals: those with which it was printed, where a formula must give the very digits.
     """
 
     label: str
     published: float
     ways: tuple[Mapping[str, object], ...]
     fitted: bool
+    decimals: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +138,21 @@ def _figure(table: _Figure, base: Mapping[str, Any]) -> PaperFigure:
     for row in table.rows:
         if len(row.values) != len(table.keys):
             raise PaperError(f"{table.name}: {row.label}: {len(table.keys)} values are needed")
-        own = [f"{key}={_toml(value)}" for key, value in zip(table.keys, row.values, strict=True)]
+        given = dict(zip(table.keys, row.values, strict=True))
+        own = [f"{key}={_toml(value)}" for key, value in given.items()]
         title = f"title={table.name}: {row.label}"
-        ways = [(title, *table.settings, *own)]
-        if table.otherwise:
-            ways.append((*ways[0], *table.otherwise))
+        ways: list[Mapping[str, object]] = [given]
+        if table.quantity.needs_scenario:
+            asked = [(title, *table.settings, *own)]
+            asked += [(*asked[0], *table.otherwise)] if table.otherwise else []
+            ways = [_tables(base, settings) for settings in asked]
         runs.append(
             PaperRun(
                 label=row.label,
                 published=row.published,
-                ways=tuple(_tables(base, settings) for settings in ways),
+                ways=tuple(ways),
                 fitted=row.fitted,
+                decimals=row.decimals,
             )
         )
     return PaperFigure(
@@ -224,6 +246,14 @@ def _errors(found: Sequence[Predicted]) -> Errors | None:
 
 def shown(value: float, quantity: FigureQuantity) -> str:
     """Return `value` in the unit of `quantity`."""
-    if quantity is FigureQuantity.THROUGHPUT:
-        return f"{value:.1f} TFLOP/s"
-    return f"{value / 1e9:.4g} billion"
+    match quantity:
+        case FigureQuantity.THROUGHPUT:
+            return f"{value:.1f} TFLOP/s"
+        case FigureQuantity.FORMULA:
+            return f"{value:g}"
+        case FigureQuantity.COPY | FigureQuantity.DRIVES:
+            return f"{value:.3g} GB/s"
+        case FigureQuantity.KERNEL:
+            return f"{value:.3g} s"
+        case _:
+            return f"{value / 1e9:.4g} billion"

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.closed_form.checkpoint import host_bytes
 from zsim.closed_form.data_volume import DataVolume
+from zsim.closed_form.offloaded import file_bytes, host_bytes
 from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
@@ -18,7 +18,7 @@ from zsim.schedule.schedule import WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
-__all__ = ["DataVolume", "host_bytes", "wire_bytes"]
+__all__ = ["DataVolume", "file_bytes", "host_bytes", "wire_bytes"]
 
 
 def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[WireBytes, ...]:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from zsim.model.model import BATCH, Model, Unit, Value
-from zsim.schedule.schedule import HostBytes
 from zsim.strategy.strategy import Checkpointing, Strategy
 
 
@@ -35,17 +34,6 @@ def kept_bytes(model: Model, strategy: Strategy) -> int:
     """Return what a rank keeps of all moved checkpoints of a micro-batch; with Pa, its share."""
     parts = strategy.parallel.tensor if strategy.cuts_checkpoints else 1
     return sum(value.size_bytes // parts for value in moved(model, strategy))
-
-
-def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what a rank copies to its host and back in a step: each checkpoint once each way.
-
-    Twice the bytes of the checkpoints (Rajbhandari et al. 2020, section 8: Pa+cpu).
-    """
-    if not strategy.activations.offload:
-        return HostBytes()
-    once = strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
-    return HostBytes(to_host=once, from_host=once)
 
 
 def _given(unit: Unit) -> set[str]:

@@ -25,7 +25,7 @@ def persistent_bytes(model: Model, strategy: Strategy) -> dict[Kind, int] | None
     return {
         Kind.PARAMETER: (held // strategy.parallel.data if strategy.zero.stage == 3 else held)
         * precision.compute.size_bytes,
-        Kind.MASTER: optimized if precision.has_master else 0,
+        Kind.MASTER: optimized if strategy.keeps_master else 0,
         Kind.MOMENT: optimized * strategy.moments,
         Kind.GRADIENT: _gradients(whole, strategy) * precision.compute.size_bytes,
         Kind.SAVED: kept_bytes(model, strategy) if strategy.zero.contiguous else 0,

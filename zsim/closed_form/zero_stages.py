@@ -106,19 +106,21 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 def _gathered(model: Model, strategy: Strategy) -> tuple[int, int]:
     """Bytes that stage 3 gathers, over the data axis and its inner part: frozen parameters too."""
-    ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
-    size = strategy.train.precision.compute.size_bytes
+    ranks, size = strategy.parallel.data, strategy.train.precision.compute.size_bytes
     found = inner = 0
     for each in buckets(model, strategy):
-        whole = each.padded(ranks)
-        kept = strategy.zero.keep_after_forward is Keep.EVERYTHING or not each.again
-        times = micro_batches * (1 if kept else 2)
-        if strategy.zero.secondary is not None:
-            neighbours = strategy.zero.secondary
-            inner += (times - 1) * (whole // neighbours) * (neighbours - 1) * size
-            times = 1
+        whole, (times, again) = each.padded(ranks), gathers(each, strategy)
+        neighbours = strategy.zero.secondary or 1
+        inner += again * (whole // neighbours) * (neighbours - 1) * size
         found += times * (whole // ranks) * (ranks - 1) * size
     return found, inner
+
+
+def gathers(bucket: BucketSize, strategy: Strategy) -> tuple[int, int]:
+    """Return how often stage 3 gathers a bucket in a step: over the data axis, its inner part."""
+    kept = strategy.zero.keep_after_forward is Keep.EVERYTHING or not bucket.again
+    times = strategy.train.gradient_accumulation_steps * (1 if kept else 2)
+    return (times, 0) if strategy.zero.secondary is None else (1, times - 1)
 
 
 def _replicas(model: Model, strategy: Strategy, *, ranks: int) -> list[WireBytes]:

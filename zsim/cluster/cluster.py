@@ -4,15 +4,25 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
+from zsim.cluster.cluster_error import ClusterError
 from zsim.cluster.fabric_kind import SINGLE_SWITCH, FabricKind
+from zsim.cluster.host import CopyRates, Drives, Host
 from zsim.cluster.profile.host_launch import FREE, LaunchCosts
 from zsim.cluster.profile.kernels import KernelProfile
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.dtype import DType
 
-
-class ClusterError(ValueError):
-    """A cluster that cannot exist; the message starts with the name of the field."""
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Fabric",
+    "FabricEdge",
+    "Gpu",
+    "Link",
+    "Overheads",
+    "Rate",
+    "Tier",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,35 +151,6 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """The CPU side of a node: its memory, and the bandwidth of that."""
-
-    memory_bytes: int
-    memory_bytes_per_s: int
-
-    def __post_init__(self) -> None:
-        for name in ("memory_bytes", "memory_bytes_per_s"):
-            if getattr(self, name) < 1:
-                raise ClusterError(f"host: {name} must be more than 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drives:
-    """The equal local NVMe drives of a node; bytes and, where known, rates of one."""
-
-    count: int
-    capacity_bytes: int
-    read_bytes_per_s: int | None = None
-    write_bytes_per_s: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("count", "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ClusterError(f"drives: {name} must be more than 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
     """Switches that have others above them, seen as one for each group of nodes.
 
@@ -249,8 +230,11 @@ class Cluster:
         fabric: what is between the NICs.
         nodes_per_domain: nodes whose GPUs one NVSwitch joins: 1, or more in a rack of NVLink.
         pcie_link: from a GPU to the PCIe switch that it shares with its NIC.
-        gpus_per_pcie_switch: GPUs on one PCIe switch, which reaches the host over one link as fast
-            as a GPU's: an assumption, that it has as many lanes up as each GPU has.
+        gpus_per_pcie_switch: GPUs on one PCIe switch, which goes up over one link as fast as a
+            GPU's: an assumption, that it has as many lanes up as each GPU has.
+        gpus_per_root_port: GPUs whose PCIe switches share one link, as fast, to the CPUs; None
+            where each switch has its own.
+        copies: what copies between host memory and GPUs reach of these links.
         host: CPU memory of a node, where it is known.
         drives: local drives of a node, where they are known.
         board_link: what the two baseboards send each other, where a node has two: each has half of
@@ -270,6 +254,8 @@ class Cluster:
     nodes_per_domain: int = 1
     pcie_link: Link | None = None
     gpus_per_pcie_switch: int = 1
+    gpus_per_root_port: int | None = None
+    copies: CopyRates | None = None
     host: Host | None = None
     drives: Drives | None = None
     board_link: Link | None = None
@@ -285,6 +271,13 @@ class Cluster:
         ):
             if getattr(self, name) < 1:
                 raise ClusterError(f"{name}: {getattr(self, name)} must be at least 1")
+        per_switch, per_port = self.gpus_per_pcie_switch, self.gpus_per_root_port
+        if per_port is not None and (per_port < 1 or per_port % per_switch):
+            raise ClusterError(
+                f"gpus_per_root_port: {per_port} must be a multiple of gpus_per_pcie_switch, "
+                f"{per_switch}"
+            )
+        self._refuse_fast_copies()
         if self.board_link is not None and (self.gpus_per_node % 2 or self.nodes_per_domain > 1):
             raise ClusterError("board_link: two boards need an even number of GPUs and one node")
         for tier in self.fabric.tiers:
@@ -296,6 +289,16 @@ class Cluster:
                 )
         if self.fabric.edges:
             self._refuse_lone_nodes()
+
+    def _refuse_fast_copies(self) -> None:
+        if self.copies is None:
+            return
+        if self.pcie_link is None:
+            raise ClusterError("copies: need pcie, which this node does not describe")
+        for name in ("to_gpu_bytes_per_s", "from_gpu_bytes_per_s"):
+            speed, most = getattr(self.copies, name), self.pcie_link.bytes_per_s
+            if speed > most:
+                raise ClusterError(f"copies: {name} {speed} must be at most {most}, that of pcie")
 
     def _refuse_lone_nodes(self) -> None:
         ends = {end for edge in self.fabric.edges for end in (edge.source, edge.target)}
@@ -317,6 +320,11 @@ class Cluster:
     def pcie_switches(self) -> int:
         """PCIe switches of a node."""
         return -(-self.gpus_per_node // self.gpus_per_pcie_switch)
+
+    @property
+    def root_ports(self) -> int:
+        """Links between the CPUs of a node and its PCIe switches."""
+        return -(-self.gpus_per_node // (self.gpus_per_root_port or self.gpus_per_pcie_switch))
 
     @property
     def node_bytes_per_s(self) -> int:

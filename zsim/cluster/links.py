@@ -13,7 +13,9 @@ from zsim.cluster.cluster import Cluster, FabricEdge, Link
 
 TO_SWITCH, FROM_SWITCH = "gpu->switch", "switch->gpu"
 TO_PCIE, FROM_PCIE = "gpu->pcie", "pcie->gpu"
+TO_ROOT, FROM_ROOT = "pcie->root", "root->pcie"
 TO_HOST, FROM_HOST = "pcie->host", "host->pcie"
+FROM_ROOT_TO_HOST, FROM_HOST_TO_ROOT = "root->host", "host->root"
 BOARD = "board->board"
 TO_NIC, FROM_NIC = "switch->nic", "nic->switch"
 NETWORK = "network"
@@ -33,6 +35,7 @@ class LinkClass:
             number.
         loads: how many of each of `hops` may carry different bytes. There are `multiple` links of
             each load.
+        carries_bytes: whether what it carries is counted in bytes; else it stands for busy time.
     """
 
     source: str
@@ -43,14 +46,16 @@ class LinkClass:
     hops: tuple[tuple[str, ...], ...]
     loads: int
     multiple: Fraction = Fraction(1)
+    carries_bytes: bool = True
 
 
 def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
     """Yield all classes of links, from the GPUs up.
 
-    Links of GPUs to their switch and to PCIe are numbered by rank; of PCIe switches to the host,
-    one as fast as a GPU's, by node and switch; between boards, two by node; NICs, by node and
-    bundle; uplinks of each tier, by group and perhaps rail, also where a group lacks nodes.
+    Links of GPUs to their switch and to PCIe are numbered by rank; of PCIe switches to the host, or
+    to the root port that several share, each as fast as a GPU's, by node and switch; between
+    boards, two by node; NICs, by node and bundle; uplinks of each tier, by group and perhaps rail,
+    also where a group lacks nodes.
     Each edge of a fabric that is given link by link is a class of its own.
     """
     ranks, nodes = cluster.ranks, cluster.nodes
@@ -58,7 +63,13 @@ def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
     if (pcie := cluster.pcie_link) is not None:
         yield _equal("GPU", "PCIe switch", ranks, pcie, hops=((TO_PCIE,), (FROM_PCIE,)))
         switches = nodes * cluster.pcie_switches
-        yield _equal("PCIe switch", "host", switches, pcie, hops=((TO_HOST,), (FROM_HOST,)))
+        if cluster.gpus_per_root_port is None:
+            yield _equal("PCIe switch", "host", switches, pcie, hops=((TO_HOST,), (FROM_HOST,)))
+        else:
+            to_port = (TO_ROOT,), (FROM_ROOT,)
+            yield _equal("PCIe switch", "root port", switches, pcie, hops=to_port)
+            from_port = (FROM_ROOT_TO_HOST,), (FROM_HOST_TO_ROOT,)
+            yield _equal("root port", "host", nodes * cluster.root_ports, pcie, hops=from_port)
     if cluster.board_link is not None:
         found = _equal("board", "board", nodes, cluster.board_link, hops=((BOARD,),))
         yield replace(found, loads=2 * nodes)

@@ -4,18 +4,22 @@ from zsim.memory.ledger import AtOnce, Returns, WorstCase, book
 from zsim.memory.peak import Peak, peak, peak_bytes, pools, witness
 from zsim.memory.rank_memory import MemoryWait, Pending, RankMemory
 from zsim.memory.reserved import (
+    PAGEABLE,
     capacity_bytes,
     communicators,
     deferred_frees,
     defers,
     handed_out,
+    is_pinned,
     needed_bytes,
+    node_bytes,
     reservations,
     reserve,
 )
 from zsim.memory.service import Deferred
 
 __all__ = [
+    "PAGEABLE",
     "AtOnce",
     "Deferred",
     "MemoryWait",
@@ -30,7 +34,9 @@ __all__ = [
     "deferred_frees",
     "defers",
     "handed_out",
+    "is_pinned",
     "needed_bytes",
+    "node_bytes",
     "peak",
     "peak_bytes",
     "pools",

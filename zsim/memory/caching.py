@@ -180,6 +180,11 @@ class CachingAllocator:
         for pool in chain(self._large.values(), self._small.values()):
             self._return_free(pool)
 
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Return the most that was allocated at a time, without what waits for streams."""
+        return self.journal.peak_allocated_bytes
+
     def synchronized_streams(self) -> frozenset[str] | None:
         """Return the streams that the host has waited for to give memory back, since asked last.
 

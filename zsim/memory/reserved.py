@@ -13,11 +13,15 @@ from zsim.memory.caching import UNLIMITED, CachingAllocator
 from zsim.memory.expandable import ExpandableAllocator
 from zsim.memory.ledger import AtOnce, book
 from zsim.memory.peak import peak_bytes, witness
+from zsim.memory.pinned import PinnedAllocator
 from zsim.memory.service import Deferred, Service
 from zsim.schedule.issue_order import NO_OVERFLOW, issued
 from zsim.schedule.operation import Allocate, Communication, Free, FreeMode, Together
 from zsim.schedule.schedule import Discipline, Place, Pool, Program, Schedule, Scope
 from zsim.trace.trace import BookEntry, Reservation, Shortage
+
+PAGEABLE = "pageable"
+"""The beginning of the names of pools of host memory that is not pinned."""
 
 
 def reservations(
@@ -119,20 +123,31 @@ def needed_bytes(program: Program, pool: Pool) -> int:
     return reserve(program, at_once, pool).needed_bytes
 
 
-def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator:
+def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | PinnedAllocator:
     """Return the allocator that hands out a pool, which is not exact."""
+    if pool.place is Place.HOST:
+        return PinnedAllocator(capacity_bytes=capacity_bytes)
     if pool.discipline is Discipline.EXPANDABLE:
         return ExpandableAllocator(capacity_bytes=capacity_bytes)
     return CachingAllocator(capacity_bytes=capacity_bytes)
 
 
-def handed_out(schedule: Schedule, discipline: Discipline) -> Schedule:
-    """`schedule` with device memory handed out in another way."""
+def handed_out(
+    schedule: Schedule, discipline: Discipline, pinned: Discipline = Discipline.EXACT
+) -> Schedule:
+    """`schedule` with device memory, and pinned host memory, handed out in another way."""
     pools = tuple(
-        replace(pool, discipline=discipline) if pool.place is Place.DEVICE else pool
+        replace(pool, discipline=discipline)
+        if pool.place is Place.DEVICE
+        else replace(pool, discipline=pinned if is_pinned(pool) else Discipline.EXACT)
         for pool in schedule.pools
     )
     return schedule if pools == schedule.pools else replace(schedule, pools=pools)
+
+
+def is_pinned(pool: Pool) -> bool:
+    """Return whether a pool is pinned host memory: all of it is, but what is called pageable."""
+    return pool.place is Place.HOST and not pool.name.startswith(PAGEABLE)
 
 
 def capacity_bytes(
@@ -140,17 +155,28 @@ def capacity_bytes(
 ) -> int | None:
     """Return what a rank that runs `program` may reserve of a pool; None if unknown.
 
-    Of device memory, what other things on the GPU leave; of host memory, all that the node has; of
-    a pool that the ranks of a node share, an equal part.
+    Of device memory, what other things on the GPU leave; of host memory, all that the node has, or
+    may pin; of any other, all drives; of a pool that the ranks of a node share, an equal part.
     """
     found = pool.capacity_bytes
     if found is None and pool.place is Place.DEVICE:
         found = cluster.gpu.usable_bytes(communicators(schedule, program))
-    elif found is None and cluster.host is not None:
-        found = cluster.host.memory_bytes
+    elif found is None:
+        found = node_bytes(pool, cluster)
     if found is not None and pool.scope is Scope.NODE:
         found //= min(cluster.gpus_per_node, schedule.mesh.size)
     return found
+
+
+def node_bytes(pool: Pool, cluster: Cluster) -> int | None:
+    """Return what a node has of the memory of a pool that is not on a GPU; None if unknown."""
+    host, drives = cluster.host, cluster.drives
+    if pool.place is not Place.HOST:
+        return None if drives is None else drives.total_bytes
+    if host is None:
+        return None
+    pinned = host.pinned_bytes if is_pinned(pool) else None
+    return host.memory_bytes if pinned is None else pinned
 
 
 def communicators(schedule: Schedule, program: Program) -> int:

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from zsim.memory.caching import UNLIMITED, CachingAllocator
+from zsim.memory.pinned import PinnedAllocator
 from zsim.model.tensor_lifetime import AllocationTrace
 from zsim.schedule.schedule import Buffer, Program
 from zsim.trace.trace import BookEntry
@@ -28,7 +29,9 @@ class Service:
         waits: requests that were served after the host had waited for memory to come back.
     """
 
-    def __init__(self, allocator: CachingAllocator, program: Program, pool: str) -> None:
+    def __init__(
+        self, allocator: CachingAllocator | PinnedAllocator, program: Program, pool: str
+    ) -> None:
         self.refused_bytes = self.waits = 0
         self._allocator = allocator
         self._buffers = program.by_name
@@ -52,7 +55,7 @@ class Service:
     @property
     def allocated_bytes(self) -> int:
         """Return the most that was allocated, without what waits for the uses of its free."""
-        return self._allocator.journal.peak_allocated_bytes
+        return self._allocator.peak_allocated_bytes
 
     def synchronized_streams(self) -> frozenset[str] | None:
         """Return the streams that the host has waited for since asked last; None is all of them."""

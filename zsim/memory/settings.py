@@ -95,3 +95,30 @@ def segment_bytes(block_bytes: int) -> int:
     if block_bytes < OWN_SEGMENT_MIN_BYTES:
         return LARGE_SEGMENT_BYTES
     return -(-block_bytes // OWN_SEGMENT_ROUNDING_BYTES) * OWN_SEGMENT_ROUNDING_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedSettings:
+    """The part of `PYTORCH_ALLOC_CONF` that speaks of pinned host memory; None is no limit.
+
+    Attributes:
+        max_round_threshold_bytes: larger requests are exact (`pinned_max_round_threshold_mb`).
+        max_cached_bytes: larger blocks are neither rounded nor kept (`pinned_max_cached_size_mb`).
+    """
+
+    max_round_threshold_bytes: int | None = None
+    max_cached_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_round_threshold_bytes", "max_cached_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise AllocatorError(f"{name}: {value} must be at least 1, or None for no limit")
+
+
+def pinned_bytes(size_bytes: int, settings: PinnedSettings) -> int:
+    """Return the bytes of the pinned block that a request of `size_bytes` asks for."""
+    limits = settings.max_round_threshold_bytes, settings.max_cached_bytes
+    if size_bytes < 1 or any(limit is not None and size_bytes > limit for limit in limits):
+        return max(0, size_bytes)
+    return 1 << (size_bytes - 1).bit_length()

@@ -13,6 +13,7 @@ from zsim.proof import (
     alignment,
     formats,
     generators,
+    host_order,
     lifetime,
     matching,
     memory,
@@ -36,6 +37,7 @@ ORDER = {
     progress.INVARIANT: progress.examine,
     lifetime.INVARIANT: lifetime.examine,
     races.INVARIANT: races.examine,
+    host_order.INVARIANT: host_order.examine,
 }
 """Families without whose word a run in the order of issue shows nothing; progress has two names."""
 

@@ -2,8 +2,8 @@
 
 Exact numbers do not see rounding. Compared with `zsim.specification.strategy_formats` are what
 reductions over ranks with different data send and add in, what gradients are summed in over
-micro-batches, before and after their reduction, what norms are added up in, and what updates read
-and write.
+micro-batches, before and after their reduction, what norms are added up in, what updates read
+and write, and what parameters are kept in.
 Nothing is said of a schedule whose contract names no strategy.
 """
 
@@ -88,12 +88,18 @@ class _Narrow:
         self.data = frozenset(axis for axis in data if schedule.mesh.axis_size(axis) > 1)
 
     def examine(self) -> Iterator[Finding]:
-        """Go through the step."""
+        """Go through what is kept, and through the step."""
+        role, wanted = self.program.role, self.wanted.compute
+        for name in self.program.persistent:
+            buffer = self.program.by_name[name]
+            if buffer.kind is Kind.PARAMETER and _is_narrower(buffer.dtype, wanted):
+                why = f"keeps parameters in {buffer.dtype}, and not in {wanted}"
+                operation = f"persistent/{name}"
+                yield Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
         for operation in touching(walk(self.program.step)):
             why = self._wrong(operation)
             if why:
-                role, name = self.program.role, operation.id
-                yield Finding(invariant=INVARIANT, role=role, operation=name, why=why)
+                yield Finding(invariant=INVARIANT, role=role, operation=operation.id, why=why)
 
     def _dtype(self, name: str) -> DType:
         return self.program.by_name[name].dtype

@@ -67,7 +67,7 @@ def examine(context: Context) -> list[Finding]:
                 if size is not None
             ]
             if limits and not each.crowded:
-                found += _pool(each, pool.name, limits)
+                found += _pool(each, pool.name, limits, pool.slot_bytes)
         found += _unused(each, overlap)
         found += _kinds(each)
         found += _states(context, each)
@@ -85,7 +85,9 @@ class _PoolPeak:
     alive: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def _pool(each: NumberedProgram, pool: str, limits: list[tuple[str, int]]) -> Iterator[Finding]:
+def _pool(
+    each: NumberedProgram, pool: str, limits: list[tuple[str, int]], slot: int | None
+) -> Iterator[Finding]:
     sizes = {
         buffer.name: buffer.size_bytes for buffer in each.program.buffers if buffer.pool == pool
     }
@@ -94,6 +96,8 @@ def _pool(each: NumberedProgram, pool: str, limits: list[tuple[str, int]]) -> It
         if peak.size <= limit and not grows:
             continue
         says = f"are at most {limit}" if what == "promised" else f"is {limit}"
+        if slot and what != "promised":
+            says = f"is {limit}, {limit // slot} slots"
         why = f"pool {pool} may hold {peak.size} bytes, {what} {says}"
         if grows:
             why = f"pool {pool} may hold more with every step, {what} {says}"

@@ -1,8 +1,10 @@
-"""Places: each kernel finds all that it reads and writes in the memory of its own processor.
+"""Places: each operation runs on a processor that has all that it touches in its own memory.
 
 Exact numbers do not see where a buffer is. Segments and communication run on the device, as NCCL
-asks; an update, a norm or another pass over gradients runs where its operands are, which is one
-place. Copies cross between places, sums do not.
+asks. An update, a norm, a fill or another pass over elements runs on the device if its stream is
+one of the device, and on the host's processors if it is a thread of the host. Copies cross between
+device and host on streams of the device, sums do not. Files are read and written on streams that do
+nothing else: they stand for I/O handles.
 """
 
 from collections.abc import Iterator
@@ -10,8 +12,18 @@ from collections.abc import Iterator
 from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Communication, Compute, Copy, Together, walk
-from zsim.schedule.schedule import Place
+from zsim.schedule.operation import (
+    Action,
+    Compute,
+    Copy,
+    Fill,
+    Read,
+    StreamOperation,
+    Write,
+    walk,
+)
+from zsim.schedule.schedule import Place, Program
+from zsim.schedule.validate import HOST_ACTIONS
 
 INVARIANT = "places"
 
@@ -19,36 +31,58 @@ SEGMENTS = (Action.FORWARD, Action.RECOMPUTE, Action.BACKWARD)
 
 
 def examine(context: Context) -> list[Finding]:
-    """Find operations whose operands no processor has all in its own memory."""
-    return list(_examine(context))
+    """Find operations whose operands are not where their stream runs."""
+    schedule = context.schedule
+    threads = frozenset(schedule.host_threads)
+    place_of = {pool.name: pool.place for pool in schedule.pools}
+    if set(place_of.values()) == {Place.DEVICE} and not threads:
+        return []
+    return [finding for each in schedule.programs for finding in _of(each, place_of, threads)]
 
 
-def _examine(context: Context) -> Iterator[Finding]:
-    place_of = {pool.name: pool.place for pool in context.schedule.pools}
-    if set(place_of.values()) == {Place.DEVICE}:
-        return
-    for program in context.schedule.programs:
-        for operation in (*walk(program.setup), *walk(program.step)):
-            if not isinstance(operation, Compute | Communication | Together | Copy):
-                continue
-            found: dict[Place, str] = {}
-            for access in accesses(operation):
-                name = access.view.buffer
-                found.setdefault(place_of[program.by_name[name].pool], name)
-            why = ""
-            if isinstance(operation, Copy):
-                if operation.accumulate and len(found) > 1:
-                    why = "adds up across places"
-            elif isinstance(operation, Compute) and operation.action not in SEGMENTS:
-                if len(found) > 1:
-                    why = "runs in one place"
-            elif Place.HOST in found:
-                why = "runs on the device"
-            if why:
-                where = " and ".join(f"{name} in {place} memory" for place, name in found.items())
-                yield Finding(
-                    invariant=INVARIANT,
-                    role=program.role,
-                    operation=operation.id,
-                    why=f"{why}, and touches {where}",
-                )
+def _of(program: Program, place_of: dict[str, Place], threads: frozenset[str]) -> Iterator[Finding]:
+    everything = (*walk(program.setup), *walk(program.step))
+    handles = {each.stream for each in everything if isinstance(each, Read | Write)}
+    for operation in everything:
+        if isinstance(operation, HOST_ACTIONS):
+            continue
+        found: dict[Place, str] = {}
+        for access in accesses(operation):
+            name = access.view.buffer
+            found.setdefault(place_of[program.by_name[name].pool], name)
+        on_host = operation.stream in threads
+        why = _wrong(operation, set(found), on_host=on_host, on_handle=operation.stream in handles)
+        if why:
+            where = " and ".join(f"{name} in {place} memory" for place, name in found.items())
+            yield Finding(
+                invariant=INVARIANT,
+                role=program.role,
+                operation=operation.id,
+                why=f"{why}, and touches {where}",
+            )
+
+
+def _wrong(
+    operation: StreamOperation, places: set[Place], *, on_host: bool, on_handle: bool
+) -> str:
+    """Return what does not go together; nothing if all does."""
+    name = type(operation).__name__
+    if isinstance(operation, Read | Write):
+        return "is on a thread of the host, not on an I/O handle" if on_host else ""
+    if on_handle:
+        return f"is on stream {operation.stream} of an I/O handle, which reads and writes files"
+    if Place.NVME in places:
+        return f"is a {name}, and files are read by Read and written by Write"
+    if on_host:
+        if not isinstance(operation, Compute | Fill | Copy):
+            return f"is a {name} on a thread of the host"
+        if isinstance(operation, Compute) and operation.action in SEGMENTS:
+            return "runs on the device, and is on a thread of the host"
+        return "runs on the host" if places - {Place.HOST} else ""
+    if isinstance(operation, Copy):
+        if operation.accumulate and len(places) > 1:
+            return "adds up across places"
+        if places == {Place.HOST}:
+            return "moves within the host's memory on a stream of the device"
+        return ""
+    return "runs on the device" if places - {Place.DEVICE} else ""

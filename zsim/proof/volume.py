@@ -12,11 +12,12 @@ Cost: one look at each operation that communicates; at each copy, where there is
 from collections import Counter
 from collections.abc import Iterator
 
-from zsim.closed_form import host_bytes
+from zsim.closed_form import file_bytes, host_bytes
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.runtimes.registry import wire_bytes
+from zsim.schedule.host_traffic import file_bytes as moved_by
 from zsim.schedule.host_traffic import host_bytes as copied_by
 from zsim.schedule.program_index import Numbered
 from zsim.schedule.schedule import HostBytes
@@ -39,6 +40,22 @@ def examine(context: Context) -> list[Finding]:
             found += _wire(context, each, promised)
         if contract.host_bytes is not None:
             found += _host(context, each, contract.host_bytes)
+        if contract.file_bytes is not None:
+            moved = moved_by(each.program)
+            for verb, size, said in (
+                ("reads", moved.read, contract.file_bytes.read),
+                ("writes", moved.written, contract.file_bytes.written),
+            ):
+                if size != said:
+                    why = f"a step {verb} {size} bytes of files, promised are {said}"
+                    found.append(
+                        Finding(
+                            invariant=INVARIANT,
+                            role=each.program.role,
+                            operation=f"files/{verb}",
+                            why=why,
+                        )
+                    )
     return found
 
 
@@ -54,6 +71,7 @@ def _contract(context: Context) -> Iterator[Finding]:
         ("loss_divisor", contract.loss_divisor, divisor),
         ("wire_bytes", volumes, set(wire_bytes(model, strategy))),
         ("host_bytes", contract.host_bytes, host_bytes(model, strategy)),
+        ("file_bytes", contract.file_bytes, file_bytes(model, strategy)),
     ):
         if promised is not None and promised != said:
             yield Finding(

@@ -27,7 +27,8 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
-from zsim.strategy.strategy import Activations, Parallel, Strategy, ZeroKnobs
+from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
 Constants = Callable[[str], NetworkProfile]
@@ -110,7 +111,8 @@ def resolve(
     parallel = {**scenario.parallel.given(Parallel), "tensor": tensor, "data": data}
     train["gradient_accumulation_steps"] = accumulation
     with wrong:
-        strategy = _strategy(parallel, zero, scenario.activations, train)
+        said = {"activations": scenario.activations, "offload": scenario.offload}
+        strategy = _strategy({"parallel": parallel, "zero": zero, **said, "train": train})
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
     cluster = replace(described, network=network, nodes=nodes)
@@ -126,6 +128,8 @@ def resolve(
         strategy=strategy,
         micro_batch_size=micro,
         allocator=scenario.cluster.allocator,
+        pinned=scenario.host.pinned,
+        setup=scenario.host.setup,
         cluster=cluster,
         steps=scenario.train.steps,
         faults=faults,
@@ -174,13 +178,7 @@ def _train(table: TrainTable) -> dict[str, object]:
     }
 
 
-def _strategy(
-    parallel: dict[str, object],
-    zero: dict[str, object],
-    activations: Activations,
-    train: dict[str, object],
-) -> Strategy:
-    tables = {"parallel": parallel, "zero": zero, "activations": activations, "train": train}
+def _strategy(tables: dict[str, object]) -> Strategy:
     try:
         return Strategy.model_validate(tables)
     except ValidationError as error:
@@ -194,11 +192,21 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         cluster.gpu.rate(precision.compute)
     except ClusterError as error:
         raise ScenarioError(f"train.precision: {precision}: {error}") from None
-    if strategy.activations.offload and (cluster.host is None or cluster.pcie_link is None):
-        raise ScenarioError(
-            f"activations.offload: true needs a node with host memory behind PCIe, {cluster.name} "
-            "describes none"
-        )
+    offload = strategy.offload
+    has_host = cluster.host is not None and cluster.pcie_link is not None
+    wanted = {
+        "activations.offload": "true" if strategy.activations.offload else MemoryTier.DEVICE,
+        "offload.optimizer": offload.optimizer,
+        "offload.parameters": offload.parameters,
+    }
+    for name, tier in wanted.items():
+        for missing, what in (
+            (tier != MemoryTier.DEVICE and not has_host, "host memory behind PCIe"),
+            (tier == MemoryTier.NVME and cluster.drives is None, "drives"),
+        ):
+            if missing:
+                why = f"{tier} needs a node with {what}, {cluster.name} describes none"
+                raise ScenarioError(f"{name}: {why}")
 
 
 def _decision(table: NetworkTable) -> Decision | None:

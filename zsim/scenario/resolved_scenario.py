@@ -10,6 +10,7 @@ from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.fault import Fault, Neighbour
 from zsim.memory import handed_out
+from zsim.memory.host_setup import HostSetup
 from zsim.model.architecture import GPT, Architecture, ArchitectureError, Llama, LoRA
 from zsim.model.equal_units import equal_units
 from zsim.model.model import Model, ModelError
@@ -41,6 +42,8 @@ class ResolvedScenario:
         faults: what is slow or dead in the cluster.
         neighbours: other jobs on it.
         decision: what is asked for of collectives; None if nothing is.
+        pinned: how pinned host memory is handed out.
+        setup: how the model is built before the first step.
     """
 
     shape: ModelTable
@@ -52,11 +55,13 @@ class ResolvedScenario:
     faults: tuple[Fault, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     decision: Decision | None = None
+    pinned: Discipline = Discipline.CACHING
+    setup: HostSetup = HostSetup.SHARDED
 
     @property
     def schedule_key(self) -> Hashable:
         """All that model and schedule are made from: equal ones make equal schedules."""
-        return self.shape, self.strategy, self.micro_batch_size, self.allocator
+        return self.shape, self.strategy, self.micro_batch_size, self.allocator, self.pinned
 
     def make_model(self) -> Model:
         """Return the model, as one rank of the tensor axis sees it.
@@ -84,8 +89,14 @@ class ResolvedScenario:
             ModelError: the schedule cannot be made for it.
         """
         model = self.make_model()
-        schedule = handed_out(make_schedule(model, self.strategy), self.allocator)
-        return Job(schedule=schedule, model=model, cluster=self.cluster, steps=self.steps)
+        made = make_schedule(model, self.strategy)
+        return Job(
+            schedule=handed_out(made, self.allocator, self.pinned),
+            model=model,
+            cluster=self.cluster,
+            steps=self.steps,
+            setup=self.setup,
+        )
 
     def _transformer(self) -> Model:
         strategy = self.strategy

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from zsim.config_error import ConfigError, line, refusal, refuse, unknown, wrong_fields
+from zsim.memory.host_setup import HostSetup
 from zsim.model.architecture import Activation, Attention, Norm, Positions
 from zsim.network.algorithm.installed_algorithms import choices
 from zsim.scenario.fault_tables import FaultTable, NeighbourTable
@@ -28,6 +29,7 @@ from zsim.strategy.config_table import (
     Time,
 )
 from zsim.strategy.learning_rate import LearningRateShape
+from zsim.strategy.offload import Offload
 from zsim.strategy.runtime_options import names, registered
 from zsim.strategy.strategy import Activations, ParallelAxes, Stage, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
@@ -183,6 +185,17 @@ class ComputeTable(Table):
     host_per_segment: Time | None = None
 
 
+class HostKnobs(Table):
+    """`[host]`: how host memory is used.
+
+    `pinned` is how pinned memory is handed out: `caching` as PyTorch does, rounded up to powers of
+    two and kept, or `exact`. `setup` is how the model is built before the first step.
+    """
+
+    pinned: Literal[Discipline.CACHING, Discipline.EXACT] = Discipline.CACHING
+    setup: HostSetup = HostSetup.SHARDED
+
+
 class NetworkTable(Table):
     """`[network]`: how collectives run, and the fitted constants that say what they cost."""
 
@@ -201,9 +214,11 @@ class Scenario(Table):
     parallel: ParallelTable = ParallelTable()
     zero: ZeroTable
     activations: Activations = Activations()
+    offload: Offload = Offload()
     train: TrainTable
     compute: ComputeTable = ComputeTable()
     network: NetworkTable = NetworkTable()
+    host: HostKnobs = HostKnobs()
     fault: tuple[FaultTable, ...] = ()
     neighbour: tuple[NeighbourTable, ...] = ()
 

@@ -106,6 +106,7 @@ class ScheduleBuilder(RoleBuilder):
         self.mesh = mesh
         self.groups: list[Group] = []
         self.streams = [COMPUTE, COMMUNICATION]
+        self.host_threads: list[str] = []
         self.pools = [Pool(name="device")]
         self.layouts: list[Layout] = []
         self.scalars: list[Scalar] = []
@@ -132,6 +133,11 @@ class ScheduleBuilder(RoleBuilder):
         """Declare a stream beside compute and communication."""
         self.streams.append(name)
         return name
+
+    def host_thread(self, name: str) -> str:
+        """Declare a stream whose operations run on the host's processors."""
+        self.host_threads.append(name)
+        return self.stream(name)
 
     def scalar(self, name: str, initial: float, *, given: bool = False) -> str:
         """Declare a host scalar."""
@@ -160,6 +166,7 @@ class ScheduleBuilder(RoleBuilder):
             roles=tuple(RankRole(name=part.name, boxes=part.boxes) for part in parts),
             groups=tuple(self.groups),
             streams=tuple(self.streams),
+            host_threads=tuple(self.host_threads),
             pools=tuple(self.pools),
             layouts=tuple(self.layouts),
             scalars=tuple(self.scalars),

@@ -49,6 +49,10 @@ class HostActions:
             view = self._views[name] = View(buffer=name, size=self.buffers[name].elements)
         return view
 
+    def part(self, name: str, size: int) -> View:
+        """Return a view of the first `size` elements of the buffer called `name`."""
+        return View(buffer=name, size=size)
+
     def view(self, memory: Memory) -> View:
         """Return the view, or that of all of the buffer that is named."""
         return self.all(memory) if isinstance(memory, str) else memory

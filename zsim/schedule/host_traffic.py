@@ -1,21 +1,23 @@
-"""Traffic between the memory of a rank's device and that of its host."""
+"""Traffic of a rank with its host's memory, and with its files on NVMe."""
 
 from collections.abc import Mapping
 
 from zsim.schedule.issue_order import taken
-from zsim.schedule.operation import Copy
-from zsim.schedule.schedule import HostBytes, Place, Program, Schedule
+from zsim.schedule.operation import Copy, Read, Write
+from zsim.schedule.schedule import FileBytes, HostBytes, Place, Program, Schedule
 
 
 def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> bool | None:
-    """Return whether a Copy goes from device memory to the host's; None if it stays.
+    """Return whether a Copy goes from device memory to the host's; None if it does neither way.
 
     `places` are by pool.
     """
     source, target = (
         places[program.by_name[view.buffer].pool] for view in (copy.source, copy.target)
     )
-    return None if source is target else source is Place.DEVICE
+    if {source, target} != {Place.DEVICE, Place.HOST}:
+        return None
+    return source is Place.DEVICE
 
 
 def copied_bytes(copy: Copy, program: Program) -> int:
@@ -35,3 +37,13 @@ def host_bytes(schedule: Schedule, program: Program) -> HostBytes:
                 if outward is not None:
                     moved[outward] += copied_bytes(operation, program)
     return HostBytes(to_host=moved[True], from_host=moved[False])
+
+
+def file_bytes(program: Program) -> FileBytes:
+    """Return what a rank reads and writes in a step; of a branch, the side that updates."""
+    step = taken(program.step, overflows=False)
+    moved = [each for each in step if isinstance(each, Read | Write)]
+    return FileBytes(
+        read=sum(copied_bytes(each, program) for each in moved if isinstance(each, Read)),
+        written=sum(copied_bytes(each, program) for each in moved if isinstance(each, Write)),
+    )

@@ -49,6 +49,7 @@ __all__ = [
     "OperationError",
     "PointToPoint",
     "Previous",
+    "Read",
     "Receive",
     "ReduceScatter",
     "ReducingOperation",
@@ -59,6 +60,7 @@ __all__ = [
     "StreamOperation",
     "Together",
     "View",
+    "Write",
     "walk",
 ]
 
@@ -232,6 +234,29 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _FileTransfer(Copy):
+    """A copy of bytes as they are: it neither casts, nor divides, nor adds."""
+
+    def __post_init__(self) -> None:
+        if self.accumulate or self.by_parameter or (self.divisor, self.launches) != (1, 1):
+            raise OperationError(f"{self.id}: a {type(self).__name__} copies bytes as they are")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(_FileTransfer):
+    """Bytes of a file on NVMe go to memory: the host's, or with GPUDirect Storage the device's.
+
+    The stream is an I/O handle, which takes its requests first in, first out (DeepSpeed
+    `csrc/aio`): to wait on a handle is a `HostWait` for its last operation.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write(_FileTransfer):
+    """Bytes of memory go to a file on NVMe, on the stream of an I/O handle, as a `Read` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostWait:
     """The host stops until `operation` has finished."""
 
@@ -271,7 +296,7 @@ class Branch:
     otherwise: tuple["Operation", ...]
 
 
-StreamOperation = Compute | Communication | Together | Fill | Copy
+StreamOperation = Compute | Communication | Together | Fill | Copy | Read | Write
 """Operations that run on a stream; the others are actions of the host."""
 
 Operation = Allocate | Free | StreamOperation | HostWait | SetScalar | Branch

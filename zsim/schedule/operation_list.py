@@ -21,6 +21,7 @@ from zsim.schedule.operation import (
     Edge,
     Fill,
     Operand,
+    Read,
     Receive,
     ReduceScatter,
     Reduction,
@@ -28,6 +29,7 @@ from zsim.schedule.operation import (
     Send,
     Together,
     View,
+    Write,
 )
 from zsim.strategy.optimizer_rule import Rule
 
@@ -295,6 +297,26 @@ class OperationList(HostActions):
                 by_parameter=by_parameter,
                 launches=launches,
             )
+        )
+
+    def read(
+        self, name: str, source: Memory, target: Memory, *, stream: str, after: Iterable[Edge] = ()
+    ) -> str:
+        """Read `source`, which is in a file, to `target` in memory; `stream` is an I/O handle."""
+        source, target = self.view(source), self.view(target)
+        path = self.path(name)
+        return self.add(
+            Read(id=path, stream=stream, after=tuple(after), source=source, target=target)
+        )
+
+    def write_file(
+        self, name: str, source: Memory, target: Memory, *, stream: str, after: Iterable[Edge] = ()
+    ) -> str:
+        """Write `source`, in memory, to `target` in a file; `stream` is an I/O handle."""
+        source, target = self.view(source), self.view(target)
+        path = self.path(name)
+        return self.add(
+            Write(id=path, stream=stream, after=tuple(after), source=source, target=target)
         )
 
     def side(self, name: str) -> "OperationList":

@@ -21,10 +21,11 @@ class ScheduleError(ValueError):
 
 
 class Place(StrEnum):
-    """Places of a pool's memory."""
+    """Places of a pool's memory: a GPU, its host, or files on the drives of its node."""
 
     DEVICE = "device"
     HOST = "host"
+    NVME = "nvme"
 
 
 class Scope(StrEnum):
@@ -63,13 +64,19 @@ MODEL_STATE = (Kind.PARAMETER, Kind.GRADIENT, Kind.MASTER, Kind.MOMENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory at one place. Without `capacity_bytes` the cluster's hardware is the limit."""
+    """Memory at one place. Without `capacity_bytes` the cluster's hardware is the limit.
+
+    On NVMe it is a file of each rank, in which a buffer is a range of bytes. A pool with
+    `slot_bytes` is cut into slots (the pinned buffers of DeepSpeed's swappers): a buffer takes one,
+    and is used as far as it needs; the capacity is a number of them.
+    """
 
     name: str
     place: Place = Place.DEVICE
     scope: Scope = Scope.RANK
     capacity_bytes: int | None = None
     discipline: Discipline = Discipline.EXACT
+    slot_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +225,14 @@ class HostBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileBytes:
+    """Bytes that one rank reads from its files on NVMe in a step, and writes to them."""
+
+    read: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """Promises of a schedule, which it is judged against.
 
@@ -225,7 +240,8 @@ class Contract:
     Ranks that differ along `data_axes`, which are single axes of the mesh, see different data.
     `peak_bytes` is the promised largest book of each pool, by role and pool name; `wire_bytes` the
     promised volume of a step, of every role that they name or of all, `host_bytes` what it copies
-    between device and host; of a branch, `otherwise` counts. What is left out is not promised.
+    between device and host, `file_bytes` what it reads and writes on NVMe; of a branch, `otherwise`
+    counts. What is left out is not promised.
     """
 
     parameters: tuple[LogicalParameter, ...] = ()
@@ -235,6 +251,7 @@ class Contract:
     peak_bytes: tuple[tuple[str, str, int], ...] = ()
     wire_bytes: tuple[WireBytes, ...] | None = None
     host_bytes: HostBytes | None = None
+    file_bytes: FileBytes | None = None
 
     @property
     def rules(self) -> dict[str, Optimizer]:
@@ -248,7 +265,8 @@ class Contract:
 class UncheckedSchedule:
     """Programs of all roles over one mesh, with the groups, pools and layouts they name.
 
-    Nobody has looked whether they are: that is what `Schedule` adds.
+    Nobody has looked whether they are: that is what `Schedule` adds. Streams that are
+    `host_threads` run their operations on the processors of the host, the others on the device.
     """
 
     name: str
@@ -256,6 +274,7 @@ class UncheckedSchedule:
     roles: tuple[RankRole, ...]
     groups: tuple[Group, ...]
     streams: tuple[str, ...]
+    host_threads: tuple[str, ...] = ()
     pools: tuple[Pool, ...]
     layouts: tuple[Layout, ...] = ()
     scalars: tuple[Scalar, ...] = ()

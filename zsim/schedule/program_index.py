@@ -24,10 +24,12 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
+    Read,
     SetScalar,
     StreamOperation,
     Together,
     View,
+    Write,
     walk,
 )
 from zsim.schedule.schedule import Program
@@ -41,7 +43,7 @@ ALLOCATE, FREE, READ, WRITE, WHOLE, UPDATE = b"AFrwWu"
 ACTIONS = frozenset({HostWait, SetScalar, Branch})
 """Of the host alone, beside allocations and frees."""
 
-MOVES = frozenset({Copy, Fill})
+MOVES = frozenset({Copy, Read, Write, Fill})
 """What moves elements and needs no other rank."""
 
 HostAction = HostWait | SetScalar | Branch

@@ -10,13 +10,19 @@ from zsim.schedule.host_actions import name_of
 from zsim.schedule.mesh import Box
 from zsim.schedule.operation import Allocate, Free, FreeMode, Operation
 from zsim.schedule.operation_list import COMPUTE, OperationList
-from zsim.schedule.schedule import Buffer, Kind, Program
+from zsim.schedule.schedule import Buffer, Kind, Place, Pool, Program
 
 TO_HOST = "device_to_host"
 FROM_HOST = "host_to_device"
 """Streams of copies to host memory and back, beside those of kernels and of collectives."""
+CPU = "cpu"
+"""The stream of a thread of the host, which updates what is kept there."""
+NVME_READ = "nvme_read"
+NVME_WRITE = "nvme_write"
+"""Streams of the handles that read files and write them."""
 POOL = "device"
 HOST_POOL = "host"
+NVME_POOL = "nvme"
 ROLE = "all"
 """The role of ranks that all do the same."""
 
@@ -41,6 +47,7 @@ class ScheduleWriter(OperationList):
         self.alive_bytes = {POOL: 0}
         self.peak_bytes = {POOL: 0}
         self.alive: set[str] = set()
+        self.slot_pools: list[Pool] = []
 
     def buffer(
         self,
@@ -74,6 +81,12 @@ class ScheduleWriter(OperationList):
         """Declare a buffer in the host's memory, first written by a copy out of the device."""
         return self.buffer(name, elements, dtype, kind, pool=HOST_POOL, home=TO_HOST)
 
+    def slots(self, name: str, slot_bytes: int, count: int) -> None:
+        """Declare a pool of `count` slots in pinned memory of the host."""
+        capacity = count * slot_bytes
+        pool = Pool(name=name, place=Place.HOST, slot_bytes=slot_bytes, capacity_bytes=capacity)
+        self.slot_pools.append(pool)
+
     def add(self, operation: Operation) -> str:
         """Append an operation and return its id.
 
@@ -97,7 +110,7 @@ class ScheduleWriter(OperationList):
             buffer = self.buffers[name]
             alive = self.alive_bytes.get(buffer.pool, 0) + buffer.size_bytes
             self.alive_bytes[buffer.pool] = alive
-            if alive > self.peak_bytes.get(buffer.pool, 0):
+            if alive >= self.peak_bytes.get(buffer.pool, 0):
                 self.peak_bytes[buffer.pool] = alive
             self.add(Allocate(id=f"{self.prefix}/allocate/{name}", buffer=name))
 

@@ -24,12 +24,15 @@ from zsim.schedule.operation import (
     HostWait,
     Operation,
     Previous,
+    Read,
     Role,
     SetScalar,
     Together,
     View,
+    Write,
     walk,
 )
+from zsim.schedule.pool_rules import inspect_file_transfer, inspect_place, inspect_slots
 from zsim.schedule.program import Buffer, Contract, Program, ScheduleError, UncheckedSchedule
 from zsim.schedule.view_bounds import at, inspect_view, ranks_of_all_sizes, window_of
 from zsim.strategy.optimizer_rule import ClipNorm, Optimizer
@@ -47,6 +50,11 @@ def inspect(schedule: UncheckedSchedule) -> None:
     _names_differ("scalar", [scalar.name for scalar in schedule.scalars])
     _names_differ("generator", [generator.name for generator in schedule.generators])
     _names_differ("pool", [pool.name for pool in schedule.pools])
+    _names_differ("host_threads", schedule.host_threads)
+    if unknown := set(schedule.host_threads) - set(schedule.streams):
+        raise ScheduleError(f"host_threads: no stream {min(unknown)!r}")
+    for pool in schedule.pools:
+        inspect_slots(pool)
     _inspect_roles(schedule)
     for group in schedule.groups:
         _inspect_group(schedule.mesh, group)
@@ -139,6 +147,7 @@ class _Inspector:
         self.program = program
         self.mesh: Mesh = schedule.mesh
         self.streams = set(schedule.streams)
+        self.pools = {pool.name: pool for pool in schedule.pools}
         self.scalars = {scalar.name: scalar for scalar in schedule.scalars}
         self.sizes = {group.name: group.size(schedule.mesh) for group in schedule.groups}
         self.good_views: set[int] = set()
@@ -155,11 +164,13 @@ class _Inspector:
             self._inspect_operation(operation)
 
     def _inspect_buffers(self) -> None:
-        pools = {pool.name for pool in self.schedule.pools}
         for buffer in self.program.buffers:
             where = f"{self.program.role}/buffer {buffer.name}"
-            if buffer.pool not in pools:
-                raise ScheduleError(f"{where}: no pool {buffer.pool!r}; pools are {sorted(pools)}")
+            pool = self.pools.get(buffer.pool)
+            if pool is None:
+                names = sorted(self.pools)
+                raise ScheduleError(f"{where}: no pool {buffer.pool!r}; pools are {names}")
+            inspect_place(where, buffer, pool)
             if buffer.home not in self.streams:
                 raise ScheduleError(f"{where}: no stream {buffer.home!r}")
             if buffer.layout is None and buffer.shard is not None:
@@ -216,6 +227,9 @@ class _Inspector:
                 self._inspect_view(where, target)
                 if scalar is not None:
                     self._need_scalar(where, scalar)
+            case Read() | Write():
+                self._inspect_copy(operation)
+                inspect_file_transfer(operation, self.program.by_name, self.pools)
             case Copy():
                 self._inspect_copy(operation)
             case Together(members=members):

@@ -16,6 +16,7 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.config_table import Count, Flag, Table, Whole
 from zsim.strategy.execution import Execution, Loss
+from zsim.strategy.offload import Offload, MemoryTier
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train
@@ -178,12 +179,20 @@ class Strategy(Table):
     parallel: Parallel = Parallel()
     zero: Zero
     activations: Activations = Activations()
+    offload: Offload = Offload()
     train: Train = Train()
 
     @model_validator(mode="after")
     def _need_agreement(self) -> Self:
         """Check that no table contradicts another; all contradictions are told at once."""
-        refuse([*self._against_runtime(), *self._against_stage(), *self._against_checkpointing()])
+        refuse(
+            [
+                *self._against_runtime(),
+                *self._against_stage(),
+                *self._against_checkpointing(),
+                *self._against_offload(),
+            ]
+        )
         return self
 
     def _against_runtime(self) -> Iterator[InitErrorDetails]:
@@ -237,6 +246,38 @@ class Strategy(Table):
         if activations.partition and self.cuts_tokens:
             why = "true cuts what tp_mode = reduce_scatter has cut"
             yield refusal("activations.partition", None, why)
+
+    def _against_offload(self) -> Iterator[InitErrorDetails]:
+        offload, zero = self.offload, self.zero
+        for name in ("optimizer", "parameters"):
+            tier = getattr(offload, name)
+            if tier is MemoryTier.DEVICE:
+                continue
+            if zero.emulate is not None:
+                why = "is for zsim's own stages; with emulate it stays at device"
+                yield refusal(f"offload.{name}", tier, why)
+            if self.parallel.pipeline > 1:
+                why = f"is not modelled for pipeline = {self.parallel.pipeline}"
+                yield refusal(f"offload.{name}", tier, why)
+        if offload.parameters is not MemoryTier.DEVICE and zero.stage != 3:
+            why = f"is for stage 3, in stage {zero.stage} every rank holds all parameters"
+            yield refusal("offload.parameters", offload.parameters, why)
+        if offload.parameters is not MemoryTier.DEVICE and offload.optimizer is MemoryTier.DEVICE:
+            why = "needs an optimizer that is on the host too: optimizer = host or nvme"
+            yield refusal("offload.parameters", offload.parameters, why)
+        if offload.optimizer is MemoryTier.NVME and self.train.groups:
+            why = "is not modelled with groups of parameters; optimizer = host is"
+            yield refusal("offload.optimizer", offload.optimizer, why)
+        needed = offload.sets * (1 + self.moments)
+        if offload.buffers is not None and offload.buffers < needed:
+            why = f"must be at least {needed}: {offload.sets} sub-groups at once with a master and "
+            why += f"{self.moments} moments each"
+            yield refusal("offload.buffers", offload.buffers, why)
+
+    @property
+    def keeps_master(self) -> bool:
+        """True if a master is kept beside each parameter: for its format, or in another tier."""
+        return self.train.precision.has_master or self.offload.optimizer is not MemoryTier.DEVICE
 
     @cached_property
     def execution(self) -> Execution:

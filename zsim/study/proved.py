@@ -5,7 +5,7 @@ from collections.abc import Callable
 from zsim.analysis.summary import Room, StepWork, room, step_of, summed_up, work
 from zsim.backend.backend import BackendError, Job, NoWayError, RunFailedError, Trier
 from zsim.config_error import ConfigError
-from zsim.memory import capacity_bytes, defers
+from zsim.memory import capacity_bytes, defers, node_bytes
 from zsim.model.model import Model, ModelError
 from zsim.proof import check
 from zsim.scenario.resolved_scenario import ResolvedScenario
@@ -42,6 +42,7 @@ class Proved:
             model=self._model,
             cluster=resolved.cluster,
             steps=resolved.steps,
+            setup=resolved.setup,
         )
         try:
             backend = self._warm(job).under(
@@ -60,7 +61,9 @@ class Proved:
         if full is not None:
             usable = format_bytes(taken.usable_bytes)
             reason = f"out of memory at {moment(full)}: {resolved.cluster.gpu.name} leaves {usable}"
-        status = Status.DONE if full is None else Status.FULL
+        elif (short := taken.tier_short) is not None:
+            reason = f"out of {short.name}: {short.text()}"
+        status = Status.FULL if reason else Status.DONE
         return StudyOutcome(
             status=status, reason=reason, summary=found, trust=step.trust, error=step.error
         )
@@ -78,6 +81,7 @@ class Proved:
             for program in self._schedule.programs
             for pool in self._schedule.pools
         ]
+        memory += [node_bytes(pool, job.cluster) for pool in self._schedule.pools]
         key: Size = (job.steps, *memory)
         if self._work is not None and key in self._rooms and not self._defers:
             return self._work, self._rooms[key], backend.last_step(job, seed=0)

@@ -5,7 +5,7 @@ holds one rank of each class of ranks that no one can tell apart, and says how m
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zsim.schedule.schedule import Kind
 from zsim.trace.witness import Witness
@@ -166,12 +166,14 @@ class Trace:
 class RankStep:
     """Spans in which one rank computed in the last step, and communicated on each group.
 
+    `on_host` has spans of what the host side of its node did for it, by its name.
     `host_bound_ps` is how long it waited for its host, `memory_wait_ps` how long that waited for
     memory: as in `RankTrace`.
     """
 
     computing: Sequence[Interval]
     by_group: Mapping[str, Sequence[Interval]]
+    on_host: Mapping[str, Sequence[Interval]] = field(default_factory=dict[str, Sequence[Interval]])
     host_bound_ps: int = 0
     memory_wait_ps: int = 0
 

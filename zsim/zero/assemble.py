@@ -1,8 +1,8 @@
 """Assembly of a schedule: the mesh, its groups, the programs of all roles, and the contract."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
-from zsim.closed_form import DataVolume, host_bytes, wire_bytes
+from zsim.closed_form import DataVolume, file_bytes, host_bytes, wire_bytes
 from zsim.model.generator import Draws, Generator
 from zsim.model.model import Model, ModelError
 from zsim.schedule.layout import Layout
@@ -18,7 +18,7 @@ from zsim.schedule.schedule import (
     Schedule,
     Scope,
 )
-from zsim.schedule.schedule_writer import HOST_POOL, POOL, ScheduleWriter
+from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_POOL, POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.names import (
     DATA,
@@ -36,8 +36,9 @@ from zsim.zero.state import scalars
 POOLS = (
     Pool(name=POOL, discipline=Discipline.CACHING),
     Pool(name=HOST_POOL, place=Place.HOST, scope=Scope.NODE),
+    Pool(name=NVME_POOL, place=Place.NVME),
 )
-"""A GPU's memory, and that of a node's host, which its ranks share."""
+"""A GPU's memory, that of a node's host, which its ranks share, and a file of each rank."""
 
 
 def need_fitting(model: Model, strategy: Strategy) -> None:
@@ -93,14 +94,14 @@ def assemble(
         if peak_of is not None:
             own[POOL] = peak_of(program)
         peaks += [(writer.role, pool, peak) for pool, peak in own.items()]
-    used = {pool for _, pool, _ in peaks}
     return Schedule(
         name=f"{model.name}, {name}",
         mesh=mesh,
         roles=tuple(RankRole(name=each.role, boxes=(each.box,)) for each in writers),
         groups=groups_of(strategy),
         streams=streams,
-        pools=tuple(pool for pool in POOLS if pool.name in used),
+        host_threads=tuple(each for each in streams if each == CPU),
+        pools=_pools(writers, {pool for _, pool, _ in peaks}),
         layouts=layouts,
         scalars=scalars(strategy),
         generators=generators_of(model, mesh),
@@ -123,8 +124,15 @@ def assemble(
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy, volume),
             host_bytes=host_bytes(model, strategy),
+            file_bytes=file_bytes(model, strategy),
         ),
     )
+
+
+def _pools(writers: Sequence[ScheduleWriter], used: Set[str]) -> tuple[Pool, ...]:
+    """Return the pools that are used, and those of slots that writers declared."""
+    slots = (pool for writer in writers for pool in writer.slot_pools)
+    return (*(pool for pool in POOLS if pool.name in used), *slots)
 
 
 def mesh_of(strategy: Strategy) -> Mesh:

@@ -20,7 +20,7 @@ from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.strategy import Strategy
 from zsim.zero.names import DATA, INNER, TENSOR
 
@@ -97,12 +97,11 @@ class Bucket:
         *,
         home: str = COMPUTE,
         layout: Layout | None = None,
+        pool: str = POOL,
     ) -> str:
         """Declare a buffer of the whole bucket, as `layout` has it; return its name."""
-        layout = layout or self.layout
-        return writer.buffer(
-            f"{self.name}/{name}", self.padded, dtype, kind, home=home, layout=layout.name
-        )
+        path, cut = f"{self.name}/{name}", (layout or self.layout).name
+        return writer.buffer(path, self.padded, dtype, kind, home=home, layout=cut, pool=pool)
 
     def shard_buffer(
         self,
@@ -112,11 +111,18 @@ class Bucket:
         kind: Kind = Kind.COMMUNICATION,
         *,
         home: str = COMPUTE,
+        pool: str = POOL,
     ) -> str:
         """Declare a buffer of what one rank of the data axis owns; return its name."""
-        layout = self.layout.name
         return writer.buffer(
-            f"{self.name}/{name}", self.shard, dtype, kind, home=home, layout=layout, shard=DATA
+            f"{self.name}/{name}",
+            self.shard,
+            dtype,
+            kind,
+            home=home,
+            layout=self.layout.name,
+            shard=DATA,
+            pool=pool,
         )
 
     def inner_buffer(

@@ -16,9 +16,11 @@ from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMMUNICATION
 from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Keep, Strategy
 from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import DATA, INNER
+from zsim.zero.offloaded_parameters import FetchedShards
 from zsim.zero.state import BucketState, gather_path, own_view, update_path
 from zsim.zero.visit_order import UnitVisit
 
@@ -83,6 +85,17 @@ class GatheredParameters:
         self.updated: set[int] = set()
         self.waiting = Counter(need.bucket for need in self.needs)
         self.layouts: list[Layout] = []
+        self.fetched: FetchedShards | None = None
+        if strategy.offload.parameters is not MemoryTier.DEVICE:
+            once: set[int] = set()
+            fetched: list[Need] = []
+            for need in self.needs:  # what is gathered among neighbours is on the device
+                if strategy.zero.secondary is None or need.bucket not in once:
+                    fetched.append(need)
+                once.add(need.bucket)
+            self.fetched = FetchedShards(
+                writer, strategy, buckets=buckets, states=states, needs=fetched
+            )
         if strategy.zero.secondary is not None:
             self.layouts = [bucket.over_inner("secondary") for bucket in buckets.all]
 
@@ -112,6 +125,8 @@ class GatheredParameters:
     def before(self, index: int) -> tuple[Edge, ...]:
         """Gather for visit `index` and, ahead, for those after it; return what compute awaits."""
         limit = self.strategy.zero.gathered_elements
+        if self.fetched is not None:
+            self.fetched.advance(index)
         while self.next < len(self.needs):
             need = self.needs[self.next]
             if need.first > index:
@@ -140,9 +155,14 @@ class GatheredParameters:
         again = not first and self.strategy.zero.secondary is not None
         shard = _secondary(bucket) if again else self.states[need.bucket].parameter
         group = INNER if again else DATA
+        fetched = None if again or self.fetched is None else self.fetched.take(need)
+        if fetched is not None:
+            shard, after = fetched[0], (fetched[1],)
         operation = writer.all_gather(
             f"gather/{need.buffer}", group, shard, need.buffer, after=after
         )
+        if fetched is not None:
+            writer.free(shard, uses=(operation,))
         self.waiting[need.bucket] -= 1
         if self.strategy.zero.secondary is not None:
             self._settle_secondary(bucket, need.buffer, self.strategy.zero.secondary, first=first)
@@ -167,6 +187,11 @@ class GatheredParameters:
         for need in self.ending.pop(index, ()):
             self.writer.free(need.buffer, uses=(used,))
             self.gathered_elements -= self.buckets.all[need.bucket].padded
+
+    def end(self) -> None:
+        """Declare the slots that shards passed through."""
+        if self.fetched is not None:
+            self.fetched.end()
 
 
 def _secondary(bucket: Bucket) -> str:
@@ -204,10 +229,17 @@ class ReplicatedParameters:
         runs = self.buckets.runs[self.sequence[index].unit]
         fresh = [run.bucket for run in runs if run.bucket not in self.seen]
         self.seen.update(fresh)
-        if self.strategy.zero.stage == 0:
-            return ()
         found = (self.buckets.all[bucket] for bucket in fresh)
+        if self.strategy.zero.stage == 0:
+            if self.strategy.offload.optimizer is MemoryTier.DEVICE:
+                return ()
+            return tuple(
+                Previous(update_path(each, self.strategy)) for each in found if not each.frozen
+            )
         return tuple(Previous(gather_path(bucket)) for bucket in found if not bucket.frozen)
 
     def after(self, index: int, used: str) -> None:
         """Free nothing."""
+
+    def end(self) -> None:
+        """Declare nothing."""

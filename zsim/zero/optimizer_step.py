@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from zsim.model.kernel import Kernel, KernelKind
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Action, Edge, Operand, Reduction, Role, View
-from zsim.schedule.operation_list import COMMUNICATION
+from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.schedule.schedule_writer import POOL, ScheduleWriter
 from zsim.strategy.optimizer_rule import Adam, ClipNorm, Optimizer
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
@@ -122,7 +122,18 @@ class OptimizerStep:
         after: what completes all gradients.
         updated: called after each update.
         stream: on which the overflow flag and the norm are reduced.
+
+    Attributes:
+        processor: the stream on which gradients are measured and updates computed.
+        pool: memory of what they need beside their operands.
+        number_home: the stream that first writes a number which is reduced over ranks.
+        norm_ready: the operation that has the norm where gradients are clipped.
     """
+
+    processor = COMPUTE
+    pool = POOL
+    number_home = COMPUTE
+    norm_ready = "norm/reduce"
 
     def __init__(
         self,
@@ -140,6 +151,10 @@ class OptimizerStep:
         self.after = after
         self.updated = updated
         self.stream = stream
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepare what a technique keeps of its own."""
 
     def write(self) -> None:
         """Append to the writer; with fp16 everything stands in a branch on the overflow flag."""
@@ -150,7 +165,7 @@ class OptimizerStep:
             return
         flag = self._one_number("overflow")
         writer.allocate(flag)
-        self._measure(writer, Action.FINITE, flag, Reduction.MAX, trained=self.tensors, group=WORLD)
+        self.measure(writer, Action.FINITE, flag, Reduction.MAX, trained=self.tensors, group=WORLD)
         skip, go_on = writer.fork("step/skip"), writer.fork("step/update")
         self._skip(skip)
         self._update(go_on)
@@ -162,9 +177,10 @@ class OptimizerStep:
         writer.free(flag, uses=reduced)
 
     def _one_number(self, name: str) -> str:
-        return self.writer.buffer(name, 1, self.strategy.train.precision.optimizer, Kind.WORKSPACE)
+        dtype = self.strategy.train.precision.optimizer
+        return self.writer.buffer(name, 1, dtype, Kind.WORKSPACE, home=self.number_home)
 
-    def _measure(
+    def measure(
         self,
         writer: ScheduleWriter,
         action: Action,
@@ -175,17 +191,33 @@ class OptimizerStep:
         group: str,
     ) -> None:
         """Reduce one number over the gradients of `trained`, then over all ranks of `group`."""
+        measured = self.measured(writer, action, target, target, trained=trained)
+        path, after = f"{target}/reduce", (measured,)
+        writer.all_reduce(path, group, target, reduction=reduction, stream=self.stream, after=after)
+
+    def measured(
+        self,
+        writer: ScheduleWriter,
+        action: Action,
+        name: str,
+        target: str,
+        *,
+        trained: Sequence[UpdatedTensor],
+    ) -> str:
+        """Measure the gradients of `trained` on this rank, and write the number to `target`."""
         operands = [(Role.GRADIENT, item.measured) for item in trained]
         elements = sum(item.measured.size for item in trained)
-        measured = writer.compute(
-            f"{target}/measure",
+        return writer.compute(
+            f"{name}/measure",
             action,
             [*operands, (Role.OUTPUT, writer.all(target))],
+            stream=self.processor,
             after=self.after,
             kernels=(self._kernel(elements, reads=1, writes=0),),
         )
-        path, after = f"{target}/reduce", (measured,)
-        writer.all_reduce(path, group, target, reduction=reduction, stream=self.stream, after=after)
+
+    def completed(self, writer: ScheduleWriter) -> None:
+        """Write what follows the update of the last tensor."""
 
     def _skip(self, writer: ScheduleWriter) -> None:
         """Update nothing, for gradients overflowed, and let the loss scale fall."""
@@ -199,11 +231,12 @@ class OptimizerStep:
 
     def _update(self, writer: ScheduleWriter) -> None:
         writer.set_scalar(STEP, STEP, add=1.0)
-        norm = self._norm(writer)
+        norm = self.norm(writer)
         for item in self.tensors:
-            self._update_one(writer, item, norm)
+            self.update_one(writer, item, norm)
+        self.completed(writer)
         if norm is not None:
-            writer.free(norm, uses=(writer.path("norm/reduce"),))
+            writer.free(norm, uses=(writer.path(self.norm_ready),))
         if self.strategy.train.precision is Precision.FP16:
             scale = self.strategy.train.loss_scale
             writer.set_scalar(GOOD_STEPS, GOOD_STEPS, add=1.0)
@@ -215,7 +248,7 @@ class OptimizerStep:
                 every=scale.interval,
             )
 
-    def _norm(self, writer: ScheduleWriter) -> str | None:
+    def norm(self, writer: ScheduleWriter) -> str | None:
         """Return the buffer of the squared norm, made by `norm/reduce`; None without clipping."""
         if self.strategy.train.clip_norm is None:
             return None
@@ -228,9 +261,17 @@ class OptimizerStep:
         """Put the squared norm of the gradients of `trained` in a buffer called `name`."""
         writer.allocate(self._one_number(name))
         group = replica_group(self.strategy)
-        self._measure(writer, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
+        self.measure(writer, Action.NORM, name, Reduction.SUM, trained=trained, group=group)
 
-    def _update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
+    def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
+        """Update a tensor, and write what follows."""
+        updated = self.apply_one(writer, item, norm)
+        outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
+        self.finish_one(writer, item, updated)
+        writer.prefix = outer
+
+    def apply_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> str:
+        """Cast, unscale and clip the gradient of a tensor, and apply it; return the last of it."""
         optimizer = self.strategy.train.precision.optimizer
         gradient, after = item.gradient, item.after
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
@@ -243,26 +284,32 @@ class OptimizerStep:
                 gradient.size,
                 optimizer,
                 Kind.WORKSPACE,
+                pool=self.pool,
+                home=self.processor,
                 layout=held.layout if is_held else None,
                 shard=(gradient.axis or held.shard) if is_held else None,
             )
             writer.allocate(cast)
-            writer.copy("widen", gradient, cast, after=after)
+            writer.copy("widen", gradient, cast, stream=self.processor, after=after)
             gradient, after = writer.all(cast), ()
         if self.strategy.train.precision is Precision.FP16:
             self._change(writer, Action.UNSCALE, gradient, after=after)
             after = ()
         if norm is not None:
-            norm_reduced = f"{outer}/norm/reduce"
-            self._change(writer, Action.CLIP, gradient, norm=norm, after=(*after, norm_reduced))
+            ready = (*after, f"{outer}/{self.norm_ready}")
+            self._change(writer, Action.CLIP, gradient, norm=norm, after=ready)
             after = ()
         updated = self._apply(writer, item, gradient, after)
         if cast is not None:
             writer.free(cast)
+        writer.prefix = outer
+        return updated
+
+    def finish_one(self, writer: ScheduleWriter, item: UpdatedTensor, updated: str) -> None:
+        """Write what follows the update of a tensor, of which `updated` is the last operation."""
         self.updated(writer, item, updated)
         if not item.keeps_gradient:
             writer.free(item.gradient.buffer, uses=(writer.path("update"),))
-        writer.prefix = outer
 
     def _change(
         self,
@@ -285,6 +332,7 @@ class OptimizerStep:
             str(action),
             action,
             operands,
+            stream=self.processor,
             after=after,
             kernels=(self._kernel(gradient.size, reads=1, writes=1),),
             scalars=(LOSS_SCALE,) if strategy.train.precision is Precision.FP16 else (),
@@ -310,6 +358,7 @@ class OptimizerStep:
                 "update" if last else f"update/{part.start}",
                 Action.UPDATE,
                 [_of(part, each, item.layout, writer) for each in operands],
+                stream=self.processor,
                 after=() if updated else after,
                 kernels=(self._update_kernel(part, gradient, item),),
                 scalars=(STEP,) if isinstance(part.rule, Adam) else (),
@@ -317,7 +366,7 @@ class OptimizerStep:
             )
         if item.master is None:
             return updated
-        return writer.copy("cast", trained.view, item.parameter)
+        return writer.copy("cast", trained.view, item.parameter, stream=self.processor)
 
     def _update_kernel(self, part: RuledPart, gradient: View, item: UpdatedTensor) -> Kernel:
         """Return what the update of a part costs in the mean of ranks, which have more or less."""

@@ -9,6 +9,7 @@ the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, se
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Protocol
 
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
@@ -28,6 +29,18 @@ class Reduced:
 
     buffer: str
     operation: str
+
+
+class CopyOut(Protocol):
+    """Copies what is reduced out of the device."""
+
+    def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
+        """Copy what the rank updates of a bucket's gradients to the host; return it there."""
+        ...
+
+    def finish(self) -> None:
+        """Give the device's memory of all that was copied out back."""
+        ...
 
 
 class UnitsLeft:
@@ -105,6 +118,7 @@ class BucketReductions:
         self._written: list[set[tuple[int, int]]] = [set() for _ in self.buckets.all]
         self._left = UnitsLeft(self.buckets)
         self._in_flight: list[tuple[str, str]] = []
+        self.to_host: CopyOut | None = None
         self._divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
 
     def contribute(self, unit: int, *, last: bool) -> None:
@@ -124,11 +138,16 @@ class BucketReductions:
                 self._reduce(bucket, target, copied)
             if last and self.strategy.parallel.replicate > 1:
                 self._all_reduce(bucket)
+            if last and self.to_host is not None:
+                done = self.reduced[run.bucket]
+                self.reduced[run.bucket] = self.to_host.copy_out(bucket, done)
 
     def finish(self) -> None:
         """Give the memory of every reduction still in flight back."""
         while self._in_flight:
             self._free_oldest()
+        if self.to_host is not None:
+            self.to_host.finish()
 
     def _copy(self, run: UnitRun, source: str, target: str) -> str:
         writer, bucket = self.writer, self.buckets.all[run.bucket]

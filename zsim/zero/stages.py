@@ -6,14 +6,29 @@ from zsim.closed_form.zero_stages import VOLUME
 from zsim.model.model import Model
 from zsim.schedule.operation_list import COMMUNICATION, COMPUTE
 from zsim.schedule.schedule import Schedule
-from zsim.schedule.schedule_writer import FROM_HOST, HOST_POOL, POOL, TO_HOST, ScheduleWriter
+from zsim.schedule.schedule_writer import (
+    CPU,
+    FROM_HOST,
+    HOST_POOL,
+    NVME_READ,
+    NVME_WRITE,
+    POOL,
+    TO_HOST,
+    ScheduleWriter,
+)
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import fill
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.contiguous import ContiguousStore, allocate_gradients
 from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_updated
-from zsim.zero.offload import Offloaded
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.offloaded_checkpoints import Offloaded
+from zsim.zero.offloaded_optimizer import (
+    GradientsToHost,
+    HostOptimizerStep,
+    NvmeOptimizerStep,
+)
+from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding
 from zsim.zero.step_skeleton import Step
@@ -29,13 +44,26 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     """
     step = StageStep(model, strategy)
     step.write()
-    moving = (TO_HOST, FROM_HOST) if strategy.activations.offload else ()
+    offload = strategy.offload
+    moving: tuple[str, ...] = ()
+    if strategy.activations.offload or offload.uses_host:
+        moving = (TO_HOST, FROM_HOST)
+    threads = (CPU,) if offload.uses_host else ()
+    handles = (NVME_READ, NVME_WRITE) if offload.uses_nvme else ()
     return step.schedule(
         f"ZeRO stage {strategy.zero.stage}",
         VOLUME,
-        streams=(COMPUTE, COMMUNICATION, *moving),
+        streams=(COMPUTE, COMMUNICATION, *moving, *threads, *handles),
         layouts=(*step.buckets.layouts, *step.parameters.layouts),
     )
+
+
+_OPTIMIZER_STEPS = {
+    MemoryTier.DEVICE: OptimizerStep,
+    MemoryTier.HOST: HostOptimizerStep,
+    MemoryTier.NVME: NvmeOptimizerStep,
+}
+"""How a step ends, by where the optimizer's states are kept."""
 
 
 class StageStep(Step):
@@ -46,7 +74,9 @@ class StageStep(Step):
             parameter=strategy.train.precision.compute,
             parameter_sharded=strategy.zero.stage == 3,
             optimizer_sharded=strategy.zero.stage >= 1,
-            has_master=strategy.train.precision.has_master,
+            has_master=strategy.keeps_master,
+            parameter_tier=strategy.offload.parameters,
+            optimizer_tier=strategy.offload.optimizer,
         )
         super().__init__(model, strategy, fill(model, strategy), holding)
         if strategy.zero.contiguous:
@@ -64,6 +94,9 @@ class StageStep(Step):
                 strategy, buckets=buckets, states=states, sequence=sequence
             )
         self.reductions = BucketReductions(self.writer, model, strategy, self.passes)
+        self.optimizer_step = _OPTIMIZER_STEPS[strategy.offload.optimizer]
+        if strategy.offload.optimizer is not MemoryTier.DEVICE:
+            self.reductions.to_host = GradientsToHost(self.writer, strategy)
         self._done: list[str] = []
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
@@ -104,8 +137,10 @@ class StageStep(Step):
 
         # The last reduction: communication runs in order, so it ends after all others.
         last = tuple(item.operation for item in list(reduced.values())[-1:])
-        keeps = self.strategy.zero.contiguous
+        on_device = self.strategy.offload.optimizer is MemoryTier.DEVICE
+        keeps = self.strategy.zero.contiguous and on_device
         self.update(reduced, after=last, updated=gather, keeps_gradients=keeps)
+        self.parameters.end()
 
 
 def _checkpoints(

@@ -1,11 +1,22 @@
 """Model states, which live from step to step, and setup, which fills them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from zsim.dtype import DType
 from zsim.schedule.operation import Action, Role, View
+from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Scalar
-from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.schedule.schedule_writer import (
+    CPU,
+    HOST_POOL,
+    NVME_POOL,
+    NVME_WRITE,
+    POOL,
+    ScheduleWriter,
+)
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets
@@ -15,6 +26,13 @@ LOSS_SCALE = "loss_scale"
 GOOD_STEPS = "good_steps"
 SKIPPED_STEPS = "skipped_steps"
 STEP = "step"
+
+KEPT = {
+    MemoryTier.DEVICE: (POOL, COMPUTE),
+    MemoryTier.HOST: (HOST_POOL, CPU),
+    MemoryTier.NVME: (NVME_POOL, NVME_WRITE),
+}
+"""Pool and home stream of what is kept in a tier."""
 
 
 def scalars(strategy: Strategy) -> tuple[Scalar, ...]:
@@ -45,6 +63,8 @@ class Holding:
         parameter_sharded: whether a rank holds its shard of them alone.
         optimizer_sharded: the same of masters and moments, in the format of the optimizer.
         has_master: whether masters are kept beside the parameters.
+        parameter_tier: where parameters are kept.
+        optimizer_tier: where masters and moments are kept.
         frozen: format of parameters that are not trained, where it is another.
     """
 
@@ -53,6 +73,8 @@ class Holding:
     optimizer_sharded: bool = True
     has_master: bool = False
     frozen: DType | None = None
+    parameter_tier: MemoryTier = MemoryTier.DEVICE
+    optimizer_tier: MemoryTier = MemoryTier.DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +97,23 @@ def declare(
 ) -> BucketState:
     """Declare what persists of a bucket."""
 
-    def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool) -> str:
+    def buffer(name: str, dtype: DType, kind: Kind, *, sharded: bool, tier: MemoryTier) -> str:
+        pool, home = KEPT[tier]
         if sharded:
-            return bucket.shard_buffer(writer, name, dtype, kind)
-        return bucket.buffer(writer, name, dtype, kind, layout=bucket.plain)
+            return bucket.shard_buffer(writer, name, dtype, kind, pool=pool, home=home)
+        return bucket.buffer(writer, name, dtype, kind, layout=bucket.plain, pool=pool, home=home)
 
     sharded, optimizer = holding.optimizer_sharded, strategy.train.precision.optimizer
+    at, updated_at = holding.parameter_tier, holding.optimizer_tier
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
-    name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded)
+    name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded, tier=at)
     if bucket.frozen:
         return BucketState(parameter=name, master=None, moments=())
-    master = (
-        buffer("master", optimizer, Kind.MASTER, sharded=sharded) if holding.has_master else None
-    )
+    master = None
+    if holding.has_master:
+        master = buffer("master", optimizer, Kind.MASTER, sharded=sharded, tier=updated_at)
     moments = tuple(
-        buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded)
+        buffer(f"moment{number}", optimizer, Kind.MOMENT, sharded=sharded, tier=updated_at)
         for number in range(1, strategy.moments + 1)
     )
     return BucketState(parameter=name, master=master, moments=moments)
@@ -108,12 +132,18 @@ def updated_view(writer: ScheduleWriter, bucket: Bucket, buffer: str, strategy: 
 
 
 def update_path(bucket: Bucket, strategy: Strategy, *, has_master: bool | None = None) -> str:
-    """Return the id of the operation that writes a bucket's updated parameters.
+    """Return the id of the operation that writes a bucket's updated parameters where they are kept.
 
-    It is a cast where there are masters: those that the precision asks for, or `has_master`.
+    It is a cast where there are masters: those that the strategy keeps, or `has_master`; and where
+    they are kept elsewhere than masters are updated, what moves them there.
     """
-    casts = strategy.train.precision.has_master if has_master is None else has_master
-    return f"step/update/{bucket.name}/{'cast' if casts else 'update'}"
+    casts = strategy.keeps_master if has_master is None else has_master
+    verb = "cast" if casts else "update"
+    if strategy.offload.parameters is MemoryTier.NVME:
+        verb = "write"
+    elif strategy.offload.optimizer is not strategy.offload.parameters is MemoryTier.DEVICE:
+        verb = "upload"
+    return f"step/update/{bucket.name}/{verb}"
 
 
 def gather_path(bucket: Bucket) -> str:
@@ -134,7 +164,7 @@ def write_setup(
         if state.master is not None:
             _initialize(writer, state.master, Role.MASTER)
         for moment in state.moments:
-            persist_zeros(writer, moment, moment)
+            _persist(writer, moment, partial(_zeros, writer, f"zero/{moment}"))
     return tuple(states)
 
 
@@ -144,5 +174,35 @@ def persist_zeros(writer: ScheduleWriter, buffer: str, name: str) -> None:
 
 
 def _initialize(writer: ScheduleWriter, buffer: str, role: Role) -> None:
-    view = writer.all(writer.persist(buffer))
-    writer.compute(f"initialize/{role}", Action.INITIALIZE, [(role, view)])
+    def fill(name: str, stream: str) -> str:
+        operands = [(role, writer.all(name))]
+        return writer.compute(f"initialize/{role}", Action.INITIALIZE, operands, stream=stream)
+
+    _persist(writer, buffer, fill)
+
+
+def _zeros(writer: ScheduleWriter, path: str, name: str, stream: str) -> str:
+    return writer.fill(path, name, 0.0, stream=stream)
+
+
+def _persist(writer: ScheduleWriter, name: str, fill: Callable[[str, str], str]) -> None:
+    """Take memory that lives through all steps, and `fill` it; a file by way of host memory."""
+    kept = writer.buffers[name]
+    writer.persist(name)
+    if kept.pool != NVME_POOL:
+        fill(name, CPU if kept.pool == HOST_POOL else COMPUTE)
+        return
+    first = writer.buffer(
+        f"{name}/first",
+        kept.elements,
+        kept.dtype,
+        kept.kind,
+        pool=HOST_POOL,
+        home=CPU,
+        layout=kept.layout,
+        shard=kept.shard,
+    )
+    writer.allocate(first)
+    filled = fill(first, CPU)
+    written = writer.write_file(f"write/{name}", first, name, stream=NVME_WRITE, after=(filled,))
+    writer.free(first, uses=(written,))

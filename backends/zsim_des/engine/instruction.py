@@ -7,7 +7,6 @@ from zsim.cluster.cluster import Gpu
 from zsim.cluster.profile.host_launch import FREE
 from zsim.compute.roofline import operation_ps
 from zsim.network.volume import ring_equivalent_bytes
-from zsim.schedule.host_traffic import copied_bytes, leaves_device
 from zsim.schedule.operation import (
     Allocate,
     Branch,
@@ -27,6 +26,7 @@ from zsim.schedule.operation import (
     walk,
 )
 from zsim.schedule.schedule import Program, Schedule
+from zsim_des.network.carried import Carried, carried_by
 
 
 class LoweringError(ValueError):
@@ -46,7 +46,7 @@ class Enqueue:
     """Put an entry on a stream. `operation` is None for the entry of a waited free.
 
     `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
-    is of a Copy between device and host: whether it is outward, and its bytes.
+    is what passes the host side of the node: a copy to or from it, a kernel on its threads.
     """
 
     slot: int
@@ -57,7 +57,7 @@ class Enqueue:
     launch_ps: int
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
-    carries: tuple[bool, int] | None = None
+    carries: Carried | None = None
 
 
 @dataclass(slots=True)
@@ -199,20 +199,15 @@ class _Lowering:
             case SetScalar():
                 return None
             case Compute():
-                time_ps = operation_ps(operation, self._program, self._gpu)
-                return self._enqueue(operation, time_ps=time_ps)
+                return self._kernel(operation)
             case Free():
                 return self._free(operation)
             case Communication():
                 return self._enqueue(operation, members=(operation,))
             case Together(members=members):
                 return self._enqueue(operation, members=members)
-            case Fill():
-                return self._enqueue(
-                    operation, time_ps=operation_ps(operation, self._program, self._gpu)
-                )
-            case Copy():
-                return self._copy(operation)
+            case Fill() | Copy():
+                return self._kernel(operation)
             case HostWait(operation=edge):
                 after = self._after(operation.id, (edge,))
                 return Stop(operation.id, after, self._launch_ps(operation))
@@ -242,13 +237,19 @@ class _Lowering:
     def _member(self, member: Communication) -> tuple[Communication, int]:
         return member, ring_equivalent_bytes(member, self._sizes[member.group])
 
-    def _copy(self, copy: Copy) -> Enqueue:
-        """One that takes the time of device memory; between device and host also carries bytes."""
-        time_ps = operation_ps(copy, self._program, self._gpu)
-        made = self._enqueue(copy, time_ps=time_ps)
-        outward = leaves_device(copy, self._program, self._places) if self._has_host else None
-        if outward is not None:
-            made.carries = outward, copied_bytes(copy, self._program)
+    def _kernel(self, operation: Compute | Copy | Fill) -> Enqueue:
+        """Return one that takes the time of the GPU, or carries bytes on the host side.
+
+        A copy on a node whose PCIe is not described takes the time of device memory.
+        """
+        carries: Carried | None = None
+        if self._has_host:
+            carries = carried_by(operation, self._program, self._places)
+        time_ps = 0
+        if carries is None or carries.kernel is None:
+            time_ps = operation_ps(operation, self._program, self._gpu)
+        made = self._enqueue(operation, time_ps=time_ps)
+        made.carries = carries
         return made
 
     def _free(self, free: Free) -> Instruction | None:

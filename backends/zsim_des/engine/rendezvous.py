@@ -58,8 +58,8 @@ class MetRanks:
 
 
 @dataclass(slots=True)
-class Copied:
-    """A Copy between device and host: when it can start, and who is told its end."""
+class CarriedStart:
+    """Bytes on the host side of a node: when they can start, and who is told their end."""
 
     ready_ps: int
     finish: Callable[[int], None]
@@ -232,14 +232,14 @@ class Rendezvous:
         join = self._network.join
         Alarm(env, begin_ps - int(env.now), lambda: join(number, size_bytes, step, finish))
 
-    def carry(self, rank_class: RankClass, what: Enqueue, step: int, copied: Copied) -> bool:
-        """Copy between device and host over PCIe from `copied.ready_ps` on, if that is described.
+    def carry(self, rank_class: RankClass, what: Enqueue, step: int, start: CarriedStart) -> bool:
+        """Move bytes on the host side from `start.ready_ps` on, if its links are described.
 
-        `copied.finish` is told the end. False if no links are known, or no bytes go.
+        `start.finish` is told the end. False if no links are known, or no bytes go.
         """
         assert what.carries is not None
-        outward, size_bytes = what.carries
-        loads = self._links.copy(rank_class, outward=outward)
+        size_bytes = what.carries.size_bytes
+        loads = self._links.carried(rank_class, what.carries)
         if loads is None or not size_bytes or self._durations is not None:
             return False
         number, env, join = (
@@ -249,10 +249,10 @@ class Rendezvous:
         )
 
         def finish() -> None:
-            copied.finish(int(env.now))
+            start.finish(int(env.now))
             self._agenda.run()
 
-        delay_ps = copied.ready_ps - int(env.now)
+        delay_ps = start.ready_ps + self._links.latency_ps(what.carries.flow) - int(env.now)
         Alarm(env, delay_ps, lambda: join(number, size_bytes, step, finish))
         return True
 

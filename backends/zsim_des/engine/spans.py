@@ -11,23 +11,30 @@ from zsim_des.engine.rank import Rank
 
 @dataclass(frozen=True, slots=True)
 class SlotKinds:
-    """Slots of a course that compute, and by group those that communicate."""
+    """Slots of a course that compute, by group those that communicate, and the host side's."""
 
     computing: tuple[int, ...]
     by_group: dict[str, tuple[int, ...]]
+    on_host: dict[str, tuple[int, ...]]
 
 
 def slots_of(course: HostIssue) -> SlotKinds:
     """Return what the slots of `course` do; the same in every run of it."""
     computing: list[int] = []
     by_group: dict[str, list[int]] = {}
+    on_host: dict[str, list[int]] = {}
     for what in course.issued:
-        if isinstance(what.operation, Compute):
+        if what.carries is not None:
+            on_host.setdefault(what.carries.flow.work, []).append(what.slot)
+        elif isinstance(what.operation, Compute):
             computing.append(what.slot)
         elif isinstance(what.operation, Communication | Together):
             by_group.setdefault(what.operation.group, []).append(what.slot)
-    groups = {group: tuple(slots) for group, slots in by_group.items()}
-    return SlotKinds(tuple(computing), groups)
+
+    def fixed(found: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(slots) for name, slots in found.items()}
+
+    return SlotKinds(tuple(computing), fixed(by_group), fixed(on_host))
 
 
 def rank_step(rank: Rank, slots: SlotKinds, since_ps: int, begin_ps: int) -> RankStep:
@@ -45,11 +52,14 @@ def rank_step(rank: Rank, slots: SlotKinds, since_ps: int, begin_ps: int) -> Ran
             if ends[slot] > first_ps
         ]
 
-    by_group = {group: found for group, of in slots.by_group.items() if (found := spans(of))}
+    def named(of: dict[str, tuple[int, ...]]) -> dict[str, list[Interval]]:
+        return {name: found for name, each in of.items() if (found := spans(each))}
+
     host_ps = host_bound_ps(rank.rank_class.program, rank.instances, last.step + 1)
     return RankStep(
         computing=spans(slots.computing),
-        by_group=by_group,
+        by_group=named(slots.by_group),
+        on_host=named(slots.on_host),
         host_bound_ps=host_ps[-1] if host_ps else 0,
         memory_wait_ps=last.memory_wait_ps,
     )

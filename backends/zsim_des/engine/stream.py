@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from zsim_des.engine.gpu_sharing import Beside
 from zsim_des.engine.host_issue import HostIssue, Item
-from zsim_des.engine.rendezvous import ALONE, Arrival, Copied, Key, Rendezvous
+from zsim_des.engine.rendezvous import ALONE, Arrival, CarriedStart, Key, Rendezvous
 from zsim_des.ready_queue import Agenda, Walker
 from zsim_des.symmetry.classes import RankClass
 
@@ -148,8 +148,8 @@ class Stream:
                     self._meet(batch, item, ready_ps)
                     return
                 if item.is_carried:
-                    copied = Copied(ready_ps, self._over)
-                    if self._rendezvous.carry(self._rank_class, item.what, instance.step, copied):
+                    start = CarriedStart(ready_ps, self._over)
+                    if self._rendezvous.carry(self._rank_class, item.what, instance.step, start):
                         return
                 end_ps = ready_ps + item.time_ps
                 if self._end_ps is not None:

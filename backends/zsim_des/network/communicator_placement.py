@@ -6,29 +6,25 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zsim.schedule.host_traffic import leaves_device
+from zsim.cluster.host_links import HostFlow
 from zsim.schedule.mesh import Group, Mesh
-from zsim.schedule.operation import Communication, Copy, PointToPoint, Together
+from zsim.schedule.operation import Communication, Compute, Copy, Fill, PointToPoint, Together
 from zsim.schedule.schedule import Schedule
+from zsim_des.network.carried import carried_by
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Communication that programs use: offsets of Sends and Receives by group; collectives; Copies.
+    """Traffic that programs cause: offsets of Sends and Receives by group; collectives; host flows.
 
-    `rings` are the groups that have collectives. `copies` are those between device memory and the
-    host's, by direction: outward or not.
+    `rings` are the groups that have collectives.
     """
 
     groups: dict[str, list[int]]
     rings: frozenset[str]
-    copies: tuple[bool, ...]
-
-
-COPY = {True: "to host", False: "from host"}
-"""What Copies out of device memory and into it are called; no group has such a name."""
+    host_flows: tuple[HostFlow, ...]
 
 
 @dataclass(slots=True)
@@ -123,14 +119,14 @@ def used_of(schedule: Schedule) -> Used:
     """Return what some program of the schedule uses."""
     groups: dict[str, list[int]] = {}
     rings: set[str] = set()
-    copies: set[bool] = set()
+    flows: set[HostFlow] = set()
     places = {pool.name: pool.place for pool in schedule.pools}
     has_host = len(set(places.values())) > 1
     for program in schedule.programs:
         for operation in program.by_id.values():
-            if has_host and isinstance(operation, Copy):
-                outward = leaves_device(operation, program, places)
-                copies |= set() if outward is None else {outward}
+            if has_host and isinstance(operation, Compute | Copy | Fill):
+                found = carried_by(operation, program, places)
+                flows |= set() if found is None else {found.flow}
             if not isinstance(operation, Communication | Together):
                 continue
             members = operation.members if isinstance(operation, Together) else (operation,)
@@ -140,7 +136,7 @@ def used_of(schedule: Schedule) -> Used:
                     rings.add(member.group)
                 elif member.offset not in offsets:
                     offsets.append(member.offset)
-    return Used(groups, frozenset(rings), tuple(sorted(copies)))
+    return Used(groups, frozenset(rings), tuple(sorted(flows)))
 
 
 def _spread(name: str, members: Ints, domain: Ints) -> Spread:

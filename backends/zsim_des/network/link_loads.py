@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zsim.cluster.host_links import HostFlow, Level, path
 from zsim_des.network.communicator_placement import Flows, Ints, Spread
 from zsim_des.network.link_numbering import Wiring
 from zsim_des.network.routes import Hops, Routes
@@ -113,16 +114,27 @@ def send_table(spread: Spread, offset: int, ways: Routes) -> LoadTable:
     return found
 
 
-def copy_table(ranks: Ints, wiring: Wiring, *, outward: bool) -> LoadTable:
-    """Return loads of copies between the memory of GPUs and of their hosts, by rank."""
+def host_flow_table(flow: HostFlow, ranks: Ints, wiring: Wiring) -> LoadTable:
+    """Return loads of a flow on the host side of nodes, by rank; none where no link carries it.
+
+    Raises:
+        ClusterError: the nodes lack what it needs.
+    """
     cluster = wiring.cluster
-    gpu, host = (
-        (wiring.to_pcie, wiring.to_host) if outward else (wiring.from_pcie, wiring.from_host)
-    )
     node, place = np.divmod(ranks, cluster.gpus_per_node)
-    switch = node * cluster.pcie_switches + place // cluster.gpus_per_pcie_switch
-    link = np.concatenate([gpu + ranks, host + switch])
-    return LoadTable(np.concatenate([ranks, ranks]), link, np.ones_like(link))
+    per_switch = cluster.gpus_per_pcie_switch
+    number = {
+        Level.RANK: ranks,
+        Level.PCIE_SWITCH: node * cluster.pcie_switches + place // per_switch,
+        Level.ROOT_PORT: node * cluster.root_ports
+        + place // (cluster.gpus_per_root_port or per_switch),
+        Level.NODE: node,
+    }
+    hops = path(cluster, flow)
+    if not hops:
+        return _nothing()
+    link = np.concatenate([wiring.first(name) + number[level] for name, level in hops])
+    return LoadTable(np.tile(ranks, len(hops)), link, np.ones_like(link))
 
 
 def neighbour_table(first: int, last: int, wiring: Wiring, ways: Routes) -> LoadTable:

@@ -1,14 +1,13 @@
-"""The links of a cluster, numbered: class after class, each in the order of `link_classes`."""
+"""The links of a cluster, numbered: class after class, those of `link_classes` first."""
 
 from collections.abc import Collection
 
 from zsim.cluster.cluster import Cluster
+from zsim.cluster.host_links import host_links
 from zsim.cluster.links import (
     BOARD,
-    FROM_HOST,
     FROM_PCIE,
     FROM_SWITCH,
-    TO_HOST,
     TO_NIC,
     TO_PCIE,
     TO_SWITCH,
@@ -26,7 +25,8 @@ Direction = tuple[tuple[str, ...], LinkClass]
 
 def directions(cluster: Cluster) -> list[Direction]:
     """Return the directions of all links, in the order in which they are numbered."""
-    return [(names, links) for links in link_classes(cluster) for names in links.hops]
+    classes = *link_classes(cluster), *host_links(cluster)
+    return [(names, links) for links in classes for names in links.hops]
 
 
 class Wiring:
@@ -51,8 +51,6 @@ class Wiring:
         self.up, self.down = self._first_of[TO_SWITCH], self._first_of[FROM_SWITCH]
         self.to_pcie = self._first_of.get(TO_PCIE, -1)
         self.from_pcie = self._first_of.get(FROM_PCIE, -1)
-        self.to_host = self._first_of.get(TO_HOST, -1)
-        self.from_host = self._first_of.get(FROM_HOST, -1)
         self.board = self._first_of.get(BOARD, -1)
         nics = names.index(TO_NIC)
         self.out, self.into = self.firsts[nics : nics + 2]
@@ -60,6 +58,10 @@ class Wiring:
         self.tier_up = self.firsts[nics + 2 : nics + 2 + 2 * tiers : 2]
         self.tier_down = self.firsts[nics + 3 : nics + 2 + 2 * tiers : 2]
         self._edges = nics + 2 + 2 * tiers
+
+    def first(self, name: str) -> int:
+        """Return the number of the first link of a name."""
+        return self._first_of[name]
 
     def has_rails(self, tier: int) -> bool:
         """Return whether a group of `tier` is one switch for each rail."""

@@ -7,7 +7,10 @@ from zsim.cluster.fault import Window
 from zsim.schedule.schedule import Program
 
 SendKey = tuple[int, str, int]
-"""A rank class, a group and an offset: the Sends of all ranks of the class; or their Copies."""
+"""A rank class, a group and an offset: the Sends of all ranks of the class.
+
+Or a host flow instead of the group: what all of them move on the host side of their nodes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

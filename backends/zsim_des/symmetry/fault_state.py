@@ -24,6 +24,7 @@ from zsim.cluster.fault import (
     SlowUplinks,
     Window,
 )
+from zsim.cluster.host import Drives
 from zsim.scenario.faults import absence, beyond
 from zsim_des.network.communicator_placement import Ints
 from zsim_des.network.link_numbering import Wiring
@@ -31,6 +32,12 @@ from zsim_des.network.outage import Outages
 from zsim_des.symmetry.refinement import mixed
 
 NORMAL = NormalDist()
+
+
+def _known_rates(drives: Drives | None) -> tuple[bool, ...]:
+    if drives is None:
+        return ()
+    return drives.read_bytes_per_s is None, drives.write_bytes_per_s is None
 
 
 class Pace:
@@ -107,6 +114,9 @@ class Trouble:
         return (
             (cluster.nodes, cluster.gpus_per_node, cluster.nics_per_node),
             (cluster.nodes_per_domain, cluster.gpus_per_pcie_switch, cluster.pcie_link is None),
+            (cluster.gpus_per_root_port, cluster.copies is None),
+            (cluster.host is None, cluster.host is None or cluster.host.cpu is None),
+            _known_rates(cluster.drives),
             None if board is None else board.latency_ps,
             (fabric.kind, fabric.edges),
             tuple((tier.name, tier.nodes_below, tier.latency_ps) for tier in fabric.tiers),

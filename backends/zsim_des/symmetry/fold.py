@@ -15,12 +15,12 @@ from typing import TypeVar
 import numpy as np
 
 from zsim.schedule.schedule import Schedule
-from zsim_des.network.communicator_placement import COPY, Ints, Spread, Used, spreads, used_of
+from zsim_des.network.communicator_placement import Ints, Spread, Used, spreads, used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.link_loads import (
     LoadTable,
     RingTable,
-    copy_table,
+    host_flow_table,
     laps_ps,
     neighbour_table,
     no_ring,
@@ -86,8 +86,7 @@ class _Folding:
         self._states = [
             self._state(index, outage) for index, outage in enumerate(trouble.outages.states)
         ]
-        by_pcie = used.copies if cluster.pcie_link is not None else ()
-        self._copies = {outward: copy_table(every, wiring, outward=outward) for outward in by_pcie}
+        self._host_flows = {flow: host_flow_table(flow, every, wiring) for flow in used.host_flows}
         self._used = self._number_links()
         if unfold:
             traits, marks = [every], mixed(np.arange(len(self._used)), 0)
@@ -106,7 +105,7 @@ class _Folding:
                 for index in range(len(self._spreads))
             ],
             sends=[send for state in self._states for send in state.sends],
-            copies=list(self._copies.values()),
+            host_flows=list(self._host_flows.values()),
         )
         self._colours.refine(keep_ranks=unfold)
         self._index_of, self._firsts, self._counts = _by_first(self._colours.ranks)
@@ -150,13 +149,13 @@ class _Folding:
     def _number_links(self) -> Ints:
         """Links that some rank uses, by their numbers from now on; the tables say these."""
         is_used = np.zeros(self._wiring.link_count, bool)
-        for table in self._copies.values():
+        for table in self._host_flows.values():
             is_used[table.link] = True
         for state in self._states:
             for table in state.tables()[: len(state.tables()) - len(state.neighbours)]:
                 is_used[table.link] = True
         number = np.cumsum(is_used) - 1
-        for table in self._copies.values():
+        for table in self._host_flows.values():
             table.link = number[table.link]
         for state in self._states:
             for table in state.tables():
@@ -298,9 +297,9 @@ class _Folding:
         for spread, offset, table in state.sends:
             for owner, link, share in _entries(table, index):
                 _add(found[link].sends, (int(self._index_of[owner]), spread.name, offset), share)
-        for outward, table in self._copies.items():
+        for flow, table in self._host_flows.items():
             for owner, link, share in _entries(table, index):
-                _add(found[link].sends, (int(self._index_of[owner]), COPY[outward], 0), share)
+                _add(found[link].sends, (int(self._index_of[owner]), flow, 0), share)
         for number, table in enumerate(state.neighbours):
             for _, link, share in _entries(table, index):
                 _add(found[link].neighbours, number, share)

@@ -4,12 +4,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zsim.cluster.fault import Window
+from zsim.cluster.host_links import (
+    CPU_CORES,
+    DRIVES_BUSY,
+    IO_REQUESTS,
+    HostFlow,
+    load_of,
+    need_cpu,
+    need_drives,
+)
+from zsim.cluster.links import LinkClass
+from zsim.compute.drive import drive_bytes_per_s
 from zsim.network.algorithm.activity import GroupShape
 from zsim.network.algorithm.ring import RingShape
 from zsim.network.link_load import Decision, LinkLoad, LinkLoads, Ways
 from zsim.network.way_latency import far_ps, near_ps
 from zsim.schedule.operation import CollectiveOperation
-from zsim_des.network.communicator_placement import COPY
+from zsim_des.network.carried import Carried
 from zsim_des.network.link_numbering import directions
 from zsim_des.network.max_min_fair import Shape
 from zsim_des.symmetry.classes import CommunicatorClass, Fold, RankClass, SendKey
@@ -29,6 +40,7 @@ class FoldedLinks:
     names: tuple[str, ...]
     count: Fraction
     bytes_per_s: Fraction
+    carries_bytes: bool = True
 
 
 class FoldedLinkTable:
@@ -53,13 +65,14 @@ class FoldedLinkTable:
         self._sends: dict[SendKey, States] = {}
         self.neighbours: list[States] = []
         for neighbour in trouble.neighbours:
-            own = self._add(("neighbour",), Fraction(1), Fraction(neighbour.bytes_per_s))
+            speed = Fraction(neighbour.bytes_per_s)
+            own = self._add(FoldedLinks(("neighbour",), Fraction(1), speed))
             self.neighbours.append(tuple({own: Fraction(1)} for _ in range(self._count)))
         found = directions(cluster)
         none = Fraction(0)
         for each in fold.links:
             names, links = found[each.kind]
-            number, multiple = self._add(names, each.count, links.bytes_per_s), links.multiple
+            number, multiple = self._of(names, each.count, links), links.multiple
             self.slow += [(number, factor, window) for factor, window in each.slow]
             for state, taken in enumerate(each.states):
                 for owner in taken.near.keys() | taken.far.keys():
@@ -72,8 +85,11 @@ class FoldedLinkTable:
                 for index, load in taken.neighbours.items():
                     self.neighbours[index][state][number] = load
 
-    def _add(self, names: tuple[str, ...], count: Fraction, bytes_per_s: Fraction) -> int:
-        self.classes.append(FoldedLinks(names, count, bytes_per_s))
+    def _of(self, names: tuple[str, ...], count: Fraction, links: LinkClass) -> int:
+        return self._add(FoldedLinks(names, count, links.bytes_per_s, links.carries_bytes))
+
+    def _add(self, folded: FoldedLinks) -> int:
+        self.classes.append(folded)
         return len(self.classes) - 1
 
     def demand(
@@ -103,12 +119,46 @@ class FoldedLinkTable:
         """Return loads when every rank of `source` sends a byte per byte of progress."""
         return self._sends.get((source.index, group, offset), ({},) * self._count)
 
-    def copy(self, rank_class: RankClass, *, outward: bool) -> States | None:
-        """Return loads when every rank of the class copies a byte out of its memory, or into it.
+    def carried(self, rank_class: RankClass, what: Carried) -> States | None:
+        """Return loads when every rank of the class moves a byte on the host side of its node.
 
-        None where no links between them are described.
+        None where no links are described that carry it.
         """
-        return self._sends.get((rank_class.index, COPY[outward], 0))
+        states = self._sends.get((rank_class.index, what.flow, 0))
+        if states is None:
+            return None
+        own = self._own_loads(what)
+        return tuple(
+            {link: taken * own.get(self.classes[link].names[0], 1) for link, taken in state.items()}
+            for state in states
+        )
+
+    def _own_loads(self, what: Carried) -> dict[str, Fraction]:
+        """Return by link what takes more or less than a byte for each byte of `what`."""
+        cluster = self._cluster
+        found = {DRIVES_BUSY: load_of(cluster, what.flow, DRIVES_BUSY)}
+        if what.kernel is not None:
+            cpu = need_cpu(cluster).cpu
+            assert cpu is not None
+            found[CPU_CORES] = 1 / cpu.share(what.kernel)
+        if what.access is not None:
+            drives = need_drives(cluster)
+            whole = drives.count * drives.rate(writes=False)
+            writes = what.flow.writes_drives
+            alone = drive_bytes_per_s(drives, what.access, writes=writes)
+            found[IO_REQUESTS] = Fraction(whole, alone)
+        return found
+
+    def latency_ps(self, flow: HostFlow) -> int:
+        """Picoseconds before the bytes of a host flow move."""
+        copies, drives = self._cluster.copies, self._cluster.drives
+        match flow:
+            case HostFlow.COPY_OUT | HostFlow.COPY_IN:
+                return 0 if copies is None else copies.latency_ps
+            case HostFlow.KERNEL:
+                return 0
+            case _:
+                return 0 if drives is None else drives.latency_ps
 
     def lap_ps(self, communicator: CommunicatorClass, state: int) -> int:
         """Picoseconds in which the first byte goes once around the ring."""

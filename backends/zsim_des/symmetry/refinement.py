@@ -38,7 +38,7 @@ class Colours:
     """Colours of ranks, links, and by group of communicators.
 
     By spread there are several tables of what its rings put on links, each told from the others;
-    `copies` are of ranks alone.
+    `host_flows` are of ranks alone.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Colours:
         spreads: Sequence[Spread],
         rings: Sequence[Sequence[LoadTable]],
         sends: Sequence[tuple[Spread, int, LoadTable]],
-        copies: Sequence[LoadTable] = (),
+        host_flows: Sequence[LoadTable] = (),
     ) -> None:
         """Begin with what tells ranks (`traits`) and links (`marks`) apart before they meet."""
         self.ranks = np.zeros(len(traits[0]), np.uint64)
@@ -65,7 +65,7 @@ class Colours:
             (spread, offset, table, mixed(table.divisor, 6000 + salt))
             for salt, (spread, offset, table) in enumerate(sends)
         ]
-        self._copies = copies
+        self._host_flows = host_flows
         self.communicators = self._communicators()
 
     def refine(self, *, keep_ranks: bool = False) -> None:
@@ -97,7 +97,7 @@ class Colours:
         for salt, (_, _, table, share) in enumerate(self._sends):
             owners = mixed(self.ranks, 2000 + salt)
             total += sums(table.link, mixed(owners[table.owner] + share, MEETS), len(total))
-        for salt, table in enumerate(self._copies):
+        for salt, table in enumerate(self._host_flows):
             total += sums(table.link, mixed(self.ranks, 7000 + salt)[table.owner], len(total))
         return total
 
@@ -114,6 +114,6 @@ class Colours:
             total += np.where(peer >= 0, mixed(self.ranks, 4000 + salt)[peer], 0)
             meets = mixed(links[table.link] + share, 5000 + salt)
             total += sums(table.owner, meets, len(total))
-        for salt, table in enumerate(self._copies):
+        for salt, table in enumerate(self._host_flows):
             total += sums(table.owner, mixed(links[table.link], 8000 + salt), len(total))
         return total

@@ -1,6 +1,7 @@
 """Differences between what a run left on its ranks and hosts and plain data parallelism."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from zsim.backend.values import Seat
 from zsim.schedule.access import accesses
 from zsim.schedule.issue_order import taken
 from zsim.schedule.mesh import Coordinates
-from zsim.schedule.operation import Action, Compute, Copy, Operand, Role, View
+from zsim.schedule.operation import Action, Compute, Copy, Operand, Read, Role, View
 from zsim.schedule.schedule import Kind, Program, Schedule
 from zsim_des.values.carrier import Carrier
 from zsim_des.values.field import Numbers
@@ -61,9 +62,13 @@ class _Comparison:
     def updated(self, seat: Seat) -> Iterator[str]:
         """Return what the rank updates, and the moments of it."""
         place = seat.coordinates.get(TENSOR, 0)
+        kept_at = _homes(seat.program)
         for update in _updates(seat.program):
-            (trained,) = (each for each in update.operands if each.role in TRAINED)
-            moments = [each for each in update.operands if each.role is Role.MOMENT]
+            operands = [
+                replace(each, view=kept_at.get(each.view, each.view)) for each in update.operands
+            ]
+            (trained,) = (each for each in operands if each.role in TRAINED)
+            moments = [each for each in operands if each.role is Role.MOMENT]
             memory = self._held(seat, trained.view)
             kept = [self._held(seat, each.view) for each in moments]
             if memory is None or any(each is None for each in kept):
@@ -127,6 +132,11 @@ def _updates(program: Program) -> Iterator[Compute]:
     for operation in program.by_id.values():
         if isinstance(operation, Compute) and operation.action is Action.UPDATE:
             yield operation
+
+
+def _homes(program: Program) -> dict[View, View]:
+    """Return where what is read from a file stays in it, by the view that it is read into."""
+    return {each.target: each.source for each in program.by_id.values() if isinstance(each, Read)}
 
 
 def _read_next(schedule: Schedule, program: Program, at: Coordinates) -> dict[str, Mask]:

@@ -11,15 +11,14 @@ import pytest
 from zsim.cluster.cluster import (
     Cluster,
     ClusterError,
-    Drives,
     Fabric,
     FabricEdge,
     Gpu,
-    Host,
     Link,
     Tier,
 )
 from zsim.cluster.fabric_kind import EXPLICIT, FAT_TREE
+from zsim.cluster.host import Drives, Host
 from zsim.schedule.json import FieldError, decode_value, encode_value
 
 LINK = Link(bytes_per_s=10, latency_ps=3)

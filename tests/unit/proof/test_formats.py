@@ -213,3 +213,27 @@ def test_what_is_wider_than_the_strategy_says_is_fine() -> None:
 def test_nothing_is_said_of_a_schedule_without_a_strategy() -> None:
     narrow = changed(fsdp2(), "step/all_reduce", accumulate=DType.FP16)
     assert check(narrow) == ()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_parameters_that_are_kept_in_fp8_are_found_though_nothing_updates_them(stage: int) -> None:
+    """Frozen ones: no update reads them, and what is gathered may be wide again."""
+    shape = replace(SHAPE, frozen=("block0.*",))
+    model = gpt(shape, micro_batch_size=1, precision=Precision.BF16)
+    made = make_schedule(
+        model,
+        Strategy(
+            parallel=Parallel(data=2),
+            zero=Zero(stage=stage),
+            train=Train(precision=Precision.BF16),
+        ),
+    )
+    (program,) = made.programs
+    kept = [name for name in program.persistent if name.startswith("frozen")]
+    assert kept
+    buffers = tuple(
+        replace(each, dtype=DType.FP8) if each.name in kept else each for each in program.buffers
+    )
+    poorer = replace(made, programs=(replace(program, buffers=buffers),))
+    found = [each.why for each in check(poorer, model) if each.operation == f"persistent/{kept[0]}"]
+    assert found == ["keeps parameters in fp8, and not in bf16"]

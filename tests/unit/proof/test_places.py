@@ -57,36 +57,43 @@ def test_states_in_host_memory_that_kernels_of_the_device_read_are_found(kind: K
     assert any("in host memory" in each for each in found)
 
 
-def update_beside(*pools: str) -> Schedule:
+def update_beside(*pools: str, on_thread: bool = False) -> Schedule:
     """Adam on four elements whose gradient, parameter and moments are in these pools."""
     build = ScheduleBuilder.of("update", data=1)
     build.pools.append(Pool(name="host", place=Place.HOST))
+    stream = build.host_thread("adam") if on_thread else "compute"
     roles = (Role.GRADIENT, Role.PARAMETER, Role.MOMENT, Role.MOMENT)
     views = []
     for number, pool in enumerate(pools):
-        buffer = build.buffer(f"x{number}", 4, pool=pool, persistent=True)
+        where = "adam" if on_thread and pool == "host" else "compute"
+        buffer = build.buffer(f"x{number}", 4, pool=pool, persistent=True, home=where)
         build.setup.allocate(buffer)
-        build.setup.fill(f"fill{number}", buffer.all, 0.0)
+        build.setup.fill(f"fill{number}", buffer.all, 0.0, stream=where)
         views.append(buffer.all)
     operands = list(zip(roles, views, strict=True))
-    build.step.compute("update", Action.UPDATE, operands, rule=Adam())
+    build.step.compute("update", Action.UPDATE, operands, rule=Adam(), stream=stream)
     return build.schedule()
 
 
-def test_an_update_runs_in_one_place_whichever_that_is() -> None:
-    assert places(update_beside(*["host"] * 4)) == []
-    (found,) = places(update_beside("device", "device", "host", "host"))
+def test_an_update_runs_where_its_stream_does() -> None:
+    assert places(update_beside(*["device"] * 4)) == []
+    assert places(update_beside(*["host"] * 4, on_thread=True)) == []
+    assert places(update_beside(*["host"] * 4))[-1] == (
+        "step/update runs on the device, and touches x0 in host memory"
+    )
+    (found,) = places(update_beside("device", "device", "host", "host", on_thread=True))
     assert found == (
-        "step/update runs in one place, and touches x0 in device memory and x2 in host memory"
+        "step/update runs on the host, and touches x0 in device memory and x2 in host memory"
     )
 
 
 def test_a_reduction_of_host_memory_is_found() -> None:
     build = ScheduleBuilder.of("sum", data=2)
     build.pools.append(Pool(name="host", place=Place.HOST))
-    there = build.buffer("there", 4, pool="host", persistent=True)
+    thread = build.host_thread("thread")
+    there = build.buffer("there", 4, pool="host", persistent=True, home=thread)
     build.setup.allocate(there)
-    build.setup.fill("fill", there.all, 0.0)
+    build.setup.fill("fill", there.all, 0.0, stream=thread)
     build.step.all_reduce("sum", build.group("data", "data"), there.all)
     assert places(build.schedule()) == [
         "step/sum runs on the device, and touches there in host memory"
@@ -97,11 +104,24 @@ def test_copies_cross_and_sums_do_not() -> None:
     build = ScheduleBuilder.of("copies", data=1)
     build.pools.append(Pool(name="host", place=Place.HOST))
     here = build.buffer("here", 4, persistent=True)
-    there = build.buffer("there", 4, pool="host", persistent=True)
+    thread = build.host_thread("thread")
+    there = build.buffer("there", 4, pool="host", persistent=True, home=thread)
     build.setup.allocate(here, there)
     build.setup.fill("fill/here", here.all, 0.0)
-    build.setup.fill("fill/there", there.all, 0.0)
+    build.setup.fill("fill/there", there.all, 0.0, stream=thread)
     build.step.copy("copy", here.all, there.all)
     build.step.copy("add", here.all, there.all, accumulate=True, after=["step/copy"])
     (found,) = places(build.schedule())
     assert found.startswith("step/add adds up across places")
+
+
+def test_sums_and_segments_of_a_device_and_a_thread_do_not_mix() -> None:
+    build = ScheduleBuilder.of("mixed", data=2)
+    build.host_thread("thread")
+    here = build.buffer("here", 4, persistent=True)
+    build.setup.allocate(here)
+    build.setup.fill("fill", here.all, 0.0)
+    build.step.all_reduce("sum", build.group("data", "data"), here.all, stream="thread")
+    assert places(build.schedule()) == [
+        "step/sum is a AllReduce on a thread of the host, and touches here in device memory"
+    ]

@@ -7,7 +7,8 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from zsim.analysis.summary import exposed_ps, last_step, step_of
+from zsim.analysis.exposed_time import exposed_ps
+from zsim.analysis.summary import last_step, step_of
 from zsim.backend.backend import Job
 from zsim.cli.main import answer
 from zsim.files.source import Changes, read

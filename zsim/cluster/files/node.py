@@ -1,4 +1,4 @@
-"""A node as its TOML file describes it: GPUs, NVSwitch, PCIe, NICs, host, drives.
+"""A node as its TOML file describes it: GPUs, NVSwitch, PCIe, NICs, host, CPUs, drives.
 
     title = "DGX-2: 16 V100 on NVSwitch"
     gpu = "v100_sxm3_32gb"              # a GPU that ships, or a table [gpu]
@@ -23,7 +23,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from zsim.cluster.cluster import Cluster, ClusterError, Drives, Gpu, Host, Overheads, Rate
+from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Overheads, Rate
+from zsim.cluster.files.host_tables import CpuTable, DrivesTable, HostTable, PcieTable
 from zsim.cluster.files.table import (
     Bandwidth,
     Count,
@@ -115,44 +116,6 @@ class _CountsTable(FileTable):
     nodes_per_domain_source: str | None = None
 
 
-class _PcieTable(LinkTable):
-    """`[pcie]`: from a GPU to the PCIe switch that it shares with its NIC."""
-
-    gpus_per_switch: Count
-    gpus_per_switch_source: str | None = None
-
-
-class _HostTable(FileTable):
-    """`[host]`: all CPU memory of a node."""
-
-    memory: Size
-    memory_bandwidth: Bandwidth
-    memory_bandwidth_source: str | None = None
-
-    def host(self) -> Host:
-        """Return the host that the table describes."""
-        return Host(memory_bytes=self.memory, memory_bytes_per_s=self.memory_bandwidth)
-
-
-class _DrivesTable(FileTable):
-    """`[drives]`: the equal NVMe drives of a node; bytes and rates of one."""
-
-    count: Count
-    capacity: Size
-    read_bandwidth: Bandwidth | None = None
-    write_bandwidth: Bandwidth | None = None
-    rates_source: str | None = None
-
-    def drives(self) -> Drives:
-        """Return the drives that the table describes."""
-        return Drives(
-            count=self.count,
-            capacity_bytes=self.capacity,
-            read_bytes_per_s=self.read_bandwidth,
-            write_bytes_per_s=self.write_bandwidth,
-        )
-
-
 class NodeFile(Plain):
     """The whole file."""
 
@@ -161,10 +124,11 @@ class NodeFile(Plain):
     gpu: _GpuTable
     switch: LinkTable
     nic: LinkTable
-    pcie: _PcieTable | None = None
+    pcie: PcieTable | None = None
     boards: LinkTable | None = None
-    host: _HostTable | None = None
-    drives: _DrivesTable | None = None
+    host: HostTable | None = None
+    cpu: CpuTable | None = None
+    drives: DrivesTable | None = None
 
 
 def node_of(name: str, table: dict[str, Any]) -> Cluster:
@@ -174,6 +138,8 @@ def node_of(name: str, table: dict[str, Any]) -> Cluster:
         TopologyError: a key is unknown, missing or has a wrong value; one line.
     """
     file = read(NodeFile, name, table)
+    if file.cpu is not None and file.host is None:
+        raise TopologyError(f"{name}: cpu: needs [host], whose memory its kernels use")
     pcie, host, drives = file.pcie, file.host, file.drives
     try:
         return Cluster(
@@ -188,7 +154,9 @@ def node_of(name: str, table: dict[str, Any]) -> Cluster:
             nodes_per_domain=file.node.nodes_per_domain,
             pcie_link=pcie.link() if pcie else None,
             gpus_per_pcie_switch=pcie.gpus_per_switch if pcie else 1,
-            host=host.host() if host else None,
+            gpus_per_root_port=pcie.gpus_per_root_port if pcie else None,
+            copies=pcie.copies() if pcie else None,
+            host=host.host(file.cpu) if host else None,
             drives=drives.drives() if drives else None,
             board_link=file.boards.link() if file.boards else None,
         )

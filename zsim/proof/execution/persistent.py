@@ -14,7 +14,7 @@ from zsim.proof.execution.moves import Moves
 from zsim.proof.execution.pieces import Integers
 from zsim.proof.execution.tensors import NOTHING, Tensors
 from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Compute, Role, View, walk
+from zsim.schedule.operation import Action, Compute, Copy, Role, View, walk
 from zsim.specification.residues import Numbers, Random
 from zsim.specification.step import TensorCuts, TrainingState
 
@@ -71,19 +71,26 @@ class Persistent:
         self._orders, self._trained = self._updated()
 
     def _updated(self) -> tuple[Kinds, Kinds]:
-        """Return by class and buffer which moment each place is, and where updates train it."""
+        """Return by class and buffer which moment each place is, and where updates train it.
+
+        A state that is brought from elsewhere for the update, as from a file, is what it was there.
+        """
         moments: Kinds = {}
         trained: Kinds = {}
         for ranks in self.grid.classes:
+            staged: dict[View, View] = {}
             for operation in ranks.program.by_id.values():
+                if isinstance(operation, Copy):
+                    staged[operation.target] = operation.source
                 if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
                     continue
                 views = [each.view for each in operation.operands if each.role is Role.MOMENT]
                 for order, view in enumerate(views):
-                    self._mark(moments, ranks, view, order)
+                    self._mark(moments, ranks, staged.get(view, view), order)
                 for each in operation.operands:
                     if each.role in (Role.MASTER, Role.PARAMETER):
-                        self._mark(trained, ranks, each.view, PARAMETER)
+                        kept = staged.get(each.view, each.view)
+                        self._mark(trained, ranks, kept, PARAMETER)
         return moments, trained
 
     def _mark(self, kinds: Kinds, ranks: RankArray, view: View, kind: int) -> None:

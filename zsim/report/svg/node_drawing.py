@@ -1,10 +1,12 @@
 """One node of a drawn cluster: NICs, PCIe switches, GPUs and NVSwitches, in full."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from zsim.cluster.bisection import Cut
 from zsim.cluster.cluster import Cluster, Fabric
 from zsim.cluster.links import link_classes
+from zsim.compute.host_rate import node_copy_bytes_per_s
 from zsim.report.svg.canvas import ALARM, FAINT, Box, Canvas
 from zsim.report.svg.note import GPU, LEFT, NIC, NOTES, PCIE, RIGHT, SWITCH, note, rate
 from zsim.report.svg.utilization_color import Loads, between, hue
@@ -71,14 +73,8 @@ def _row(count: int, y: float, height: float) -> list[Box]:
 
 def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> None:
     """Draw links and memory of the node beside their rows; those of one node, not of all."""
-    host, drives = cluster.host, cluster.drives
-    y = rows["nic"]
-    if host is not None:
-        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
-        canvas.words(NOTES, y, f"CPU memory: {memory}", size=12.5)
-    if drives is not None:
-        text = f"drives: {drives.count} of {format_bytes(drives.capacity_bytes)}"
-        canvas.words(NOTES, y + 18, text, size=12.5)
+    for line, text in enumerate(_host_lines(cluster)):
+        canvas.words(NOTES, rows["nic"] + 18 * line, text, size=12.5)
     places = {"PCIe switch": rows["pcie"] + 44, "NVSwitch": rows["gpu"] + 58}
     places["board"] = rows["hub"] + 26
     for each in link_classes(replace(cluster, nodes=1, fabric=Fabric())):
@@ -86,6 +82,22 @@ def _node_notes(canvas: Canvas, cluster: Cluster, rows: dict[str, float]) -> Non
             note(canvas, places[each.target], each)
     memory = f"{format_bytes(cluster.gpu.memory_bytes)} at {rate(cluster.gpu.memory_bytes_per_s)}"
     canvas.words(NOTES, rows["gpu"] + 14, f"GPU memory: {memory}", size=12.5)
+
+
+def _host_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield what is known of the host side: memory, copies of all GPUs together, drives."""
+    host, drives = cluster.host, cluster.drives
+    if host is not None:
+        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
+        yield f"CPU memory: {memory}"
+    if cluster.copies is not None:
+        every = rate(int(node_copy_bytes_per_s(cluster, outward=False)))
+        yield f"copies to all GPUs: {every}, {cluster.root_ports} root ports"
+    if drives is not None:
+        yield f"drives: {drives.count} of {format_bytes(drives.capacity_bytes)}"
+        rates = {"read": drives.read_bytes_per_s, "written": drives.write_bytes_per_s}
+        known = [f"{how} {rate(drives.count * each)}" for how, each in rates.items() if each]
+        yield f"  all together {', '.join(known)}" if known else "  of unknown rates"
 
 
 def _node_cut(canvas: Canvas, rows: dict[str, float], cut: Cut | None, *, single: bool) -> None:

@@ -16,7 +16,8 @@ class NormPerGroup(OptimizerStep):
 
     # DeepSpeed 0.19: scaled_global_norm (stage_1_and_2.py) and _get_norm_groups (stage3.py) call
     # get_grad_norm_direct for each group; `step` of both asks for them whether it clips or not.
-    def _norm(self, writer: ScheduleWriter) -> str | None:
+    def norm(self, writer: ScheduleWriter) -> str | None:
+        """Return the buffer of the sum of all norms, which are reduced whether it clips or not."""
         names = ["norm", *(f"norm{number}" for number in range(1, len(self.tensors)))]
         for name, item in zip(names, self.tensors, strict=True):
             self._measure_norm(writer, name, (item,))

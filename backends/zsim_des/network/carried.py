@@ -1,0 +1,61 @@
+"""Operations whose bytes pass the host side of a node: what carries them, and how fast at most."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.cluster.host import HostKernel
+from zsim.cluster.host_links import HostFlow
+from zsim.compute.drive import DriveAccess
+from zsim.compute.host_kernel import kernel_of
+from zsim.compute.roofline import touched_bytes
+from zsim.schedule.access import accesses
+from zsim.schedule.host_traffic import copied_bytes, leaves_device
+from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
+from zsim.schedule.schedule import Place, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes of an operation on the host side of its node.
+
+    A kernel on host threads is no faster than `kernel` is on all cores, a read or write of drives
+    than `access` allows.
+    """
+
+    flow: HostFlow
+    size_bytes: int
+    kernel: HostKernel | None = None
+    access: DriveAccess | None = None
+
+
+FILES = {
+    (Read, False): HostFlow.READ,
+    (Write, False): HostFlow.WRITE,
+    (Read, True): HostFlow.READ_DIRECT,
+    (Write, True): HostFlow.WRITE_DIRECT,
+}
+"""Flows of reads and writes of files; straight to the GPU with GPUDirect Storage."""
+
+
+def carried_by(
+    operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
+) -> Carried | None:
+    """Return what `operation` moves on the host side; None if all of it is on the device.
+
+    `places` are by pool. What touches host memory alone runs on host threads.
+    """
+    if isinstance(operation, Read | Write):
+        memory = operation.target if isinstance(operation, Read) else operation.source
+        direct = places[program.by_name[memory.buffer].pool] is Place.DEVICE
+        flow = FILES[type(operation), direct]
+        return Carried(flow, copied_bytes(operation, program), access=DriveAccess())
+    if isinstance(operation, Copy):
+        outward = leaves_device(operation, program, places)
+        if outward is not None:
+            flow = HostFlow.COPY_OUT if outward else HostFlow.COPY_IN
+            return Carried(flow, copied_bytes(operation, program))
+    touched = {places[program.by_name[each.view.buffer].pool] for each in accesses(operation)}
+    if touched != {Place.HOST}:
+        return None
+    kernel = kernel_of(operation.action) if isinstance(operation, Compute) else HostKernel.CAST
+    return Carried(HostFlow.KERNEL, touched_bytes(operation, program), kernel=kernel)

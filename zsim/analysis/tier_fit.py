@@ -1,0 +1,202 @@
+"""Fit by tier: what the ranks of a node hold in host memory and on NVMe, and what the node has.
+
+A rank's book says what it holds of each pool. The ranks of a node hold theirs at the same time, and
+set-up may hold the model once more (`zsim.memory.host_setup`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zsim.backend.backend import Job
+from zsim.dtype import DType
+from zsim.memory import PAGEABLE, is_pinned, node_bytes, peak_bytes, witness
+from zsim.memory.host_setup import HostSetup, built_bytes
+from zsim.memory.ledger import book
+from zsim.schedule.issue_order import SETUP
+from zsim.schedule.schedule import Place, Pool, Program
+from zsim.trace.trace import BookEntry, Reservation
+from zsim.units import format_bytes
+
+MODEL_BUILT = "the model as it is built"
+"""A consumer beside the kinds of buffers."""
+
+ServedBook = tuple[tuple[BookEntry, ...], Sequence[Reservation]]
+"""The book of the ranks of a role, and what their pools reserved."""
+
+SHOWN = 2
+"""Consumers that a line names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUse:
+    """Memory of one tier on the node that takes most of it.
+
+    Attributes:
+        tier: place of the pools.
+        pinned: it is the part of host memory that is pinned, which has a limit of its own.
+        needed_bytes: what all ranks of the node reserve, set-up included.
+        capacity_bytes: what the node has; None if that is not known.
+        consumers: kinds of buffers, or what else has memory, with their bytes; the largest first.
+        largest_buffer, largest_buffer_bytes: the largest one of the first kind, of one rank.
+    """
+
+    tier: Place
+    needed_bytes: int
+    consumers: tuple[tuple[str, int], ...]
+    capacity_bytes: int | None = None
+    pinned: bool = False
+    largest_buffer: str = ""
+    largest_buffer_bytes: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the node has as much, as far as that is known."""
+        return self.capacity_bytes is None or self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def name(self) -> str:
+        """Return the name of the tier, as it is printed."""
+        return f"pinned {self.tier} memory" if self.pinned else f"{self.tier} memory"
+
+    def text(self) -> str:
+        """Return what is needed, what there is, and if it does not fit what has most."""
+        of = "" if self.capacity_bytes is None else f" of {format_bytes(self.capacity_bytes)}"
+        said = f"{format_bytes(self.needed_bytes)} on a node{of}"
+        if self.fits:
+            return said
+        most = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.consumers[:SHOWN])
+        largest = ""
+        if self.largest_buffer:
+            size = format_bytes(self.largest_buffer_bytes)
+            largest = f" (largest on a rank: {self.largest_buffer} {size})"
+        return f"{said}, does not fit: most is {most}{largest}"
+
+
+def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]:
+    """Return the tiers of nodes in which ranks hold anything; `served` is by role.
+
+    A limit on pinned memory is a tier of its own.
+    """
+    found: list[TierUse] = []
+    tiers = _Tiers(job, served)
+    host, builds = job.cluster.host, job.setup is not HostSetup.SHARDED
+    places = dict.fromkeys(pool.place for pool in job.schedule.pools)
+    for place in places:
+        if place is Place.DEVICE:
+            continue
+        pools = [pool for pool in job.schedule.pools if pool.place is place]
+        found.append(tiers.largest(place, pools, builds=builds and place is Place.HOST))
+        limited = [pool for pool in pools if is_pinned(pool)]
+        if host is not None and host.pinned_bytes is not None and limited:
+            found.append(tiers.largest(place, limited, pinned=True))
+    if builds and Place.HOST not in places:
+        found.append(tiers.largest(Place.HOST, [], builds=True))
+    return tuple(each for each in found if each.needed_bytes)
+
+
+class _Tiers:
+    """Uses of tiers on the nodes of a job."""
+
+    def __init__(self, job: Job, served: Mapping[str, ServedBook]) -> None:
+        self._job = job
+        self._served = served
+        self._programs = {program.role: program for program in job.schedule.programs}
+        self._nodes = list(self._kinds_of_nodes())
+
+    def _kinds_of_nodes(self) -> Iterator[dict[str, int]]:
+        """Yield how many ranks of each role a node has, once for nodes that are alike."""
+        schedule, per_node = self._job.schedule, self._job.cluster.gpus_per_node
+        size = schedule.mesh.size
+        if len(schedule.programs) == 1:
+            yield {schedule.programs[0].role: min(per_node, size)}
+            return
+        seen: set[frozenset[tuple[str, int]]] = set()
+        for first in range(0, size, per_node):
+            ranks = range(first, min(first + per_node, size))
+            roles = Counter(schedule.program_of(rank).role for rank in ranks)
+            if (key := frozenset(roles.items())) not in seen:
+                seen.add(key)
+                yield roles
+
+    def largest(
+        self, tier: Place, pools: Sequence[Pool], *, pinned: bool = False, builds: bool = False
+    ) -> TierUse:
+        """Return the use of `pools` on the node that needs most; `builds` adds set-up to it."""
+        uses = [self._use(tier, pools, roles, builds=builds) for roles in self._nodes]
+        most = max(uses, key=lambda each: each.needed_bytes)
+        whole = Pool(name=PAGEABLE, place=tier)
+        capacity = node_bytes(pools[0] if pinned else whole, self._job.cluster)
+        return replace(most, pinned=pinned, capacity_bytes=capacity)
+
+    def _use(
+        self, tier: Place, pools: Sequence[Pool], roles: Mapping[str, int], *, builds: bool
+    ) -> TierUse:
+        consumers: Counter[str] = Counter()
+        needed, largest = 0, ("", 0)
+        for role, count in roles.items():
+            entries, reservations = self._served[role]
+            reserved = {each.pool: _reserved(each) for each in reservations}
+            for pool in pools:
+                needed += count * reserved.get(pool.name, 0)
+                at = witness(entries, pool.name, peak_bytes(entries, pool.name) - 1)
+                for kind, size in at.by_kind:
+                    consumers[kind] += count * size
+                largest = max([largest, *at.alive[:1]], key=lambda each: each[1])
+        if builds:
+            built = self._built_bytes(sum(roles.values()))
+            in_setup = built + sum(
+                count * _setup_bytes(self._programs[role], pools) for role, count in roles.items()
+            )
+            if in_setup > needed:
+                needed, consumers[MODEL_BUILT] = in_setup, built
+        return TierUse(
+            tier=tier,
+            needed_bytes=needed,
+            consumers=tuple((name, size) for name, size in consumers.most_common() if size),
+            largest_buffer=largest[0],
+            largest_buffer_bytes=largest[1],
+        )
+
+    def _built_bytes(self, ranks: int) -> int:
+        """Return what so many ranks of a node hold of the model as it is built, in fp32.
+
+        Each rank of the tensor axis builds its own part.
+        """
+        model = self._job.model
+        parameters = sum(each.elements for each in model.parameters)
+        width, parts = DType.FP32.size_bytes, min(model.tensor, ranks)
+        copies = ranks // parts
+        return built_bytes(self._job.setup, parts * parameters, size_bytes=width, ranks=copies)
+
+
+def _reserved(each: Reservation) -> int:
+    """Return the most that a pool reserves, or would have to where it ran out."""
+    return each.peak_bytes if each.shortage is None else each.shortage.needed_bytes
+
+
+def _setup_bytes(program: Program, pools: Sequence[Pool]) -> int:
+    """Return what set-up leaves in `pools` on a rank."""
+    names = {pool.name for pool in pools}
+    return sum(
+        entry.change_bytes
+        for entry in book(program, 1)
+        if entry.step == SETUP and entry.pool in names
+    )
+
+
+def tier_objects(tiers: Sequence[TierUse]) -> list[dict[str, object]]:
+    """Return an object of each tier for `--json`."""
+    return [
+        {
+            "tier": each.tier,
+            "pinned": each.pinned,
+            "fits": each.fits,
+            "needed_bytes": each.needed_bytes,
+            "capacity_bytes": each.capacity_bytes,
+            "consumers": dict(each.consumers),
+            "largest_buffer": each.largest_buffer,
+            "largest_buffer_bytes": each.largest_buffer_bytes,
+        }
+        for each in tiers
+    ]

@@ -1,0 +1,228 @@
+"""Bytes of offloaded training, by tier and by link, and the efficiency formulas of ZeRO-Infinity.
+
+A second opinion on schedules, from numbers alone: `shard` is the number of parameters that a rank
+owns, `micro_batches` how often gradients are accumulated before an update, `gradient_bytes` the
+width of the format that they are accumulated in. Sources: ZeRO-Offload (Ren et al. 2021, arXiv
+2101.06840), sections 3 to 5; ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857), sections 3
+to 6; DeepSpeed at edaa722, `runtime/zero/stage_1_and_2.py`, `stage3.py`, `runtime/swap_tensor`;
+PyTorch 2.13.0, `torch/distributed/fsdp/_fully_shard`. Gradients of DeepSpeed that are too small for
+its files stay in host memory: bytes on NVMe are upper bounds there.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+HALF, FULL = 2, 4
+"""Bytes of a 16-bit and of an fp32 element."""
+
+ADAM_STATES = 3 * FULL
+"""fp32 parameter, momentum and variance of one parameter."""
+
+ADAM_TRAFFIC = 28
+"""Host memory traffic of Adam: four fp32 tensors read, three written."""
+
+UNSCALE_TRAFFIC, CAST_TRAFFIC = 8, 6
+"""Host memory traffic of a pass in place over fp32, and of a cast from fp32 to 16 bits."""
+
+
+class OffloadScheme(StrEnum):
+    """Schedules of offloaded training whose bytes are published or can be read in source."""
+
+    PAPER = "paper"
+    """The least that keeps fp32 states with the update: 16 bits out and back, cast on the host."""
+    DEEPSPEED_1_2 = "deepspeed_1_2"
+    """DeepSpeed's stages 1 and 2 with the optimizer on the CPU."""
+    DEEPSPEED_3 = "deepspeed_3"
+    """DeepSpeed's stage 3 with the optimizer on the CPU."""
+    DEEPSPEED_3_PARAMETERS = "deepspeed_3_parameters"
+    """The same with parameters on the CPU, too."""
+    DEEPSPEED_3_NVME = "deepspeed_3_nvme"
+    """Parameters on the CPU, the optimizer on NVMe."""
+    DEEPSPEED_3_ALL_NVME = "deepspeed_3_all_nvme"
+    """Parameters and optimizer on NVMe."""
+    FSDP2 = "fsdp2"
+    """FSDP2 with CPUOffloadPolicy and fp32 storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierBytes:
+    """Bytes of model states that persist on a rank, by tier; buffers and windows are not in it."""
+
+    gpu: int = 0
+    pinned: int = 0
+    pageable: int = 0
+    nvme: int = 0
+
+    @property
+    def host(self) -> int:
+        """Return all of host memory."""
+        return self.pinned + self.pageable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadTraffic:
+    """Bytes that a rank moves in an optimizer step, by link; `host_memory` is of CPU kernels."""
+
+    from_gpu: int = 0
+    to_gpu: int = 0
+    nvme_read: int = 0
+    nvme_written: int = 0
+    host_memory: int = 0
+
+
+def tier_bytes(
+    scheme: OffloadScheme,
+    *,
+    parameters: int,
+    ranks: int,
+    micro_batches: int = 1,
+    gradient_bytes: int = HALF,
+) -> TierBytes:
+    """Return where the model states of `parameters`, shared by `ranks`, stay on one of them."""
+    shard = parameters // ranks
+    sums = gradient_bytes * shard
+    match scheme:
+        case OffloadScheme.PAPER:  # 16-bit gradients arrive beside fp32 states: 16 with parameters
+            return TierBytes(gpu=HALF * parameters, pinned=HALF * shard, pageable=12 * shard)
+        case OffloadScheme.DEEPSPEED_1_2:
+            again = HALF * shard if micro_batches > 1 else 0
+            pinned = (FULL + FULL + HALF) * shard + again
+            return TierBytes(gpu=HALF * parameters, pinned=pinned, pageable=2 * FULL * shard)
+        case OffloadScheme.DEEPSPEED_3:
+            pinned, pageable = FULL * shard + sums, ADAM_STATES * shard
+            return TierBytes(gpu=HALF * shard, pinned=pinned, pageable=pageable)
+        case OffloadScheme.DEEPSPEED_3_PARAMETERS:
+            pinned = (FULL + HALF) * shard + sums
+            return TierBytes(pinned=pinned, pageable=ADAM_STATES * shard)
+        case OffloadScheme.DEEPSPEED_3_NVME:
+            return TierBytes(pinned=HALF * shard + sums, nvme=(ADAM_STATES + FULL) * shard)
+        case OffloadScheme.DEEPSPEED_3_ALL_NVME:
+            return TierBytes(pinned=sums, nvme=(ADAM_STATES + FULL + HALF) * shard)
+        case OffloadScheme.FSDP2:  # fp32 parameters are pinned; gradients and moments need not be
+            return TierBytes(pinned=FULL * shard, pageable=3 * FULL * shard)
+
+
+def traffic(
+    scheme: OffloadScheme, *, shard: int, micro_batches: int = 1, gradient_bytes: int = HALF
+) -> OffloadTraffic:
+    """Return what a rank that owns `shard` parameters moves in a step.
+
+    Parameters stay whole through forward and backward: recomputation uses the gather of backward.
+    """
+    times = micro_batches
+    kernels = (ADAM_TRAFFIC + UNSCALE_TRAFFIC + CAST_TRAFFIC) * shard
+    sums = times * gradient_bytes * shard
+    gathers = 2 * times * HALF * shard
+    stage_3 = OffloadTraffic(
+        from_gpu=FULL * shard + sums, to_gpu=sums + HALF * shard, host_memory=kernels
+    )
+    match scheme:
+        case OffloadScheme.PAPER:
+            memory = (ADAM_TRAFFIC + HALF) * shard
+            return OffloadTraffic(from_gpu=HALF * shard, to_gpu=HALF * shard, host_memory=memory)
+        case OffloadScheme.DEEPSPEED_1_2:
+            again = HALF * shard
+            return OffloadTraffic(
+                from_gpu=FULL * shard + (times * again if times > 1 else 0),
+                to_gpu=HALF * shard + (times - 1) * again,
+                host_memory=kernels,
+            )
+        case OffloadScheme.DEEPSPEED_3:
+            return stage_3
+        case OffloadScheme.DEEPSPEED_3_PARAMETERS:
+            return replace(stage_3, to_gpu=sums + gathers)
+        case OffloadScheme.DEEPSPEED_3_NVME | OffloadScheme.DEEPSPEED_3_ALL_NVME:
+            states = (ADAM_STATES + FULL) * shard
+            to_nvme = scheme is OffloadScheme.DEEPSPEED_3_ALL_NVME
+            return replace(
+                stage_3,
+                to_gpu=sums + gathers,
+                nvme_read=states + (gathers if to_nvme else 0),
+                nvme_written=states + (HALF * shard if to_nvme else 0),
+                host_memory=kernels + 2 * states + (gathers + HALF * shard if to_nvme else 0),
+            )
+        case OffloadScheme.FSDP2:
+            return OffloadTraffic(
+                from_gpu=FULL * times * shard,
+                to_gpu=2 * FULL * times * shard,
+                host_memory=ADAM_TRAFFIC * shard,
+            )
+
+
+def split_gpu_bytes(*, gradients_on_host: bool, update_on_host: bool) -> int:
+    """Return bytes a parameter that a cut of ZeRO-Offload's table 1 leaves on the GPU, of 16.
+
+    fp32 states stay with the update, fp16 parameters with forward and backward.
+    """
+    states = 0 if update_on_host else ADAM_STATES
+    return HALF + (0 if gradients_on_host else HALF) + states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerSize:
+    """A transformer as ZeRO-Infinity counts it: blocks, width, heads, tokens of a sequence."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int = 1024
+
+
+def parameters(size: TransformerSize) -> int:
+    """Return the parameters of the linear layers of all blocks: ZeRO-Infinity, equation 1."""
+    return 12 * size.layers * size.hidden**2
+
+
+def model_state_bytes(size: TransformerSize) -> int:
+    """Return 20 bytes a parameter: 16-bit ones with gradients, four fp32 tensors (equation 2)."""
+    return 20 * parameters(size)
+
+
+def activation_bytes(size: TransformerSize, sequences: int) -> int:
+    """Return the activations of all blocks for so many sequences, none recomputed.
+
+    Those of `working_activation_bytes`, of every block.
+    """
+    return size.layers * working_activation_bytes(size, sequences)
+
+
+def checkpoint_bytes(size: TransformerSize, sequences: int, *, interval: int = 1) -> int:
+    """Return checkpoints of so many sequences, one for every `interval` blocks (equation 3)."""
+    return 2 * sequences * size.sequence * size.hidden * size.layers // interval
+
+
+def working_state_bytes(size: TransformerSize) -> int:
+    """Return the largest operator, hidden to 4 x hidden, with its gradient (equation 4)."""
+    return 4 * size.hidden * 4 * size.hidden
+
+
+def working_activation_bytes(size: TransformerSize, sequences: int, *, interval: int = 1) -> int:
+    """Return activations between two checkpoints (equation 5)."""
+    each = 16 * size.hidden + 2 * size.heads * size.sequence
+    return sequences * size.sequence * interval * each
+
+
+def parameter_intensity(*, sequences: int, sequence: int) -> float:
+    """Return operations for each byte of parameters and gradients moved (equation 9)."""
+    return float(sequences * sequence)
+
+
+def optimizer_intensity(*, sequences: int, sequence: int) -> float:
+    """Return operations for each byte of optimizer states moved (equation 10)."""
+    return sequences * sequence / 4
+
+
+def checkpoint_intensity(*, hidden: int, interval: int = 1) -> float:
+    """Return operations for each byte of checkpoints moved (equation 11)."""
+    return 24.0 * hidden * interval
+
+
+def efficiency(*, intensity: float, bytes_per_s: float, peak_flops: float) -> float:
+    """Return the share of its peak that a GPU reaches if nothing overlaps (equation 6)."""
+    reached = intensity * bytes_per_s
+    return reached / (reached + peak_flops)
+
+
+def needed_bytes_per_s(*, intensity: float, share: float, peak_flops: float) -> float:
+    """Return the bandwidth at which a GPU reaches a `share` of its peak, if nothing overlaps."""
+    return share * peak_flops / ((1 - share) * intensity)

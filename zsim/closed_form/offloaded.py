@@ -1,0 +1,66 @@
+"""Bytes that offloading moves in a step, by link, from model and strategy alone.
+
+Of each parameter that a rank updates: its gradient goes out once and its new value comes back once,
+in the compute format (Ren et al. 2021, section 3: 2 + 2 bytes in 16 bits); states in files are read
+and written once (Rajbhandari et al. 2021, section 4.1). Shards of parameters that are not on the
+device are fetched for every gather over the data axis.
+"""
+
+from zsim.closed_form.checkpoint import kept_bytes
+from zsim.closed_form.zero_stages import buckets, gathers, padded_elements
+from zsim.model.model import Model
+from zsim.schedule.schedule import FileBytes, HostBytes
+from zsim.strategy.offload import MemoryTier
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Strategy
+
+
+def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what a rank copies to its host in a step, and from there.
+
+    Checkpoints go twice, out and back (Rajbhandari et al. 2020, section 8: Pa+cpu).
+    """
+    out = back = 0
+    if strategy.activations.offload:
+        out = back = strategy.train.gradient_accumulation_steps * kept_bytes(model, strategy)
+    offload, precision = strategy.offload, strategy.train.precision
+    if offload.optimizer is not MemoryTier.DEVICE:
+        updated = _updated(model, strategy) * precision.compute.size_bytes
+        clips = strategy.train.clip_norm is not None
+        number = precision.optimizer.size_bytes  # goes over ranks by way of the device
+        out += updated + clips * number
+        back += updated if offload.parameters is MemoryTier.DEVICE else 0
+        back += (clips + (precision is Precision.FP16)) * number
+    if offload.parameters is not MemoryTier.DEVICE:
+        back += _fetched(model, strategy)
+    return HostBytes(to_host=out, from_host=back)
+
+
+def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
+    """Return what a rank reads from files in a step, and writes; None if it keeps none."""
+    offload, precision = strategy.offload, strategy.train.precision
+    if not offload.uses_nvme:
+        return None
+    read = written = 0
+    updated = _updated(model, strategy)
+    if offload.optimizer is MemoryTier.NVME:
+        read = written = updated * (1 + strategy.moments) * precision.optimizer.size_bytes
+    if offload.parameters is MemoryTier.NVME:
+        read += _fetched(model, strategy)
+        written += updated * precision.compute.size_bytes
+    return FileBytes(read=read, written=written)
+
+
+def _updated(model: Model, strategy: Strategy) -> int:
+    """Elements that a rank updates, with padding."""
+    whole = padded_elements(model, strategy, frozen=False)
+    return whole if strategy.zero.stage == 0 else whole // strategy.parallel.data
+
+
+def _fetched(model: Model, strategy: Strategy) -> int:
+    """Bytes of shards that a rank brings to its device in a step."""
+    ranks, size = strategy.parallel.data, strategy.train.precision.compute.size_bytes
+    return sum(
+        gathers(each, strategy)[0] * (each.padded(ranks) // ranks) * size
+        for each in buckets(model, strategy)
+    )

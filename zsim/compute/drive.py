@@ -1,0 +1,75 @@
+"""Time of a read or write of NVMe drives: what is in flight, and what the drives sustain.
+
+An operation is cut into blocks, of which so many are in flight on each thread; a file is striped
+over all drives, so that a block is on as many as it has stripes. An operation takes the longer of
+what the drives need and what the blocks in flight allow, each of which takes the latency and its
+own transfer (the asymptotic bounds of a closed network: Denning and Buzen 1978, "The operational
+analysis of queueing network models", ACM Computing Surveys 10.3).
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zsim.cluster.cluster import ClusterError
+from zsim.cluster.host import Drives
+from zsim.units import PICOSECONDS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveAccess:
+    """How a read or write is issued; the defaults are those of DeepSpeed's `aio` table.
+
+    Attributes:
+        block_bytes, queue_depth: blocks into which a thread cuts its part, and how many of them it
+            has in flight.
+        threads: parts into which an operation is cut, each on a thread of its own.
+        drives: drives that its file is striped over; None is all.
+        waves: a thread waits for all blocks in flight before it issues more (`overlap_events` off).
+    """
+
+    block_bytes: int = 2**20
+    queue_depth: int = 8
+    threads: int = 1
+    drives: int | None = None
+    waves: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("block_bytes", "queue_depth", "threads", "drives"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClusterError(f"drive access: {name} {value} must be at least 1")
+
+
+def drive_bytes_per_s(drives: Drives, access: DriveAccess, *, writes: bool) -> int:
+    """Return bytes per second of one rank that has the drives to itself.
+
+    Raises:
+        ClusterError: the rate of the drives is not known, or there are fewer.
+    """
+    count = drives.count if access.drives is None else access.drives
+    if count > drives.count:
+        raise ClusterError(
+            f"drive access: drives {count} must be at most {drives.count}, those of a node"
+        )
+    rate = drives.rate(writes=writes)
+    in_flight = access.threads * access.queue_depth
+    on_drives = min(count, -(-access.block_bytes // drives.stripe_bytes))
+    busy = min(count, in_flight * on_drives)
+    transfer = Fraction(access.block_bytes, on_drives * rate)
+    latency = Fraction(drives.latency_ps, PICOSECONDS_PER_SECOND)
+    if access.waves:
+        wave_bytes = in_flight * access.block_bytes
+        return int(wave_bytes / (latency + Fraction(wave_bytes, busy * rate)))
+    return int(min(Fraction(busy * rate), in_flight * access.block_bytes / (latency + transfer)))
+
+
+def drive_ps(size_bytes: int, drives: Drives, access: DriveAccess, *, writes: bool) -> int:
+    """Return picoseconds in which a rank alone reads or writes `size_bytes`.
+
+    Raises:
+        ClusterError: as `drive_bytes_per_s`.
+    """
+    if not size_bytes:
+        return 0
+    rate = drive_bytes_per_s(drives, access, writes=writes)
+    return drives.latency_ps - (-size_bytes * PICOSECONDS_PER_SECOND // rate)

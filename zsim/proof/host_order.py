@@ -1,0 +1,108 @@
+"""Host order: what a device waits for of the host, the host has waited for before.
+
+A stream of a GPU can wait for another stream, and a thread of the host can wait for the event of a
+stream. The other way there is nothing: a kernel or a copy that needs what a thread of the host or
+an I/O handle makes may be issued only once it is made. So each edge from an operation of the device
+to one of a thread or a handle needs a `HostWait` (or a branch, or a free that the host waits for)
+between the two. FSDP2 and Megatron-LM lacked such waits (pytorch #180666, Megatron-LM #7398).
+
+Proved for every role, any number of steps and every way through the branches, by clocks of what the
+host knows when it issues (`zsim.schedule.happens_before`).
+
+Cost: one look at each edge; nothing where a schedule has no threads and no files.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from zsim.proof.context import Context, NumberedProgram
+from zsim.proof.finding import Finding
+from zsim.schedule.happens_before import Clock, Way
+from zsim.schedule.operation import Free, FreeMode, Read, Write
+from zsim.schedule.program_index import HOST, Numbered
+
+INVARIANT = "host_order"
+
+
+def examine(context: Context) -> list[Finding]:
+    """Find operations of the device that wait for the host without the host having waited."""
+    found: dict[tuple[str, str], Finding] = {}
+    threads = context.schedule.host_threads
+    for each in context.programs:
+        away = _away(each, threads)
+        if not away or each.crowded:
+            continue
+        for order in (each.setup_order, each.settled_order):
+            for way in order.ways:
+                for finding in _of(each, way, away, order.ways):
+                    found.setdefault((finding.role, finding.operation), finding)
+    return list(found.values())
+
+
+def _away(each: NumberedProgram, threads: tuple[str, ...]) -> frozenset[int]:
+    """Return the streams, by number, that are threads of the host or I/O handles."""
+    names = set(threads)
+    for operation in each.program.by_id.values():
+        if isinstance(operation, Read | Write):
+            names.add(operation.stream)
+    return frozenset(number for number, name in enumerate(each.step.streams) if name in names)
+
+
+def _of(
+    each: NumberedProgram, way: Way, away: frozenset[int], ways: Sequence[Way]
+) -> Iterator[Finding]:
+    numbered = way.numbered
+    host: Clock | None = None
+    for number, operation in enumerate(numbered.operations):
+        known = way.known[number]
+        if known is None:
+            continue
+        stream = numbered.stream[number]
+        if isinstance(operation, Free):
+            if operation.mode is FreeMode.HOST:
+                host = known
+                continue
+            if operation.mode is FreeMode.DEFERRED:
+                continue
+            stream = numbered.home[operation.buffer]
+        elif stream == HOST:
+            host = known
+            continue
+        if stream in away:
+            continue
+        for awaited, position, name in _awaited(numbered, number, ways):
+            if awaited in away and (host is None or host[awaited] < position):
+                yield Finding(
+                    invariant=INVARIANT,
+                    role=each.program.role,
+                    operation=operation.id,
+                    why=f"waits on stream {numbered.streams[stream]} for {name} on "
+                    f"{numbered.streams[awaited]}, and the host has not waited for it",
+                    witness=(f"a HostWait for {name} is missing before it",),
+                )
+
+
+def _awaited(
+    numbered: Numbered, number: int, ways: Sequence[Way]
+) -> Iterator[tuple[int, int, str]]:
+    """Yield stream, position and name of what an operation waits for by an edge.
+
+    A previous instance that the host knows of whenever its step ends is not waited for.
+    """
+    for edge in numbered.edges[number]:
+        name = numbered.operations[edge].id
+        yield numbered.stream[edge], numbered.position[edge], name
+    for name in numbered.previous.get(number, ()):
+        latest = numbered.index.get(name)
+        if latest is not None and not _is_known(latest, ways):
+            stream = numbered.stream[latest]
+            before = numbered.position[latest] - len(numbered.entries[stream])
+            yield stream, before, f"the previous {name}"
+
+
+def _is_known(number: int, ways: Sequence[Way]) -> bool:
+    """Return whether the host knows, at the end of each step, that an operation of it finished."""
+    return all(
+        way.left.host[way.numbered.stream[number]] >= way.numbered.position[number]
+        for way in ways
+        if way.known[number] is not None
+    )

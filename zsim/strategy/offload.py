@@ -1,0 +1,64 @@
+"""Tiers of memory that model states are kept in: the device, its host, or drives of its node.
+
+ZeRO-Offload (Ren et al. 2021) keeps the optimizer's states on the host and updates them there;
+ZeRO-Infinity (Rajbhandari et al. 2021) keeps parameters there as well, and either on NVMe.
+"""
+
+from enum import StrEnum
+
+from zsim.strategy.config_table import Count, Flag, Table, Whole
+
+
+class MemoryTier(StrEnum):
+    """Tiers of memory, from the fastest to the largest."""
+
+    DEVICE = "device"
+    HOST = "host"
+    NVME = "nvme"
+
+
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed's default of `sub_group_size` (`runtime/zero/config.py`, 0.17)."""
+
+
+class Offload(Table):
+    """`[offload]`: where zsim's own stages keep what a rank does not need at once.
+
+    Attributes:
+        optimizer: tier of masters and moments. Beyond the device, gradients are copied to the host
+            as they are reduced, and updated there: 2 bytes out and 2 back for each parameter in 16
+            bits (Ren et al. 2021, section 3).
+        parameters: tier of the parameters' shards in stage 3, which are fetched before each gather.
+        sub_group_elements: with `optimizer = nvme`: elements of a rank that are read, updated and
+            written as one.
+        pipeline_read: read the states of the next sub-group while one is updated.
+        pipeline_write: write those of the last one at the same time.
+        buffers: slots for the states of sub-groups; None is as many as the pipeline needs.
+        fetch_units: with `parameters` beyond the device: units whose copy to the device is issued
+            ahead of the gather.
+        read_units: with `parameters = nvme`: units that are read ahead of that copy.
+    """
+
+    optimizer: MemoryTier = MemoryTier.DEVICE
+    parameters: MemoryTier = MemoryTier.DEVICE
+    sub_group_elements: Count = SUB_GROUP_ELEMENTS
+    pipeline_read: Flag = True
+    pipeline_write: Flag = True
+    buffers: Count | None = None
+    fetch_units: Whole = 1
+    read_units: Whole = 1
+
+    @property
+    def uses_host(self) -> bool:
+        """True if anything leaves the device."""
+        return MemoryTier.DEVICE is not self.optimizer or MemoryTier.DEVICE is not self.parameters
+
+    @property
+    def uses_nvme(self) -> bool:
+        """True if anything is kept on drives."""
+        return MemoryTier.NVME in (self.optimizer, self.parameters)
+
+    @property
+    def sets(self) -> int:
+        """Sub-groups whose states are in host memory at once."""
+        return 1 + self.pipeline_read + self.pipeline_write

@@ -1,0 +1,152 @@
+"""ZeRO-Infinity: shards of parameters come from the host, or from NVMe by way of it, when needed.
+
+Rajbhandari et al. 2021, section 5.1 (bandwidth-centric partitioning): every rank fetches its own
+shard over its own link, and the all-gather puts them together. Section 6.2 (overlap-centric): while
+a unit computes, the next is gathered, the shard of the one after it is copied to the device, and
+the one after that is read from NVMe; the knobs say how far each is ahead.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zsim.schedule.operation import Previous
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import FROM_HOST, NVME_READ, ScheduleWriter
+from zsim.strategy.offload import MemoryTier
+from zsim.strategy.strategy import Strategy
+from zsim.zero.bucket import Buckets
+from zsim.zero.state import BucketState, update_path
+
+SLOTS = "parameter_slots"
+"""The pool of slots that shards pass through on their way from NVMe."""
+
+
+class Needed(Protocol):
+    """A bucket that must be whole from a visit on, in a buffer."""
+
+    @property
+    def bucket(self) -> int:
+        """Number of the bucket."""
+        ...
+
+    @property
+    def buffer(self) -> str:
+        """Name of the buffer that it is gathered into."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Number of the visit."""
+        ...
+
+
+class FetchedShards:
+    """Brings shards to the device ahead of the gathers that read them."""
+
+    def __init__(
+        self,
+        writer: ScheduleWriter,
+        strategy: Strategy,
+        *,
+        buckets: Buckets,
+        states: Sequence[BucketState],
+        needs: Sequence[Needed],
+    ) -> None:
+        self._writer = writer
+        self._strategy = strategy
+        self._buckets = buckets
+        self._states = states
+        self._needs = needs
+        self._read: list[str] = []
+        self._fetched = 0
+        self._copies: dict[str, str] = {}
+        self._read_now: set[str] = set()
+        self._shard = max([1, *(bucket.shard for bucket in buckets.all)])
+        self._updated: set[int] = set()
+        self._from_nvme = strategy.offload.parameters is MemoryTier.NVME
+
+    def advance(self, index: int) -> None:
+        """Read and copy what visit `index` needs, and what is ahead of it."""
+        offload = self._strategy.offload
+        reach = index + self._strategy.zero.prefetch_units + offload.fetch_units
+        self._read_now.clear()
+        for need in self._needs[self._fetched :]:
+            if need.first > reach or self._name(need) in self._writer.alive:
+                break
+            if self._from_nvme:
+                self._read_ahead(self._fetched, reach + offload.read_units)
+            self._copies[self._name(need)] = self._fetch(self._fetched, need)
+            self._fetched += 1
+        if self._from_nvme:
+            self._read_ahead(self._fetched - 1, reach + offload.read_units)
+
+    def take(self, need: Needed) -> tuple[str, str]:
+        """Return the buffer of the shard that `need` has on the device, and its copy."""
+        return self._name(need), self._copies[self._name(need)]
+
+    def end(self) -> None:
+        """Declare the slots that were used at once."""
+        size_bytes = self._shard * self._strategy.train.precision.compute.size_bytes
+        if self._read:
+            self._writer.slots(SLOTS, size_bytes, self._writer.peak_bytes[SLOTS] // size_bytes)
+
+    @staticmethod
+    def _name(need: Needed) -> str:
+        return f"{need.buffer}/fetched"
+
+    @staticmethod
+    def _slot(need: Needed) -> str:
+        return f"{need.buffer}/slot"
+
+    def _read_ahead(self, now: int, reach: int) -> None:
+        """Read shards up to need `now`, and further ones that visits up to `reach` need."""
+        for number in range(len(self._read), len(self._needs)):
+            need = self._needs[number]
+            again = self._slot(need) in self._read_now or self._slot(need) in self._writer.alive
+            if number > now and (need.first > reach or again):
+                break
+            self._read_now.add(self._slot(need))
+            writer, bucket = self._writer, self._buckets.all[need.bucket]
+            slot = writer.buffer(
+                self._slot(need),
+                self._shard,
+                self._strategy.train.precision.compute,
+                Kind.PARAMETER,
+                pool=SLOTS,
+                home=NVME_READ,
+            )
+            writer.allocate(slot)
+            kept = self._states[need.bucket].parameter
+            target = writer.part(slot, bucket.shard)
+            path = f"read/{need.buffer}"
+            self._read.append(
+                writer.read(path, kept, target, stream=NVME_READ, after=self._after_update(need))
+            )
+
+    def _fetch(self, number: int, need: Needed) -> str:
+        """Copy the shard to the device."""
+        writer, bucket = self._writer, self._buckets.all[need.bucket]
+        name = need.buffer.removeprefix(f"{bucket.name}/")
+        compute = self._strategy.train.precision.compute
+        shard = bucket.shard_buffer(writer, f"{name}/fetched", compute, home=FROM_HOST)
+        path = f"fetch/{need.buffer}"
+        if not self._from_nvme:
+            writer.allocate(shard)
+            kept = self._states[need.bucket].parameter
+            after = self._after_update(need)
+            return writer.copy(path, kept, shard, stream=FROM_HOST, after=after)
+        read, slot = self._read[number], self._slot(need)
+        writer.host_wait(f"{path}/wait", read)
+        writer.allocate(shard)
+        source = writer.part(slot, bucket.shard)
+        copied = writer.copy(path, source, shard, stream=FROM_HOST, after=(read,))
+        writer.free(slot, uses=(copied,))
+        return copied
+
+    def _after_update(self, need: Needed) -> tuple[Previous, ...]:
+        """Return the edge of the first read of a step: what the step before has written."""
+        bucket = self._buckets.all[need.bucket]
+        if bucket.frozen or need.bucket in self._updated:
+            return ()
+        self._updated.add(need.bucket)
+        return (Previous(update_path(bucket, self._strategy)),)
