@@ -29,6 +29,7 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
+from zsim.schedule.schedule import Discipline
 from zsim.strategy.strategy import Activations, Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
@@ -129,7 +130,7 @@ def resolve(
         strategy=strategy,
         micro_batch_size=micro,
         allocator=scenario.cluster.allocator,
-        pinned=scenario.host.pinned,
+        pinned=Discipline(scenario.host.pinned),
         setup=scenario.host.setup,
         cluster=cluster,
         steps=scenario.train.steps,
