@@ -1,12 +1,14 @@
 """Time of reads and writes of drives: what is in flight, and what the drives sustain."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterError
 from zsim.cluster.host import Drives
-from zsim.compute.drive import DriveAccess, drive_bytes_per_s, drive_ps
+from zsim.compute.drive import DriveAccess, drive_bytes_per_s, drive_ps, wear_per_day
 
 SECOND = 10**12
 EIGHT = Drives(
@@ -118,3 +120,14 @@ def test_what_cannot_be_read_is_said_in_a_line(
 def test_an_access_needs_blocks() -> None:
     with pytest.raises(ClusterError, match="drive access: queue_depth 0 must be at least 1"):
         DriveAccess(queue_depth=0)
+
+
+def test_a_day_of_steps_takes_a_share_of_what_drives_are_rated_for() -> None:
+    # 8 drives of 7 PB; 56 TB a day are a thousandth of 56 PB.
+    rated = replace(EIGHT, endurance_bytes=7 * 10**15)
+    step_s = 86.4
+    written = 56 * 10**12 // 1000
+    assert wear_per_day(written, step_s, rated) == pytest.approx(1e-3)
+    assert wear_per_day(written, step_s, EIGHT) is None
+    with pytest.raises(ClusterError, match="step_s 0 must be more than 0"):
+        wear_per_day(written, 0, rated)
