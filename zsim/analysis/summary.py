@@ -3,12 +3,13 @@
 Everything is judged on the last step: from the end of the step before it (or the start) to its own.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
+from zsim.compute.host_kernel import on_host_threads
 from zsim.dtype import DType
 from zsim.memory import Peak, peak, peak_bytes, reservations
 from zsim.model.kernel import Kernel
@@ -334,13 +335,16 @@ def _reserved(job: Job, trace: Trace) -> list[Reservation]:
 def step_of(job: Job, trace: Trace) -> LastStep:
     """Return the times of the last step of `trace`."""
     begin_ps, end_ps = last_step(trace)
-    ranks = tuple(_rank_step(_program(job, rank), rank, trace) for rank in trace.ranks)
+    places = {pool.name: pool.place for pool in job.schedule.pools}
+    ranks = tuple(_rank_step(_program(job, rank), places, rank, trace) for rank in trace.ranks)
     return LastStep(
         begin_ps=begin_ps, end_ps=end_ps, ranks=ranks, trust=trace.trust, error=trace.error
     )
 
 
-def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
+def _rank_step(
+    program: Program, places: Mapping[str, Place], rank: RankTrace, trace: Trace
+) -> RankStep:
     begin_ps, end_ps = last_step(trace)
     computing: list[Interval] = []
     by_group: dict[str, list[Interval]] = {}
@@ -350,7 +354,8 @@ def _rank_step(program: Program, rank: RankTrace, trace: Trace) -> RankStep:
         interval = (max(event.start_ps, begin_ps), min(event.end_ps, end_ps))
         operation = program.by_id[event.operation]
         if isinstance(operation, Compute):
-            computing.append(interval)
+            if not on_host_threads(operation, program, places):
+                computing.append(interval)
         elif isinstance(operation, Communication | Together):
             by_group.setdefault(operation.group, []).append(interval)
     return RankStep(

@@ -11,7 +11,7 @@ from zsim_des.engine.rank import Rank
 
 @dataclass(frozen=True, slots=True)
 class SlotKinds:
-    """Slots of a course that compute, and by group those that communicate."""
+    """Slots of a course that compute on the GPU, and by group those that communicate."""
 
     computing: tuple[int, ...]
     by_group: dict[str, tuple[int, ...]]
@@ -23,7 +23,8 @@ def slots_of(course: HostIssue) -> SlotKinds:
     by_group: dict[str, list[int]] = {}
     for what in course.issued:
         if isinstance(what.operation, Compute):
-            computing.append(what.slot)
+            if what.carries is None:  # host threads compute beside the GPU
+                computing.append(what.slot)
         elif isinstance(what.operation, Communication | Together):
             by_group.setdefault(what.operation.group, []).append(what.slot)
     groups = {group: tuple(slots) for group, slots in by_group.items()}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
+from zsim.analysis.summary import exposed_ps, step_of
 from zsim.backend.backend import Job, RefusedError
 from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Link
 from zsim.cluster.host import CopyRates, Cpu, Drives, Host, HostKernel
@@ -307,3 +308,25 @@ def test_the_slowest_of_equal_copies_is_as_fast_as_the_fullest_link_allows(
     assert taken <= float(2**26 / slowest * SECOND) + 16
     if len(directions) == 1:
         assert taken == pytest.approx(float(2**26 / slowest * SECOND), abs=16)
+
+
+def test_kernels_on_host_threads_hide_no_communication() -> None:
+    build = ScheduleBuilder.of("beside", data=2)
+    build.pools.append(Pool(name="host", place=Place.HOST))
+    wide, x = build.buffer("wide", 10**9, pool="host"), build.buffer("x", 2**20)
+    build.step.allocate(wide, x)
+    build.step.compute(
+        "unscale",
+        Action.UNSCALE,
+        [(Role.GRADIENT, wide.all)],
+        stream=build.stream("threads"),
+        scalars=[build.scalar("scale", 1.0)],
+    )
+    build.step.all_reduce("sum", build.group("group", "data"), x.all)
+    job = Job(schedule=build.schedule(), model=NO_MODEL, cluster=DGX2)
+    backend = SimBackend()
+    trace = backend.run(job, seed=0)
+    (reduced,) = (each for each in trace.ranks[0].events if each.operation == "step/sum")
+    exposed, by_group = exposed_ps(step_of(job, trace))
+    assert exposed == by_group["group"] == reduced.end_ps - reduced.start_ps
+    assert exposed_ps(backend.last_step(job, seed=0)) == (exposed, by_group)
