@@ -117,8 +117,12 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
     near = on_links.get("gpu->switch", 0)
     assert near == on_links.get("switch->gpu", 0)
     # Over PCIe there are Copies to the host and from it too.
-    pcie = on_links.get("gpu->pcie", 0) - on_links.get("pcie->host", 0)
-    assert pcie == on_links.get("pcie->gpu", 0) - on_links.get("host->pcie", 0)
+    outward = on_links.get("pcie->host", 0) + on_links.get("pcie->root", 0)
+    inward = on_links.get("host->pcie", 0) + on_links.get("root->pcie", 0)
+    pcie = on_links.get("gpu->pcie", 0) - outward
+    assert pcie == on_links.get("pcie->gpu", 0) - inward
+    if job.cluster.host is not None and job.cluster.pcie_link is not None:
+        assert on_links.get("host memory", 0) == outward + inward
     out, spine = on_links.get("switch->nic", 0), on_links.get("leaf->spine", 0)
     if job.cluster.pcie_link is None:
         assert near == sent

@@ -1,6 +1,6 @@
 """What Hypothesis draws to simulate: clusters of any shape, and schedules that cannot hang."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from zsim.cluster.fault import (
     SlowUplinks,
     Window,
 )
+from zsim.cluster.host import CopyRates, Host
 from zsim.cluster.links import has_rails
 from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
 from zsim.dtype import DType
@@ -67,11 +68,17 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
     domains = [n for n in (1, 1, 2, 3) if all(b % n == 0 or n % b == 0 for b in below)]
     nodes_per_domain = draw(st.sampled_from(domains))
     has_boards = nodes_per_domain == 1 and gpus_per_node % 2 == 0 and draw(st.booleans())
+    pcie = draw(st.sampled_from([None, Link(bytes_per_s=2 * 10**8)]))
+    per_switch = draw(st.integers(1, gpus_per_node))
+    ports = draw(st.sampled_from([None, None, 1, 2]))
     return Cluster(
         fabric=fabric,
         nodes_per_domain=nodes_per_domain,
-        pcie_link=draw(st.sampled_from([None, Link(bytes_per_s=2 * 10**8)])),
-        gpus_per_pcie_switch=draw(st.integers(1, gpus_per_node)),
+        pcie_link=pcie,
+        gpus_per_pcie_switch=per_switch,
+        gpus_per_root_port=None if ports is None else ports * per_switch,
+        copies=None if pcie is None else draw(copies()),
+        host=draw(hosts()),
         board_link=draw(links()) if has_boards else None,
         name="drawn",
         nodes=nodes,
@@ -88,6 +95,23 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
         nics_per_node=draw(st.integers(1, 5)),
         nic_link=draw(links()),
     )
+
+
+def copies() -> st.SearchStrategy[CopyRates | None]:
+    """What copies reach of links of 200 MB/s: often all of it, or less."""
+    some = CopyRates(
+        to_gpu_bytes_per_s=15 * 10**7,
+        from_gpu_bytes_per_s=17 * 10**7,
+        both_ways_bytes_per_s=10**8,
+        latency_ps=13,
+    )
+    return st.sampled_from([None, some, replace(some, both_ways_bytes_per_s=17 * 10**7)])
+
+
+def hosts() -> st.SearchStrategy[Host | None]:
+    """Often none; else one whose memory may be slower than its links."""
+    speeds = st.sampled_from([10**8, 10**11])
+    return st.none() | st.builds(Host, memory_bytes=st.just(10**12), memory_bytes_per_s=speeds)
 
 
 def launches() -> st.SearchStrategy[LaunchCosts]:

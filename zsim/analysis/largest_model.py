@@ -71,13 +71,23 @@ def largest(
 
 
 def _guess(points: list[Tried], fits: Tried | None) -> int | None:
-    """Return the size that would fill the memory, on the line through the last two sizes."""
+    """Return the size that would fill the tightest memory, on lines through the last two sizes."""
     if len(points) < 2:
         return None
-    before, last = (each.footprint for each in points[-2:])
-    slope = (last.allocated_bytes - before.allocated_bytes) / (points[-1].size - points[-2].size)
-    if slope <= 0:
-        return None
+    before, last = points[-2:]
     beside = 0 if fits is None else fits.footprint.reserved_bytes - fits.footprint.allocated_bytes
-    room = last.usable_bytes - last.allocated_bytes - beside
-    return points[-1].size + int(room / slope)
+    taken = last.footprint.allocated_bytes
+    lines = [(before.footprint.allocated_bytes, taken, last.footprint.usable_bytes - beside)]
+    earlier = {(each.tier, each.pinned): each.needed_bytes for each in before.footprint.tiers}
+    lines += [
+        (earlier[key], each.needed_bytes, each.capacity_bytes)
+        for each in last.footprint.tiers
+        if each.capacity_bytes is not None and (key := (each.tier, each.pinned)) in earlier
+    ]
+    grown = last.size - before.size
+    sizes = [
+        last.size + int((room - now) * grown / (now - then))
+        for then, now, room in lines
+        if (now - then) * grown > 0
+    ]
+    return min(sizes, default=None)

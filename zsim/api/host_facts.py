@@ -13,15 +13,13 @@ def host_facts(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what is known of the host side, in a line each."""
     host, copies, drives = cluster.host, cluster.copies, cluster.drives
     if host is not None:
-        yield "host", f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
-        if host.cpu is not None:
-            yield "CPUs", _cpu_text(host, host.cpu)
+        memory = f"{format_bytes(host.memory_bytes)} at {rate(host.memory_bytes_per_s)}"
+        yield "host", memory if host.cpu is None else f"{memory}, {_cpu_text(host, host.cpu)}"
     if copies is not None:
         alone = f"{rate(copies.to_gpu_bytes_per_s)} to a GPU, {rate(copies.from_gpu_bytes_per_s)}"
-        both = f"{rate(copies.both_ways_bytes_per_s)} each way if both are busy"
-        yield "copies", f"{alone} from it, {both}"
+        both = f"{rate(copies.both_ways_bytes_per_s)} at once"
         every = rate(int(node_copy_bytes_per_s(cluster, outward=False)))
-        yield "copies", f"{every} from the host to all GPUs of a node together"
+        yield "copies", f"{alone} back, {both}; {every} to a node"
     yield "drives", "none known" if drives is None else _drives_text(drives)
 
 
@@ -31,7 +29,7 @@ def _cpu_text(host: Host, cpu: Cpu) -> str:
         for kernel in (HostKernel.ADAM, HostKernel.UNSCALE)
     )
     cores = f"{cpu.sockets} x {cpu.cores_per_socket} cores"
-    return f"{cores}: Adam moves {adam}, other kernels {other}"
+    return f"{cores}, Adam at {adam}, casts at {other}"
 
 
 def _drives_text(drives: Drives) -> str:

@@ -14,6 +14,8 @@ from zsim.cluster.cluster import ClusterError
 from zsim.cluster.host import Drives
 from zsim.units import PICOSECONDS_PER_SECOND
 
+SECONDS_PER_DAY = 86_400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveAccess:
@@ -73,3 +75,18 @@ def drive_ps(size_bytes: int, drives: Drives, access: DriveAccess, *, writes: bo
         return 0
     rate = drive_bytes_per_s(drives, access, writes=writes)
     return drives.latency_ps - (-size_bytes * PICOSECONDS_PER_SECOND // rate)
+
+
+def wear_per_day(written_bytes: int, step_s: float, drives: Drives) -> float | None:
+    """Return the share of all drives' endurance that a day of steps takes; None if not rated.
+
+    `written_bytes` is what a node writes in a step of `step_s` seconds.
+
+    Raises:
+        ClusterError: a step takes no time.
+    """
+    if step_s <= 0:
+        raise ClusterError(f"drive wear: step_s {step_s} must be more than 0")
+    if drives.endurance_bytes is None:
+        return None
+    return written_bytes * SECONDS_PER_DAY / step_s / (drives.count * drives.endurance_bytes)

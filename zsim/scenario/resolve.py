@@ -27,6 +27,7 @@ from zsim.scenario.tables import (
     TrainTable,
     ZeroTable,
 )
+from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
@@ -128,7 +129,7 @@ def resolve(
         strategy=strategy,
         micro_batch_size=micro,
         allocator=scenario.cluster.allocator,
-        pinned=scenario.host.pinned,
+        pinned=Discipline(scenario.host.pinned),
         setup=scenario.host.setup,
         cluster=cluster,
         steps=scenario.train.steps,

@@ -192,7 +192,7 @@ class HostKnobs(Table):
     two and kept, or `exact`. `setup` is how the model is built before the first step.
     """
 
-    pinned: Literal[Discipline.CACHING, Discipline.EXACT] = Discipline.CACHING
+    pinned: Literal["caching", "exact"] = "caching"
     setup: HostSetup = HostSetup.SHARDED
 
 

@@ -16,7 +16,7 @@ from pydantic_core import InitErrorDetails
 from zsim.config_error import ConfigError, refusal, refuse, shown, whole
 from zsim.strategy.config_table import Count, Flag, Table, Whole
 from zsim.strategy.execution import Execution, Loss
-from zsim.strategy.offload import Offload, MemoryTier
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Optimizer
 from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.train import Train

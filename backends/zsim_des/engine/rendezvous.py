@@ -14,6 +14,7 @@ from zsim.schedule.operation import (
 )
 from zsim_des.engine.instruction import Enqueue
 from zsim_des.engine.watch import Durations
+from zsim_des.network.carried import Carried
 from zsim_des.network.fluid import Network
 from zsim_des.ready_queue import Agenda, Alarm
 from zsim_des.symmetry.classes import RankClass
@@ -81,6 +82,7 @@ class Rendezvous:
         self._network = network
         self._meetings: dict[Key, MetRanks] = {}
         self._counts: dict[Key, int] = {}
+        self._carried: dict[tuple[object, ...], int | None] = {}
         self._rings: dict[tuple[int, type[CollectiveOperation], int, int], tuple[int, int]] = {}
 
     def keys(
@@ -239,14 +241,10 @@ class Rendezvous:
         """
         assert what.carries is not None
         size_bytes = what.carries.size_bytes
-        loads = self._links.carried(rank_class, what.carries)
-        if loads is None or not size_bytes or self._durations is not None:
+        number = self._carried_shape(rank_class, what.carries)
+        if number is None or not size_bytes or self._durations is not None:
             return False
-        number, env, join = (
-            self._network.number(shapes(loads)),
-            self._agenda.env,
-            self._network.join,
-        )
+        env, join = self._agenda.env, self._network.join
 
         def finish() -> None:
             start.finish(int(env.now))
@@ -255,6 +253,15 @@ class Rendezvous:
         delay_ps = start.ready_ps + self._links.latency_ps(what.carries.flow) - int(env.now)
         Alarm(env, delay_ps, lambda: join(number, size_bytes, step, finish))
         return True
+
+    def _carried_shape(self, rank_class: RankClass, what: Carried) -> int | None:
+        """Shape number of what a rank class moves on the host side; None if no links carry it."""
+        key = (rank_class.index, what.flow, what.kernel, what.access)
+        if key not in self._carried:
+            loads = self._links.carried(rank_class, what)
+            number = None if loads is None else self._network.number(shapes(loads))
+            self._carried[key] = number
+        return self._carried[key]
 
     def _ring(
         self, rank_class: RankClass, member: CollectiveOperation, size_bytes: int

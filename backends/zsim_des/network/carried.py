@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from zsim.cluster.host import HostKernel
 from zsim.cluster.host_links import HostFlow
 from zsim.compute.drive import DriveAccess
-from zsim.compute.host_kernel import kernel_of
+from zsim.compute.host_kernel import kernel_of, on_host_threads
 from zsim.compute.roofline import touched_bytes
-from zsim.schedule.access import accesses
 from zsim.schedule.host_traffic import copied_bytes, leaves_device
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
 from zsim.schedule.schedule import Place, Program
@@ -54,8 +53,7 @@ def carried_by(
         if outward is not None:
             flow = HostFlow.COPY_OUT if outward else HostFlow.COPY_IN
             return Carried(flow, copied_bytes(operation, program))
-    touched = {places[program.by_name[each.view.buffer].pool] for each in accesses(operation)}
-    if touched != {Place.HOST}:
+    if not on_host_threads(operation, program, places):
         return None
     kernel = kernel_of(operation.action) if isinstance(operation, Compute) else HostKernel.CAST
     return Carried(HostFlow.KERNEL, touched_bytes(operation, program), kernel=kernel)

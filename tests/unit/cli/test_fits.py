@@ -89,3 +89,51 @@ def test_the_next_size_of_the_largest_model_reserves_what_nobody_knows(ask: Ask)
     found = json.loads(ask("largest", "tiny", "--set", "cluster.gpu_memory=100 MB", "--json")[1])
     assert found["peak_reserved_bytes"] >= found["peak_allocated_bytes"]
     assert found["next"]["peak_reserved_bytes"] is None
+
+
+def tiers(capsys: pytest.CaptureFixture[str], *settings: str) -> list[dict[str, object]]:
+    """Return the tiers of a small run with these settings."""
+    assert answer(["run", "tiny", "--json", *(f"--set={each}" for each in settings)]) == 0
+    found: list[dict[str, object]] = json.loads(capsys.readouterr().out)["tiers"]
+    return found
+
+
+def test_a_node_holds_the_model_once_for_every_rank_that_builds_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tiers(capsys) == []
+    built = {each: tiers(capsys, f"host.setup={each}") for each in ("one_rank", "every_rank")}
+    once, often = (found[0]["needed_bytes"] for found in built.values())
+    assert isinstance(once, int)
+    assert often == 4 * once
+    assert answer(["plan", "tiny", "--json"]) == 0
+    assert once == 4 * json.loads(capsys.readouterr().out)["parameters"]
+
+
+def test_pinned_memory_is_rounded_up_unless_it_is_exact(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    offload = ("activations.checkpointing=full", "activations.offload=true")
+    exact, caching = (
+        tiers(capsys, *offload, f"host.pinned={each}")[0] for each in ("exact", "caching")
+    )
+    assert exact["consumers"] == caching["consumers"] == {"saved": exact["needed_bytes"]}
+    # Checkpoints of 3 blocks, 2 x 64 tokens of 64 elements in fp32, are powers of two already.
+    assert caching["needed_bytes"] == exact["needed_bytes"] == 4 * 3 * 2**15
+    uneven = (*offload, "model.hidden_size=48")
+    assert tiers(capsys, *uneven)[0]["needed_bytes"] == 4 * 3 * 2**15
+    assert tiers(capsys, *uneven, "host.pinned=exact")[0]["needed_bytes"] == 9 * 2**15
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("host.pinned=expandable", "host.pinned: 'expandable' must be 'caching' or 'exact'"),
+        ("host.setup=all", "host.setup: 'all' must be 'sharded', 'one_rank' or 'every_rank'"),
+    ],
+)
+def test_a_use_of_host_memory_that_is_none_is_refused_in_a_line(
+    capsys: pytest.CaptureFixture[str], setting: str, said: str
+) -> None:
+    assert answer(["run", "tiny", "--set", setting]) == 2
+    assert capsys.readouterr().err == f"zsim: tiny: {said}\n"

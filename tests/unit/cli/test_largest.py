@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import zsim_topologies
 from zsim.api.largest_result import DIGITS
 from zsim.cli.main import answer
+from zsim.cluster.files import Part
 
 PRINTED = {0: "2.0", 1: "7.6", 2: "14.4", 3: "128.0"}
 """Rajbhandari et al. 2020 (arXiv 1910.02054v3), Table 2, first row: billions by stage, 64 GPUs."""
@@ -85,6 +87,27 @@ def test_no_model_is_tried_that_leaves_a_stage_of_the_pipeline_empty(
     less = ["run", "tiny_llama", *settings, "--set", f"model.layers={few - 1}"]
     assert answer(less) == 2
     assert "7 stages are more than the" in capsys.readouterr().err
+
+
+def test_host_memory_may_be_what_limits_the_largest_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = tmp_path / "small_host.toml"
+    shipped = zsim_topologies.text("dgx_a100", Part.NODE)
+    node.write_text(shipped.replace('memory = "2 TB"', 'memory = "20 MB"', 1), "utf-8")
+    settings = [f'cluster.node="{node}"', "cluster.fabric=single_switch", "cluster.topology=none"]
+    words = [word for each in (*settings, "host.setup=every_rank") for word in ("--set", each)]
+    found = largest(capsys, "tiny", *words)
+    following = found["next"]
+    assert isinstance(following, dict)
+    # Each of four ranks builds the model in fp32.
+    sizes = [int(str(each["parameters"])) for each in (found, following)]
+    assert 4 * 4 * sizes[0] <= 20e6 < 4 * 4 * sizes[1]
+    (tier,) = following["tiers"]
+    assert (tier["tier"], tier["fits"]) == ("host", False)
+    assert answer(["largest", "tiny", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "on a node of 20 MB, does not fit: most is the model as it is built 20" in out
 
 
 def test_a_schedule_has_no_largest_model(

@@ -86,8 +86,14 @@ def test_the_json_counts_links_and_cuts_in_bytes_and_seconds(
         "count": 8,
         "capacity_bytes": 3_840 * 10**9,
         "read_bytes_per_s": 3_500_000_000,
-        "write_bytes_per_s": None,
+        "write_bytes_per_s": 3_500_000_000,
+        "latency_s": pytest.approx(146e-6),
+        "stripe_bytes": 2**19,
+        "endurance_bytes": 7 * 10**15,
     }
+    assert found["host"]["cpu"]["cores_per_socket"] == 24
+    assert found["copies"]["root_ports"] == 4
+    assert found["copies"]["to_all_gpus_bytes_per_s"] == 48 * 10**9  # ZeRO-Infinity, figure 2b
     boards = next(each for each in found["cuts"] if "board" in each["where"])
     assert boards["bytes_per_s"] == 1250 * 10**9  # NVSwitch to the other board, and half the NICs
     assert all(found["sources"].values())
@@ -97,10 +103,28 @@ def test_drives_are_described_as_far_as_they_are_known(ask: Ask) -> None:
     def words(node: str) -> str:
         return " ".join(ask(node)[1].split())
 
-    assert "8 drives of 1 TB, read at 2.7 GB/s and written at 2.7 GB/s NICs" in words("p4d")
-    assert "8 drives of 3.84 TB, read at 6.25 GB/s NICs" in words("dgx_a100")
-    assert "8 drives of 3.84 TB NICs" in words("p5")
-    assert " host " not in words("hgx_b200")
+    each = "drives 8 of 1 TB, each read at 2.7 GB/s and written at 2.7 GB/s NICs"
+    assert each in words("p4d")
+    assert "each read at 6.25 GB/s and written at 3.8 GB/s NICs" in words("dgx_a100")
+    assert "drives 8 of 3.84 TB, of unknown rates NICs" in words("p5")
+    assert "drives none known NICs" in words("hgx_b200")
+    assert " host 2 TB" not in words("hgx_b200")
+
+
+def test_what_all_gpus_of_a_node_copy_together_is_described(ask: Ask) -> None:
+    out = " ".join(ask("dgx2")[1].split())
+    assert "12 GB/s to a GPU, 13.1 GB/s back, 8.59 GB/s at once; 48 GB/s to a node" in out
+    assert "2 x 24 cores, Adam at 109 GB/s, casts at 70.9 GB/s" in out
+    assert "links root port to host: 4 x 15.8 GB/s each way" in out
+
+
+def test_the_picture_of_a_node_has_what_its_gpus_copy_together(ask: Ask, tmp_path: Path) -> None:
+    drawn = tmp_path / "node.svg"
+    assert ask("dgx2", "--draw", drawn)[0] == 0
+    words = {each.text for each in ElementTree.parse(drawn).iter() if each.text}
+    assert "copies to all GPUs: 48 GB/s, 4 root ports" in words
+    assert "drives: 8 of 3.84 TB" in words
+    assert any("read 28 GB/s, written 28 GB/s" in each for each in words)
 
 
 def test_what_is_oversubscribed_is_where_the_narrowest_cut_is(
@@ -219,7 +243,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "dgx9",
         "--fabric",
         "fat_tree_2",
-    ): "'dgx9' must be one of azure_nd_a100_v4, dgx2, dgx2_stage",
+    ): "'dgx9' must be one of azure_nd_a100_v4, azure_nd_h100_v5, dgx2, dgx2_stage",
     (
         "dgx2_infiniband",
         "--fabric",

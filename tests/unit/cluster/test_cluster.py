@@ -18,7 +18,7 @@ from zsim.cluster.cluster import (
     Tier,
 )
 from zsim.cluster.fabric_kind import EXPLICIT, FAT_TREE
-from zsim.cluster.host import Drives, Host
+from zsim.cluster.host import CopyRates, Cpu, Drives, Host
 from zsim.schedule.json import FieldError, decode_value, encode_value
 
 LINK = Link(bytes_per_s=10, latency_ps=3)
@@ -39,8 +39,27 @@ FULL = replace(
     nodes_per_domain=4,
     pcie_link=LINK,
     gpus_per_pcie_switch=2,
-    host=Host(memory_bytes=5, memory_bytes_per_s=6),
-    drives=Drives(count=1, capacity_bytes=2, read_bytes_per_s=3, write_bytes_per_s=4),
+    gpus_per_root_port=4,
+    copies=CopyRates(to_gpu_bytes_per_s=9, from_gpu_bytes_per_s=8, both_ways_bytes_per_s=7),
+    host=Host(
+        memory_bytes=5,
+        memory_bytes_per_s=6,
+        pinned_bytes=4,
+        cpu=Cpu(
+            sockets=2,
+            cores_per_socket=3,
+            adam_share=Fraction(2, 5),
+            elementwise_share=Fraction(1, 3),
+        ),
+    ),
+    drives=Drives(
+        count=1,
+        capacity_bytes=2,
+        read_bytes_per_s=3,
+        write_bytes_per_s=4,
+        latency_ps=5,
+        endurance_bytes=6,
+    ),
 )
 BOARDS = replace(BARE, board_link=LINK)
 IRREGULAR = replace(
@@ -120,6 +139,20 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an empty domain": (
         lambda: replace(BARE, nodes_per_domain=0),
         "nodes_per_domain: 0 must be at least 1",
+    ),
+    "copies without PCIe": (
+        lambda: replace(FULL, pcie_link=None),
+        "copies: need pcie, which this node does not describe",
+    ),
+    "drives that answer before they are asked": (
+        lambda: Drives(count=1, capacity_bytes=1, latency_ps=-1),
+        "drives: latency_ps -1 must be at least 0",
+    ),
+    "no cores": (
+        lambda: Cpu(
+            sockets=1, cores_per_socket=0, adam_share=Fraction(1), elementwise_share=Fraction(1)
+        ),
+        "cpu: cores_per_socket 0 must be at least 1",
     ),
     "a host without memory": (
         lambda: Host(memory_bytes=0, memory_bytes_per_s=1),

@@ -54,6 +54,23 @@ def test_every_node_goes_on_every_fabric_and_every_table_cites(node: str, fabric
     assert all(cited.values())
 
 
+@pytest.mark.parametrize("node", NODES)
+def test_every_node_says_what_its_drives_write_or_that_nobody_knows(node: str) -> None:
+    cluster = composed(node, "single_switch")
+    cited = dict(cluster.cites)
+    if cluster.drives is None:
+        assert "known" in cited["drives"]
+    elif cluster.drives.write_bytes_per_s is None:
+        assert "not published" in cited["drives.rates"]
+    else:
+        assert cluster.drives.read_bytes_per_s
+        assert cited["drives.rates"]
+    if cluster.copies is not None:
+        assert {"pcie.copy", "pcie.copy_latency"} <= set(cited)
+    if cluster.host is not None and cluster.host.cpu is not None:
+        assert {"cpu", "cpu.adam", "cpu.elementwise"} <= set(cited)
+
+
 def test_the_zero_paper_s_cluster_is_what_the_paper_says() -> None:
     # Rajbhandari et al. 2020, section 10.1: 25 DGX-2, 400 V100 32 GB, 800 Gb/s between nodes.
     cluster = zsim_topologies.load("dgx2_infiniband", nodes=25)
@@ -164,6 +181,48 @@ WRONG: dict[str, tuple[str, object, str]] = {
         "wrong: gpu V100-SXM3-32GB: slowdown_beside_collective 1/2 must be at least 1",
     ),
     "no source": ("switch.source", None, "wrong: switch.source: missing"),
+    "copies in one direction alone": (
+        "pcie.copy_both_ways",
+        None,
+        "wrong: pcie.copy_both_ways: missing beside the other copies",
+    ),
+    "copies that are faster than their link": (
+        "pcie.copy_to_gpu",
+        "16 GB/s",
+        "wrong: copies: to_gpu_bytes_per_s 16000000000 must be at most 15750000000, that of pcie",
+    ),
+    "both directions faster than one": (
+        "pcie.copy_both_ways",
+        "14 GB/s",
+        "wrong: copies: both_ways_bytes_per_s 14000000000 must be at most 13100000000, what one "
+        "direction reaches alone",
+    ),
+    "a root port that cuts a switch": (
+        "pcie.gpus_per_root_port",
+        3,
+        "wrong: gpus_per_root_port: 3 must be a multiple of gpus_per_pcie_switch, 2",
+    ),
+    "a kernel that is faster than memory": (
+        "cpu.adam",
+        1.5,
+        "wrong: cpu.adam: 1.5 must be at most 1",
+    ),
+    "CPUs without memory": (
+        "host",
+        None,
+        "wrong: cpu: needs [host], whose memory its kernels use",
+    ),
+    "drives of no size": (
+        "drives.capacity",
+        None,
+        "wrong: drives.capacity: missing beside a count of more than 0",
+    ),
+    "more pinned than there is": (
+        "host.pinned",
+        "2 TB",
+        "wrong: host: pinned_bytes 2000000000000 must be more than 0 and at most memory_bytes "
+        "1500000000000",
+    ),
     "a format that does not exist": (
         "gpu.rates.fp17",
         {},

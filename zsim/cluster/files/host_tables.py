@@ -27,6 +27,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from zsim.cluster.files.table import Bandwidth, Count, FileTable, LinkTable, Size, Time
 from zsim.cluster.host import CopyRates, Cpu, Drives, Host
+from zsim.config_error import refusal, refuse
 from zsim.units import parse_ratio
 
 Share = Annotated[Fraction, BeforeValidator(parse_ratio), Field(le=1)]
@@ -48,11 +49,10 @@ class PcieTable(LinkTable):
 
     @model_validator(mode="after")
     def _copies_are_whole(self) -> Self:
-        given = self.copy_to_gpu, self.copy_from_gpu, self.copy_both_ways, self.copy_source
-        if any(each is not None for each in given) and None in given:
-            raise ValueError(
-                "copy_to_gpu, copy_from_gpu, copy_both_ways and copy_source are said together"
-            )
+        names = ("copy_to_gpu", "copy_from_gpu", "copy_both_ways", "copy_source")
+        missing = [name for name in names if getattr(self, name) is None]
+        if len(missing) < len(names):
+            refuse([refusal(name, None, "missing beside the other copies") for name in missing])
         return self
 
     def copies(self) -> CopyRates | None:
@@ -125,7 +125,7 @@ class DrivesTable(FileTable):
     @model_validator(mode="after")
     def _drives_hold_something(self) -> Self:
         if self.count and self.capacity is None:
-            raise ValueError("capacity: missing beside a count of more than 0")
+            refuse([refusal("capacity", None, "missing beside a count of more than 0")])
         return self
 
     def drives(self) -> Drives | None:
