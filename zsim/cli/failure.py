@@ -4,6 +4,7 @@ import tempfile
 import traceback
 
 from zsim.api.launch import RunFailedError
+from zsim.mistake import reason_of
 
 
 def report(error: Exception) -> str:
@@ -18,5 +19,5 @@ def report(error: Exception) -> str:
         ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError as why:  # a full disk may be what failed
-        return f"{line} (details could not be written: {(why.strerror or str(why)).lower()})"
+        return f"{line} (details could not be written: {reason_of(why)})"
     return f"{line} (details: {file.name})"

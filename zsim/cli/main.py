@@ -1,6 +1,7 @@
 """The command line: `zsim run`, `check`, `plan`, `topology`, `list`, `show` and others."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,8 +22,11 @@ from zsim.cli.show import show
 from zsim.cli.sweep import sweep
 from zsim.cli.topology import topology
 from zsim.cli.validate import validate
-from zsim.mistake import MistakeError, UnwrittenError, one_line
+from zsim.mistake import MistakeError, UnwrittenError, is_out_of_memory, one_line, reason_of
 
+OUT_OF_MEMORY = (
+    b"zsim: out of memory: the command needs more than there is, or than --limit memory allows\n"
+)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that takes no more."""
 
@@ -43,7 +47,17 @@ def _print_version(given: bool) -> None:  # noqa: FBT001  (typer hands it over)
 
 @app.callback()
 def options(
+    context: typer.Context,
     *,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="KEY=VALUE",
+            help="Bound the command: memory=8 GB, time=60 s, operations=1e7, ranks, runs, "
+            "file (size), config (size). Many are allowed.",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -52,6 +66,9 @@ def options(
     ] = False,
 ) -> None:
     """Simulate ZeRO training on a cluster, or run the same schedule on real ranks."""
+    from zsim.api.limited import chosen_limits, limited
+
+    context.with_resource(limited(**chosen_limits(limit or ())))
 
 
 app.command("run")(run)
@@ -99,8 +116,10 @@ def answer(arguments: Sequence[str]) -> int:
         sys.stdout = None
         return Code.DONE
     except OSError as error:
-        return _refuse_unwritten(error)
+        return _out_of_memory() if is_out_of_memory(error) else _refuse_unwritten(error)
     except Exception as error:  # whatever it is, the caller gets one line
+        if is_out_of_memory(error):
+            return _out_of_memory()
         from zsim.cli.failure import report
 
         return _refuse(report(error), Code.FAILED)
@@ -109,19 +128,26 @@ def answer(arguments: Sequence[str]) -> int:
     return found if isinstance(found, int) else Code.DONE
 
 
+def _out_of_memory() -> Code:
+    """Say so with what was made before: there may be no memory for another line."""
+    with suppress(OSError):
+        os.write(2, OUT_OF_MEMORY)
+    return Code.FAILED
+
+
 def _refuse_unwritten(error: OSError) -> Code:
     """Say that the disk behind standard output, or behind another file, is full."""
     try:
         print(flush=True)  # what did not get through is not kept for a second flush
     except OSError as why:
         sys.stdout = None  # what is left in its buffer cannot be written at the end either
-        reason = (why.strerror or str(why)).lower()
+        reason = reason_of(why)
         return _refuse(f"the answer could not be written: {reason}", Code.UNWRITTEN)
     from zsim.cli.failure import report
 
     if error.errno in FULL:
         where = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{where}{(error.strerror or str(error)).lower()}", Code.FAILED)
+        return _refuse(f"{where}{reason_of(error)}", Code.FAILED)
     return _refuse(report(error), Code.FAILED)
 
 

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from zsim.calibration.kernel_rows import KernelRow
 from zsim.calibration.link_rows import LINK_TABLES, TimedLinks, read_links
 from zsim.calibration.published import Published
 from zsim.calibration.training_tables import TABLES
+from zsim.files.given import read_file
 from zsim.mistake import MistakeError, file_fault, mistakes
 
 Found = TypeVar("Found")
@@ -128,8 +130,7 @@ def _of(folder: Path) -> AbstractContextManager[None]:
 
 def _rows(path: Path) -> list[Cells]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file, restval="", strict=True))
+        return list(csv.DictReader(StringIO(read_file(path)), restval="", strict=True))
     except OSError as error:
         raise file_fault(str(path), error) from None
     except (csv.Error, UnicodeDecodeError) as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from zsim.backend.backend import Job
 from zsim.backend.document import DocumentError, decode_trace, encode_trace
+from zsim.files.given import read_file
 from zsim.files.written import need_folder, write
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.kineto import kineto
@@ -57,7 +58,7 @@ def read_trace(path: Path) -> Trace:
         MistakeError: there is none.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path)
     except UnicodeDecodeError:
         raise MistakeError(f"--against: {path}: not text: traces are JSON") from None
     except OSError as error:

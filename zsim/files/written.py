@@ -7,7 +7,7 @@ from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
 
-from zsim.mistake import MistakeError, UnwrittenError
+from zsim.mistake import MistakeError, UnwrittenError, reason_of
 
 STREAMS = (1, 2)
 """Standard output and standard error, which /dev/stdout and /dev/stderr may name."""
@@ -50,7 +50,7 @@ def write(path: Path, content: str | bytes) -> None:
         else:
             _replace(path.resolve(), data)
     except OSError as error:
-        raise unwritten(path, (error.strerror or str(error)).lower()) from None
+        raise unwritten(path, reason_of(error)) from None
 
 
 def _stream_at(path: Path) -> int | None:
