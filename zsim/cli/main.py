@@ -30,8 +30,9 @@ OUT_OF_MEMORY = (
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that takes no more."""
 
+HELP = {"-h", "--help"}
 app = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": sorted(HELP)},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -66,6 +67,8 @@ def options(
     ] = False,
 ) -> None:
     """Simulate ZeRO training on a cluster, or run the same schedule on real ranks."""
+    if context.obj:  # help is asked for, which needs none of what a command takes
+        return
     from zsim.api.limited import chosen_limits, limited
 
     context.with_resource(limited(**chosen_limits(limit or ())))
@@ -99,7 +102,12 @@ USAGE = cast("type[Exception]", typer.BadParameter.__base__)
 def answer(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`, of which none ask for help; the exit code."""
     try:
-        found = app(args=list(arguments) or ["--help"], prog_name="zsim", standalone_mode=False)
+        found = app(
+            args=list(arguments) or ["--help"],
+            prog_name="zsim",
+            standalone_mode=False,
+            obj=not HELP.isdisjoint(arguments),
+        )
         print(end="", flush=True)
     except MistakeError as mistake:
         return _refuse(str(mistake), Code.MISTAKE)

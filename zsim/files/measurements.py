@@ -15,6 +15,7 @@ from zsim.calibration.link_rows import LINK_TABLES, TimedLinks, read_links
 from zsim.calibration.published import Published
 from zsim.calibration.training_tables import TABLES
 from zsim.files.given import read_file
+from zsim.files.written import is_folder
 from zsim.mistake import MistakeError, file_fault, mistakes
 
 Found = TypeVar("Found")
@@ -93,7 +94,7 @@ def not_read(folder: Path) -> list[str]:
 
 def _found(folder: Path, names: Collection[str]) -> list[Path]:
     """Return files in `folder` that are called so; at least one."""
-    if not folder.is_dir():
+    if not is_folder("data", folder):
         raise MistakeError(f"{folder}: no such folder")
     paths = [path for name in names if (path := folder / f"{name}.csv").exists()]
     if not paths:

@@ -7,7 +7,7 @@ from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
 
-from zsim.mistake import MistakeError, UnwrittenError, reason_of
+from zsim.mistake import MistakeError, UnwrittenError, file_fault, reason_of
 
 STREAMS = (1, 2)
 """Standard output and standard error, which /dev/stdout and /dev/stderr may name."""
@@ -24,10 +24,22 @@ def need_folder(option: str, path: Path) -> None:
     Raises:
         MistakeError: it cannot: told before anything runs.
     """
-    if not path.parent.is_dir():
+    if not is_folder(option, path.parent):
         raise MistakeError(f"{option}: {path}: {path.parent} is no folder")
-    if path.is_dir():
+    if is_folder(option, path):
         raise MistakeError(f"{option}: {path}: is a folder, must be a file")
+
+
+def is_folder(option: str, path: Path) -> bool:
+    """Tell whether there is a folder at `path`, given with `option`.
+
+    Raises:
+        MistakeError: no file can have such a name.
+    """
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise file_fault(f"{option}: {path}", error) from None
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -51,6 +63,8 @@ def write(path: Path, content: str | bytes) -> None:
             _replace(path.resolve(), data)
     except OSError as error:
         raise unwritten(path, reason_of(error)) from None
+    except RuntimeError as error:  # a link that leads to itself
+        raise unwritten(path, str(error)) from None
 
 
 def _stream_at(path: Path) -> int | None:

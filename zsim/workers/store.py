@@ -91,6 +91,8 @@ def opened(path: Path) -> Generator[Store]:
         RunFailedError: there is no space for a new one.
     """
     connection = None
+    if path.exists() and not path.is_file():
+        raise MistakeError(f"--store: {path}: must be a regular file")
     try:
         connection = sqlite3.connect(path, timeout=WAIT_S)
         with connection:
