@@ -29,6 +29,10 @@ RUN_BYTES: Final = 20_000
 """Memory for a run of a study before it is run: its scenario, settled."""
 
 
+class TimeLimitError(RuntimeError):
+    """What was asked takes longer than the limit on time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of what a command does.
@@ -40,8 +44,9 @@ class Limits:
         file_bytes: size of a schedule, a trace or a table that is read.
         config_bytes: size of a scenario, a study or the description of a cluster.
         memory_bytes: memory of the process; None for what the machine has.
-        time_s: how long a command may take, in seconds, and a run of a study; None for as long as
-            it takes.
+        time_s: how long a command may take, in seconds; None for as long as it takes.
+        run_memory_bytes: memory of a worker that runs a study; None for its share of the machine's.
+        run_time_s: how long a run of a study may take, in seconds.
     """
 
     operations: int = 2_000_000
@@ -51,6 +56,8 @@ class Limits:
     config_bytes: int = 4 * MIB
     memory_bytes: int | None = None
     time_s: float | None = None
+    run_memory_bytes: int | None = None
+    run_time_s: float = 3600.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -80,7 +87,10 @@ class Limits:
         return self.at_most(self.runs, RUN_BYTES)
 
 
-_CURRENT: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039  (frozen)
+USUAL: Final = Limits()
+"""The limits where nobody asks for others."""
+
+_CURRENT: ContextVar[Limits] = ContextVar("limits", default=USUAL)
 
 
 def limits() -> Limits:

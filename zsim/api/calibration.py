@@ -34,7 +34,7 @@ class CalibrationResult(Answer):
     networks: Mapping[Path, Profiles]
     kernels: Mapping[Path, FittedKernels]
 
-    def writers(self) -> list[Callable[[], None]]:
+    def writers(self) -> list[Callable[[], object]]:
         """Return what writes each file, and raises UnwrittenError if that cannot be done."""
         texts = {path: text(found) for path, found in self.networks.items()}
         texts |= {path: kernel_profile.text(found) for path, found in self.kernels.items()}

@@ -12,7 +12,6 @@ from typing import Final, TypedDict, Unpack
 from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import summary
 from zsim.api.answer import Progress, tell_nobody
-from zsim.api.limited import memory_of_ranks
 from zsim.api.proof_result import ProofResult
 from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
@@ -33,6 +32,7 @@ from zsim.files.source import Source
 from zsim.mistake import MistakeError, mistakes
 from zsim.proof import check as findings_of
 from zsim.trace.trace import Trace
+from zsim.workers.limited import memory_of_ranks
 
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 

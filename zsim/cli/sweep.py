@@ -1,5 +1,6 @@
 """`zsim sweep STUDY`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from zsim.cli.option import Code, Json, at_least, completed
 from zsim.cli.printing import answer_before, interruption_told, outputs, print_answer
 from zsim.cli.progress_bar import progress
-from zsim.mistake import MistakeError
+from zsim.mistake import MistakeError, one_line
 
 Study = Annotated[
     str,
@@ -69,8 +70,14 @@ def sweep(
         print_answer(found, as_json=json)
         return Code.DONE
     with interruption_told(), progress(asked.name, unit="runs") as told:
-        result = run_study(asked, store=store, workers=workers, scheduler=scheduler, progress=told)
+        result = run_study(
+            asked, store=store, workers=workers, scheduler=scheduler, progress=told, tell=_tell
+        )
     files = outputs((csv, result.csv), (report, result.report), (picture, result.picture))
     with answer_before([result.need_kept, *files]):
         print_answer(result, as_json=json)
     return Code.NO if result.best is None else Code.DONE
+
+
+def _tell(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)

@@ -11,9 +11,8 @@ from asked import Ask
 from oversize import COMMANDS, INPUTS, MEMORY_BYTES, oversize
 
 import zsim
-from zsim.backend.backend import RunFailedError
 from zsim.cli.option import Code
-from zsim.limits import limits
+from zsim.limits import TimeLimitError, limits
 
 ZSIM = Path(sys.executable).parent / "zsim"
 
@@ -93,7 +92,7 @@ def test_limits_hold_from_python() -> None:
         zsim.run("tiny")
     with (
         zsim.limited(time_s=0.3),
-        pytest.raises(RunFailedError, match=r"time: it took longer than 0\.3 s"),
+        pytest.raises(TimeLimitError, match=r"time: it took longer than 0\.3 s"),
     ):
         zsim.check("llama2_7b", {"model.layers": 900})
     with zsim.limited(config_bytes=100), pytest.raises(zsim.MistakeError, match="at most 100 B"):
