@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
-from grammar import change_trace, schedules, studies
+from grammar import changed_traces, schedules, studies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,17 +156,16 @@ def agree_on_study(study: dict[str, object], seen: Seen) -> None:
     row = found.study.rows[0]
     if row.outcome.status not in {Status.DONE, Status.FULL} or row.outcome.summary is None:
         return
-    fields = [axis["field"] for axis in study["axis"]]  # type: ignore[index,attr-defined]
     if found.study.held == "nothing":
         return
-    changes = {name: row.values[name] for name in fields if name in row.values}
-    base = study["base"]
-    assert isinstance(base, dict)
+    changes = {name: row.values[name] for (name,) in found.study.fields if name in row.values}
     changes |= {
         "cluster.nodes": row.values.get("cluster.nodes", 1),
         "train.micro_batch_size": row.micro_batch_size,
         "train.gradient_accumulation_steps": row.accumulation_steps,
     }
+    base = study["base"]
+    assert isinstance(base, dict)
     try:
         alone = run(load(base["scenario"], changes))
     except (MistakeError, RefutedError, NoWayError):
@@ -190,7 +189,7 @@ def agree(pools: Pools, cases: int) -> Seen:
     @bounded("trace")
     @given(schedules(), st.data())
     def on_traces(text: str, data: st.DataObject) -> None:
-        agree_on_trace(text, lambda tree: change_trace(data.draw, tree), seen)
+        agree_on_trace(text, lambda tree: data.draw(changed_traces(tree)), seen)
 
     @bounded("study")
     @given(studies())

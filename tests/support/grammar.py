@@ -91,7 +91,8 @@ def change(draw: st.DrawFn, tree: Tree) -> None:
             pass
 
 
-def change_trace(draw: st.DrawFn, tree: Tree) -> bool:
+@st.composite
+def changed_traces(draw: st.DrawFn, tree: Tree) -> bool:
     """Change one thing that a run recorded; return whether that says something else."""
     rank = draw(st.sampled_from(tree["trace"]["ranks"]))
     events, book = rank["events"], rank["book"]
