@@ -2,11 +2,14 @@
 
 PYTHON ?= python3
 
-# pip builds zsim in an environment of its own; the variables (for older and newer pip) pin that too.
-PIP_PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Every file that is installed has a hash in lock/ (`make lock` writes it); zsim itself comes after
+# them, without dependencies, built by what was installed. torch is the CPU build where there is
+# one, and else that of PyPI with its CUDA libraries.
+PIP := -m pip install --quiet --disable-pip-version-check --no-deps
+LOCKED := $(PIP) --require-hashes
+ZSIM := $(PIP) --no-build-isolation -e .
 
-.PHONY: run test test-long test-studies docs lint bench format clean python
+.PHONY: run test test-long test-studies docs lint bench lock sbom format clean python
 
 run: .venv-run/installed  ## simulate ZeRO-100B on 400 V100
 	@.venv-run/bin/zsim run zero_100b
@@ -37,30 +40,52 @@ bench: .venv-run/installed  ## the 96-layer step, proofs, its cost up to 131,072
 	.venv-run/bin/python -m benchmarks.allocator
 	.venv-run/bin/python -m benchmarks.page
 
+lock: .venv-lock/installed  ## lock/ again, after a change of pyproject.toml or constraints.txt
+	.venv-lock/bin/python tests/support/lock.py
+
+sbom: .venv/installed .venv-sbom/installed  ## what is installed, with licences: build/sbom.json (CycloneDX)
+	@mkdir -p build
+	.venv-sbom/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	  --output-file build/sbom.json .venv/bin/python
+
 format: .venv/installed
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
 clean:
-	rm -rf .venv .venv-run build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-lock .venv-run .venv-sbom build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # The stamps: an environment is made again when what it was made from has changed.
-.venv-run/installed: pyproject.toml constraints.txt | python
+.venv-run/installed: pyproject.toml lock/run.txt | python
 	$(PYTHON) -m venv $(@D)
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[report]'
+	$(@D)/bin/python $(LOCKED) -r lock/run.txt
+	$(@D)/bin/python $(ZSIM)
 	@touch $@
 
-.venv/installed: pyproject.toml constraints.txt | python
+.venv/installed: pyproject.toml lock/run.txt lock/test.txt lock/torch_cpu.txt lock/torch_cuda.txt | python
 	$(PYTHON) -m venv $(@D)
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,calibrate]'
+	$(@D)/bin/python $(LOCKED) -r lock/run.txt -r lock/test.txt
+	$(@D)/bin/python $(LOCKED) -r lock/torch_cpu.txt 2>/dev/null \
+	  || $(@D)/bin/python $(LOCKED) -r lock/torch_cuda.txt
+	$(@D)/bin/python $(ZSIM)
 	@touch $@
 
-.venv/studies: .venv/installed
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,calibrate,studies]'
+.venv/studies: .venv/installed lock/studies.txt
+	$(@D)/bin/python $(LOCKED) -r lock/studies.txt
 	@touch $@
 
-.venv/docs: .venv/installed
-	$(PIP_PINS) $(@D)/bin/python $(PIP_INSTALL) -e '.[torch,dev,draw,report,calibrate,docs]'
+.venv/docs: .venv/installed lock/docs.txt
+	$(@D)/bin/python $(LOCKED) -r lock/docs.txt
+	@touch $@
+
+.venv-sbom/installed: lock/sbom.txt | python
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(LOCKED) -r lock/sbom.txt
+	@touch $@
+
+.venv-lock/installed: constraints.txt | python
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip-tools
 	@touch $@
 
 python:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zsim.api.comparison import compare as compare
     from zsim.api.largest_result import largest as largest
     from zsim.api.launch import run as run
+    from zsim.api.limited import limited as limited
     from zsim.api.proof_result import check as check
     from zsim.api.scenario import load as load
     from zsim.api.sweep_result import sweep as sweep
@@ -40,6 +41,7 @@ _INDEX = {
     "Trace": "zsim.trace.trace:Trace",
     "compare": "zsim.api.comparison:compare",
     "largest": "zsim.api.largest_result:largest",
+    "limited": "zsim.api.limited:limited",
     "load": "zsim.api.scenario:load",
     "make_schedule": "zsim.runtimes.registry:make_schedule",
     "check": "zsim.api.proof_result:check",
@@ -58,6 +60,7 @@ __all__ = [
     "check",
     "compare",
     "largest",
+    "limited",
     "load",
     "make_schedule",
     "run",

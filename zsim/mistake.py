@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from errno import ENOMEM
 from typing import Final
 
 LETTERS_MAX: Final = 1000
@@ -24,6 +25,18 @@ def one_line(message: str) -> str:
     return line if len(line) <= LETTERS_MAX else f"{line[:half]} ... {line[-half:]}"
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Tell whether memory that ran out is behind `error`, as Python and its libraries say it."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == ENOMEM:
+            return True
+        # CPython 3.11 where the exception itself found no memory.
+        if isinstance(error, SystemError) and "without exception set" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
 def mistakes(*kinds: type[Exception], prefix: str = "") -> Generator[None]:
     """Errors of `kinds` raised inside are the caller's, named with `prefix`.
@@ -39,4 +52,10 @@ def mistakes(*kinds: type[Exception], prefix: str = "") -> Generator[None]:
 
 def file_fault(path: str, error: OSError) -> MistakeError:
     """Return the mistake of naming a file that cannot be read or written."""
-    return MistakeError(f"{path}: {(error.strerror or str(error)).lower()}")
+    return MistakeError(f"{path}: {reason_of(error)}")
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the system refused, in the middle of a line."""
+    why = error.strerror or str(error)
+    return f"{why[:1].lower()}{why[1:]}"

@@ -18,8 +18,9 @@ from zsim.backend.backend import (
     RefusedError,
     RunFailedError,
 )
+from zsim.backend.run_size import too_large
 from zsim.cluster.cluster import Cluster, ClusterError
-from zsim.cluster.fault import Fault, Neighbour, Window
+from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
 from zsim.cluster.host_links import path
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
@@ -234,6 +235,10 @@ class SimBackend:
         return _Done(ranks, links, network, begin_ps)
 
     def _lower(self, job: Job) -> LoweredSchedule:
+        apart = self.unfold or any(isinstance(fault, Jitter) for fault in self.faults)
+        large = too_large(job, apart=apart)
+        if large is not None:
+            raise RefusedError(large)
         if job.schedule.mesh.size > job.cluster.ranks:
             raise RefusedError(
                 f"cluster.nodes: {job.cluster.nodes} nodes have {job.cluster.ranks} GPUs, "

@@ -4,7 +4,8 @@ It shows what the protocol of a backend asks for. It moves no bytes, has no cloc
 so a schedule that would hang elsewhere runs here.
 """
 
-from zsim.backend.backend import BackendTraits, Job
+from zsim.backend.backend import BackendTraits, Job, RefusedError
+from zsim.backend.run_size import too_large
 from zsim.memory import book
 from zsim.network.volume import (
     communications,
@@ -34,12 +35,18 @@ class NullBackend:
     traits = BackendTraits()
 
     def refusal(self, job: Job) -> str | None:
-        """Return None: a schedule that can be written down can be recorded."""
-        del job
-        return None
+        """Return why `job` is larger than the limits allow; every other one can be recorded."""
+        return too_large(job)
 
     def run(self, job: Job, *, seed: int) -> Trace:
-        """Record setup and all steps."""
+        """Record setup and all steps.
+
+        Raises:
+            RefusedError: the job is larger than the limits allow.
+        """
+        reason = self.refusal(job)
+        if reason is not None:
+            raise RefusedError(reason)
         schedule = job.schedule
         by_role = {program.role: program for program in schedule.programs}
         return Trace(

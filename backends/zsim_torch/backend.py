@@ -8,13 +8,14 @@ from torch import distributed, nn
 
 from zsim.backend.backend import BackendTraits, Job, RefusedError
 from zsim.trace.trace import Trace
-from zsim_torch import admission
+from zsim_torch import admission, loss_journal
 from zsim_torch.capability import SINGLE_AXES
 from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
+from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
 from zsim_torch.train import Option, merged, train
 
@@ -28,6 +29,7 @@ class Assignment:
     data: Path | None
     poison: bool
     witness: bool = False
+    journal: Path | None = None
 
 
 class TorchBackend:
@@ -110,16 +112,38 @@ class TorchBackend:
         if self.pool is not None:
             traces = self.pool.run(train_on_rank, work, on_steps=on_steps)
         else:
+            traces = self._run_kept(work, ranks, on_steps)
+        told(job.steps, job.steps)
+        return merged(traces)
+
+    def _run_kept(
+        self, work: Assignment, ranks: int, on_steps: Callable[[int], None] | None
+    ) -> tuple[Trace, ...]:
+        """Run `work` on fresh ranks; if it does not end well, its losses stay in a file.
+
+        Raises:
+            RankFailedError: a rank did not end well; it names the file.
+        """
+        timeout_s = self.timeout_s + slowest_operation_s(work.job.schedule, ranks)
+        journal = loss_journal.begin()
+        work = replace(work, journal=journal)
+        try:
             traces = run_ranks(
                 train_on_rank,
                 work,
                 ranks=ranks,
-                timeout_s=self.timeout_s + slowest_operation_s(job.schedule, ranks),
+                timeout_s=timeout_s,
                 device=self.device,
                 on_steps=on_steps,
             )
-        told(job.steps, job.steps)
-        return merged(traces)
+        except RankFailedError as failure:
+            if where := loss_journal.kept(journal):
+                failure.args = (f"{failure}; {where}",)
+            raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(loss_journal.kept(journal)) from None
+        journal.unlink(missing_ok=True)
+        return traces
 
 
 def train_on_rank(work: Assignment) -> Trace:
@@ -128,7 +152,9 @@ def train_on_rank(work: Assignment) -> Trace:
     module: nn.Module = nn.Sequential(nn.Identity())  # where no unit runs
     units: tuple[str, ...] = ("0",)
     batches: Iterable[object] = ()
-    option = Option(poison=work.poison, witness=work.witness, write_back=False)
+    option = Option(
+        poison=work.poison, witness=work.witness, write_back=False, journal=work.journal
+    )
     shape = job.model.architecture
     if shape is not None:
         module = decoder = transformer(shape, seed=None)

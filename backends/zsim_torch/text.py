@@ -6,6 +6,7 @@ step: micro-batch m of the data-parallel rank d (of D, each taking B sequences) 
 D times as many sequences, or D times as many micro-batches, reads the same text as D ranks.
 """
 
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from zsim.limits import limits
 
 VOCABULARY = 256
 """A byte has so many values; a model needs at least as many tokens."""
@@ -95,6 +98,13 @@ def read_text(path: Path | None, sequence_length: int, *, vocab_size: int = VOCA
             content *= -(-(sequence_length + 1) // len(content))
         return Text(content, sequence_length, vocab_size=vocab_size, name="the package's text")
     try:
+        if path.exists() and not path.is_file() and path != Path(os.devnull):
+            raise TextError(f"data: {path}: must be a regular file")
+        size_bytes = path.stat().st_size
+        if size_bytes > limits().file_bytes:
+            raise TextError(
+                f"data: {path} has {size_bytes} bytes, must have at most {limits().file_bytes}"
+            )
         content = path.read_bytes()
     except OSError as error:
         raise TextError(f"data: {path}: {(error.strerror or str(error)).lower()}") from None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from zsim.schedule.operation import Action, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import BookEntry, RankTrace, Trace
 from zsim_torch import capability as refusal
+from zsim_torch import loss_journal
 from zsim_torch.execute import blocking_host
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.compute import Initial
@@ -45,6 +47,8 @@ class Option:
             raises, it has those that it came with, which stay in host memory meanwhile.
         given: by name of a host scalar what the caller gives in it before each step, counted from
             0: a learning rate. By default the strategy's learning rates, if it says some.
+        journal: a file that gets the loss of each step when it has ended; on a GPU a step later, so
+            that the host need not wait.
         restart: moments and loss scale may begin anew although an earlier run has trained the
             module; they are not kept between two calls of `train`.
     """
@@ -56,6 +60,7 @@ class Option:
     poison: bool = False
     write_back: bool = True
     given: Given = field(default_factory=dict[str, Callable[[int], float]])
+    journal: Path | None = None
     restart: bool = False
 
 
@@ -116,7 +121,7 @@ def train(
     with emptied(module, keep=chosen.write_back) as taken:
         observer = Observer() if chosen.observe else None
         recorder = Recorder() if chosen.witness else None
-        losses = _Losses()
+        losses = _Losses(chosen.journal, rank)
         bench = Bench(schedule, program, rank=rank, device=device, observer=observer)
         executor = bench.executor(
             resolved,
@@ -249,12 +254,26 @@ def _feed(batches: Iterable[object], device: torch.device) -> Callable[[], objec
 class _Losses:
     """Losses of micro-batches, kept where they were made until the run has ended; setup's first."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Path | None, rank: int) -> None:
         self.steps: list[list[torch.Tensor | float]] = [[]]
+        self._journal, self._rank = journal, rank
+        self._noted = 0
 
     def begin_step(self) -> None:
         """Begin another step: losses added from now on belong to it."""
+        self.note()
         self.steps.append([])
+
+    def note(self) -> None:
+        """Write the losses of ended steps into the journal, if there is one."""
+        if self._journal is None:
+            return
+        late = any(isinstance(loss, torch.Tensor) for loss in self.steps[-1])
+        while self._noted < len(self.steps) - 1 - late:
+            self._noted += 1
+            if step := self.steps[self._noted]:
+                loss = _mean(step)
+                loss_journal.add(self._journal, step=self._noted - 1, rank=self._rank, loss=loss)
 
     def add(self, loss: torch.Tensor) -> None:
         """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
@@ -265,9 +284,11 @@ class _Losses:
 
     def means(self) -> tuple[float, ...]:
         """Return the mean loss of each step that had one."""
-        return tuple(
-            sum(float(loss) for loss in step) / len(step) for step in self.steps[1:] if step
-        )
+        return tuple(_mean(step) for step in self.steps[1:] if step)
+
+
+def _mean(losses: Sequence[torch.Tensor | float]) -> float:
+    return sum(float(loss) for loss in losses) / len(losses)
 
 
 def _whole(machine: RankMachine, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
@@ -330,6 +351,7 @@ def _run(
             losses.begin_step()
             executor.run_step(step)
             step_done(step + 1)
+        losses.note()
         executor.machine.streams.drain()
     note("the last step is over")
     return origin

@@ -187,6 +187,66 @@ def test_a_dask_cluster_that_loses_a_worker_finds_the_same(folder: Path, undistu
     assert len(kept(folder)) == RUNS
 
 
+@contextmanager
+def cluster_of_processes(folder: Path, workers: int) -> Generator[tuple[str, list[int]]]:
+    """A Dask cluster whose scheduler and workers are processes; its address, and their numbers.
+
+    The first is the scheduler. A worker that is silent for 20 s is given up.
+    """
+    environment = {
+        **os.environ,
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "20s",
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s",
+    }
+    where = folder / "scheduler.json"
+    file = ["--scheduler-file", str(where), "--no-dashboard"]
+    scheduler = ["distributed.cli.dask_scheduler", "--port", "0", "--host", "127.0.0.1", *file]
+    worker = ["distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", *file]
+    processes = [
+        subprocess.Popen([sys.executable, "-m", *words], env=environment, stderr=subprocess.DEVNULL)
+        for words in (scheduler, *[worker] * workers)
+    ]
+    try:
+        for _ in range(TIMES):
+            if where.exists() and where.read_text("utf-8").endswith("}"):
+                break
+            sleep(PATIENCE_S / TIMES)
+        yield json.loads(where.read_text("utf-8"))["address"], [each.pid for each in processes]
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dask_scheduler_that_is_lost_ends_the_sweep_in_one_line(
+    folder: Path, undisturbed: Json, how: signal.Signals
+) -> None:
+    with (
+        cluster_of_processes(folder, 2) as (address, processes),
+        sweeping(folder, "--scheduler", address) as process,
+    ):
+        wait_until_some_are_kept(folder, process)
+        os.kill(processes[0], how)
+        out, error = process.communicate(timeout=2 * PATIENCE_S)
+    assert (process.returncode, out, error.count("\n")) == (3, "", 1)
+    assert error.startswith("zsim: the scheduler ")
+    assert f"{len(kept(folder))} of {RUNS} runs are in speed.sqlite; the same command" in error
+    assert answered(folder, "--workers", "2") == undisturbed
+
+
+def test_a_dask_worker_that_is_stopped_is_done_without(folder: Path, undisturbed: Json) -> None:
+    with (
+        cluster_of_processes(folder, 2) as (address, processes),
+        sweeping(folder, "--scheduler", address, "--json") as process,
+    ):
+        wait_until_some_are_kept(folder, process)
+        os.kill(processes[1], signal.SIGSTOP)
+        out, error = process.communicate(timeout=2 * PATIENCE_S)
+    assert (process.returncode, error) == (0, "")
+    assert json.loads(out) == undisturbed
+
+
 WRONG = {
     "nowhere": "'nowhere' must be HOST:PORT, or tcp://HOST:PORT",
     "127.0.0.1:1": "'127.0.0.1:1': [errno 111] connection refused",

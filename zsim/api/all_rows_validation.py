@@ -17,6 +17,7 @@ from zsim.calibration.published import Published
 from zsim.calibration.training_verdict import Quantity, RunForecast, TrainingVerdict, verdict
 from zsim.files.installed import network_profiles
 from zsim.files.measurements import measurements_of, not_read, runs_of
+from zsim.files.written import is_folder
 from zsim.mistake import MistakeError
 
 
@@ -68,7 +69,7 @@ def validate_all_rows(
         MistakeError: there is nothing to read.
     """
     path = Path(folder)
-    if not path.is_dir():
+    if not is_folder("data", path):
         raise MistakeError(f"{folder}: no such folder")
     profiles = network_profiles()
     networks = [

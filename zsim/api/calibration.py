@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from zsim.cluster.profile.files import Profiles, text
 from zsim.cluster.profile.kernels import FittedKernels
 from zsim.files.measurements import all_tables, runs_of, timed_links
 from zsim.files.written import write
-from zsim.mistake import UnwrittenError, file_fault, mistakes
+from zsim.mistake import file_fault
 
 KERNELS = "kernels"
 """Folder of the files that speak of kernels, inside the one that was asked for."""
@@ -24,14 +25,20 @@ KERNELS = "kernels"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult(Answer):
-    """Profiles that were fitted and written.
+    """Profiles that were fitted, not written yet.
 
     Attributes:
-        networks, kernels: what is in each file, constants with the errors of their fit.
+        networks, kernels: what belongs in each file, constants with the errors of their fit.
     """
 
     networks: Mapping[Path, Profiles]
     kernels: Mapping[Path, FittedKernels]
+
+    def writers(self) -> list[Callable[[], object]]:
+        """Return what writes each file, and raises UnwrittenError if that cannot be done."""
+        texts = {path: text(found) for path, found in self.networks.items()}
+        texts |= {path: kernel_profile.text(found) for path, found in self.kernels.items()}
+        return [partial(write, path, content) for path, content in texts.items()]
 
     def text(self) -> str:
         """Return a line for each file, with the errors of its fit."""
@@ -49,12 +56,12 @@ class CalibrationResult(Answer):
 def calibrate(
     source: str | PathLike[str], target: str | PathLike[str], *, report: Callable[[str], None]
 ) -> CalibrationResult:
-    """Fit the tables in the folder `source`; write files for each kind of GPU into `target`.
+    """Fit the tables in the folder `source`, for files of each kind of GPU in `target`.
 
-    `report` is told what is being fitted.
+    `report` is told what is being fitted; `writers` of the result write the files.
 
     Raises:
-        MistakeError: there is nothing to read, or a file cannot be written.
+        MistakeError: there is nothing to read, or `target` can be no folder.
     """
     source, target = Path(source), Path(target)
     of_networks, of_kernels = all_tables(source)
@@ -67,9 +74,7 @@ def calibrate(
     links = timed_links(source)
     networks: dict[Path, Profiles] = {}
     for profiles in calibrated(measured, links=links, report=report) if measured else ():
-        path = target / f"{profiles.gpu}.toml"
-        _put(path, text(profiles))
-        networks[path] = profiles
+        networks[target / f"{profiles.gpu}.toml"] = profiles
     runs = [
         run
         for name, found in runs_of(source).items()
@@ -80,15 +85,8 @@ def calibrate(
     alone = kernel_fit.calibrated(kernels, report=report)
     found: dict[Path, FittedKernels] = {}
     for fitted in with_training(alone, runs, today=datetime.now(UTC).date(), report=report):
-        path = target / KERNELS / f"{fitted.gpu}.toml"
-        _put(path, kernel_profile.text(fitted))
-        found[path] = fitted
+        found[target / KERNELS / f"{fitted.gpu}.toml"] = fitted
     return CalibrationResult(networks=networks, kernels=found)
-
-
-def _put(path: Path, content: str) -> None:
-    with mistakes(UnwrittenError):
-        write(path, content)
 
 
 def _errors(profiles: Profiles) -> str:

@@ -16,6 +16,7 @@ from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, as_settings, load
 from zsim.backend.backend import BackendError, NoWayError, predicts
 from zsim.backend.document import DocumentError, decode_trace
+from zsim.files.given import read_file
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
@@ -203,7 +204,7 @@ def is_trace(name: str) -> bool:
 
 def _text(name: str) -> str:
     try:
-        return Path(name).read_text("utf-8")
+        return read_file(name)
     except OSError as error:
         raise file_fault(name, error) from None
     except UnicodeDecodeError:

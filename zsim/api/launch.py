@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -27,22 +28,16 @@ from zsim.backend.backend import (
 )
 from zsim.backend.document import Document
 from zsim.cluster.cluster import Cluster, Gpu, Link
-from zsim.cluster.fault import Jitter
 from zsim.files.source import Source
 from zsim.mistake import MistakeError, mistakes
 from zsim.proof import check as findings_of
 from zsim.trace.trace import Trace
+from zsim.workers.limited import memory_of_ranks
 
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 
-OPERATIONS_MAX: Final = 2_000_000
-"""Most operations of a run without processes, over all steps: a trace takes 0.4 kB for each."""
-
 PHASES: Final = 2
 """Parts of a run before its first step, each about as long: its schedule is made, and proved."""
-
-RANKS_MAX: Final = 1_000_000
-"""Ranks of a run, told apart or not: at 0.75 kB each, what a laptop holds."""
 
 
 class RefutedError(ValueError):
@@ -113,13 +108,13 @@ def run(
     made = how.backend(source, _after(PHASES, progress, phases))
     if traits.is_real:
         job = replace(job, cluster=_this_machine(job.schedule.mesh.size))
-    else:
-        _need_bounded(source, job)
+    elif (too_large := made.refusal(job)) is not None:  # before its proof, which takes longer
+        raise MistakeError(too_large)
     if check:
         _need_proof(source, job, traits)
     told(PHASES, phases)
     begin = perf_counter()
-    with mistakes(BackendError):
+    with mistakes(BackendError), memory_of_ranks() if traits.is_real else nullcontext():
         recorded = made.run(job, seed=seed)
         healthy = how.healthy(source, job, _after(PHASES + job.steps, progress, phases))
     return RunResult(
@@ -222,20 +217,6 @@ class _How:
         told = {} if progress is None or "progress" not in known else {"progress": progress}
         with mistakes(ValueError):
             return kind(**settings, **told)
-
-
-def _need_bounded(source: Source, job: Job) -> None:
-    """Refuse a slip of an exponent in the numbers of ranks and steps, instead of computing it."""
-    ranks = job.schedule.mesh.size
-    if ranks > RANKS_MAX:
-        raise MistakeError(f"ranks: {ranks} must be at most {RANKS_MAX:,}")
-    longest = max(len(program.by_id) for program in job.schedule.programs)
-    apart = ranks if any(isinstance(each, Jitter) for each in source.faults) else 1
-    if longest * apart * job.steps > OPERATIONS_MAX:
-        each = f"{longest:,} operations" + (f" on {apart:,} ranks, each by itself" * (apart > 1))
-        raise MistakeError(
-            f"steps: {job.steps} steps of {each} must be at most {OPERATIONS_MAX:,} in all"
-        )
 
 
 def _this_machine(ranks: int) -> Cluster:

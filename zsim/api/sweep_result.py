@@ -1,7 +1,7 @@
 """`zsim.sweep`: the runs of a study, ranked by its goal."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from zsim.api.sweep_text import sweep_text
 from zsim.backend.backend import RunFailedError
 from zsim.files.picture import need_format, write_picture
 from zsim.files.written import need_folder, unwritten, write
+from zsim.limits import limits
 from zsim.mistake import MistakeError, mistakes
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.file import StudyError
@@ -163,6 +164,7 @@ def sweep(
     workers: int | None = 1,
     scheduler: str | None = None,
     progress: Progress | None = None,
+    tell: Callable[[str], object] = str,
 ) -> SweepResult:
     """Run a study: many runs of what-if, of which the best is named.
 
@@ -174,10 +176,13 @@ def sweep(
             that calls this.
         scheduler: the address of a Dask cluster to run on instead.
         progress: told how many runs are done, and of how many.
+        tell: told in a line each what went wrong and was mended: workers that were lost and
+            replaced, rows of the store that are not what was written.
 
     Raises:
         MistakeError: the study, the store or the scheduler cannot be used.
-        RunFailedError: a worker died, what was done is in the store; or no store can be made.
+        RunFailedError: no worker can be had, what was done is in the store; or no store can be
+            made.
     """
     workers = cores() if workers is None else workers
     if workers < 1:
@@ -193,8 +198,13 @@ def sweep(
             workers=workers,
             scheduler=scheduler,
             progress=progress or tell_nobody,
+            tell=tell,
         )
+        for line in kept.damage:
+            tell(line)
         known = kept.get(tuple(dict.fromkeys(sweeping.keys.values())))
+        if kept.disbelieved:
+            tell(f"{path}: {kept.disbelieved} rows are not what was written; they run again")
         sweeping.work(left_of(runs, sweeping.keys, known), known)
         outcomes = {name: known[key] for name, key in sweeping.keys.items()}
     with mistakes(StudyError, prefix=f"{asked.given}: "):
@@ -216,6 +226,7 @@ class _Sweeping:
     workers: int
     scheduler: str | None
     progress: Progress
+    tell: Callable[[str], object]
 
     def work(self, left: Mapping[str, ResolvedScenario], known: dict[str, StudyOutcome]) -> None:
         """Run what is left; outcomes go into the store and into `known`."""
@@ -240,8 +251,12 @@ class _Sweeping:
                 known.update({key: each.outcome for key, each in done})
                 self.progress(len(names.keys() & known.keys()), len(names))
 
-            how = RunBatch((), simulated, code_version() if found.remote else None)
-            work_off(left, found, how, keep)
+            mine = limits()  # of which a worker elsewhere has its own memory
+            how = RunBatch((), simulated, limits=mine)
+            if found.remote:
+                there = replace(mine, memory_bytes=None)
+                how = RunBatch((), simulated, code_version(), there)
+            work_off(left, found, how, keep, tell=self.tell)
         self.store.put()  # what a full disk did not take before, it may take now
 
     def _kept(self, known: Mapping[str, StudyOutcome]) -> str:

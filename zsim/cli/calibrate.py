@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from zsim.cli.option import Code
-from zsim.cli.printing import print_answer
+from zsim.cli.printing import answer_before, print_answer
 from zsim.mistake import MistakeError
 
 
@@ -27,7 +27,9 @@ def calibrate(
             raise
         raise MistakeError("calibrate: needs scipy (pip install 'zsim[calibrate]')") from None
 
-    print_answer(calibrate_from(source, to, report=_report), as_json=False)
+    found = calibrate_from(source, to, report=_report)
+    with answer_before(found.writers()):
+        print_answer(found, as_json=False)
     return Code.DONE
 
 

@@ -4,10 +4,14 @@ import tempfile
 import traceback
 
 from zsim.api.launch import RunFailedError
+from zsim.api.limited import TimeLimitError
+from zsim.mistake import reason_of
 
 
 def report(error: Exception) -> str:
     """Return one line about `error` that names a file with the details."""
+    if isinstance(error, TimeLimitError):  # nobody looks for the line in which it was late
+        return str(error)
     failed = isinstance(error, RunFailedError)
     line = str(error) if failed else f"internal error: {type(error).__name__}: {error}"
     if failed and "details: " in line:
@@ -18,5 +22,5 @@ def report(error: Exception) -> str:
         ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError as why:  # a full disk may be what failed
-        return f"{line} (details could not be written: {(why.strerror or str(why)).lower()})"
+        return f"{line} (details could not be written: {reason_of(why)})"
     return f"{line} (details: {file.name})"

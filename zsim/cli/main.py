@@ -1,6 +1,7 @@
 """The command line: `zsim run`, `check`, `plan`, `topology`, `list`, `show` and others."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,13 +22,17 @@ from zsim.cli.show import show
 from zsim.cli.sweep import sweep
 from zsim.cli.topology import topology
 from zsim.cli.validate import validate
-from zsim.mistake import MistakeError, UnwrittenError, one_line
+from zsim.mistake import MistakeError, UnwrittenError, is_out_of_memory, one_line, reason_of
 
+OUT_OF_MEMORY = (
+    b"zsim: out of memory: the command needs more than there is, or than --limit memory allows\n"
+)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that takes no more."""
 
+HELP = {"-h", "--help"}
 app = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": sorted(HELP)},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -43,7 +48,17 @@ def _print_version(given: bool) -> None:  # noqa: FBT001  (typer hands it over)
 
 @app.callback()
 def options(
+    context: typer.Context,
     *,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="KEY=VALUE",
+            help="Bound the command: memory=8 GB, time=60 s, operations=1e7, ranks, runs, "
+            "file, config, run-memory, run-time. Many are allowed.",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -52,6 +67,11 @@ def options(
     ] = False,
 ) -> None:
     """Simulate ZeRO training on a cluster, or run the same schedule on real ranks."""
+    if context.obj:  # help is asked for, which needs none of what a command takes
+        return
+    from zsim.api.limited import chosen_limits, limited
+
+    context.with_resource(limited(**chosen_limits(limit or ())))
 
 
 app.command("run")(run)
@@ -82,7 +102,12 @@ USAGE = cast("type[Exception]", typer.BadParameter.__base__)
 def answer(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`, of which none ask for help; the exit code."""
     try:
-        found = app(args=list(arguments) or ["--help"], prog_name="zsim", standalone_mode=False)
+        found = app(
+            args=list(arguments) or ["--help"],
+            prog_name="zsim",
+            standalone_mode=False,
+            obj=not HELP.isdisjoint(arguments),
+        )
         print(end="", flush=True)
     except MistakeError as mistake:
         return _refuse(str(mistake), Code.MISTAKE)
@@ -99,8 +124,10 @@ def answer(arguments: Sequence[str]) -> int:
         sys.stdout = None
         return Code.DONE
     except OSError as error:
-        return _refuse_unwritten(error)
+        return _out_of_memory() if is_out_of_memory(error) else _refuse_unwritten(error)
     except Exception as error:  # whatever it is, the caller gets one line
+        if is_out_of_memory(error):
+            return _out_of_memory()
         from zsim.cli.failure import report
 
         return _refuse(report(error), Code.FAILED)
@@ -109,19 +136,26 @@ def answer(arguments: Sequence[str]) -> int:
     return found if isinstance(found, int) else Code.DONE
 
 
+def _out_of_memory() -> Code:
+    """Say so with what was made before: there may be no memory for another line."""
+    with suppress(OSError):
+        os.write(2, OUT_OF_MEMORY)
+    return Code.FAILED
+
+
 def _refuse_unwritten(error: OSError) -> Code:
     """Say that the disk behind standard output, or behind another file, is full."""
     try:
         print(flush=True)  # what did not get through is not kept for a second flush
     except OSError as why:
         sys.stdout = None  # what is left in its buffer cannot be written at the end either
-        reason = (why.strerror or str(why)).lower()
+        reason = reason_of(why)
         return _refuse(f"the answer could not be written: {reason}", Code.UNWRITTEN)
     from zsim.cli.failure import report
 
     if error.errno in FULL:
         where = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{where}{(error.strerror or str(error)).lower()}", Code.FAILED)
+        return _refuse(f"{where}{reason_of(error)}", Code.FAILED)
     return _refuse(report(error), Code.FAILED)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.mistake import UnwrittenError
+from zsim.mistake import UnwrittenError, one_line
 
 if TYPE_CHECKING:
     from zsim.api.answer import Answer
@@ -36,6 +36,17 @@ def outputs(*asked: tuple[Path | str | None, Callable[[Path | str], object]]) ->
 
 
 @contextmanager
+def interruption_told() -> Generator[None]:
+    """Say on standard error what an interrupted command has kept, if it has kept something."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if str(stopped):
+            print(one_line(str(stopped)), file=sys.stderr)
+        raise
+
+
+@contextmanager
 def answer_before(outputs: list[Output]) -> Generator[None]:
     """Print the answer in the body; write `outputs` after it, also if its reader has gone.
 
@@ -50,11 +61,16 @@ def answer_before(outputs: list[Output]) -> Generator[None]:
     except OSError as error:
         gone = error
     failures: list[str] = []
+    fault: Exception | None = None
     for output in outputs:
         try:
             output()
         except UnwrittenError as failure:
             failures.append(str(failure))
+        except Exception as error:  # those after it are written all the same
+            fault = fault or error
+    if fault is not None:
+        raise fault
     if failures:
         raise UnwrittenError("; ".join(failures))
     if gone is not None:

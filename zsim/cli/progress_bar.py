@@ -18,7 +18,6 @@ def progress(what: str, *, unit: str = "") -> Generator[Told]:
         yield lambda _done, _total: None
         return
     from rich.console import Console
-    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -40,11 +39,11 @@ def progress(what: str, *, unit: str = "") -> Generator[Told]:
             return Text("" if speed is None else f"{speed:.3g} {unit}/s")
 
     done = (MofNCompleteColumn(), Speed()) if unit else (TaskProgressColumn(),)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *done)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), *done)
     with Progress(
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
-        task = bar.add_task(escape(what), total=None)
+        task = bar.add_task(what, total=None)
         begun = False
 
         def told(done: float, total: float) -> None:

@@ -15,7 +15,7 @@ from zsim.cli.option import (
     completed,
     more_than_nothing,
 )
-from zsim.cli.printing import answer_before, outputs, print_answer, print_json
+from zsim.cli.printing import answer_before, interruption_told, outputs, print_answer, print_json
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 
@@ -110,7 +110,7 @@ def run(
     need_output("--report", report, FileKind.PAGE)
     loaded = load(scenario, settings, ranks=ranks, steps=steps)
     try:
-        with progress(f"{scenario} on {backend}") as told:
+        with interruption_told(), progress(f"{scenario} on {backend}") as told:
             result = run_scenario(
                 loaded,
                 backend=backend,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from zsim.cli.option import Code, Json, at_least, completed
-from zsim.cli.printing import answer_before, outputs, print_answer
+from zsim.cli.printing import answer_before, interruption_told, outputs, print_answer
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError, one_line
 
@@ -69,16 +69,15 @@ def sweep(
         found = forecast_sweep(asked, store=store, workers=workers, scheduler=scheduler)
         print_answer(found, as_json=json)
         return Code.DONE
-    try:
-        with progress(asked.name, unit="runs") as told:
-            result = run_study(
-                asked, store=store, workers=workers, scheduler=scheduler, progress=told
-            )
-    except KeyboardInterrupt as stopped:
-        if str(stopped):  # what is kept, where some runs are done
-            print(one_line(str(stopped)), file=sys.stderr)
-        raise
+    with interruption_told(), progress(asked.name, unit="runs") as told:
+        result = run_study(
+            asked, store=store, workers=workers, scheduler=scheduler, progress=told, tell=_tell
+        )
     files = outputs((csv, result.csv), (report, result.report), (picture, result.picture))
     with answer_before([result.need_kept, *files]):
         print_answer(result, as_json=json)
     return Code.NO if result.best is None else Code.DONE
+
+
+def _tell(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)

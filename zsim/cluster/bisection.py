@@ -73,7 +73,7 @@ def cuts(cluster: Cluster) -> tuple[Cut, ...]:
         for gpus, (level, where) in sorted(groups.items())
         if gpus < ranks
     ]
-    if cluster.fabric.edges:
+    if cluster.fabric.edges and cluster.nodes > 1:
         found.append(narrowest(tuple(_explicit_cuts(cluster))))
     return (*found, bisection(cluster)) if ranks > 1 else ()
 

@@ -20,6 +20,8 @@ from zsim.cluster.profile.files import Profiles, parse
 from zsim.cluster.profile.kernels import FittedKernels, KernelProfile, KernelProfileError
 from zsim.cluster.profile.kernels import parse as parse_kernels
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
+from zsim.files.given import read_config, read_file
+from zsim.mistake import reason_of
 from zsim.network.algorithm.installed_algorithms import check
 from zsim.suggestion import one_of
 
@@ -205,9 +207,9 @@ def topology(name: str, fabric: str | None, nodes: int) -> Cluster:
 
 def _file_text(name: str) -> str:
     try:
-        return Path(name).read_text("utf-8")
+        return read_file(name) if name.endswith(".csv") else read_config(name)
     except OSError as error:
-        raise TopologyError(f"{name}: {(error.strerror or str(error)).lower()}") from None
+        raise TopologyError(f"{name}: {reason_of(error)}") from None
     except ValueError:
         raise TopologyError(f"{name}: not text") from None
 

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ from zsim.calibration.kernel_rows import KernelRow
 from zsim.calibration.link_rows import LINK_TABLES, TimedLinks, read_links
 from zsim.calibration.published import Published
 from zsim.calibration.training_tables import TABLES
+from zsim.files.given import read_file
+from zsim.files.written import is_folder
 from zsim.mistake import MistakeError, file_fault, mistakes
 
 Found = TypeVar("Found")
@@ -91,7 +94,7 @@ def not_read(folder: Path) -> list[str]:
 
 def _found(folder: Path, names: Collection[str]) -> list[Path]:
     """Return files in `folder` that are called so; at least one."""
-    if not folder.is_dir():
+    if not is_folder("data", folder):
         raise MistakeError(f"{folder}: no such folder")
     paths = [path for name in names if (path := folder / f"{name}.csv").exists()]
     if not paths:
@@ -128,8 +131,7 @@ def _of(folder: Path) -> AbstractContextManager[None]:
 
 def _rows(path: Path) -> list[Cells]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file, restval="", strict=True))
+        return list(csv.DictReader(StringIO(read_file(path)), restval="", strict=True))
     except OSError as error:
         raise file_fault(str(path), error) from None
     except (csv.Error, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zsim.cluster.files import Part
+from zsim.files.given import read_config, read_file
 from zsim.files.installed import (
     kernel_profile,
     network_profile,
@@ -17,7 +18,7 @@ from zsim.files.installed import (
     studies,
     topology,
 )
-from zsim.mistake import MistakeError, file_fault, mistakes, one_line
+from zsim.mistake import MistakeError, file_fault, mistakes, one_line, reason_of
 from zsim.suggestion import one_of
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
     """
     try:
         if name:
-            return Path(name).read_text("utf-8")
+            return read_file(name) if Path(name).suffix == ".json" else read_config(name)
     except FileNotFoundError:
         pass
     except UnicodeDecodeError:
@@ -176,12 +177,12 @@ def _config_text(scenario: str, key: str, config: str) -> str:
     beside = Path(scenario).parent / config
     path = beside if beside.is_file() else Path(config)
     try:
-        return path.read_text("utf-8")
+        return read_config(path)
     except UnicodeDecodeError:
         raise MistakeError(f"{scenario}: {key}: {config!r} is not text") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise MistakeError(f"{scenario}: {key}: {config!r}: {why.lower()}") from None
+        why = reason_of(error) if isinstance(error, OSError) else str(error)
+        raise MistakeError(f"{scenario}: {key}: {config!r}: {why}") from None
 
 
 def schedule_source(name: str, text: str, changes: Changes) -> Source:

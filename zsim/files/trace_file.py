@@ -4,15 +4,20 @@ from pathlib import Path
 
 from zsim.backend.backend import Job
 from zsim.backend.document import DocumentError, decode_trace, encode_trace
-from zsim.files.written import need_folder, write
+from zsim.files.given import read_file
+from zsim.files.written import is_folder, need_folder, write
 from zsim.mistake import MistakeError, file_fault, mistakes
 from zsim.trace.kineto import kineto
 from zsim.trace.trace import Trace
 
 
-def is_folder(where: str) -> bool:
-    """Tell whether traces go into a folder `where`: there is one, or the name ends as one."""
-    return where.endswith("/") or Path(where).is_dir()
+def takes_many(option: str, where: str) -> bool:
+    """Tell whether traces go into a folder `where`: there is one, or the name ends as one.
+
+    Raises:
+        MistakeError: no file can have such a name.
+    """
+    return where.endswith("/") or is_folder(option, Path(where))
 
 
 def need_trace(option: str, where: str) -> None:
@@ -24,7 +29,7 @@ def need_trace(option: str, where: str) -> None:
         MistakeError: it cannot.
     """
     path = Path(where)
-    if not is_folder(where):
+    if not takes_many(option, where):
         need_folder(option, path)
         return
     try:
@@ -42,7 +47,7 @@ def write_trace(where: str, job: Job, trace: Trace) -> None:
         UnwrittenError: it cannot be written.
     """
     path = Path(where)
-    if is_folder(where):
+    if takes_many("trace", where):
         for rank in trace.ranks:
             text = encode_trace(trace, kineto(job.schedule, trace, rank))
             write(path / f"rank{rank.rank}.json", text)
@@ -57,7 +62,7 @@ def read_trace(path: Path) -> Trace:
         MistakeError: there is none.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path)
     except UnicodeDecodeError:
         raise MistakeError(f"--against: {path}: not text: traces are JSON") from None
     except OSError as error:

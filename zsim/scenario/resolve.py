@@ -10,6 +10,7 @@ from zsim.cluster.profile.in_training import ALONE
 from zsim.cluster.profile.kernels import KernelProfile, KernelProfileError
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.config_error import line
+from zsim.limits import limits
 from zsim.model.equal_units import EQUAL_UNITS
 from zsim.network.link_load import Decision
 from zsim.scenario.fault_injection import AbsentHardwareError, injected
@@ -249,16 +250,16 @@ def _batches(train: TrainTable, replicas: int) -> tuple[int, int]:
 
 
 LAYERS_MAX = 10_000
-VISITS_MAX = 100_000
-"""Layers of a model, and layers times micro-batches of a step: a slip of an exponent is told."""
+"""Layers of a model: a slip of an exponent is told."""
 
 
 def _need_bounded(model: ModelTable, accumulation_steps: int) -> None:
     """Check that a schedule of so many layers and micro-batches can be written down."""
     layers = model.layers or EQUAL_UNITS
-    if layers > LAYERS_MAX:
-        raise ScenarioError(f"model.layers: {layers} must be at most {LAYERS_MAX}")
-    most = VISITS_MAX // layers
+    visits = limits().visits
+    if layers > min(LAYERS_MAX, visits):
+        raise ScenarioError(f"model.layers: {layers} must be at most {min(LAYERS_MAX, visits)}")
+    most = visits // layers
     if accumulation_steps > most:
         raise ScenarioError(
             f"train.gradient_accumulation_steps: {accumulation_steps} must be at most "

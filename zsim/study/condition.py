@@ -16,20 +16,24 @@ Find = Callable[[str], Any]
 """The value of a field or axis by its name."""
 
 
-def _product(one: Any, other: Any) -> Any:  # noqa: ANN401  (numbers of any kind)
-    """Return the product of numbers: text many times over can be larger than memory."""
-    if isinstance(one, str | list | tuple) or isinstance(other, str | list | tuple):
-        raise TypeError
-    return one * other
+def _of_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return `operation` of numbers alone: of text, `*` and `%` can be larger than memory."""
+
+    def applied(one: Any, other: Any) -> Any:  # noqa: ANN401  (numbers of any kind)
+        if not isinstance(one, int | float) or not isinstance(other, int | float):
+            raise TypeError
+        return operation(one, other)
+
+    return applied
 
 
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: _product,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Add: _of_numbers(operator.add),
+    ast.Sub: _of_numbers(operator.sub),
+    ast.Mult: _of_numbers(operator.mul),
+    ast.Div: _of_numbers(operator.truediv),
+    ast.FloorDiv: _of_numbers(operator.floordiv),
+    ast.Mod: _of_numbers(operator.mod),
 }
 
 COMPARISON: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -1,8 +1,9 @@
 """Outcome of a run of a study: figures, or the reason why there are none. Kept as JSON."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from math import inf
 
 from zsim.analysis.summary import Summary
 from zsim.schedule.json import FieldError, decode_value, encode_value
@@ -59,4 +60,23 @@ def decoded(text: str) -> StudyOutcome:
         raise FieldError(str(error)) from None
     outcome = decode_value(found, StudyOutcome)
     assert isinstance(outcome, StudyOutcome)
+    _need_ranges(outcome)
     return outcome
+
+
+def _need_ranges(outcome: StudyOutcome) -> None:
+    """Check that figures are there where they must be, and none is negative or infinite.
+
+    Raises:
+        FieldError: one is not.
+    """
+    if outcome.status in {Status.DONE, Status.FULL} and outcome.summary is None:
+        raise FieldError("summary: missing of a run that is done")
+    if outcome.summary is None:
+        return
+    for each in fields(outcome.summary):
+        value = getattr(outcome.summary, each.name)
+        if isinstance(value, int | float) and not 0 <= value < inf:
+            raise FieldError(f"summary.{each.name}: {value} must be at least 0, and finite")
+    if not outcome.summary.step_time_s:
+        raise FieldError("summary.step_time_s: 0.0 must be more than 0")

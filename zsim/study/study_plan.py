@@ -8,6 +8,7 @@ from hashlib import sha256
 from math import prod
 from typing import Any, cast
 
+from zsim.limits import limits
 from zsim.scenario.fault_injection import AbsentHardwareError
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.scenario.tables import Scenario, ScenarioError, from_tables
@@ -31,10 +32,6 @@ class Reader:
     configured: Callable[[Scenario], Scenario]
     replicas: Callable[[Scenario], int]
     resolve: Callable[[Scenario], ResolvedScenario]
-
-
-COMBINATIONS_MAX = 1_000_000
-"""More would take hours to plan alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +77,8 @@ def planned(study: StudyFile, base: Mapping[str, Any], reader: Reader) -> StudyP
     """
     axes = axes_of(study.axis)
     count = prod(len(axis.choices) for axis in axes)
-    if count > COMBINATIONS_MAX:
-        raise StudyError(f"axis: {count:,} combinations must be at most {COMBINATIONS_MAX:,}")
+    if count > limits().combinations:
+        raise StudyError(f"axis: {count:,} combinations must be at most {limits().combinations:,}")
     goal = goal_of(study.goal, [axis.name for axis in axes])
     planner = _Planner(axes=axes, goal=goal, base=base, reader=reader)
     keep, drop = _conditions(study, axes)

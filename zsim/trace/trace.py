@@ -161,6 +161,14 @@ class Trace:
     error: float | None = None
     observed: tuple[tuple[str, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.ranks:
+            raise ValueError("ranks: none; a trace has at least one")
+        if self.steps < 1:
+            raise ValueError(f"steps: {self.steps} must be at least 1")
+        if len(self.step_end_ps) != self.steps:
+            raise ValueError(f"step_end_ps: {len(self.step_end_ps)}, must be {self.steps}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:

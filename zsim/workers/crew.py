@@ -1,21 +1,20 @@
 """Crews that run batches: this process, all cores, or a Dask cluster, as `concurrent.futures`."""
 
 import logging
-import multiprocessing
-import multiprocessing.connection
 import os
 import re
-import signal
 import socket
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
+from zsim.limits import limits
 from zsim.mistake import MistakeError
+from zsim.workers.limited import free_memory_bytes
+from zsim.workers.supervised import SupervisedWorkers
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -28,11 +27,15 @@ ADDRESS = re.compile(r"(?:(?:tcp|tls)://)?(?P<host>[^:/]+|\[[^]/]+\]):(?P<port>[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
-    """An executor, how many batches it runs at a time, and whether other machines do."""
+    """An executor, how many batches it runs at a time, and whether other machines do.
+
+    `lost` says why nobody works any more, or nothing.
+    """
 
     executor: Executor
     workers: int
     remote: bool = False
+    lost: Callable[[], str] = str
 
 
 class InProcess(Executor):
@@ -77,34 +80,13 @@ def crew(workers: int, scheduler: str | None) -> Generator[Crew]:
 
 
 def _processes(workers: int) -> Generator[Crew]:
-    context = multiprocessing.get_context("forkserver")  # no fork of a process with threads
-    context.set_forkserver_preload(["zsim.workers.worker", "zsim_des"])
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_follow)
-    done = False
+    most = limits()
+    memory = most.run_memory_bytes or (most.memory_bytes or free_memory_bytes()) // workers
+    pool = SupervisedWorkers(workers, memory)
     try:
         yield Crew(executor=pool, workers=workers)
-        done = True
     finally:
-        if not done:
-            for child in multiprocessing.active_children():
-                child.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _follow() -> None:
-    """End this worker with the process that started it, however that ends.
-
-    Ctrl-C is for the other, which ends its workers; and if it was killed, nobody else does.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
+        pool.shutdown(cancel_futures=True)
 
 
 def _cluster(address: str) -> Generator[Crew]:
@@ -120,8 +102,17 @@ def _cluster(address: str) -> Generator[Crew]:
         if not workers:
             raise MistakeError(f"--scheduler: {address!r}: the cluster has no workers")
         executor: Executor = client.get_executor(pure=False)
+
+        def lost() -> str:
+            try:
+                client.sync(client.scheduler.identity, callback_timeout=CONNECT_S)
+            except Exception as error:  # whatever it is, nobody hands out work
+                why = f"{type(error).__name__}: {error}".rstrip(": ")
+                return f"the scheduler at {address} does not answer: {why}"
+            return ""
+
         try:
-            yield Crew(executor=executor, workers=workers, remote=True)
+            yield Crew(executor=executor, workers=workers, remote=True, lost=lost)
         finally:
             executor.shutdown(wait=False)
 

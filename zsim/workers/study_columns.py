@@ -1,11 +1,13 @@
 """The rows of a study as plain values by column: for CSV and JSON."""
 
 import csv
+import re
 from io import StringIO
 
 from zsim.study.result import StudyResult
 from zsim.study.row import StudyRow
 
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 FIGURES = (
     "step_time_s",
     "exposed_communication_s",
@@ -45,9 +47,22 @@ def columns(result: StudyResult, row: StudyRow) -> dict[str, object]:
 
 def csv_text(result: StudyResult) -> str:
     """Return the rows as CSV, in the order of the study; empty where there is no value."""
-    rows = [columns(result, row) for row in result.rows]
+    rows = [
+        {_inert(name): _inert(cell) for name, cell in columns(result, row).items()}
+        for row in result.rows
+    ]
     text = StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _inert(cell: object) -> object:
+    """Return a cell that no spreadsheet computes: text that begins as a formula gets a quote.
+
+    OWASP, "CSV Injection", names these first letters. A number is none.
+    """
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    return cell if NUMBER.fullmatch(cell) else f"'{cell}"

@@ -1,23 +1,42 @@
 """The runs that are left of a study, batch by batch through an executor, each kept as it ends."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass, field
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
+from dataclasses import dataclass, field, replace
 
 from zsim.backend.backend import RunFailedError
 from zsim.scenario.resolved_scenario import ResolvedScenario
+from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.study_plan import StudyRun, key_of
 from zsim.workers.crew import Crew
+from zsim.workers.supervised import BatchLostError
 from zsim.workers.worker import FinishedRun, RunBatch, run_batch
 
 BATCH_S = 0.5
 """Seconds that a batch should take: what a kill costs at most, against what sending it costs."""
 
 FIRST_BATCH, LARGEST_BATCH = 4, 200
+LOST_MAX = 2
+"""Workers that a run may lose until it has failed."""
+
+LOOK_S = 5.0
+"""How often it is looked whether somebody works, while nothing is done."""
+
+KILLED = "KilledWorker"
+"""Name of Dask's error of a task in which workers died, `allowed-failures` of them."""
+
 AHEAD = 2
 """Batches in flight for each worker: one runs, one waits."""
 
+_Sent = list[tuple[str, ResolvedScenario]]
 Keep = Callable[[Sequence[tuple[str, FinishedRun]]], None]
 """Told keys and outcomes of the runs of a batch that is done."""
 
@@ -56,36 +75,89 @@ def left_of(
     }
 
 
-def work_off(left: Mapping[str, ResolvedScenario], crew: Crew, batch: RunBatch, keep: Keep) -> None:
-    """Run what is left; `batch`, without runs, says how.
+def work_off(
+    left: Mapping[str, ResolvedScenario],
+    crew: Crew,
+    batch: RunBatch,
+    keep: Keep,
+    *,
+    tell: Callable[[str], object] = str,
+) -> None:
+    """Run what is left; `batch`, without runs, says how, and `tell` is told what went wrong.
 
-    Runs with one schedule follow each other, so that a worker makes it once.
+    Runs with one schedule follow each other, so that a worker makes it once. A run in which two
+    workers were lost has failed; others of their batches run again.
 
     Raises:
-        RunFailedError: a worker died, or has other code.
+        RunFailedError: no worker can be had, or one has other code.
     """
+    work = _Work(crew=crew, batch=batch, keep=keep, tell=tell)
     groups: dict[Hashable, _ScheduleGroup] = {}
     for key, resolved in left.items():
         groups.setdefault(resolved.schedule_key, _ScheduleGroup()).waiting.append((key, resolved))
-    queue = deque(groups.values())
-    flying: dict[Future[list[FinishedRun]], tuple[_ScheduleGroup, list[str]]] = {}
-    while queue or flying:
-        while queue and len(flying) < AHEAD * crew.workers:
-            group = queue[0]
-            some = group.take()
-            if not group.waiting:
-                queue.popleft()
-            sent = RunBatch(tuple([resolved for _, resolved in some]), batch.maker, batch.code)
-            future = _submitted(crew.executor, sent)
-            flying[future] = (group, [key for key, _ in some])
-            if future.done():
+    work.queue.extend(groups.values())
+    while work.queue or work.flying:
+        while work.queue and len(work.flying) < AHEAD * crew.workers:
+            if work.send().done():
                 break  # this process runs it itself: its outcomes are kept before the next
-        for future in wait(flying, return_when=FIRST_COMPLETED).done:
-            group, keys = flying.pop(future)
+        done = wait(work.flying, timeout=LOOK_S, return_when=FIRST_COMPLETED).done
+        for future in done:
+            work.receive(future)
+        if not done and (why := crew.lost()):
+            raise RunFailedError(why)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """Batches that wait, and those that were sent."""
+
+    crew: Crew
+    batch: RunBatch
+    keep: Keep
+    tell: Callable[[str], object]
+    queue: deque[_ScheduleGroup] = field(default_factory=deque[_ScheduleGroup])
+    flying: dict["Future[list[FinishedRun]]", tuple[_ScheduleGroup, _Sent]] = field(
+        default_factory=dict["Future[list[FinishedRun]]", tuple[_ScheduleGroup, _Sent]]
+    )
+    lost_in: Counter[str] = field(default_factory=Counter[str])
+
+    def send(self) -> "Future[list[FinishedRun]]":
+        """Send the next batch."""
+        group = self.queue[0]
+        some = group.take()
+        if not group.waiting:
+            self.queue.popleft()
+        scenarios = tuple([resolved for _, resolved in some])
+        future = _submitted(self.crew.executor, replace(self.batch, scenarios=scenarios))
+        self.flying[future] = (group, some)
+        return future
+
+    def receive(self, future: "Future[list[FinishedRun]]") -> None:
+        """Keep what a batch came to; what was lost of it is sent again."""
+        group, sent = self.flying.pop(future)
+        try:
             found = _result(future)
-            group.seconds += sum(each.seconds for each in found[1:])  # the first one makes it
-            group.count += len(found) - 1
-            keep(list(zip(keys, found, strict=True)))
+        except BatchLostError as lost:
+            found = lost.done or []
+            self._again(sent[len(found) :], lost, is_known=lost.done is not None)
+        group.seconds += sum(each.seconds for each in found[1:])  # the first one makes it
+        group.count += max(len(found) - 1, 0)
+        self.keep([(key, each) for (key, _), each in zip(sent, found, strict=False)])
+
+    def _again(self, rest: _Sent, lost: BatchLostError, *, is_known: bool) -> None:
+        """Send `rest` again; its first run, or its only one, is the one that lost a worker."""
+        if rest and lost.is_to_blame and (is_known or len(rest) == 1):
+            key, _ = rest[0]
+            self.lost_in[key] += 1
+            if self.lost_in[key] >= LOST_MAX:
+                reason = f"{LOST_MAX} workers were lost in it; of the last one: {lost}"
+                outcome = StudyOutcome(status=Status.FAILED, reason=reason)
+                self.keep([(key, FinishedRun(outcome, 0.0, keep=False))])
+                rest = rest[1:]
+        if rest:
+            self.tell(f"a worker was lost, {len(rest)} of its runs run again: {lost}")
+        for each in rest:  # each alone: the next that loses a worker is known by that
+            self.queue.appendleft(_ScheduleGroup(waiting=deque([each])))
 
 
 def _submitted(executor: Executor, batch: RunBatch) -> "Future[list[FinishedRun]]":
@@ -96,9 +168,20 @@ def _submitted(executor: Executor, batch: RunBatch) -> "Future[list[FinishedRun]
 
 
 def _result(future: "Future[list[FinishedRun]]") -> list[FinishedRun]:
-    error = future.exception()
-    if isinstance(error, RunFailedError):
+    """Return what a batch came to.
+
+    Raises:
+        BatchLostError: its worker is lost.
+        RunFailedError: all workers are, or one has other code.
+    """
+    try:
+        error = future.exception()
+    except CancelledError:
+        raise RunFailedError("the scheduler is gone: it has cancelled what was running") from None
+    if error is None:
+        return future.result()
+    if isinstance(error, BatchLostError | RunFailedError):
         raise error
-    if error is not None:
-        raise RunFailedError(f"a worker died: {type(error).__name__}: {error}") from error
-    return future.result()
+    if type(error).__name__ == KILLED:
+        raise BatchLostError(f"{KILLED}: {error}", done=None, is_to_blame=True) from error
+    raise RunFailedError(f"a worker died: {type(error).__name__}: {error}") from error

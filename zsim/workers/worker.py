@@ -1,16 +1,19 @@
 """Work of a worker: a schedule is made and checked once, and tried on each cluster of a batch."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter  # noqa: TID251  (how long runs take is told to who waits for them)
 
 from zsim.backend.backend import RunFailedError, simulator
+from zsim.limits import USUAL, Limits, TimeLimitError, limits, using
+from zsim.mistake import is_out_of_memory
 from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.proved import Proved, proved
 from zsim.workers.code_version import code_version
+from zsim.workers.limited import limited
 
 KEPT = 3
 """Schedules that a worker keeps: enough to come back to one, few enough for large models."""
@@ -26,6 +29,7 @@ class RunBatch:
     scenarios: tuple[ResolvedScenario, ...]
     maker: Maker
     code: str | None = None
+    limits: Limits = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,17 @@ def run_batch(batch: RunBatch) -> list[FinishedRun]:
     Raises:
         RunFailedError: this process has other code than the one that sent the batch.
     """
+    return list(run_each(batch))
+
+
+def run_each(batch: RunBatch) -> Iterator[FinishedRun]:
+    """Yield each run of `batch` as it ends; otherwise as `run_batch`."""
     if batch.code is not None and batch.code != code_version():
         raise RunFailedError("a worker has another version of zsim than this machine")
-    with _LOCK:  # a worker of Dask may have several threads
-        return [_run(resolved, batch.maker) for resolved in batch.scenarios]
+    for resolved in batch.scenarios:
+        with _LOCK, using(batch.limits):  # a worker of Dask may have several threads
+            found = _run(resolved, batch.maker)
+        yield found
 
 
 _LOCK = Lock()
@@ -65,12 +76,30 @@ def _run(resolved: ResolvedScenario, maker: Maker) -> FinishedRun:
     begin = perf_counter()
     keep = True
     try:
-        found = _made(resolved, maker)
-        outcome = found if isinstance(found, StudyOutcome) else found.tried(resolved)
+        with limited(time_s=limits().run_time_s):
+            outcome = _outcome(resolved, maker)
+    except TimeLimitError as late:
+        outcome, keep = StudyOutcome(status=Status.FAILED, reason=str(late)), False
     except Exception as error:
         reason = f"internal error: {type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            _KNOWN.clear()
+            reason = "out of memory: the run needs more than a worker may have"
         outcome, keep = StudyOutcome(status=Status.FAILED, reason=" ".join(reason.split())), False
     return FinishedRun(outcome, perf_counter() - begin, keep)
+
+
+def _outcome(resolved: ResolvedScenario, maker: Maker) -> StudyOutcome:
+    """Return how the run ended; where memory runs out, kept schedules make room once."""
+    try:
+        found = _made(resolved, maker)
+        return found if isinstance(found, StudyOutcome) else found.tried(resolved)
+    except Exception as error:
+        if not (_KNOWN and is_out_of_memory(error)):
+            raise
+        _KNOWN.clear()
+    found = _made(resolved, maker)
+    return found if isinstance(found, StudyOutcome) else found.tried(resolved)
 
 
 def _made(resolved: ResolvedScenario, maker: Maker) -> Proved | StudyOutcome:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 _FAREWELL: Final = b""
+_FAREWELL_S: Final = 2.0
+"""How long the reaper may take to leave."""
 
 
 def end_group(pid: int) -> None:
@@ -82,5 +84,8 @@ class OrphanReaper:
         with suppress(OSError):
             self._connection.send_bytes(_FAREWELL)
         self._connection.close()
-        self._process.join()
+        self._process.join(_FAREWELL_S)
+        if self._process.is_alive():  # it is stopped: the run has ended all the same
+            self._process.kill()
+            self._process.join()
         self._process.close()

@@ -1,6 +1,7 @@
 """What one line says about a file that is no schedule: the path inside it, and what is allowed."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any, cast
 
@@ -214,6 +215,15 @@ def test_a_trace_survives() -> None:
         observed=(("live", 0.1),),
     )  # fmt: skip
     assert decode_trace(encode_trace(trace)) == trace
+    text = encode_trace(trace)
+    for old, new, why in (
+        (re.search(r'"ranks": \[.*?\n  \]', text, re.DOTALL), '"ranks": []', "ranks: none"),
+        (re.search(r'"steps": 1', text), '"steps": 0', "steps: 0 must be at least 1"),
+        (re.search(r'"steps": 1', text), '"steps": 3', "step_end_ps: 1, must be 3"),
+    ):
+        assert old is not None
+        with pytest.raises(DocumentError, match=why):
+            decode_trace(text.replace(old[0], new))
 
 
 def test_a_job_and_its_document_say_the_same() -> None:

@@ -56,6 +56,19 @@ def test_a_folder_of_rows_becomes_a_profile_for_each_gpu(ask: Ask, tables: Path)
     assert profiles.publications == ("drawn",)
 
 
+def test_the_answer_and_the_other_files_stand_where_one_profile_cannot_be_written(
+    ask: Ask, tables: Path
+) -> None:
+    profiles = tables / "profiles"
+    _, answer, _ = ask("calibrate", "--from", tables, "--to", profiles)
+    profiles.joinpath("h100.toml").unlink()
+    profiles.joinpath("h100.toml").symlink_to("/dev/full")
+    code, out, err = ask("calibrate", "--from", tables, "--to", profiles)
+    assert (code, out) == (Code.UNWRITTEN, answer)
+    line = f"done, but {profiles / 'h100.toml'} could not be written: no space left on device\n"
+    assert err.endswith(f"zsim: {line}")
+
+
 def test_predictions_stand_beside_what_was_measured(ask: Ask, tables: Path) -> None:
     code, out, _ = ask("validate", "network", "--data", tables, "--json")
     assert code == Code.DONE

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from zsim.backend.backend import BackendTraits, Job, RunFailedError
 from zsim.backend.document import decode_trace
 from zsim.cli.main import answer
+from zsim_torch.supervise.progress_record import ProgressRecord
 
 ZSIM = Path(sys.executable).parent / "zsim"
 
@@ -84,15 +86,53 @@ def test_a_schedule_from_a_file_is_trained(
     assert first > second
 
 
-def test_an_interrupted_run_leaves_no_rank_behind() -> None:
-    words = ["run", "tiny", "--backend", "torch", "--ranks", "2", "--steps", "10000"]
-    running = subprocess.Popen(
-        [ZSIM, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    time.sleep(3)  # well into the run; were it not, the answer is the same
-    running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=30)
-    assert (running.returncode, error) == (130, "zsim: interrupted\n")
+@contextmanager
+def training(folder: Path) -> Generator["subprocess.Popen[str]"]:
+    """A real run that goes on in a session of its own, some of its steps done."""
+    words = ["run", "tiny", "--backend", "torch", "--ranks", "2", "--steps", "100000"]
+    with subprocess.Popen(
+        [ZSIM, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+    ) as running:
+        try:
+            for _ in range(6000):
+                if len(kept_losses(folder)) > 4:
+                    break
+                assert running.poll() is None
+                time.sleep(0.01)
+            yield running
+        finally:
+            running.kill()
+
+
+def kept_losses(folder: Path) -> list[tuple[int, int, float]]:
+    """Step, rank and loss of every line that was kept, after the header."""
+    lines = [
+        line
+        for path in folder.glob("zsim-losses-*")
+        for line in path.read_text("utf-8").splitlines()[1:]
+    ]
+    return [
+        (int(step), int(rank), float(loss))
+        for line in lines
+        for step, rank, loss in [line.split(",")]
+    ]
+
+
+def test_an_interrupted_run_leaves_no_rank_behind_and_says_where_its_losses_are(
+    tmp_path: Path,
+) -> None:
+    with training(tmp_path) as running:
+        running.send_signal(signal.SIGINT)
+        _, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    steps = len({step for step, _, _ in kept_losses(tmp_path)})
+    (path,) = tmp_path.glob("zsim-losses-*.csv")
+    assert error == f"zsim: losses of {steps} steps are in {path}\nzsim: interrupted\n"
     for _ in range(100):  # the server of the ranks ends by itself, soon after
         try:
             os.killpg(running.pid, 0)
@@ -100,6 +140,29 @@ def test_an_interrupted_run_leaves_no_rank_behind() -> None:
             return
         time.sleep(0.1)
     pytest.fail("a process of its session is left")
+
+
+def test_losses_outlive_a_program_that_is_killed(tmp_path: Path) -> None:
+    with training(tmp_path) as running:
+        running.kill()
+        running.communicate(timeout=60)
+    losses = kept_losses(tmp_path)
+    steps = sorted({step for step, _, _ in losses})
+    assert steps == [*range(len(steps))]
+    assert {rank for _, rank, _ in losses} == {0, 1}
+    assert losses[0][2] == pytest.approx(5.545, abs=0.3)  # ln(256): bytes are tokens
+
+
+def test_a_run_whose_rank_is_killed_says_where_its_losses_are(tmp_path: Path) -> None:
+    with training(tmp_path) as running:
+        (note,) = tmp_path.glob("zsim-ranks-*/rank1.note")
+        os.kill(ProgressRecord(note).read().pid, signal.SIGKILL)
+        _, error = running.communicate(timeout=60)
+    assert running.returncode == 3
+    (path,) = tmp_path.glob("zsim-losses-*.csv")
+    steps = len({step for step, _, _ in kept_losses(tmp_path)})
+    assert error.startswith("zsim: rank 1: killed by SIGKILL")
+    assert error.endswith(f"; losses of {steps} steps are in {path}\n")
 
 
 class Dying:

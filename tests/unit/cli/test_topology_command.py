@@ -53,6 +53,15 @@ left,right,100 GB/s,260 ns
 """
 
 
+def test_one_node_of_an_explicit_fabric_can_be_described(
+    described: Callable[..., Json], tmp_path: Path
+) -> None:
+    (tmp_path / "two.csv").write_text(LINKS, "utf-8")
+    found = described("dgx_a100", "--fabric", tmp_path / "two.csv")
+    assert (found["nodes"], found["gpus"]) == (1, 8)
+    assert found["narrowest_cut"]["where"] == "between two halves"
+
+
 def test_a_cluster_is_described_in_a_screen(ask: Ask) -> None:
     code, out, err = ask("dgx_h100", "--fabric", "rail_optimized", "--nodes", 128)
     assert (code, err) == (0, "")

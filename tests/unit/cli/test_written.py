@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -115,6 +116,44 @@ def test_a_symbolic_link_stays_one_and_its_target_is_written(ask: Ask, tmp_path:
     assert ask("plan", "tiny", "--schedule", link)[0] == 0
     assert link.is_symlink()
     assert decode(target.read_text("utf-8")).schedule.programs
+
+
+def test_a_disk_that_fills_up_leaves_the_target_of_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("what was there", "utf-8")
+    link.symlink_to(target)
+    program = (
+        "import resource; from pathlib import Path; from zsim.files.written import write;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        f"write(Path({str(link)!r}), 'x' * 10000)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert b"could not be written: file too large" in done.stderr
+    assert target.read_text("utf-8") == "what was there"
+    assert sorted(tmp_path.iterdir()) == [link, target]
+
+
+@pytest.mark.parametrize("has_nameless_files", [True, False])
+def test_a_process_killed_while_it_writes_leaves_what_was_there(
+    tmp_path: Path, *, has_nameless_files: bool
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("what was there", "utf-8")
+    program = f"""
+import os, signal
+from pathlib import Path
+from zsim.files.written import write
+if not {has_nameless_files}:
+    del os.O_TMPFILE
+    os.O_TMPFILE = os.O_DIRECTORY | os.O_EXCL  # refused, as by a file system without them
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+write(Path({str(path)!r}), "x" * 10000)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_text("utf-8") == "what was there"
+    beside = [each for each in tmp_path.iterdir() if each != path]
+    assert len(beside) == (0 if has_nameless_files else 1)
 
 
 def test_a_pipe_is_written_through(tmp_path: Path) -> None:

@@ -102,6 +102,11 @@ XML_WRONG = {
     "no nvlink": ("nvlink", "nolink", "GPU 0000:10:00.0: no NVLink to an NVSwitch"),
     "no number": ('count="6"', 'count="six"', "<nvlink> count='six' must be a whole number"),
     "no speed": ('speed="200000"', 'speed="0"', "<net> speed='0' must be a whole number"),
+    "5,000 digits": (
+        'speed="200000"',
+        f'speed="{"2" * 5000}"',
+        "<net> speed='22222222222222222222' must be a whole number, at least 1, of at most 9",
+    ),
     "an unknown chip": ('sm="80"', 'sm="75"', "GPU sm='75' must be one of 70, 80, 90, 100, 103"),
 }
 

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from zsim.cluster.cluster import Cluster
+from zsim.cluster.cluster import Cluster, ClusterError
 from zsim.cluster.files.fabric import fabric_of
 from zsim.cluster.files.node import node_of
 from zsim.cluster.files.table import Part, TopologyError, UnknownTopologyError, cites
+from zsim.limits import limits
 
 Find = Callable[[Part, str], dict[str, Any]]
 """The table of a part by its name; UnknownTopologyError if there is none."""
@@ -48,6 +49,9 @@ def cluster_of(name: str, table: dict[str, Any], nodes: int, find: Find = nothin
     if isinstance(rest.get("gpu"), str):
         rest["gpu"] = find(Part.GPU, rest["gpu"])
     node = node_of(name, rest)
+    most = limits().ranks // node.gpus_per_node
+    if nodes > most:
+        raise ClusterError(f"nodes: {nodes} must be at most {most:,}, with the GPUs that each has")
     if fabric is None:
         return replace(node, nodes=nodes)
     described = find(Part.FABRIC, fabric) if isinstance(fabric, str) else fabric

@@ -27,6 +27,9 @@ NVLINK_GB_PER_S = {"70": 25, "80": 25, "90": 25, "100": 50, "103": 50}
 PCIE_CODE = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130}
 """Share of the bits that carry data, by GT/s. PCI-SIG, PCI Express base specification 5.0."""
 
+DIGITS_MAX = 9
+"""Digits of a number in the XML: no node has more links, lanes or Mb/s."""
+
 NVSWITCH_CLASS = "0x068000"
 LATENCY_SOURCE = (
     "not in the XML; NCCL's own model, hwLat, Ring/Simple, src/graph/tuning.cc at 01afd20: a ring "
@@ -155,7 +158,8 @@ def _pcie(name: str, gpus: list[_Gpu]) -> dict[str, Any] | None:
     first = gpus[0]
     rate, _, unit = first.speed.partition(" ")
     sharing = set(Counter(gpu.switch for gpu in gpus).values())
-    if not unit.startswith("GT/s") or not first.width.isdecimal() or len(sharing) > 1:
+    known = first.width.isdecimal() and len(first.width) <= DIGITS_MAX
+    if not unit.startswith("GT/s") or not known or len(sharing) > 1:
         return None
     code = PCIE_CODE.get(float(rate)) if rate.replace(".", "", 1).isdecimal() else None
     if code is None:
@@ -172,6 +176,9 @@ def _pcie(name: str, gpus: list[_Gpu]) -> dict[str, Any] | None:
 
 def _whole(element: Element, key: str) -> int:
     text = element.get(key, "")
-    if not text.isdecimal() or not int(text):
-        raise TopologyError(f"<{element.tag}> {key}={text!r} must be a whole number, at least 1")
+    if not text.isdecimal() or len(text) > DIGITS_MAX or not int(text):
+        raise TopologyError(
+            f"<{element.tag}> {key}={text[:20]!r} must be a whole number, at least 1, of at most "
+            f"{DIGITS_MAX} digits"
+        )
     return int(text)

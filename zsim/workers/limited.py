@@ -1,0 +1,117 @@
+"""Limits that are enforced: memory by the kernel, time by a timer."""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypedDict, Unpack
+
+from zsim.limits import Limits, TimeLimitError, limits, using
+
+NO_LIMIT: Final = resource.RLIM_INFINITY
+
+
+class LimitChanges(TypedDict, total=False):
+    """Limits by name, as in `zsim.limits.Limits`."""
+
+    operations: int
+    ranks: int
+    runs: int
+    file_bytes: int
+    config_bytes: int
+    memory_bytes: int | None
+    time_s: float | None
+    run_memory_bytes: int | None
+    run_time_s: float
+
+
+@contextmanager
+def limited(**changes: Unpack[LimitChanges]) -> Generator[Limits]:
+    """Bound what runs inside: `with zsim.limited(operations=10**7, memory_bytes=2 * 10**9):`.
+
+    What is too large is refused before it begins, as a `MistakeError`. Memory beyond
+    `memory_bytes`, which is for all threads of this process, is a `MemoryError`; a call that takes
+    longer than `time_s` is a `TimeLimitError`, in the main thread alone.
+
+    Args:
+        changes: limits by name (see `zsim.limits.Limits`), on top of those that hold already.
+
+    Raises:
+        ValueError: a limit is not more than 0.
+    """
+    chosen = replace(limits(), **changes)
+    with using(chosen), _memory(chosen.memory_bytes), _time(chosen.time_s):
+        yield chosen
+
+
+@contextmanager
+def _memory(most_bytes: int | None) -> Generator[None]:
+    if most_bytes is None:
+        yield
+        return
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bounds = [most_bytes, *(each for each in (before, hard) if each != NO_LIMIT)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+@contextmanager
+def memory_of_ranks() -> Generator[None]:
+    """Lift the bound on memory: real ranks inherit it, and CUDA reserves more than it uses."""
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+@contextmanager
+def _time(most_s: float | None) -> Generator[None]:
+    if most_s is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeLimitError(f"time: it took longer than {most_s:g} s")
+
+    outer_s = signal.getitimer(signal.ITIMER_REAL)[0]
+    if 0 < outer_s <= most_s:  # what is around this one ends sooner
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, most_s)
+    try:
+        yield
+    finally:
+        left_s = signal.setitimer(signal.ITIMER_REAL, 0)[0]
+        signal.signal(signal.SIGALRM, before)
+        if outer_s:
+            signal.setitimer(signal.ITIMER_REAL, max(outer_s - (most_s - left_s), 1e-3))
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that this process can still have."""
+    bounds: list[int] = []
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                bounds.append(int(line.split()[1]) * 1024)
+    with suppress(OSError, ValueError):  # of a container, version 2 of control groups
+        most = Path("/sys/fs/cgroup/memory.max").read_text("utf-8").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text("utf-8"))
+        bounds.append(max(int(most) - used, 0))
+    for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(which)
+        if soft != NO_LIMIT:
+            bounds.append(soft)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(min(bounds, default=physical), 1)
