@@ -71,6 +71,11 @@ class StreamClocks:
         _join(stream.clock, host.clock)
         return self.advance(stream)
 
+    def record(self, host: Timeline, stream: Timeline) -> ClockMark:
+        """Enqueue an event on `stream`; return what waiting for it waits for."""
+        _join(stream.clock, host.clock)
+        return self.mark(stream)
+
     def advance(self, timeline: Timeline) -> Tick:
         """Do one operation on `timeline`."""
         number = timeline.number
