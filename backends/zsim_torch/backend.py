@@ -14,6 +14,7 @@ from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
 from zsim_torch.module.transformer import initial_value, transformer
+from zsim_torch.record.script_process import record_script
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
 from zsim_torch.train import Option, merged, train
@@ -58,6 +59,9 @@ class TorchBackend:
         single_axes=SINGLE_AXES,
         options=frozenset({"data", "timeout_s", "poison", "witness"}),
     )
+
+    record_script = staticmethod(record_script)
+    """Record a script of others: needs no ranks and no job."""
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ class RecordedAccess(NamedTuple):
     writes: bool
     operation: str
     stack: CallStack | None = None
+    clock: tuple[int, ...] = ()
+    """The timeline's clock then: what waiting for this access waits for."""
 
 
 class AccessHistory:

@@ -75,7 +75,9 @@ class BlockContract:
         """Return a new block; on a device its `home` is the stream that is current."""
         block = TrackedBlock(label, kind, size, home, stack)
         if size and kind in {BlockKind.DEVICE, BlockKind.PINNED}:
-            block.former = tuple(self._pools.get(_pool_of(block), {}).values())
+            uses = self._pools.get(_pool_of(block), {}).values()
+            # The latest first: the edge that it lacks orders the others too.
+            block.former = tuple(sorted(uses, key=lambda use: use.access.tick.time, reverse=True))
         return block
 
     def use(
@@ -87,9 +89,7 @@ class BlockContract:
         copies of torch.
         """
         timeline = access.timeline
-        if block.former and timeline.number not in block.last:
-            for former in block.former:
-                self._need_order(block, former, access)
+        is_first = timeline.number not in block.last
         for other in block.history.add(access):
             if not timeline.is_after(other.tick):  # the edge of a hazard before may order it
                 hosts = timeline.is_host or other.timeline.is_host
@@ -97,6 +97,9 @@ class BlockContract:
                 self._hazards.add(
                     Hazard(kind, other, access, block.origin(), last_wait=_last_wait(other, access))
                 )
+        if is_first:
+            for former in block.former:
+                self._need_order(block, former, access)
         block.last[timeline.number] = access
         if known_to_allocator:
             block.recorded.add(timeline.number)

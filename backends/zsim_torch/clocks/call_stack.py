@@ -1,6 +1,5 @@
 """Python stacks that cost little to keep: code objects and offsets, turned into lines on demand."""
 
-import inspect
 import sys
 from collections.abc import Iterable
 from itertools import pairwise
@@ -50,8 +49,9 @@ class CallStacks:
 
     def take(self, frame: FrameType | None = None) -> CallStack:
         """Return the stack from `frame` outwards; without one, from the caller."""
-        here = inspect.currentframe()
-        current = here.f_back if frame is None and here is not None else frame
+        # No name may hold the frame of this call: a frame that refers to itself would keep the
+        # caller's tensors alive until a garbage collection, and hide that they were dropped.
+        current = sys._getframe(1) if frame is None else frame  # pyright: ignore[reportPrivateUsage]
         found: list[tuple[CodeType, int]] = []
         key: list[int] = []
         hides = self._hides

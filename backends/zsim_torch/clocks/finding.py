@@ -107,7 +107,7 @@ class HazardList:
     def add(self, hazard: Hazard) -> None:
         """Note a hazard, and go on as if its edge were there."""
         earlier, later = hazard.earlier, hazard.later
-        self.clocks.follow_tick(later.timeline, earlier.tick)
+        self.clocks.assume(later.timeline, earlier.tick, earlier.clock)
         key = (
             hazard.kind,
             earlier.timeline.name,

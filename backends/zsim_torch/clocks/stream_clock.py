@@ -96,12 +96,11 @@ class StreamClocks:
         """Order what `later` does next after all that `earlier` was given."""
         self.wait(later, self.mark(earlier), stack)
 
-    def follow_tick(self, later: Timeline, tick: Tick) -> None:
-        """Order what `later` does next after the one operation at `tick`."""
-        clock = later.clock
-        if tick.timeline >= len(clock):
-            clock.extend([0] * (tick.timeline + 1 - len(clock)))
-        clock[tick.timeline] = max(clock[tick.timeline], tick.time)
+    def assume(self, later: Timeline, tick: Tick, clock: tuple[int, ...] = ()) -> None:
+        """Take what `later` does next to be ordered after `tick`, and after what `clock` knew."""
+        own = [0] * tick.timeline + [tick.time]
+        _join(later.clock, own)
+        _join(later.clock, clock)
 
     def _add(self, name: str, kind: TimelineKind) -> Timeline:
         number = len(self.timelines)

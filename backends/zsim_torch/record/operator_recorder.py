@@ -1,7 +1,7 @@
 """Every operator that torch dispatches, noted with the memory that it touches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import Tick, Timeline
-from zsim_torch.record.operator_access import OperatorAccess, access_of, tensors_in
+from zsim_torch.record.operator_access import ALLOCATES_ONLY, OperatorAccess, access_of, tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
 from zsim_torch.record.tape import Item, Tape, site_of
@@ -130,6 +130,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(
         self, access: OperatorAccess, args: Arguments, kwargs: Keywords, result: object
     ) -> None:
+        if access.name in ALLOCATES_ONLY:
+            for tensor in tensors_in(result):
+                if device_type(tensor) == DEVICE_TYPE:
+                    self._tape.block(tensor, self._streams.current.timeline)
         reads = list(access.read_tensors(args, kwargs))
         writes = list(access.written_tensors(args, kwargs))
         new = list(tensors_in(result)) if access.returns_new else []
@@ -244,6 +248,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _item(self, tensor: torch.Tensor) -> Item:
         """Answer what the host asks of a tensor; for one on the device it waits."""
         tape = self._tape
+        if not isinstance(tensor, FakeTensor):
+            self._note_on_host("aten::item", [tensor], [])
+            real = _computed(aten._local_scalar_dense.default, (tensor,), {})
+            return cast("Item", real)
         known = getattr(tensor, "constant", None)
         if device_type(tensor) == DEVICE_TYPE:
             self._note_on_stream("aten::item", [tensor], [])

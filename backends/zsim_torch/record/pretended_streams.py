@@ -1,7 +1,7 @@
 """Streams and events of the pretended accelerator: they run nothing and keep vector clocks."""
 
 import dis
-import inspect
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,8 +138,8 @@ class PretendedStream:
     """A stream: a timeline under the methods of `torch.cuda.Stream`."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        frame = inspect.currentframe()
-        self.timeline = active_streams().make(_assigned_name(frame and frame.f_back) or "stream")
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        self.timeline = active_streams().make(_assigned_name(frame) or "stream")
 
     @classmethod
     def of(cls, timeline: Timeline) -> "PretendedStream":
@@ -206,10 +206,8 @@ class PretendedStream:
         self._entered.__exit__(kind, error, trace)
 
 
-def _assigned_name(frame: FrameType | None) -> str | None:
+def _assigned_name(frame: FrameType) -> str | None:
     """Return the name that the call under way in `frame` is assigned to, if that is plain."""
-    if frame is None:
-        return None
     after_call = (
         each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti
     )

@@ -8,6 +8,7 @@ holds its tensors until `wait()`, which orders the stream that is current then.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -288,7 +289,7 @@ def _abbreviated(ranks: tuple[int, ...]) -> str:
     if len(ranks) <= 8:
         return ", ".join(str(rank) for rank in ranks)
     step = ranks[1] - ranks[0]
-    if all(after - before == step for before, after in zip(ranks, ranks[1:], strict=False)):
+    if all(after - before == step for before, after in pairwise(ranks)):
         by = f" by {step}" if step != 1 else ""
         return f"{ranks[0]} to {ranks[-1]}{by}"
     return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zsim_torch.clocks.call_stack import StackFrame
 from zsim_torch.record.operator_recorder import OperatorRecorder
+from zsim_torch.record.pretended_cuda import cuda_masked
 from zsim_torch.record.pretended_streams import DeviceStreams, set_active
 from zsim_torch.record.script_surroundings import register_device, replaced
 from zsim_torch.record.tape import Item, Tape
@@ -21,11 +22,17 @@ def recording(
     *,
     world: int,
     rank: int = 0,
+    cuda: bool = False,
     items: Callable[[StackFrame], Item | None] | None = None,
 ) -> Iterator[Tape]:
     """Record what runs inside as rank `rank` of `world`, on a device of type "zsim".
 
-    Nothing is computed: tensors have shapes and no values.
+    Nothing is computed: tensors have shapes and no values. With `cuda`, names of "cuda" and the
+    functions of `torch.cuda` mean the pretended device. `items` answers what the script asks
+    tensors for; see `Tape`.
+
+    Raises:
+        ValueError: `world` or `rank` is out of range.
     """
     if world < 1:
         raise ValueError(f"world must be at least 1, got {world}")
@@ -50,6 +57,8 @@ def recording(
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(replaced(tape, streams, recorder.collectives))
+            if cuda:
+                stack.enter_context(cuda_masked(tape))
             stack.enter_context(fake_mode)
             stack.enter_context(recorder)
             yield tape

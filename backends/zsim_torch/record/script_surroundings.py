@@ -1,8 +1,12 @@
 """What a recorded script finds in place of parts of torch, and how it is put back."""
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +25,11 @@ from zsim_torch.record.pretended_streams import (
 )
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
 from zsim_torch.record.tape import Tape
+
+BELOW_THE_DISPATCHER = frozenset(
+    {"triton", "transformer_engine", "flash_attn", "xformers", "apex", "bitsandbytes"}
+)
+"""Libraries that launch kernels themselves."""
 
 
 @functools.cache
@@ -237,6 +246,31 @@ def _objects(collectives: CollectiveRecorder) -> Iterator[None]:
         yield
 
 
+class _KernelLibraries(MetaPathFinder):
+    """Refuses to import libraries whose kernels torch's dispatcher does not see."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Refuse `name` if the script imports it; torch itself may try."""
+        del path, target
+        if name.partition(".")[0] not in BELOW_THE_DISPATCHER or _torch_imports():
+            return None
+        error = self._tape.refuse(f"import {name}: its kernels are not seen")
+        raise ModuleNotFoundError(str(error), name=name)
+
+
+def _torch_imports() -> bool:
+    """Return whether the import under way was written in torch."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return "/torch/" in frame.f_code.co_filename
+
+
 @contextmanager
 def _refusals(tape: Tape) -> Iterator[None]:
     """Name what runs below the dispatcher, or what changes what is recorded."""
@@ -245,5 +279,10 @@ def _refusals(tape: Tape) -> Iterator[None]:
         tape.invent("torch.compile() = the model as it is: it is recorded in eager mode")
         return model if model is not None else (lambda function: function)
 
-    with patch.object(torch, "compile", compile_):
-        yield
+    finder = _KernelLibraries(tape)
+    sys.meta_path.insert(0, finder)
+    try:
+        with patch.object(torch, "compile", compile_):
+            yield
+    finally:
+        sys.meta_path.remove(finder)

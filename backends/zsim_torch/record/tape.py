@@ -102,12 +102,8 @@ class Tape:
     peak_bytes: int = 0
     live_bytes: int = 0
     _blocks: dict[int, "_LiveStorage"] = field(default_factory=dict[int, "_LiveStorage"])
-    _dead: "deque[tuple[_LiveStorage, CallStack]]" = field(
-        default_factory=lambda: deque[tuple[_LiveStorage, CallStack]]()
-    )
-    _pinned: "weakref.WeakSet[torch.UntypedStorage]" = field(
-        default_factory=lambda: weakref.WeakSet[torch.UntypedStorage]()
-    )
+    _dead: "deque[tuple[_LiveStorage, CallStack]]" = field(default_factory=deque)
+    _pinned: "weakref.WeakSet[torch.UntypedStorage]" = field(default_factory=weakref.WeakSet)
 
     def __post_init__(self) -> None:
         self.hazards = HazardList(self.clocks, site_of)
@@ -121,10 +117,10 @@ class Tape:
 
     def stack(self) -> CallStack:
         """Return the Python stack of the script, without that of the recorder."""
-        return self.stacks.take(sys._getframe(1))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return self.stacks.take(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
 
     def refuse(self, what: str) -> RefusedError:
-        """Note that `what` cannot be recorded; return the error to raise where it must not go on."""
+        """Note that `what` cannot be recorded; return the error for where it must not go on."""
         where = site_of(self.stack())
         line = f"{what} at {where[0]}" if where else what
         self.refused[line] += 1
@@ -174,7 +170,7 @@ class Tape:
             self._blocks[storage._cdata] = _LiveStorage(live.reference, block)
             self._grow(block)
 
-    def note(  # noqa: PLR0913
+    def note(
         self,
         tensor: torch.Tensor,
         timeline: Timeline,
@@ -192,7 +188,8 @@ class Tape:
             return
         block = self.block(tensor, home)
         if block is not None:
-            access = RecordedAccess(timeline, tick, region, writes, operation, stack)
+            clock = tuple(timeline.clock)
+            access = RecordedAccess(timeline, tick, region, writes, operation, stack, clock)
             self.contract.use(block, access, known_to_allocator=known_to_allocator)
 
     def _track(

@@ -1,5 +1,7 @@
 """Races and reuse of memory on streams and host threads, against reachability in a graph."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -218,6 +220,25 @@ def test_equal_hazards_of_one_place_are_one_finding() -> None:
     assert hazard.earlier.stack.frames[0].function == (
         "test_equal_hazards_of_one_place_are_one_finding"
     )
+
+
+class Dropped:
+    """Something that dies with its last reference."""
+
+
+def test_a_stack_keeps_nothing_of_its_callers_alive() -> None:
+    stacks = CallStacks()
+
+    def take() -> weakref.ref[Dropped]:
+        held = Dropped()
+        stacks.take()
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert take()() is None
+    finally:
+        gc.enable()
 
 
 @dataclass(frozen=True)
