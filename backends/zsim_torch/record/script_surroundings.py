@@ -24,7 +24,7 @@ from zsim_torch.record.pretended_streams import (
     PretendedStream,
 )
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
-from zsim_torch.record.tape import Tape
+from zsim_torch.record.tape import TORCH_FOLDER, Tape
 
 BELOW_THE_DISPATCHER = frozenset(
     {"triton", "transformer_engine", "flash_attn", "xformers", "apex", "bitsandbytes"}
@@ -268,7 +268,7 @@ def _torch_imports() -> bool:
     frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back
-    return "/torch/" in frame.f_code.co_filename
+    return frame.f_code.co_filename.startswith(TORCH_FOLDER)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from zsim_torch.clocks.call_stack import CallStack, CallStacks, StackFrame
 from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList
 from zsim_torch.clocks.stream_clock import StreamClocks, Tick, Timeline
 
-_TORCH = str(Path(torch.__file__).parent)
-_DISTRIBUTED = os.path.join(_TORCH, "distributed")  # noqa: PTH118  (prefix of file names)
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+_DISTRIBUTED = os.path.join(TORCH_FOLDER, "distributed")  # noqa: PTH118  (prefix of file names)
 _HIDDEN = (str(Path(zsim_torch.__file__).parent / "record"), "<frozen")
 _MACHINERY = (
     os.path.join(_DISTRIBUTED, "distributed_c10d.py"),  # noqa: PTH118
@@ -44,7 +44,7 @@ def is_telling(frame: StackFrame) -> bool:
         return False
     if file.startswith(_DISTRIBUTED):
         return True
-    return not file.startswith((_TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib"))  # noqa: PTH120
+    return not file.startswith((TORCH_FOLDER, os.path.dirname(os.__file__) + os.sep + "contextlib"))  # noqa: PTH120
 
 
 def telling_frames(stack: CallStack | None) -> tuple[StackFrame, ...]:
