@@ -3,6 +3,7 @@
 from zsim_torch.backend import TorchBackend as TorchBackend
 from zsim_torch.module.description import describe as describe
 from zsim_torch.module.meta_model import model_from as model_from
+from zsim_torch.record.recording import recording as recording
 from zsim_torch.supervise.ranks import RankPool as RankPool
 from zsim_torch.supervise.ranks import run_ranks as run_ranks
 from zsim_torch.train import Option as Option

@@ -14,6 +14,7 @@ from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
 from zsim_torch.module.transformer import initial_value, transformer
+from zsim_torch.record.script_process import record_script
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
@@ -61,6 +62,9 @@ class TorchBackend:
         single_axes=SINGLE_AXES,
         options=frozenset({"data", "timeout_s", "poison", "witness", "progress"}),
     )
+
+    record_script = staticmethod(record_script)
+    """Record a script of others: needs no ranks and no job."""
 
     def __init__(
         self,

@@ -131,6 +131,46 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
+class RecordedScript(Protocol):
+    """What a training script was seen to do, and what is wrong with it."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Return whether nothing was found."""
+        ...
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Errors that ended the script, for each rank that has one."""
+        ...
+
+    def text(self) -> str:
+        """Return the findings as lines."""
+        ...
+
+    def to_dict(self) -> dict[str, object]:
+        """Return all that was found."""
+        ...
+
+    def page(self, title: str) -> str:
+        """Return a page of HTML."""
+        ...
+
+
+class ScriptRecorder(Protocol):
+    """A kind of backend that can also record a script of others, without what it needs."""
+
+    def record_script(
+        self, command: Sequence[str], *, world: int, ranks: Sequence[int], cuda: bool
+    ) -> RecordedScript:
+        """Record a Python script and its arguments on some ranks.
+
+        Raises:
+            ValueError: there is no such script.
+        """
+        ...
+
+
 def load_backend(name: str) -> type[Backend]:
     """Return the backend class registered under `name`; imports nothing else.
 

@@ -17,6 +17,7 @@ from zsim.cli.largest import largest
 from zsim.cli.listing import list_
 from zsim.cli.option import Code
 from zsim.cli.plan import plan
+from zsim.cli.record import record
 from zsim.cli.run import run
 from zsim.cli.show import show
 from zsim.cli.sweep import sweep
@@ -78,6 +79,7 @@ app.command("run")(run)
 app.command("check")(check)
 app.command("plan")(plan)
 app.command("sweep")(sweep)
+app.command("record")(record)
 app.command("compare")(compare)
 app.command("topology")(topology)
 app.command("largest")(largest)

@@ -1,0 +1,52 @@
+"""Reads and writes of a piece of memory, as far as later ones can still race with them."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from zsim_torch.clocks.byte_region import ByteRegion
+from zsim_torch.clocks.call_stack import CallStack
+from zsim_torch.clocks.stream_clock import Tick, Timeline
+
+
+class RecordedAccess(NamedTuple):
+    """A read or write of bytes by one operation of a timeline."""
+
+    timeline: Timeline
+    tick: Tick
+    region: ByteRegion
+    writes: bool
+    operation: str
+    stack: CallStack | None = None
+    clock: tuple[int, ...] = ()
+    """The timeline's clock then: what waiting for this access waits for."""
+
+
+class AccessHistory:
+    """Accesses to one block, without those that a later one stands for."""
+
+    __slots__ = ("_accesses",)
+
+    def __init__(self) -> None:
+        self._accesses: dict[tuple[int, bool, ByteRegion], RecordedAccess] = {}
+
+    def __iter__(self) -> Iterator[RecordedAccess]:
+        return iter(self._accesses.values())
+
+    def add(self, access: RecordedAccess) -> list[RecordedAccess]:
+        """Note `access`; return the accesses that it conflicts with and is not ordered after."""
+        timeline, region, writes = access.timeline, access.region, access.writes
+        number = timeline.number
+        unordered: list[RecordedAccess] = []
+        superseded: list[tuple[int, bool, ByteRegion]] = []
+        for key, other in self._accesses.items():
+            if other.timeline is not timeline and not timeline.is_after(other.tick):
+                if (writes or other.writes) and region.overlaps(other.region):
+                    unordered.append(other)
+            elif (writes or (not other.writes and key[0] == number)) and region.contains(
+                other.region
+            ):
+                superseded.append(key)
+        for key in superseded:
+            del self._accesses[key]
+        self._accesses[number, writes, region] = access
+        return unordered

@@ -1,0 +1,119 @@
+"""Vector clocks of timelines: a CUDA stream or a host thread, each a sequence of operations."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from zsim_torch.clocks.call_stack import CallStack
+
+
+class TimelineKind(StrEnum):
+    """What runs the operations of a timeline."""
+
+    STREAM = "stream"
+    HOST = "host"
+
+
+class Tick(NamedTuple):
+    """A position on a timeline: its `time`-th operation."""
+
+    timeline: int
+    time: int
+
+
+class ClockMark(NamedTuple):
+    """What had been done, or was ordered before, at a position: what an event records."""
+
+    timeline: int
+    clock: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Timeline:
+    """A sequence of operations, and for each timeline how much of it is ordered before the next."""
+
+    number: int
+    name: str
+    kind: TimelineKind
+    clock: list[int]
+    waits: dict[int, CallStack | None] = field(default_factory=dict[int, CallStack | None])
+    """Where it last waited for each other timeline."""
+
+    @property
+    def is_host(self) -> bool:
+        """Return whether a thread of the host runs it."""
+        return self.kind is TimelineKind.HOST
+
+    def is_after(self, tick: Tick) -> bool:
+        """Return whether the next operation here is ordered after the one at `tick`."""
+        number, time = tick
+        clock = self.clock
+        return number < len(clock) and clock[number] >= time
+
+
+class StreamClocks:
+    """Timelines of one process and the order among their operations."""
+
+    def __init__(self) -> None:
+        self.timelines: list[Timeline] = []
+
+    def stream(self, name: str) -> Timeline:
+        """Add a stream of a device."""
+        return self._add(name, TimelineKind.STREAM)
+
+    def host(self, name: str = "host") -> Timeline:
+        """Add a thread of the host."""
+        return self._add(name, TimelineKind.HOST)
+
+    def launch(self, host: Timeline, stream: Timeline) -> Tick:
+        """Enqueue an operation on `stream`: it follows all that `host` has seen finished."""
+        _join(stream.clock, host.clock)
+        return self.advance(stream)
+
+    def record(self, host: Timeline, stream: Timeline) -> ClockMark:
+        """Enqueue an event on `stream`; return what waiting for it waits for."""
+        _join(stream.clock, host.clock)
+        return self.mark(stream)
+
+    def advance(self, timeline: Timeline) -> Tick:
+        """Do one operation on `timeline`."""
+        number = timeline.number
+        timeline.clock[number] += 1
+        return Tick(number, timeline.clock[number])
+
+    def mark(self, timeline: Timeline) -> ClockMark:
+        """Return what waiting for `timeline` waits for, from here."""
+        return ClockMark(timeline.number, tuple(timeline.clock))
+
+    def wait(self, timeline: Timeline, mark: ClockMark, stack: CallStack | None = None) -> None:
+        """Order what `timeline` does next after `mark`."""
+        _join(timeline.clock, mark.clock)
+        if mark.timeline != timeline.number:
+            timeline.waits[mark.timeline] = stack
+
+    def follow(self, later: Timeline, earlier: Timeline, stack: CallStack | None = None) -> None:
+        """Order what `later` does next after all that `earlier` was given."""
+        self.wait(later, self.mark(earlier), stack)
+
+    def assume(self, later: Timeline, tick: Tick, clock: tuple[int, ...] = ()) -> None:
+        """Take what `later` does next to be ordered after `tick`, and after what `clock` knew."""
+        own = [0] * tick.timeline + [tick.time]
+        _join(later.clock, own)
+        _join(later.clock, clock)
+
+    def _add(self, name: str, kind: TimelineKind) -> Timeline:
+        number = len(self.timelines)
+        timeline = Timeline(number, name, kind, [0] * (number + 1))
+        self.timelines.append(timeline)
+        return timeline
+
+
+def _join(clock: list[int], other: Iterable[int]) -> None:
+    """Raise `clock` to the element-wise maximum of both."""
+    length = len(clock)
+    for number, time in enumerate(other):
+        if number >= length:
+            clock.append(time)
+        elif time > clock[number]:
+            clock[number] = time

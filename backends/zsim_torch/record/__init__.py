@@ -1,0 +1,1 @@
+"""Records what a training script does to streams and memory of a pretended accelerator."""

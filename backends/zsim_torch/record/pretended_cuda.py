@@ -1,0 +1,101 @@
+"""`torch.cuda` on a machine without CUDA: names of "cuda" mean the pretended device."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from zsim_torch.record.device_module import DEVICE_MODULE, MEMORY_BYTES
+from zsim_torch.record.pretended_streams import DEVICE_TYPE
+from zsim_torch.record.tape import Tape
+
+CUDA = "cuda"
+_REFUSED = ("CUDAGraph", "graph", "make_graphed_callables", "MemPool", "use_mem_pool")
+"""Names of `torch.cuda` whose work a recording does not see."""
+_REAL_DEVICE = torch.device
+
+
+class _DeviceKind(type):
+    """Lets `isinstance(x, torch.device)` hold for real devices."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _REAL_DEVICE)
+
+
+class PretendedDevice(metaclass=_DeviceKind):
+    """Stands for `torch.device`: a "cuda" device is the pretended one."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> torch.device:  # type: ignore[misc]
+        """Return the device that is named."""
+        return _REAL_DEVICE(*(_mapped(each) for each in args), **kwargs)
+
+
+class CudaNames(TorchFunctionMode):
+    """Arguments that name "cuda" name the pretended device."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `func` with the pretended device for each "cuda"."""
+        del types
+        named = {name: _mapped(value) for name, value in (kwargs or {}).items()}
+        if func is torch.Tensor.cuda:
+            return args[0].to(DEVICE_TYPE, non_blocking=named.get("non_blocking", False))
+        return func(*(_mapped(each) for each in args), **named)
+
+
+def _mapped(value: Any) -> Any:
+    if isinstance(value, str) and (value == CUDA or value.startswith(f"{CUDA}:")):
+        return value.replace(CUDA, DEVICE_TYPE, 1)
+    return value
+
+
+@contextmanager
+def cuda_masked(tape: Tape) -> Iterator[None]:
+    """Let `torch.cuda` be the pretended device."""
+    cuda = torch.cuda
+    with ExitStack() as stack:
+        for name in dir(type(DEVICE_MODULE)):
+            if not name.startswith("__") and not hasattr(ModuleType, name):
+                value = getattr(DEVICE_MODULE, name)
+                stack.enter_context(patch.object(cuda, name, value, create=True))
+        for name in _REFUSED:
+            stack.enter_context(patch.object(cuda, name, _refusing(tape, name), create=True))
+        properties = SimpleNamespace(
+            name=DEVICE_MODULE.get_device_name(),
+            major=9,
+            minor=0,
+            total_memory=MEMORY_BYTES,
+            multi_processor_count=132,
+        )
+        stack.enter_context(patch.object(cuda, "get_device_properties", lambda *_: properties))
+        stack.enter_context(patch.object(cuda, "ExternalStream", DEVICE_MODULE.Stream, create=True))
+        stack.enter_context(patch.object(torch, "device", PretendedDevice))
+        stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(_is_on_device)))
+        stack.enter_context(CudaNames())  # type: ignore[no-untyped-call]
+        stack.enter_context(patch.object(torch.nn.Module, "cuda", _module_to_device))
+        yield
+
+
+def _is_on_device(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == DEVICE_TYPE
+
+
+def _module_to_device(module: torch.nn.Module, device: object = None) -> torch.nn.Module:
+    del device
+    return module.to(DEVICE_TYPE)
+
+
+def _refusing(tape: Tape, name: str) -> Callable[..., Any]:
+    def refuse(*_: object, **__: object) -> Any:
+        raise tape.refuse(f"torch.cuda.{name}: what it runs is not seen")
+
+    return refuse

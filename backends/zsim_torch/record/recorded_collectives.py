@@ -1,0 +1,301 @@
+"""Collectives as NCCL's process group runs them: on which stream, and what waits for them.
+
+Mirrors `ProcessGroupNCCL` of torch 2.13: with `async_op=False` a collective runs on the current
+stream; otherwise on a stream of the communicator, which waits for the current one, and the work
+holds its tensors until `wait()`, which orders the stream that is current then.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from zsim_torch.clocks.call_stack import CallStack
+from zsim_torch.clocks.stream_clock import ClockMark, Tick, Timeline
+from zsim_torch.record.operator_access import tensors_in
+from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
+from zsim_torch.record.tape import RecordedCollective, Tape, elements
+
+OUTPUTS = ("output_tensor", "output_tensors", "output_lists", "outputs", "output")
+INPUTS = ("input_tensor", "input_tensors", "input_list", "inputs", "input")
+IN_PLACE = ("tensors",)
+DETAILS = ("root_rank", "src", "dst", "tag", "input_split_sizes", "output_split_sizes")
+"""Arguments that ranks agree on, or that pair a send with a receive."""
+ONE_SIDED = {"send": False, "recv_": True, "recv_any_source_": True, "barrier": False}
+"""What touches its tensors in one way, and whether it writes them."""
+
+
+class RecordedWork(dist.Work):
+    """What a collective returns: waiting for it orders the current stream after it.
+
+    Until then it stays in `unwaited`. torch hands it through C++, where the Python half would be
+    lost; and the tensors of a work that nobody waits for live until the collective is over.
+    """
+
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        mark: ClockMark,
+        *,
+        held: Sequence[torch.Tensor],
+        blocks: bool,
+        unwaited: "set[RecordedWork]",
+    ) -> None:
+        super().__init__()
+        self._streams = streams
+        self._mark = mark
+        self._held = list(held)
+        self._blocks = blocks
+        self._unwaited = unwaited
+        unwaited.add(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Order the current stream after the collective; a barrier blocks the host too."""
+        del timeout
+        tape = self._streams.tape
+        stack = tape.stack()
+        tape.clocks.wait(self._streams.current.timeline, self._mark, stack)
+        if self._blocks:
+            tape.clocks.wait(tape.host, self._mark, stack)
+        self._held.clear()
+        self._unwaited.discard(self)
+        return True
+
+    def release(self) -> tuple[ClockMark, list[torch.Tensor]]:
+        """Return what a wait orders, and the tensors held until then: the caller holds them now."""
+        held, self._held = self._held, []
+        self._unwaited.discard(self)
+        return self._mark, held
+
+    def synchronize(self) -> None:
+        """Order the current stream after the collective."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the host knows that it is over."""
+        mark = self._mark
+        return self._streams.tape.host.is_after(Tick(mark.timeline, mark.clock[mark.timeline]))
+
+    def is_success(self) -> bool:
+        """Return that nothing fails here."""
+        return True
+
+    def block_current_stream(self) -> None:
+        """Order the current stream after the collective."""
+        self.wait()
+
+
+class CollectiveRecorder:
+    """Operators of `c10d`, and those of its functional form."""
+
+    def __init__(self, tape: Tape, streams: DeviceStreams) -> None:
+        self._tape = tape
+        self._streams = streams
+        self._names: dict[str, str] = {}
+        self._ordinals: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        self._pending: dict[int, tuple[ClockMark, list[torch.Tensor]]] = {}
+        """For functional collectives by the storage of their result: what a wait orders."""
+        self._unwaited: set[RecordedWork] = set()
+
+    def handles(self, func: torch._ops.OpOverload) -> bool:
+        """Return whether `func` is a collective."""
+        return func.namespace in {"c10d", "_c10d_functional", "_dtensor", "symm_mem"}
+
+    def record(
+        self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> object:
+        """Note a collective; return what its caller gets."""
+        schema = func._schema
+        named = {
+            argument.name: args[number] if number < len(args) else kwargs.get(argument.name)
+            for number, argument in enumerate(schema.arguments)
+        }
+        if func.namespace == "symm_mem":
+            raise self._tape.refuse(f"symmetric memory ({schema.name})")
+        if func.namespace != "c10d":
+            return self._functional(func, named, args, kwargs)
+        kind = schema.name.removeprefix("c10d::")
+        if kind == "check_for_nan":
+            return None
+        reads, writes = _touched(kind, named)
+        asynchronous = named.get("async_op")
+        work = self._issue(
+            kind.strip("_"),
+            dist.ProcessGroup.unbox(named["process_group"]),
+            reads,
+            writes,
+            # A send or receive has a stream of its own unless the host waits for it.
+            asynchronous=True if asynchronous is None else bool(asynchronous),
+            detail=_detail(named),
+        )
+        if not schema.returns:
+            work.wait()
+            return None
+        boxed = dist.Work.boxed(work)
+        return boxed if len(schema.returns) == 1 else (args[0], boxed)
+
+    def note_objects(self, kind: str, group: dist.ProcessGroup) -> None:
+        """Note a collective of Python objects: its order counts, its bytes do not."""
+        self._log(kind, group, (), "object", "", self._tape.stack())
+
+    def _issue(
+        self,
+        kind: str,
+        group: dist.ProcessGroup,
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+        *,
+        asynchronous: bool,
+        detail: str,
+    ) -> RecordedWork:
+        tape, streams = self._tape, self._streams
+        for work in [each for each in self._unwaited if each.is_completed()]:
+            self._unwaited.discard(work)
+        stack = tape.stack()
+        name = self._name(group)
+        current = streams.current.timeline
+        timeline = streams.of_group(name) if asynchronous else current
+        if asynchronous:
+            tape.clocks.wait(timeline, tape.clocks.record(tape.host, current), stack)
+        tick = tape.clocks.launch(tape.host, timeline)
+        self._note(kind, reads, timeline, tick, stack, current, writes=False)
+        self._note(kind, writes, timeline, tick, stack, current, writes=True)
+        touched = [*reads, *(each for each in writes if not any(each is one for one in reads))]
+        dtype = str(touched[0].dtype).removeprefix("torch.") if touched else ""
+        self._log(kind, group, elements(touched), dtype, detail, stack)
+        tape.operation_count += 1
+        return RecordedWork(
+            streams,
+            tape.clocks.mark(timeline),
+            held=touched if asynchronous else (),
+            blocks=kind == "barrier",
+            unwaited=self._unwaited,
+        )
+
+    def _note(
+        self,
+        kind: str,
+        tensors: Iterable[torch.Tensor],
+        timeline: Timeline,
+        tick: Tick,
+        stack: CallStack,
+        home: Timeline,
+        *,
+        writes: bool,
+    ) -> None:
+        for tensor in tensors:
+            device = getattr(tensor, "fake_device", tensor.device)
+            self._tape.note(
+                tensor,
+                timeline,
+                tick,
+                writes=writes,
+                operation=kind,
+                stack=stack,
+                home=home if device.type == DEVICE_TYPE else None,
+            )
+
+    def _functional(
+        self,
+        func: torch._ops.OpOverload,
+        named: Mapping[str, Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> object:
+        kind = func._schema.name.partition("::")[2]
+        if kind == "wait_tensor":
+            self._wait(named["tensor"])
+            return named["tensor"]
+        result = func(*args, **kwargs)
+        named_group = named["group_name"]
+        group = _resolve_process_group(named_group) if isinstance(named_group, str) else named_group
+        results = list(tensors_in(result))
+        reads = [each for name in (*INPUTS, *IN_PLACE) for each in tensors_in(named.get(name))]
+        work = self._issue(
+            kind.removesuffix("_out").strip("_"),
+            cast("dist.ProcessGroup", group),
+            reads,
+            results,
+            asynchronous=True,
+            detail=_detail(named),
+        )
+        mark, held = work.release()
+        for tensor in results:
+            self._pending[tensor.untyped_storage()._cdata] = mark, held
+        return result
+
+    def _wait(self, tensor: torch.Tensor) -> None:
+        pending = self._pending.pop(tensor.untyped_storage()._cdata, None)
+        if pending is not None:
+            mark, held = pending
+            tape = self._tape
+            tape.clocks.wait(self._streams.current.timeline, mark, tape.stack())
+            held.clear()
+
+    def _log(
+        self,
+        kind: str,
+        group: dist.ProcessGroup,
+        sizes: tuple[int, ...],
+        dtype: str,
+        detail: str,
+        stack: CallStack,
+    ) -> None:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        self._tape.collectives.setdefault(self._name(group), []).append(
+            RecordedCollective(kind, ranks, sizes, dtype, detail, stack)
+        )
+
+    def _name(self, group: dist.ProcessGroup) -> str:
+        """Return a name for a communicator that is the same on each of its ranks."""
+        known = self._names.get(group.group_name)
+        if known is None:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            self._ordinals[ranks] += 1
+            known = f"group of {_abbreviated(ranks)}"
+            if self._ordinals[ranks] > 1:
+                known += f" ({self._ordinals[ranks]})"
+            self._names[group.group_name] = known
+        return known
+
+
+def _touched(kind: str, named: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return what a collective of `c10d` reads and writes."""
+    in_place = [each for name in (*IN_PLACE, "tensor") for each in tensors_in(named.get(name))]
+    if kind in ONE_SIDED:
+        return ([], in_place) if ONE_SIDED[kind] else (in_place, [])
+    reads = [each for name in INPUTS for each in tensors_in(named.get(name))]
+    writes = [each for name in OUTPUTS for each in tensors_in(named.get(name))]
+    return [*reads, *in_place], [*writes, *in_place]
+
+
+def _detail(named: Mapping[str, Any]) -> str:
+    found: list[str] = []
+    reduction = named.get("reduce_op")
+    if isinstance(reduction, str):
+        found.append(reduction.lower())
+    elif reduction is not None:
+        found.append(_reduction(reduction))
+    found += [f"{name}={named[name]}" for name in DETAILS if named.get(name) not in (None, [])]
+    return ", ".join(found)
+
+
+def _abbreviated(ranks: tuple[int, ...]) -> str:
+    if len(ranks) <= 8:
+        return ", ".join(str(rank) for rank in ranks)
+    step = ranks[1] - ranks[0]
+    if all(after - before == step for before, after in pairwise(ranks)):
+        by = f" by {step}" if step != 1 else ""
+        return f"{ranks[0]} to {ranks[-1]}{by}"
+    return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
+
+
+def _reduction(boxed: torch.ScriptObject) -> str:
+    number = boxed.op()
+    names = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
+    return names[int(number)].lower()

@@ -1,0 +1,68 @@
+"""Recording a training script on the CPU: `with recording(world=8) as tape: ...`."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zsim_torch.clocks.call_stack import StackFrame
+from zsim_torch.record.operator_recorder import OperatorRecorder
+from zsim_torch.record.pretended_cuda import cuda_masked
+from zsim_torch.record.pretended_streams import DeviceStreams, set_active
+from zsim_torch.record.script_surroundings import register_device, replaced
+from zsim_torch.record.tape import Item, Tape
+
+
+@contextmanager
+def recording(
+    *,
+    world: int,
+    rank: int = 0,
+    cuda: bool = False,
+    items: Callable[[StackFrame], Item | None] | None = None,
+) -> Iterator[Tape]:
+    """Record what runs inside as rank `rank` of `world`, on a device of type "zsim".
+
+    Nothing is computed: tensors have shapes and no values. With `cuda`, names of "cuda" and the
+    functions of `torch.cuda` mean the pretended device. `items` answers what the script asks
+    tensors for; see `Tape`.
+
+    Raises:
+        ValueError: `world` or `rank` is out of range.
+    """
+    if world < 1:
+        raise ValueError(f"world must be at least 1, got {world}")
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must be from 0 to {world - 1}, got {rank}")
+    register_device()
+    tape = Tape(rank, world, items)
+    streams = DeviceStreams(tape)
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % 8),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(min(world, 8)),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = OperatorRecorder(tape, streams, fake_mode)
+    gc.collect()
+    set_active(streams)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(patch.dict(os.environ, environment))
+            stack.enter_context(replaced(tape, streams, recorder.collectives))
+            if cuda:
+                stack.enter_context(cuda_masked(tape))
+            stack.enter_context(fake_mode)
+            stack.enter_context(recorder)
+            yield tape
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        set_active(None)

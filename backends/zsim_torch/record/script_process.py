@@ -1,0 +1,86 @@
+"""Scripts recorded in processes of their own, one for each rank."""
+
+import argparse
+import json
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from zsim_torch.record.finding_report import Document, ScriptRecording, document_of
+from zsim_torch.record.recording import recording
+
+
+class ScriptError(ValueError):
+    """The script cannot be started."""
+
+
+def record_script(
+    command: Sequence[str], *, world: int, ranks: Sequence[int], cuda: bool
+) -> ScriptRecording:
+    """Record `command`, a script and its arguments, on each of `ranks`, a process for each.
+
+    Raises:
+        ScriptError: `command` is no Python script that can be read.
+    """
+    words = list(command)
+    if words and Path(words[0]).name.startswith("python"):
+        words = words[1:]
+    if not words or (words[0] != "-m" and not Path(words[0]).is_file()):
+        raise ScriptError(
+            f"{words[0] if words else 'no command'!r} must be a Python script that can be read, "
+            "or -m and a module"
+        )
+    return ScriptRecording([_recorded(words, world, rank, cuda=cuda) for rank in ranks])
+
+
+def _recorded(words: Sequence[str], world: int, rank: int, *, cuda: bool) -> Document:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recording.json"
+        options = [f"--world={world}", f"--rank={rank}", f"--out={file}"]
+        options += ["--cuda"] if cuda else []
+        module = "zsim_torch.record"
+        command = [sys.executable, "-m", module, *options, "--", *words]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            for line in process.stdout or ():
+                sys.stderr.write(line)  # what the script prints is no part of the answer
+        if not file.is_file():
+            raise ScriptError(f"rank {rank}: the process ended with code {process.returncode}")
+        document: Document = json.loads(file.read_text("utf-8"))
+        return document
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Record one rank of a script and write what was found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--world", type=int, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    failure = ""
+    with recording(world=given.world, rank=given.rank, cuda=given.cuda) as tape:
+        try:
+            _run(given.command)
+        except SystemExit as ended:
+            failure = f"it exits with {ended.code}" if ended.code else ""
+        except Exception as error:  # the findings up to here are worth having
+            traceback.print_exc()
+            failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    given.out.write_text(json.dumps(document_of(tape, failure)), "utf-8")
+
+
+def _run(command: Sequence[str]) -> None:
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(command)
+    sys.path[0] = str(Path(command[0]).resolve().parent)
+    runpy.run_path(command[0], run_name="__main__")

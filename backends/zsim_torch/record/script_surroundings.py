@@ -1,0 +1,288 @@
+"""What a recorded script finds in place of parts of torch, and how it is put back."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from zsim_torch.record.device_module import DEVICE_MODULE
+from zsim_torch.record.pretended_streams import (
+    DEVICE_TYPE,
+    DeviceStreams,
+    PretendedEvent,
+    PretendedStream,
+)
+from zsim_torch.record.recorded_collectives import CollectiveRecorder
+from zsim_torch.record.tape import TORCH_FOLDER, Tape
+
+BELOW_THE_DISPATCHER = frozenset(
+    {"triton", "transformer_engine", "flash_attn", "xformers", "apex", "bitsandbytes"}
+)
+"""Libraries that launch kernels themselves."""
+
+
+@functools.cache
+def register_device() -> None:
+    """Make the pretended device known to torch, once in a process."""
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=DEVICE_MODULE)
+    dist.Backend.backend_capability["fake"].append(DEVICE_TYPE)
+    dist.Backend.default_device_backend_map[DEVICE_TYPE] = "fake"
+
+
+def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder) -> ExitStack:
+    """Replace what torch would do with a real device, until the result is closed."""
+    stack = ExitStack()
+    for each in (
+        _memory(tape, streams),
+        _streams(streams),
+        _data_setter(),
+        _groups(tape),
+        _objects(collectives),
+        _refusals(tape),
+    ):
+        stack.enter_context(each)
+    return stack
+
+
+@contextmanager
+def _memory(tape: Tape, streams: DeviceStreams) -> Iterator[None]:
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> object:
+        if storage.nbytes() != size:
+            resize(storage, size)
+            tape.resized(storage, streams.current.timeline)
+        return storage
+
+    def record_stream(tensor: torch.Tensor, stream: PretendedStream) -> None:
+        local = getattr(tensor, "_local_tensor", tensor)
+        block = tape.block(local, streams.current.timeline)
+        if block is not None:
+            tape.contract.record_stream(block, stream.timeline)
+
+    addresses: dict[int, int] = {}
+
+    def data_ptr(tensor: torch.Tensor) -> int:
+        """Return an address that no other storage has; what is done with it is not seen."""
+        storage = tensor.untyped_storage()
+        first = addresses.setdefault(storage._cdata, (len(addresses) + 1) << 40)
+        return first + tensor.storage_offset() * tensor.element_size()
+
+    with (
+        patch.object(torch.UntypedStorage, "resize_", resize_),
+        patch.object(torch.Tensor, "record_stream", record_stream),
+        patch.object(torch.Tensor, "data_ptr", data_ptr),
+    ):
+        yield
+
+
+@contextmanager
+def _streams(streams: DeviceStreams) -> Iterator[None]:
+    accelerator = torch.accelerator
+    with (
+        patch.object(torch, "Stream", PretendedStream),
+        patch.object(torch, "Event", PretendedEvent),
+        patch.object(accelerator, "current_stream", DEVICE_MODULE.current_stream),
+        patch.object(accelerator, "set_stream", DEVICE_MODULE.set_stream),
+        patch.object(accelerator, "synchronize", DEVICE_MODULE.synchronize),
+        patch.object(accelerator, "device_count", DEVICE_MODULE.device_count),
+        patch.object(accelerator, "empty_cache", DEVICE_MODULE.empty_cache),
+    ):
+        yield
+
+
+@contextmanager
+def _data_setter() -> Iterator[None]:
+    """Let `tensor.data = other` work across devices, as it does between a CPU and CUDA.
+
+    Fake tensors of two devices are of different kinds for torch, which refuses the assignment; here
+    both tensors exchange what they are.
+    """
+    data = torch.Tensor.data
+
+    def set_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
+        if getattr(tensor, "fake_device", None) == getattr(other, "fake_device", None):
+            data.__set__(tensor, other)
+            return
+        become(tensor, other)
+
+    moved = property(data.__get__, set_data)
+
+    def _apply(
+        module: torch.nn.Module,
+        function: Callable[..., Any],
+        recurse: bool = True,  # noqa: FBT001, FBT002
+    ) -> torch.nn.Module:
+        if recurse:
+            for child in module.children():
+                _apply(child, function)
+        for parameter in module._parameters.values():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                parameter.data = function(parameter.detach())
+            if parameter.grad is not None:
+                with torch.no_grad():
+                    parameter.grad.data = function(parameter.grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    with (
+        patch.object(torch.Tensor, "data", moved),
+        patch.object(torch.nn.Module, "_apply", _apply),
+    ):
+        yield
+
+
+def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give `tensor` the memory, device and type of `other`."""
+    requires = tensor.requires_grad
+    fresh = other.detach().requires_grad_(requires)
+    is_parameter = getattr(tensor, "_is_param", False)
+    torch._C._swap_tensor_impl(tensor, fresh)
+    kept = {name: value for name, value in tensor.__dict__.items() if name == "_is_param"}
+    tensor.__dict__, fresh.__dict__ = {**fresh.__dict__, **kept}, tensor.__dict__
+    if is_parameter:
+        tensor._is_param = True
+
+
+@contextmanager
+def _groups(tape: Tape) -> Iterator[None]:
+    """Let process groups be fake ones of the recorded world, whatever backend is asked for."""
+    start = distributed_c10d.init_process_group
+    create = distributed_c10d.new_group
+
+    def init_process_group(backend: object = None, *_: object, **given: Any) -> None:
+        del backend
+        kept = {name: given[name] for name in ("timeout", "group_name") if name in given}
+        start("fake", rank=tape.rank, world_size=tape.world, store=FakeStore(), **kept)
+
+    def new_group(*args: Any, **given: Any) -> object:
+        given.pop("backend", None)
+        arguments = list(args)
+        if len(arguments) > 2:
+            arguments[2] = None
+        return create(*arguments, **given)
+
+    with ExitStack() as stack:
+        for module in (dist, distributed_c10d):
+            stack.enter_context(patch.object(module, "init_process_group", init_process_group))
+            stack.enter_context(patch.object(module, "new_group", new_group))
+        yield
+
+
+@contextmanager
+def _objects(collectives: CollectiveRecorder) -> Iterator[None]:
+    """Let collectives of Python objects give what this rank gave, for every rank."""
+
+    def note(kind: str, group: dist.ProcessGroup | None) -> int:
+        found = group or dist.group.WORLD
+        assert found is not None
+        collectives.note_objects(kind, found)
+        return found.size()
+
+    def all_gather_object(
+        object_list: list[Any], obj: Any, group: dist.ProcessGroup | None = None
+    ) -> None:
+        object_list[:] = [obj] * note("all_gather_object", group)
+
+    def gather_object(
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        group_dst: int | None = None,
+    ) -> None:
+        del dst, group_dst
+        size = note("gather_object", group)
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * size
+
+    def broadcast_object_list(
+        object_list: list[Any],
+        src: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        device: object = None,
+        group_src: int | None = None,
+    ) -> None:
+        del object_list, src, device, group_src
+        note("broadcast_object_list", group)
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        group_src: int | None = None,
+    ) -> None:
+        del src, group_src
+        size = note("scatter_object_list", group)
+        if scatter_object_input_list:
+            own = dist.get_rank(group) % size
+            scatter_object_output_list[0] = scatter_object_input_list[own]
+
+    with ExitStack() as stack:
+        for function in (
+            all_gather_object,
+            gather_object,
+            broadcast_object_list,
+            scatter_object_list,
+        ):
+            for module in (dist, distributed_c10d):
+                stack.enter_context(patch.object(module, function.__name__, function))
+        yield
+
+
+class _KernelLibraries(MetaPathFinder):
+    """Refuses to import libraries whose kernels torch's dispatcher does not see."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Refuse `name` if the script imports it; torch itself may try."""
+        del path, target
+        if name.partition(".")[0] not in BELOW_THE_DISPATCHER or _torch_imports():
+            return None
+        error = self._tape.refuse(f"import {name}: its kernels are not seen")
+        raise ModuleNotFoundError(str(error), name=name)
+
+
+def _torch_imports() -> bool:
+    """Return whether the import under way was written in torch."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(TORCH_FOLDER)
+
+
+@contextmanager
+def _refusals(tape: Tape) -> Iterator[None]:
+    """Name what runs below the dispatcher, or what changes what is recorded."""
+
+    def compile_(model: Any = None, **_: object) -> Any:
+        tape.invent("torch.compile() = the model as it is: it is recorded in eager mode")
+        return model if model is not None else (lambda function: function)
+
+    finder = _KernelLibraries(tape)
+    sys.meta_path.insert(0, finder)
+    try:
+        with patch.object(torch, "compile", compile_):
+            yield
+    finally:
+        sys.meta_path.remove(finder)

@@ -1,0 +1,79 @@
+"""`zsim record`: a training script recorded without a GPU, as an answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Final, cast
+
+from zsim.api.answer import Answer
+from zsim.backend.backend import BackendError, RecordedScript, ScriptRecorder
+from zsim.backend.backend import load as load_backend
+from zsim.files.written import write
+from zsim.mistake import MistakeError, mistakes
+
+RECORDER: Final = "torch"
+"""The backend that records scripts."""
+WORLD_MAX: Final = 1_000_000
+"""Ranks of a pretended world: groups hold a number for each."""
+
+
+@dataclass(frozen=True)
+class ScriptRecordingResult(Answer):
+    """Findings of a recorded script.
+
+    Attributes:
+        title: the command that was recorded.
+        recorded: what was found on each recorded rank.
+    """
+
+    title: str
+    recorded: RecordedScript
+
+    @property
+    def is_clean(self) -> bool:
+        """Return whether nothing was found."""
+        return self.recorded.is_clean
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Errors that ended the script, for each rank that has one."""
+        return self.recorded.failures
+
+    def text(self) -> str:
+        """Return the findings, the limits last."""
+        return f"{self.title}\n{self.recorded.text()}"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the findings with whole stacks, and every collective."""
+        return {"command": self.title, **self.recorded.to_dict()}
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write a page of the findings.
+
+        Raises:
+            UnwrittenError: it cannot be written.
+        """
+        write(Path(path), self.recorded.page(self.title))
+
+
+def record(
+    command: Sequence[str], *, world: int, ranks: Sequence[int] = (0,), cuda: bool = False
+) -> ScriptRecordingResult:
+    """Record the Python script `command` on each of `ranks` of `world`, and compare the ranks.
+
+    Raises:
+        MistakeError: a rank is not of the world, there is no script, or torch is not installed.
+    """
+    if world > WORLD_MAX:
+        raise MistakeError(f"world: {world} must be at most {WORLD_MAX}")
+    for rank in ranks:
+        if rank >= world:
+            raise MistakeError(f"rank: {rank} must be from 0 to {world - 1}")
+    with mistakes(BackendError):
+        kind = load_backend(RECORDER)
+    with mistakes(ValueError):
+        recorded = cast("ScriptRecorder", kind).record_script(
+            command, world=world, ranks=sorted(set(ranks)), cuda=cuda
+        )
+    return ScriptRecordingResult(" ".join(command), recorded)
