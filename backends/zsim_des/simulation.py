@@ -216,9 +216,7 @@ class SimBackend:
                 programs[each.program.role],
                 rendezvous,
                 pace=trouble.pace(each.rank),
-                slowdown=Fraction(1)
-                if self.durations is not None
-                else job.cluster.gpu.slowdown_beside_collective,
+                gpu=job.cluster.gpu if self.durations is None else None,
                 durations=self.durations,
                 watcher=self.watcher,
             )

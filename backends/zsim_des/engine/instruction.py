@@ -5,7 +5,7 @@ from typing import assert_never
 
 from zsim.cluster.cluster import Gpu
 from zsim.cluster.profile.host_launch import FREE
-from zsim.compute.roofline import operation_ps
+from zsim.compute.roofline import moving_ps, operation_ps
 from zsim.network.volume import ring_equivalent_bytes
 from zsim.schedule.host_traffic import copied_bytes, leaves_device
 from zsim.schedule.operation import (
@@ -45,6 +45,8 @@ class After:
 class Enqueue:
     """Put an entry on a stream. `operation` is None for the entry of a waited free.
 
+    In `moving_ps` of its `time_ps` kernels run that only move memory; 0 where no collective can
+    take anything from them.
     `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
     is of a Copy between device and host: whether it is outward, and its bytes.
     """
@@ -54,6 +56,7 @@ class Enqueue:
     stream: int
     after: After
     time_ps: int
+    moving_ps: int
     launch_ps: int
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
@@ -199,8 +202,7 @@ class _Lowering:
             case SetScalar():
                 return None
             case Compute():
-                time_ps = operation_ps(operation, self._program, self._gpu)
-                return self._enqueue(operation, time_ps=time_ps)
+                return self._kernels(operation)
             case Free():
                 return self._free(operation)
             case Communication():
@@ -208,9 +210,7 @@ class _Lowering:
             case Together(members=members):
                 return self._enqueue(operation, members=members)
             case Fill():
-                return self._enqueue(
-                    operation, time_ps=operation_ps(operation, self._program, self._gpu)
-                )
+                return self._kernels(operation)
             case Copy():
                 return self._copy(operation)
             case HostWait(operation=edge):
@@ -226,6 +226,7 @@ class _Lowering:
         operation: StreamOperation,
         *,
         time_ps: int = 0,
+        moving_ps: int = 0,
         members: tuple[Communication, ...] = (),
     ) -> Enqueue:
         return Enqueue(
@@ -234,18 +235,25 @@ class _Lowering:
             self._streams[operation.stream],
             self._after(operation.id, operation.after),
             time_ps,
+            moving_ps,
             self._launch_ps(operation),
             operation,
             tuple([self._member(member) for member in members]) if members else (),
         )
+
+    def _kernels(self, operation: Compute | Copy | Fill) -> Enqueue:
+        """Lower what occupies the GPU for a time that is known."""
+        time_ps = operation_ps(operation, self._program, self._gpu)
+        shares = bool(self._gpu.collective_share)
+        moving = moving_ps(operation, self._program, self._gpu) if shares else 0
+        return self._enqueue(operation, time_ps=time_ps, moving_ps=moving)
 
     def _member(self, member: Communication) -> tuple[Communication, int]:
         return member, ring_equivalent_bytes(member, self._sizes[member.group])
 
     def _copy(self, copy: Copy) -> Enqueue:
         """One that takes the time of device memory; between device and host also carries bytes."""
-        time_ps = operation_ps(copy, self._program, self._gpu)
-        made = self._enqueue(copy, time_ps=time_ps)
+        made = self._kernels(copy)
         outward = leaves_device(copy, self._program, self._places) if self._has_host else None
         if outward is not None:
             made.carries = outward, copied_bytes(copy, self._program)
@@ -258,7 +266,7 @@ class _Lowering:
         if free.mode is FreeMode.HOST:
             return Stop(free.id, after, launch_ps)
         home = self._streams[self._program.by_name[free.buffer].home]
-        return Enqueue(self.slots[free.id], free.id, home, after, 0, launch_ps, None, ())
+        return Enqueue(self.slots[free.id], free.id, home, after, 0, 0, launch_ps, None, ())
 
     def _choose(self, branch: Branch) -> Choose:
         after = self._after(branch.id, branch.after)
