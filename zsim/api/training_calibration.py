@@ -7,9 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar
 
-from zsim.api.forecast import FEW, accumulating
+from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
 from zsim.calibration import fsdp2_llama, fsdp_mpt
 from zsim.calibration.network_verdict import errors_of
@@ -22,7 +22,6 @@ from zsim.files.source import resolved
 from zsim.prediction.circumstance import Circumstance, circumstance, judged_under
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
-from zsim.units import PICOSECONDS_PER_SECOND
 
 FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
@@ -47,14 +46,6 @@ class _Simulated:
 
 
 Found = TypeVar("Found")
-
-
-class _Timer(Protocol):
-    """The simulation, as far as it is asked when steps end."""
-
-    def step_ends_ps(self, job: Job) -> tuple[int, ...]:
-        """Return picoseconds after which each step has ended."""
-        ...
 
 
 def with_training(
@@ -199,8 +190,7 @@ def _timed(
     job = resolved(f"{run.file}, line {run.line}", from_tables(bare)).job()
     gpu = job.cluster.gpu.timed_by(constants)
     job = replace(job, cluster=replace(job.cluster, gpu=gpu))
-    *_, begin, end = cast("_Timer", simulator()).step_ends_ps(job)
-    return job, (end - begin) / PICOSECONDS_PER_SECOND
+    return job, last_step_s(job, simulator())
 
 
 def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> _Simulated:
