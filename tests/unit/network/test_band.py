@@ -2,6 +2,7 @@
 
 import pytest
 
+import zsim
 from zsim.calibration.collective_rows import SCALED, SCALING, read
 from zsim.files.installed import network_profiles
 from zsim.network.algorithm.activity import Collective, GroupShape
@@ -90,3 +91,26 @@ def test_tables_of_single_values_are_read() -> None:
     assert not left
     assert (row.system, row.shape) == ("nccl_issue_1229", GroupShape(ranks=32, nodes=4))
     assert row.seconds == pytest.approx(2**34 * 31 / 32 / 360e9)
+
+
+SMALL = {"model.layers": 4, "network.profile": "v100"}
+
+
+def test_a_run_has_the_band_of_its_fabric_and_says_it_where_it_is_wide() -> None:
+    unnamed = zsim.run("turing_nlg", SMALL)
+    named = zsim.run("turing_nlg", {**SMALL, "network.profile": "v100/ultrascale_playbook"})
+    for found in (unnamed, named):
+        assert found.step_time_band_s is not None
+        fast_s, slow_s = found.step_time_band_s
+        assert fast_s <= found.step_time_s <= slow_s
+        assert found.to_dict()["step_time_band_s"] == (fast_s, slow_s)
+        assert ("by congestion" in dict(found.facts())) == (slow_s >= 1.05 * fast_s)
+    assert unnamed.step_time_band_s != named.step_time_band_s
+    assert "by congestion" in dict(named.facts())
+
+
+def test_a_run_on_one_node_or_without_fitted_constants_has_no_band() -> None:
+    for changes in ({"cluster.nodes": 1}, {"network.profile": "none"}):
+        found = zsim.run("turing_nlg", {**SMALL, "train.global_batch_size": 64, **changes})
+        assert found.step_time_band_s is None
+        assert "by congestion" not in dict(found.facts())
