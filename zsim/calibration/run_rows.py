@@ -61,10 +61,14 @@ class RunRow(CsvRow):
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A file, by its name without the ending, and its rows."""
+    """A file, by its name without the ending, and its rows.
+
+    With `judges` no constant is fitted to any of them.
+    """
 
     file: str
     row: type[RunRow]
+    judges: bool = False
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:
         """Return every row of the file, those that are not modelled with the reason.
