@@ -50,7 +50,8 @@ def some_speak_of(
 ) -> bool:
     """Return whether, either way, ten rows change by a thousandth with a change of 3 %.
 
-    Of a protocol that is the fastest in fewer, its latency and bandwidth cannot be told apart.
+    A protocol that is the fastest in fewer has two constants that these rows cannot tell apart: on
+    H200 LL128 is the fastest in one row of 1,274, on B200 in two.
     """
     before = times(by)
     return all(
@@ -92,7 +93,7 @@ def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.Mo
     found = fitted(rows, START if GPUS[gpu].reduces else START.changed(nvls=0.0)).shared
     found = fitted(rows, found).shared  # a long valley: the search ends before its floor
     told = [name for name in START.numbers if some_speak_of(name, by, seconds)]
-    assert len(told) >= 23, told
+    assert len(told) >= 25, told
     for name in told:
         assert found[name] == pytest.approx(by[name], rel=0.01), name
     again = {name: found[name] for name in START.numbers}
