@@ -136,18 +136,19 @@ class SimBackend:
         return ["faults"] * bool(self.faults) + ["other jobs"] * bool(self.neighbours)
 
     def step_ends_ps(
-        self, job: Job, *, seed: int = 0, faults: Sequence[Fault] = ()
+        self, job: Job, *, seed: int = 0, faults: Sequence[Fault] = (), waits: bool = True
     ) -> tuple[int, ...]:
         """Return when each step ends, and nothing else: for many what-if questions in a row.
 
         The same numbers as in the trace of `run`, without the time that recording takes. What does
         not depend on bandwidths is kept for the next calls with the same schedule. `faults`
-        come on top of those of the backend.
+        come on top of those of the backend. Without `waits` no host waits for memory, and whether
+        one would is not found out.
 
         Raises:
             RefusedError, RunFailedError: as `run`.
         """
-        return self._simulate(job, seed, faults).step_ends_ps(job.steps)
+        return self._simulate(job, seed, faults, waits=waits).step_ends_ps(job.steps)
 
     def under(
         self,
@@ -190,24 +191,28 @@ class SimBackend:
             error=error(job, self._aside),
         )
 
-    def _simulate(self, job: Job, seed: int, faults: Sequence[Fault] = ()) -> "_Done":
+    def _simulate(
+        self, job: Job, seed: int, faults: Sequence[Fault] = (), *, waits: bool = True
+    ) -> "_Done":
         lowered = self._lower(job)
         everything = (*self.faults, *faults)
         trouble = Trouble(everything, self.neighbours, cluster=job.cluster, seed=seed)
         try:
             folded = lowered.fold(trouble, unfold=self.unfold)
-            return self._move(job, lowered, trouble, folded)
+            return self._move(job, lowered, trouble, folded, waits=waits)
         except CutError as error:
             raise NoWayError(str(error)) from None
 
-    def _move(self, job: Job, lowered: LoweredSchedule, trouble: Trouble, folded: Fold) -> "_Done":
+    def _move(
+        self, job: Job, lowered: LoweredSchedule, trouble: Trouble, folded: Fold, *, waits: bool
+    ) -> "_Done":
         """Simulate one rank of each class."""
         links = FoldedLinkTable(folded, trouble, self.decision)
         env = simpy.Environment()
         network = Network(env, [each.bytes_per_s for each in links.classes], folded.cuts)
         agenda = Agenda(env)
         rendezvous = Rendezvous(agenda, links, network, self.durations)
-        asks = lowered.worst_cases.may_wait(job)
+        asks = waits and lowered.worst_cases.may_wait(job)
         if asks and not lowered.asking:
             lowered.asking.update(self._courses(job, asks=True))
         programs = lowered.asking if asks else lowered.programs
@@ -218,9 +223,7 @@ class SimBackend:
                 programs[each.program.role],
                 rendezvous,
                 pace=trouble.pace(each.rank),
-                slowdown=Fraction(1)
-                if self.durations is not None
-                else job.cluster.gpu.slowdown_beside_collective,
+                gpu=job.cluster.gpu if self.durations is None else None,
                 durations=self.durations,
                 watcher=self.watcher,
             )

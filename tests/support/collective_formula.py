@@ -35,6 +35,12 @@ def _protocols(by: Mapping[str, float]) -> Iterator[tuple[float, float, bool]]:
     yield by["simple_hop_s"], 1.0, True
 
 
+def _crowd(by: Mapping[str, float], nodes: int) -> float:
+    """Return how many times as long crossing takes as between two nodes."""
+    grown: float = max(1.0, nodes / 2) ** by["congestion"]
+    return grown
+
+
 def _fill(by: Mapping[str, float], kind: str, size: float) -> float:
     return by[f"{kind}fill_s"] * sqrt(size / (size + by[f"{kind}fill_bytes"]))
 
@@ -53,14 +59,15 @@ def _ring(
     sent = size if chain else laps * size * (ranks - 1) / ranks
     own = 0.0 if chain else size / ranks / by["add" if collective in ADDING else "copy"]
     far = 0 if nodes == 1 else min(nodes, ranks - 1)
-    latency = by["base_s"] + laps * (ranks - 1) * hop + laps * far * by["far_hop_s"]
+    crowd = _crowd(by, nodes)
+    latency = by["base_s"] + laps * (ranks - 1) * hop + laps * far * by["far_hop_s"] * crowd
     if far:
         latency += by["far_base_s"]
+        latency += laps * far * (sent / size) * _fill(by, "far_", sent) * crowd
     if chunks:
         latency += _fill(by, "", sent)
-        latency += laps * far * (sent / size) * _fill(by, "far_", sent)
     within = sent / LINK / by["link"] / share + own / LINK
-    return latency + max(within, sent / NICS / by["nic"] / share if far else 0.0)
+    return latency + max(within, sent / NICS / by["nic"] / share * crowd if far else 0.0)
 
 
 def _trees(nodes: int) -> tuple[int, int]:
@@ -80,13 +87,14 @@ def _tree(
     passed, far = _trees(nodes)
     chain = min(ranks, NODE) - 1
     sent = size * max(min(chain, 2), passed / per_node)
-    latency = by["base_s"] + (2 * chain + far) * hop + far * by["far_hop_s"]
+    crowd = _crowd(by, nodes)
+    latency = by["base_s"] + (2 * chain + far) * hop + far * by["far_hop_s"] * crowd
     if far:
-        latency += by["far_base_s"]
+        latency += by["far_base_s"] + far * passed * _fill(by, "far_", sent) * crowd
     if chunks:
-        latency += _fill(by, "", sent) + far * passed * _fill(by, "far_", sent)
+        latency += _fill(by, "", sent)
     within = sent / LINK / (by["link"] * by["tree"]) / share
-    return latency + max(within, passed * size / NICS / by["nic"] / share)
+    return latency + max(within, passed * size / NICS / by["nic"] / share * crowd)
 
 
 def _switch(by: Mapping[str, float], ranks: int, nodes: int, size: float) -> float:
@@ -96,9 +104,11 @@ def _switch(by: Mapping[str, float], ranks: int, nodes: int, size: float) -> flo
     passed, far = _trees(nodes)
     sent = size * (1 + nodes / ranks)
     latency = by["base_s"] + 2 * by["nvls_hop_s"]
-    latency += far * (by["simple_hop_s"] + by["far_hop_s"]) + (by["far_base_s"] if far else 0.0)
-    latency += _fill(by, "nvls_", sent) * ranks / nodes + far * passed * _fill(by, "far_", sent)
-    return latency + max(sent / LINK / by["nvls"], passed * size / NICS / by["nic"])
+    crowd = _crowd(by, nodes)
+    latency += far * (by["simple_hop_s"] + by["far_hop_s"] * crowd)
+    latency += by["far_base_s"] + far * passed * _fill(by, "far_", sent) * crowd if far else 0.0
+    latency += _fill(by, "nvls_", sent) * ranks / nodes
+    return latency + max(sent / LINK / by["nvls"], passed * size / NICS / by["nic"] * crowd)
 
 
 def _direct(by: Mapping[str, float], collective: str, ranks: int, nodes: int, size: float) -> float:
@@ -106,14 +116,15 @@ def _direct(by: Mapping[str, float], collective: str, ranks: int, nodes: int, si
     peers, part = (1, size) if single else (ranks - 1, -(-size // ranks))
     sent = size if single else size * peers / ranks
     outside = size if single else size * (ranks - ranks / nodes) / nodes
+    nics, crowd = (NICS / NODE, 1.0) if single else (NICS, _crowd(by, nodes))
     each = 1 << max(0, int(log2(32 / ranks)))
     while each < 32 and part > each * (2**24 if nodes == 1 else 2**17):
         each *= 2
-    hop = by["simple_hop_s"] + (by["far_hop_s"] if nodes > 1 else 0.0)
+    hop = by["simple_hop_s"] + (by["far_hop_s"] * crowd if nodes > 1 else 0.0)
     latency = by["base_s"] + hop + _fill(by, "direct_", sent)
     if nodes > 1:
-        latency += by["far_base_s"] + outside / size * _fill(by, "far_", sent)
+        latency += by["far_base_s"] + outside / size * _fill(by, "far_", sent) * crowd
     link = sent / LINK / by["direct"] * (1 + by["spread"] * log2((peers + 1) / 2))
     channel = sent / LINK / min(32, each * peers) / by["channel"]
     both: float = (link**8 + channel**8) ** (1 / 8)
-    return latency + max(both, outside / NICS / by["nic"] if nodes > 1 else 0.0)
+    return latency + max(both, outside / nics / by["nic"] * crowd if nodes > 1 else 0.0)

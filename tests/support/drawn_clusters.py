@@ -89,7 +89,7 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
             memory_bytes_per_s=draw(st.sampled_from([10**9, 7 * 10**9, 10**12])),
             rates=RATES,
             launch=draw(launches()),
-            slowdown_beside_collective=draw(st.sampled_from([Fraction(1), Fraction(4, 3)])),
+            collective_share=draw(st.sampled_from([Fraction(0), Fraction(1, 4)])),
         ),
         switch_link=draw(links()),
         nics_per_node=draw(st.integers(1, 5)),

@@ -16,6 +16,7 @@ from zsim.api.proof_result import ProofResult
 from zsim.api.remedy_runs import remedies_of
 from zsim.api.run_result import RunResult
 from zsim.api.scenario import Changed, LoadedScenario, load
+from zsim.api.step_time_band import step_time_band_s
 from zsim.backend.backend import (
     SIMULATOR,
     Backend,
@@ -124,6 +125,7 @@ def run(
         wall_time_s=perf_counter() - begin,
         healthy_step_time_s=None if healthy is None else summary(job, healthy).step_time_s,
         look_for_remedies=lambda trace: how.remedies(loaded, trace),
+        look_for_band=lambda: how.band_s(source, job),
     )
 
 
@@ -196,6 +198,11 @@ class _How:
         return remedies_of(
             loaded.name, loaded.tables, loaded.changes, backend=self.backend, seed=self.seed
         )
+
+    def band_s(self, source: Source, job: Job) -> tuple[float, float] | None:
+        """Return the band of the step time; None if nothing is predicted."""
+        predicts = load_backend(self.name).traits.predicts
+        return step_time_band_s(job, self.backend(source)) if predicts else None
 
     def _with(self, settings: Mapping[str, object], progress: Progress | None) -> Backend:
         with mistakes(BackendError):

@@ -8,6 +8,7 @@ from zsim.analysis.remedies import Remedy
 from zsim.analysis.summary import Summary
 from zsim.analysis.tier_fit import tier_objects
 from zsim.api.remedy_runs import remedy_lines, remedy_objects
+from zsim.api.step_time_band import WIDE
 from zsim.backend.backend import Job, predicts
 from zsim.memory import communicators
 from zsim.schedule.describe_operation import moment
@@ -34,6 +35,7 @@ class RunOutcome:
     losses: tuple[float, ...]
     wall_time_s: float
     healthy_step_time_s: float | None
+    step_time_band_s: tuple[float, float] | None
     remedies: tuple[Remedy, ...] | None
     fitted: tuple[str, ...]
 
@@ -50,6 +52,7 @@ def run_object(outcome: RunOutcome) -> dict[str, object]:
         "remedies": None if outcome.remedies is None else remedy_objects(outcome.remedies),
         "step_time_s": found.step_time_s,
         "healthy_step_time_s": outcome.healthy_step_time_s,
+        "step_time_band_s": outcome.step_time_band_s,
         "model_tflops_per_gpu": found.model_tflops_per_gpu,
         "hardware_tflops_per_gpu": found.hardware_tflops_per_gpu,
         "mfu": found.mfu,
@@ -92,6 +95,7 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
         share = found.exposed_communication_s / found.step_time_s
         lines += [
             ("step time", f"{format_seconds(found.step_time_s)}, bound by {found.bound_by}"),
+            *_band(outcome.step_time_band_s),
             *_trouble(outcome),
             ("exposed communication", _exposed(found, share)),
             *_on_host(found),
@@ -110,6 +114,14 @@ def run_facts(outcome: RunOutcome) -> list[tuple[str, str]]:
         first, last = outcome.losses[0], outcome.losses[-1]
         lines.append(("loss", f"{first:.4f} in the first step, {last:.4f} in step {trace.steps}"))
     return [*lines, *_trust(outcome)]
+
+
+def _band(band_s: tuple[float, float] | None) -> list[tuple[str, str]]:
+    """Return how fast and how slow the step may be, where that is far apart."""
+    if band_s is None or band_s[1] < WIDE * band_s[0]:
+        return []
+    fast, slow = map(format_seconds, band_s)
+    return [("by congestion", f"{fast} to {slow} a step, as the fabric is more or less congested")]
 
 
 def _trust(outcome: RunOutcome) -> list[tuple[str, str]]:

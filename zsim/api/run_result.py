@@ -41,6 +41,7 @@ class RunResult(AnswerInFacts):
         healthy_step_time_s: the step time without the faults and neighbours of the scenario, in
             seconds; None where it has none.
         look_for_remedies: finds what would make it fit.
+        look_for_band: simulates it on the fastest and the slowest fabric that it may have.
     """
 
     title: str
@@ -49,6 +50,7 @@ class RunResult(AnswerInFacts):
     wall_time_s: float
     healthy_step_time_s: float | None
     look_for_remedies: "Callable[[Trace], tuple[Remedy, ...] | None]"
+    look_for_band: "Callable[[], tuple[float, float] | None]"
 
     @cached_property
     def summary(self) -> Summary:
@@ -69,6 +71,15 @@ class RunResult(AnswerInFacts):
     def step_time_s(self) -> float:
         """Seconds of a step; 0 from a backend that has no clock."""
         return self.summary.step_time_s
+
+    @cached_property
+    def step_time_band_s(self) -> tuple[float, float] | None:
+        """Seconds of a step on the fastest and the slowest fabric that it may have.
+
+        None on one node, without fitted constants of the network, and where it does not fit. They
+        are looked for when they are first asked for: each is simulated.
+        """
+        return self.look_for_band() if self.fits else None
 
     @property
     def bound_by(self) -> str:
@@ -181,6 +192,7 @@ class RunResult(AnswerInFacts):
             losses=self.losses,
             wall_time_s=self.wall_time_s,
             healthy_step_time_s=self.healthy_step_time_s,
+            step_time_band_s=self.step_time_band_s,
             remedies=self.remedies,
             fitted=fitted_for(self.job.cluster) if predicts(self.backend) else (),
         )

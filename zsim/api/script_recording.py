@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from zsim.api.answer import Answer
-from zsim.backend.backend import BackendError, RecordedScript, ScriptRecorder
-from zsim.backend.backend import load as load_backend
+from zsim.backend.backend import BackendError, RecordedScript, ScriptRecorder, load_backend
 from zsim.files.written import write
 from zsim.mistake import MistakeError, mistakes
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
-from fractions import Fraction
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar
 
-from zsim.api.forecast import FEW, accumulating
+from zsim.api.forecast import FEW, accumulating, last_step_s
 from zsim.backend.backend import Job, simulator
 from zsim.calibration import fsdp2_llama, fsdp_mpt
 from zsim.calibration.network_verdict import errors_of
@@ -23,22 +22,13 @@ from zsim.files.source import resolved
 from zsim.prediction.circumstance import Circumstance, circumstance, judged_under
 from zsim.scenario.tables import from_tables
 from zsim.schedule.operation import Compute
-from zsim.units import PICOSECONDS_PER_SECOND
 
 FITTED = (fsdp_mpt.TABLE.file, fsdp2_llama.TABLE.file)
 """Tables whose sweeps are fitted, but for those that judge. Runs of other trainers judge alone."""
 
-ROUNDS = 1
-"""Simulations of every fitted run, each with the constants of the one before; the rest of a step
-hardly depends on them."""
-
-FIRST_BESIDE = 1.19
-"""Where the search begins: the mean of what Lee et al. 2025 (arXiv 2507.03114) saw."""
-
-SLOWED = Fraction(13, 10)
-"""Slowdown beside collectives with which a run is simulated a second time, to see how much there
-is of it."""
-
+ROUNDS = 2
+"""Simulations of every fitted run, each with the constants of the one before: what collectives take
+from kernels grows with the time that these take."""
 
 SIBLINGS = {"v100": "a100", "h100_hbm2e": "h100", "h200": "h100", "gh200": "h100", "b200": "h100"}
 """The GPU whose constants of training stand where few or no runs are at hand: a generation apart at
@@ -56,14 +46,6 @@ class _Simulated:
 
 
 Found = TypeVar("Found")
-
-
-class _Timer(Protocol):
-    """The simulation, as far as it is asked when steps end."""
-
-    def step_ends_ps(self, job: Job) -> tuple[int, ...]:
-        """Return picoseconds after which each step has ended."""
-        ...
 
 
 def with_training(
@@ -101,7 +83,7 @@ def _trained(
     today: date,
     report: Callable[[str], None],
 ) -> InTraining:
-    training = start if start.beside_collective else replace(start, beside_collective=FIRST_BESIDE)
+    training = start
     for_fit = [run for run in runs if not run.judged]
     for_judging = [run for run in runs if run.judged]
     seen: list[_Simulated] = []
@@ -156,18 +138,17 @@ def _each(runs: Sequence[Published], simulated: Callable[[Published], Found]) ->
 def judged_run(run: Published, constants: KernelProfile) -> tuple[float, Circumstance]:
     """Return how far off the step of `run` is, simulated as `zsim run` would, and its circumstance.
 
-    The fit takes the slowdown beside collectives to be linear. It is not: what is predicted for a
-    run has to be simulated with the slowdown that was found.
+    The fit takes what collectives take from kernels to be constant. It is not: what is predicted
+    for a run has to be simulated with the constants that were found.
     """
 
-    def step(tables: Mapping[str, object]) -> tuple[float, Job]:
-        job, step_s = _timed(run, tables, constants)
-        return step_s(job.cluster.gpu.timed_by(constants).slowdown_beside_collective), job
+    def step(tables: Mapping[str, object]) -> tuple[Job, float]:
+        return _timed(run, tables, constants)
 
     steps = _accumulation_steps(run)
-    taken_s, job = step(accumulating(run.scenario, min(steps, FEW)))
+    job, taken_s = step(accumulating(run.scenario, min(steps, FEW)))
     if steps > FEW:
-        taken_s += (steps - FEW) * (taken_s - step(accumulating(run.scenario, FEW - 1))[0])
+        taken_s += (steps - FEW) * (taken_s - step(accumulating(run.scenario, FEW - 1))[1])
     assert run.step_time_s is not None
     return abs(taken_s / run.step_time_s - 1), circumstance(job)
 
@@ -197,32 +178,24 @@ def _simulated(run: Published, constants: KernelProfile) -> _Simulated:
                 name: extended(less.alone_s[name], more.alone_s[name]) for name in more.alone_s
             },
             rest_s=extended(less.rest_s, more.rest_s),
-            beside_s=extended(less.beside_s, more.beside_s),
         ),
     )
 
 
 def _timed(
     run: Published, tables: Mapping[str, object], constants: KernelProfile
-) -> tuple[Job, Callable[[Fraction], float]]:
-    """Return the job of `run`, and seconds of its step by the slowdown beside collectives."""
+) -> tuple[Job, float]:
+    """Return the job of `run` on a GPU with `constants`, and the seconds of its step."""
     bare = {name: table for name, table in tables.items() if name != "compute"}
     job = resolved(f"{run.file}, line {run.line}", from_tables(bare)).job()
-    backend = cast("_Timer", simulator())
-
-    def step_s(slowdown: Fraction) -> float:
-        gpu = job.cluster.gpu.timed_by(constants)
-        gpu = replace(gpu, slowdown_beside_collective=slowdown)
-        *_, begin, end = backend.step_ends_ps(replace(job, cluster=replace(job.cluster, gpu=gpu)))
-        return (end - begin) / PICOSECONDS_PER_SECOND
-
-    return job, step_s
+    gpu = job.cluster.gpu.timed_by(constants)
+    job = replace(job, cluster=replace(job.cluster, gpu=gpu))
+    return job, last_step_s(job, simulator())
 
 
 def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile) -> _Simulated:
     job, step_s = _timed(run, tables, constants)
-    gpu = job.cluster.gpu.timed_by(constants)
-    at_once, slowed = step_s(Fraction(1)), step_s(SLOWED)
+    gpu = job.cluster.gpu
     counts = Counter(
         kernel
         for operation in job.schedule.programs[0].step
@@ -237,8 +210,7 @@ def _once(run: Published, tables: Mapping[str, object], constants: KernelProfile
             file=run.file,
             seconds=run.step_time_s,
             alone_s=alone,
-            rest_s=at_once - in_training,
-            beside_s=(slowed - at_once) / float(SLOWED - 1),
+            rest_s=step_s - in_training,
         ),
         ranks=job.schedule.mesh.size,
         parameters=job.model.parameter_count,

@@ -14,10 +14,12 @@ from zsim.api.prediction_errors import (
     unmodelled_lines,
     unmodelled_objects,
 )
+from zsim.calibration.error_growth import ErrorGrowth, growth
 from zsim.calibration.memory_fit import ABOVE, NEAR, MemoryFit
 from zsim.calibration.memory_fit import fit as fit_of
 from zsim.calibration.network_verdict import Errors
 from zsim.calibration.published import Published
+from zsim.calibration.training_tables import TABLES
 from zsim.calibration.training_verdict import (
     PredictedRun,
     Quantity,
@@ -117,7 +119,9 @@ def judged(
         if run.reason or published(run, quantity) is not None or (memory and run.failed)
     ]
     found = forecasts([run.ways for run in asked], quantity)
-    return verdict(file, quantity, asked, found), fit_of(file, asked, found) if memory else None
+    whole = file in TABLES and TABLES[file].judges
+    made = verdict(file, quantity, asked, found, whole=whole)
+    return made, fit_of(file, asked, found) if memory else None
 
 
 def fit_object(found: MemoryFit) -> dict[str, object]:
@@ -161,15 +165,38 @@ def verdict_object(found: TrainingVerdict) -> dict[str, object]:
         "worst": [
             {
                 "row": each.run.line,
-                "judged": each.run.judged,
+                "judged": found.whole or each.run.judged,
                 "published": each.published,
                 "predicted": each.predicted,
                 "error": each.off,
             }
             for each in found.worst
         ],
+        "growth_with_gpus": _growth_object(growth(found.comparisons)),
         "unmodelled": unmodelled_objects(found.unmodelled),
     }
+
+
+def _growth_object(found: ErrorGrowth | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    return {
+        "settings": found.settings,
+        "fewest_gpus": found.fewest,
+        "most_gpus": found.most,
+        "median": found.median,
+        "furthest": found.furthest,
+    }
+
+
+def _growth_lines(found: ErrorGrowth | None) -> list[str]:
+    if found is None:
+        return []
+    return [
+        f"  from the fewest to the most GPUs ({found.fewest} to {found.most}) errors of "
+        f"{found.settings} settings change by {found.median:+.1%} in the median, by "
+        f"{found.furthest:+.1%} at most"
+    ]
 
 
 def _object(errors: Errors | None, *, count: bool = False) -> dict[str, object]:
@@ -194,6 +221,7 @@ def verdicts_text(verdicts: Sequence[TrainingVerdict]) -> str:
     for found in verdicts:
         lines.append(f"{found.file}: {found.modelled} of {found.rows} rows are modelled")
         lines += unmodelled_lines(found.unmodelled)
+        lines += _growth_lines(growth(found.comparisons))
         lines += ["  furthest off:"] * bool(found.worst)
         lines += [f"    {_line(found, each)}" for each in found.worst]
     return "\n".join(lines)

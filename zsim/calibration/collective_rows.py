@@ -1,6 +1,6 @@
 """Published measurements of collectives: rows of a table in, measurements out, or why not.
 
-Four tables are known, by the name of their file and their columns. Nothing is left out for being
+Five tables are known, by the name of their file and their columns. Nothing is left out for being
 predicted badly; a row that says more than a link can carry is named and left out, since its size or
 time is not what the column says.
 """
@@ -32,9 +32,13 @@ from zsim.network.algorithm.installed_algorithms import algorithms
 from zsim.units import UnitError, parse_size
 
 STATED_BYTES = 16 * 2**30  # so large that only bandwidth counts
+HDR_BYTES_PER_S = 25 * 10**9
 
 SWEEPS, ONE_NODE = "nccl_tests_sweeps", "collectives_h100_one_node"
 ALL_REDUCE, SCALING = "allreduce_h200_b200", "collective_bandwidth_h100_scaling"
+SINGLE = "collective_bandwidth_single_values"
+SCALED = frozenset({SCALING, SINGLE})
+"""Tables of single values, mostly on many nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,17 @@ def _size(text: str) -> int:
         raise ValueError(f"size: {error}") from None
 
 
+def _whole(text: str) -> str:
+    """Return a whole number without the ".0" that some tables write."""
+    return text.removesuffix(".0")
+
+
+def _stated_size(text: str) -> int:
+    """Return the bytes of "up to 128 MiB"; those of a peak whose size is not stated."""
+    found = re.search(r"[0-9]+ [KMG]iB", text)
+    return parse_size(found.group()) if found else STATED_BYTES
+
+
 class _Timed(CsvRow):
     gpu: Annotated[str, AfterValidator(_gpu)]
     collective: Annotated[Collective, BeforeValidator(_collective)]
@@ -134,6 +149,14 @@ class _Scaling(_Timed):
     bandwidth_GBps: Positive  # noqa: N815  (columns are called so)
     p95_GBps: Positive  # noqa: N815
     p5_GBps: Positive  # noqa: N815
+
+
+class _Single(_Timed):
+    n_ranks: Annotated[Whole, BeforeValidator(_whole)]
+    n_nodes: Whole
+    size: Annotated[int, BeforeValidator(_stated_size)]
+    busbw_GBps: Positive  # noqa: N815
+    note: str
 
 
 def read(file: str, rows: Iterable[Cells]) -> tuple[list[Measurement], list[Unmodelled]]:
@@ -191,6 +214,16 @@ def stated_fabric(row: Measurement) -> Measurement | None:
     )
 
 
+def fastest(row: Measurement) -> Measurement | None:
+    """Return what the row says of the fastest twentieth of runs between nodes; None if nothing.
+
+    That is what a fabric does while nobody else is on it.
+    """
+    if row.band is None or row.shape.nodes == 1:
+        return None
+    return replace(row, system=f"{row.system}_fastest", seconds=row.band[0], band=None)
+
+
 def _one_node(number: int, cells: Cells) -> Measurement:
     row = parsed(ONE_NODE, _OneNode, cells)
     shape = _shape(row.gpu, row.group_size, 1)
@@ -235,7 +268,7 @@ def _scaling(number: int, cells: Cells) -> Measurement:
         file=SCALING,
         row=number,
         gpu=row.gpu,
-        system="congested",
+        system="ultrascale_playbook",
         collective=row.collective,
         shape=shape,
         size_bytes=row.size,
@@ -246,11 +279,39 @@ def _scaling(number: int, cells: Cells) -> Measurement:
     )
 
 
+def _single(number: int, cells: Cells) -> Measurement:
+    row = parsed(SINGLE, _Single, cells)
+    system, nic = system_in("", _thread(row.source), row.gpu)
+    cards = re.search(r"([0-9]+)x HDR per node", row.note)
+    shape = _shape(row.gpu, row.n_ranks, row.n_nodes)
+    around = 2 if row.collective is Collective.ALL_REDUCE else 1
+    moved = row.size * around * (shape.ranks - 1) / shape.ranks
+    return Measurement(
+        file=SINGLE,
+        row=number,
+        gpu=row.gpu,
+        system=system,
+        collective=row.collective,
+        shape=shape,
+        size_bytes=row.size,
+        seconds=moved / (row.busbw_GBps * 1e9),
+        links=_links(row.gpu, int(cards.group(1)) * HDR_BYTES_PER_S if cards else nic, shape),
+        source=row.source,
+    )
+
+
+def _thread(source: str) -> str:
+    """Return the name of the system in an issue: that of the repository and its number."""
+    found = re.search(r"github\.com/[^/]+/([^/]+)/issues/([0-9]+)", source)
+    return "_".join((found.group(1).replace("-", "_"), "issue", found.group(2))) if found else ""
+
+
 READERS: dict[str, Callable[[int, Cells], Measurement]] = {
     SWEEPS: _sweep,
     ONE_NODE: _one_node,
     ALL_REDUCE: _all_reduce,
     SCALING: _scaling,
+    SINGLE: _single,
 }
 
 
@@ -272,7 +333,11 @@ def _links(gpu: str, nic_bytes_per_s: int, shape: GroupShape) -> Bandwidths:
     used = Fraction(1)
     if not hardware.is_rack:
         used = min(used, shape.ranks_per_node / hardware.domain)
-    return Bandwidths(gpu=hardware.gpu_bytes_per_s, node=max(1, int(nic_bytes_per_s * used)))
+    return Bandwidths(
+        gpu=hardware.gpu_bytes_per_s,
+        node=max(1, int(nic_bytes_per_s * used)),
+        pair=nic_bytes_per_s // hardware.nics,
+    )
 
 
 def _within_physics(row: Measurement) -> None:

@@ -43,6 +43,7 @@ START = NetworkProfile(
         "far_fill_s": 50e-6,
         "far_fill_bytes": 64e6,
         **{each.name: each.default for each in constants() if each.default is not None},
+        "congestion": 0.1,
     }
 )
 """Where a search begins, of the order of what NCCL's tuner assumes; data move what they name.
@@ -53,7 +54,10 @@ CHOICES = (0.64, 0.6125, 0.69)
 """Values of nvls_choice: from 5, from 6 or from 4 ranks on."""
 
 HOST = ("launch_s", "pair_s", "base_s")
-FABRIC = ("far_base_s", "far_hop_s", "nic", "far_fill_s", "far_fill_bytes")
+SCALE = ("nic", "far_hop_s", "congestion")
+"""What tells how a fabric carries collectives of many nodes; a system that is known by single
+values on many nodes differs in these alone."""
+FABRIC = ("far_base_s", "far_fill_s", "far_fill_bytes", *SCALE)
 SOFTWARE = ("nvls", "copy", "add")
 EXCEPTIONS = frozenset({*HOST, *FABRIC, *SOFTWARE})
 """Constants that a system may have for itself, where its measurements say so."""
@@ -74,7 +78,8 @@ _BOUNDS = (
     ("ll", (0.05, 0.5)),  # 1 of 2 is
     ("channel", (0.01, 0.2)),
     ("spread", (0.001, 0.2)),
-    ("nic", (0.7, 1.0)),
+    ("congestion", (1e-3, 1.0)),
+    ("nic", (0.5, 1.0)),
     ("copy", (0.8, 10.0)),
     ("add", (0.8, 10.0)),
     ("", (0.4, 1.0)),  # the other shares of the link

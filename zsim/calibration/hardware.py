@@ -20,12 +20,14 @@ class Hardware:
         domain: GPUs that one NVSwitch domain joins.
         nic_bytes_per_s: of the NICs of such a domain, together, where the source names no other.
         reduces: whether the switch can reduce (third generation NVSwitch and later).
+        nics: parts of those NICs that each serve the GPUs nearest to them.
     """
 
     gpu_bytes_per_s: int
     domain: int
     nic_bytes_per_s: int
     reduces: bool
+    nics: int = 8
 
     @property
     def is_rack(self) -> bool:
@@ -42,7 +44,7 @@ class Hardware:
 # of that kind reaches, so 4 x 200 Gb/s.
 GPUS = {
     "gb200": Hardware(
-        gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 50 * GB, reduces=True
+        gpu_bytes_per_s=900 * GB, domain=72, nic_bytes_per_s=72 * 50 * GB, reduces=True, nics=72
     ),
     "b200": Hardware(gpu_bytes_per_s=900 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),
     "h200": Hardware(gpu_bytes_per_s=450 * GB, domain=8, nic_bytes_per_s=400 * GB, reduces=True),

@@ -40,17 +40,20 @@ def fitted(
     start: NetworkProfile,
     *,
     exceptions: Collection[str] = EXCEPTIONS,
+    free: Collection[str] | None = None,
 ) -> NetworkFit:
     """Return constants that fit `rows` best, from `start` on; a system may differ in `exceptions`.
 
-    A system that is the only one has none.
+    A system that is the only one has none. Only the constants in `free` move, if it is given.
     """
     by_system: defaultdict[str, list[Measurement]] = defaultdict(list)
     for row in rows:
         by_system[row.system].append(row)
     all_points = {name: points(by_system[name]) for name in sorted(by_system)}
     allowed = exceptions if len(all_points) > 1 else ()
-    fits = [_Problem(all_points, each, allowed).solved() for each in _choices(start, all_points)]
+    fits = [
+        _Problem(all_points, each, allowed, free).solved() for each in _choices(start, all_points)
+    ]
     return min(fits, key=lambda fit: fit.loss)
 
 
@@ -83,9 +86,10 @@ class _Problem:
         all_points: Mapping[str, Sequence[Point]],
         start: NetworkProfile,
         exceptions: Collection[str],
+        free: Collection[str] | None,
     ) -> None:
         self.start, self.all_points = start, all_points
-        self.names = searched(start)
+        self.names = [each for each in searched(start) if free is None or each in free]
         self.home = np.log([start[name] for name in self.names])
         self.limits = np.array([bounds(name, start) for name in self.names])
         excepted = [place for place, name in enumerate(self.names) if name in exceptions]
@@ -130,6 +134,8 @@ class _Problem:
     def beginning(self) -> Array:
         """Return where the search begins: at the start, but launches as fast as was measured."""
         vector: Array = self.home[self.of_place]
+        if "launch_s" not in self.names:
+            return vector
         launch = self.names.index("launch_s")
         for columns, found in zip(self.columns, self.all_points.values(), strict=True):
             once = [p.seconds for p in found if not direct.peers(p.collective, p.shape)]

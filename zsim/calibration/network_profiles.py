@@ -10,16 +10,24 @@ with most rows whose switch does not reduce either.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import geometric_mean, median
+from statistics import median
 
-from zsim.calibration.collective_rows import SCALING, Measurement, stated_fabric
+from zsim.calibration.collective_rows import Measurement, fastest, stated_fabric
 from zsim.calibration.constants import FABRIC, RACK_NIC, START
-from zsim.calibration.hardware import GPUS, UNNAMED, speaks_verbs
+from zsim.calibration.hardware import GPUS, UNNAMED
 from zsim.calibration.link_rows import TimedLinks, scaled
 from zsim.calibration.network_fit import fitted
 from zsim.calibration.network_verdict import SIZE_CLASSES, JudgedMeasurement, judged, size_class
+from zsim.calibration.scale import (
+    fabrics_of,
+    hops_at_scale,
+    left_out,
+    tells_scale,
+    usual_fabric,
+    with_fabrics,
+)
 from zsim.cluster.profile.files import Profiles
 from zsim.cluster.profile.network import NetworkProfile
 
@@ -32,12 +40,12 @@ def calibrated(
 ) -> list[Profiles]:
     """Return profiles of every kind of GPU in `rows` and `links`, which are by kind of GPU.
 
-    The congested cluster is left to validation. `report` is told what is being done.
+    `report` is told what is being done, and how each fabric is predicted from the others.
     """
     found: list[Profiles] = []
-    measured = [row for row in rows if row.file != SCALING]
-    stated = {row.system: row for row in map(stated_fabric, measured) if row}
-    used = [*measured, *stated.values()]
+    stated = {row.system: row for row in map(stated_fabric, rows) if row}
+    alone = [each for each in map(fastest, rows) if each]
+    used = [*(row for row in rows if not tells_scale(row)), *stated.values()]
     counts = Counter(row.gpu for row in used)
     start = START
     for gpu, count in counts.most_common():
@@ -50,52 +58,18 @@ def calibrated(
         near = found[0].shared
         others = {name: START[name] for name in (*FABRIC, "launch_s")}
         start = near.changed(nvls=near["nvls"] or START["nvls"], **others)
-    crossed = {(row.gpu, row.system) for row in measured if row.shape.nodes > 1}
-    usual = _usual_fabric(found, crossed)
-    found = [_with_fabric(each, crossed, usual, seen=stated) for each in found]
+    usual = usual_fabric(found, used)
+    usual |= hops_at_scale(found, alone, usual)
+    fabrics = fabrics_of(found, rows, usual)
+    found = [with_fabrics(each, rows, usual, fabrics, seen=stated) for each in found]
+    for line in left_out(found, rows, fabrics):
+        report(line)
     plain = [each for each in found if not GPUS[each.gpu].reduces and each.gpu != UNNAMED]
     for gpu, timed in (links or {}).items():
         if plain and gpu not in counts and (like := scaled(gpu, timed, plain[0])):
             report(f"{gpu}: {len(timed)} rows of links, scaled from {plain[0].gpu}")
-            found.append(like)
+            found.append(with_fabrics(like, (), {}, fabrics, seen={}))
     return found
-
-
-def _usual_fabric(
-    found: Sequence[Profiles], crossed: Collection[tuple[str, str]]
-) -> dict[str, float]:
-    """Return constants of an ordinary InfiniBand fabric: geometric means over systems with one."""
-    known = [
-        profiles.systems[system]
-        for profiles in found
-        for system in sorted(profiles.systems)
-        if (profiles.gpu, system) in crossed and speaks_verbs(system, profiles.gpu)
-    ]
-    if not known:
-        return {}
-    return {name: geometric_mean(each[name] for each in known) for name in FABRIC}
-
-
-def _with_fabric(
-    profiles: Profiles,
-    crossed: Collection[tuple[str, str]],
-    usual: Mapping[str, float],
-    *,
-    seen: Collection[str],
-) -> Profiles:
-    """Return what was never measured across nodes gets the `usual` fabric.
-
-    So do the shared constants, unless the node of this GPU is a rack. A system in `seen` has said
-    what its NICs carry, and keeps that.
-    """
-    if GPUS[profiles.gpu].is_rack:
-        return profiles
-    systems = dict(profiles.systems)
-    for name, system in systems.items():
-        if (profiles.gpu, name) not in crossed:
-            kept = {"nic": system["nic"]} if name in seen else {}
-            systems[name] = system.changed(**{**usual, **kept})
-    return replace(profiles, shared=profiles.shared.changed(**usual), systems=systems)
 
 
 def _held_out(

@@ -28,6 +28,11 @@ class RunRow(CsvRow):
     step_time_s_derived: MaybePositive
 
     @property
+    def step_time_s(self) -> float | None:
+        """Return the published time of a step, if there is one."""
+        return self.step_time_s_derived
+
+    @property
     def peak_gib(self) -> float | None:
         """Peak of what the allocator reserved, if it was published."""
         return None
@@ -56,10 +61,14 @@ class RunRow(CsvRow):
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A file, by its name without the ending, and its rows."""
+    """A file, by its name without the ending, and its rows.
+
+    With `judges` no constant is fitted to any of them.
+    """
 
     file: str
     row: type[RunRow]
+    judges: bool = False
 
     def read(self, rows: Iterable[Cells]) -> list[Published]:
         """Return every row of the file, those that are not modelled with the reason.
@@ -84,7 +93,7 @@ class RunTable:
                 refusal=row.refusal(),
                 part=row.part(),
                 source=row.source,
-                step_time_s=None if row.failed else row.step_time_s_derived,
+                step_time_s=None if row.failed else row.step_time_s,
                 peak_bytes=None if peak_gib is None else round(peak_gib * GIB),
                 failed=row.failed,
             )
@@ -96,6 +105,6 @@ class RunTable:
                 model="",
                 sequence_length=0,
                 scenario={},
-                source=cells["source"],
+                source=cells.get("source", ""),
                 reason=str(error),
             )

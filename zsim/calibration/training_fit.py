@@ -21,15 +21,13 @@ from zsim.model.kernel import Kernel
 MANY = 20
 """Runs from which every constant is fitted; fewer say one thing."""
 
-ALL_FREE = (*((name,) for name in SHARES), ("beside_collective",))
+ALL_FREE = tuple((name,) for name in SHARES)
 ONE_FREE = (MATRIX,)
 """Constants that move together. A GPU of few runs has the matrix units of its sibling and the same
 libraries; what differs is how fast its power limit lets them run."""
 
-BOUNDS: Mapping[str, tuple[float, float]] = {"beside_collective": (1.0, 1.5)}
 SHARE_BOUNDS = (0.3, 3.0)
-"""Least and most of a constant. Kernels beside collectives were seen up to 1.4 times as long (Lee
-et al. 2025, arXiv 2507.03114), most of them 1.2 times; a share outside these is another kernel."""
+"""Least and most of a constant: a share outside these is another kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +38,18 @@ class Observed:
         file: table that it is from.
         seconds: published.
         alone_s: seconds of work of each class of kernels where they run alone, by share.
-        rest_s: all else of the step, if collectives slow nothing down.
-        beside_s: seconds of kernels beside collectives.
+        rest_s: all else of the step, and what collectives take from kernels.
     """
 
     file: str
     seconds: float
     alone_s: Mapping[str, float]
     rest_s: float
-    beside_s: float
 
     def predicted_s(self, by: InTraining) -> float:
         """Return seconds that constants give."""
         work = sum(value / by.constant(name) for name, value in self.alone_s.items())
-        return work + self.rest_s + self.beside_s * max(0.0, by.beside_collective - 1)
+        return work + self.rest_s
 
 
 def alone_s(
@@ -98,8 +94,5 @@ def _limit(free: Sequence[Sequence[str]], start: InTraining, *, end: int) -> Arr
     """Return the least (`end` 0) or most (1) by which each group may move, as logarithms."""
     nearest = (max, min)[end]
     return np.log(
-        [
-            nearest(BOUNDS.get(name, SHARE_BOUNDS)[end] / start.constant(name) for name in names)
-            for names in free
-        ]
+        [nearest(SHARE_BOUNDS[end] / start.constant(name) for name in names) for names in free]
     )

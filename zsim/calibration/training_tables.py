@@ -1,8 +1,15 @@
 """The tables of published runs that are known, by the name of their file."""
 
-from zsim.calibration import fsdp2_llama, fsdp_mpt, zero01
+from zsim.calibration import azure_zero3, fsdp2_llama, fsdp_mpt, internevo, zero01
 from zsim.calibration.run_rows import RunTable
 
 TABLES: dict[str, RunTable] = {
-    table.file: table for table in (fsdp_mpt.TABLE, fsdp2_llama.TABLE, zero01.TABLE)
+    table.file: table
+    for table in (
+        fsdp_mpt.TABLE,
+        fsdp2_llama.TABLE,
+        zero01.TABLE,
+        azure_zero3.TABLE,
+        internevo.TABLE,
+    )
 }

@@ -83,9 +83,10 @@ class Gpu:
     known; `overheads` is what tensors do not get of it. `launch` is what its host spends to issue
     operations; constants of `kernels` have their own.
 
-    `slowdown_beside_collective` says how many times as long kernels take while a collective is on
-    the GPU: 1 until somebody has measured it. With `kernels`, fitted constants, kernels take what
-    these say of their shapes, and of `rates` the peaks count alone.
+    `collective_share` is the share of its multiprocessors that the kernel of one collective
+    occupies, also while it waits for its peers: 0 until somebody has measured it. With `kernels`,
+    fitted constants, kernels take what these say of their shapes, and of `rates` the peaks count
+    alone.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Gpu:
     memory_bytes_per_s: int
     rates: tuple[Rate, ...]
     launch: LaunchCosts = FREE
-    slowdown_beside_collective: Fraction = Fraction(1)
+    collective_share: Fraction = Fraction(0)
     kernels: KernelProfile | None = None
     visible_bytes: int | None = None
     overheads: Overheads = Overheads()
@@ -103,10 +104,10 @@ class Gpu:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ClusterError(f"gpu {self.name}: {name} must be more than 0")
-        if self.slowdown_beside_collective < 1:
-            slowdown = self.slowdown_beside_collective
+        if not 0 <= self.collective_share < 1:
             raise ClusterError(
-                f"gpu {self.name}: slowdown_beside_collective {slowdown} must be at least 1"
+                f"gpu {self.name}: collective_share {self.collective_share} must be at least 0 "
+                "and less than 1"
             )
 
     def usable_bytes(self, communicators: int) -> int:
@@ -120,10 +121,8 @@ class Gpu:
         return self.launch if self.kernels is None else self.kernels.launch
 
     def timed_by(self, kernels: KernelProfile) -> "Gpu":
-        """Return this GPU with fitted constants of its kernels, also beside collectives."""
-        beside = kernels.training.beside_collective
-        slowdown = Fraction(str(beside)) if beside else self.slowdown_beside_collective
-        return replace(self, kernels=kernels, slowdown_beside_collective=slowdown)
+        """Return this GPU with fitted constants of its kernels."""
+        return replace(self, kernels=kernels)
 
     def rate(self, dtype: DType) -> Rate:
         """Rates of `dtype`.

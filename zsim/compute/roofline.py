@@ -92,6 +92,18 @@ def touched_bytes(operation: Compute | Copy | Fill, program: Program) -> int:
             assert_never(operation)
 
 
+def moving_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
+    """Return those picoseconds of `operation_ps` in which kernels run that only move memory.
+
+    Raises:
+        ClusterError: the GPU has no rate for the format of a kernel.
+    """
+    if isinstance(operation, Compute) and operation.kernels:
+        moving = (kernel for kernel in operation.kernels if not kernel.kind.multiplies_matrices)
+        return sum(kernel_ps(kernel, gpu) for kernel in moving)
+    return operation_ps(operation, program, gpu)
+
+
 def operation_ps(operation: Compute | Copy | Fill, program: Program, gpu: Gpu) -> int:
     """Picoseconds that `operation` occupies the GPU.
 

@@ -23,6 +23,7 @@ from zsim.cluster.profile.network import NetworkProfile, ProfileError
 from zsim.files.given import read_config, read_file
 from zsim.mistake import reason_of
 from zsim.network.algorithm.installed_algorithms import check
+from zsim.network.band import band
 from zsim.suggestion import one_of
 
 
@@ -124,6 +125,20 @@ def network_profile(name: str) -> NetworkProfile:
     if name not in names:
         raise ProfileError(one_of(name, names))
     return known[gpu].of(system)
+
+
+def network_band(
+    network: NetworkProfile | None,
+) -> tuple[NetworkProfile, NetworkProfile] | None:
+    """Return the constants of the fastest and of the slowest fabric that `network` may be.
+
+    None if they are not of a profile that ships, or of one that knows no fabrics.
+    """
+    for profiles in network_profiles().values():
+        for system in (None, *sorted(profiles.systems)):
+            if profiles.fabrics and network == profiles.of(system):
+                return band(profiles, system)
+    return None
 
 
 @cache

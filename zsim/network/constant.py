@@ -67,6 +67,12 @@ LL = Constant(name="ll", is_share=True)
 LL128 = Constant(name="ll128", is_share=True)
 NIC = Constant(name="nic", is_share=True)
 """Share of the NICs' bandwidth."""
+CONGESTION = Constant(name="congestion", default=0.0, may_be_zero=True)
+"""Exponent of congestion: with n nodes all that crosses the fabric takes (n / 2) ** congestion
+times as long as with two. A ring is as slow as its slowest link, and the more links there are, the
+more flows meet on one of them: paths chosen by hash collide, bursts arrive at once."""
+TAIL = Constant(name="tail", default=1.0)
+"""How many times as long what crosses nodes took in the slowest twentieth of runs."""
 COPY = Constant(name="copy")
 """Speed of a local copy of a rank's own shard, in bandwidths of the link."""
 ADD = Constant(name="add")
@@ -81,7 +87,7 @@ FAR_FILL_BYTES = Constant(name="far_fill_bytes")
 
 COMMON = (
     LAUNCH_S, BASE_S, LL_HOP_S, LL128_HOP_S, SIMPLE_HOP_S, FAR_BASE_S, FAR_HOP_S, LINK, LL, LL128,
-    NIC, COPY, ADD, FILL_S, FILL_BYTES, FAR_FILL_S, FAR_FILL_BYTES,
+    NIC, CONGESTION, TAIL, COPY, ADD, FILL_S, FILL_BYTES, FAR_FILL_S, FAR_FILL_BYTES,
 )  # fmt: skip
 
 

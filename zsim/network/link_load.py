@@ -127,4 +127,9 @@ class LinkLoads:
         gpus = cluster.gpus_per_node * cluster.nodes_per_domain
         nics = cluster.nics_per_node * cluster.nodes_per_domain * cluster.nic_link.bytes_per_s
         used = min(Fraction(1), shape.ranks_per_node / gpus)
-        return Bandwidths(gpu=cluster.switch_link.bytes_per_s, node=max(1, int(nics * used)))
+        return Bandwidths(
+            gpu=cluster.switch_link.bytes_per_s,
+            node=max(1, int(nics * used)),
+            pair=max(cluster.nics_per_node // cluster.gpus_per_node, 1)
+            * cluster.nic_link.bytes_per_s,
+        )

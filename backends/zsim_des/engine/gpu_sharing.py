@@ -1,78 +1,115 @@
-"""Kernels that share a GPU, with each other or with a collective: they take longer meanwhile."""
+"""Kernels that share a GPU, with each other or with collectives: they take longer meanwhile.
+
+A collective takes two things from kernels. Its own kernel occupies some multiprocessors from when
+the rank reaches it, for it waits there for its peers, until it ends; products of matrices have that
+many fewer. And while its bytes move they pass the memory of the GPU; kernels that only move memory
+have so much less of its bandwidth.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from zsim.cluster.cluster import Gpu
 from zsim_des.ready_queue import Agenda
+
+PARTS = 1000
+"""Shares are whole numbers of so many parts of one, so that work is counted in whole numbers."""
+
+MOST = 900
+"""Parts of a GPU that collectives take at most, however many there are."""
+
+EVEN = 840
+"""Parts of a picosecond in which work is counted: up to eight kernels share one evenly."""
 
 
 @dataclass(slots=True)
 class RunningKernel:
-    """One under way: picoseconds of work left since the last change, and what to do at its end."""
+    """A kernel under way, with the parts of its work that are left and what to do at its end.
 
-    left: Fraction
+    Of its time with the GPU to itself `memory` parts are spent in kernels that only move memory.
+    """
+
+    left: int
+    memory: int
     ended: Callable[[int], None]
 
 
 class Beside:
     """The kernels and collectives of one rank, from change to change.
 
-    A collective is there from when the rank reached it, for it waits for its peers on the GPU.
     Kernels of several streams get equal parts: each would fill the GPU alone, so both take as long
     together as one after the other.
     """
 
-    def __init__(self, agenda: Agenda, slowdown: Fraction) -> None:
+    def __init__(self, agenda: Agenda, gpu: Gpu) -> None:
         self._agenda = agenda
-        self._slowdown = slowdown
+        self._share = round(gpu.collective_share * PARTS)
+        self._memory_bytes_per_s = gpu.memory_bytes_per_s
         self._collectives = 0
+        self._traffic = 0
         self._kernels: list[RunningKernel] = []
         self._changed_ps = 0
         self._version = 0
 
     def now_ps(self) -> int:
-        """Return the time."""
+        """Return the time that it is."""
         return int(self._agenda.env.now)
 
     def come(self) -> None:
-        """Note that a collective has come."""
-        self._change(1)
+        """Let a collective occupy its multiprocessors from now on."""
+        self._change(1, 0)
 
-    def leave(self, at_ps: int) -> None:
-        """Note that a collective goes at `at_ps`, now or later."""
-        self._agenda.at(at_ps, lambda: self._change(-1))
+    def move(self, bytes_per_s: Fraction) -> int:
+        """Let a collective that has come take `bytes_per_s` of the memory's bandwidth from now on.
 
-    def _change(self, count: int) -> None:
+        Return the parts of it that this is, to be given back when it leaves.
+        """
+        parts = round(bytes_per_s * PARTS / self._memory_bytes_per_s)
+        self._change(0, parts)
+        return parts
+
+    def leave(self, at_ps: int, parts: int) -> None:
+        """Let a collective go at `at_ps`, now or later, which takes `parts` of the bandwidth."""
+        self._agenda.at(at_ps, lambda: self._change(-1, -parts))
+
+    def _change(self, collectives: int, traffic: int) -> None:
         self._advance()
-        self._collectives += count
+        self._collectives += collectives
+        self._traffic += traffic
         self._arm()
 
-    def kernel(self, time_ps: int, ended: Callable[[int], None]) -> None:
-        """Work that takes `time_ps` with the GPU to itself, from now on; told when it has ended."""
+    def kernel(self, time_ps: int, memory_ps: int, ended: Callable[[int], None]) -> None:
+        """Begin work that takes `time_ps` with the GPU to itself; `ended` is told when it ends.
+
+        In `memory_ps` of that time kernels run that only move memory.
+        """
         self._advance()
-        self._kernels.append(RunningKernel(Fraction(time_ps), ended))
+        memory = memory_ps * PARTS // time_ps
+        self._kernels.append(RunningKernel(time_ps * PARTS * EVEN, memory, ended))
         self._arm()
 
-    def _factor(self) -> Fraction:
-        sharing = max(1, len(self._kernels))
-        return sharing * (self._slowdown if self._collectives else Fraction(1))
+    def _speed(self, kernel: RunningKernel) -> int:
+        """Return the parts of work that `kernel` does in a picosecond."""
+        busy = PARTS - min(MOST, self._collectives * self._share)
+        free = PARTS - min(MOST, self._traffic)
+        taken = (PARTS - kernel.memory) * free + kernel.memory * busy
+        return EVEN * PARTS * busy * free // (taken * len(self._kernels))
 
     def _advance(self) -> None:
         now = self.now_ps()
-        done = (now - self._changed_ps) / self._factor()
-        self._changed_ps = now
-        for kernel in self._kernels:
-            kernel.left -= done
+        passed_ps, self._changed_ps = now - self._changed_ps, now
+        if passed_ps:
+            for kernel in self._kernels:
+                kernel.left -= passed_ps * self._speed(kernel)
 
     def _arm(self) -> None:
         """Wake up when the next kernel ends; an earlier alarm no longer counts."""
         self._version = version = self._version + 1
         if not self._kernels:
             return
-        wait = min(kernel.left for kernel in self._kernels) * self._factor()
-        wait_ps = max(0, -(-wait.numerator // wait.denominator))
-        self._agenda.at(self.now_ps() + wait_ps, lambda: self._alarm(version))
+        wait_ps = min([-(-kernel.left // self._speed(kernel)) for kernel in self._kernels])
+        self._agenda.at(self.now_ps() + max(0, wait_ps), lambda: self._alarm(version))
 
     def _alarm(self, version: int) -> None:
         if version != self._version:

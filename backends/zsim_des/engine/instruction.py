@@ -5,7 +5,7 @@ from typing import assert_never
 
 from zsim.cluster.cluster import Gpu
 from zsim.cluster.profile.host_launch import FREE
-from zsim.compute.roofline import operation_ps
+from zsim.compute.roofline import moving_ps, operation_ps
 from zsim.network.volume import ring_equivalent_bytes
 from zsim.schedule.operation import (
     Allocate,
@@ -45,6 +45,8 @@ class After:
 class Enqueue:
     """Put an entry on a stream. `operation` is None for the entry of a waited free.
 
+    In `moving_ps` of its `time_ps` kernels run that only move memory; 0 where no collective can
+    take anything from them.
     `members` are the operations of a communicator, with the bytes that each rank sends; `carries`
     is what passes the host side of the node: a copy to or from it, a kernel on its threads.
     """
@@ -54,6 +56,7 @@ class Enqueue:
     stream: int
     after: After
     time_ps: int
+    moving_ps: int
     launch_ps: int
     operation: StreamOperation | None
     members: tuple[tuple[Communication, int], ...]
@@ -221,6 +224,7 @@ class _Lowering:
         operation: StreamOperation,
         *,
         time_ps: int = 0,
+        moving_ps: int = 0,
         members: tuple[Communication, ...] = (),
     ) -> Enqueue:
         return Enqueue(
@@ -229,6 +233,7 @@ class _Lowering:
             self._streams[operation.stream],
             self._after(operation.id, operation.after),
             time_ps,
+            moving_ps,
             self._launch_ps(operation),
             operation,
             tuple([self._member(member) for member in members]) if members else (),
@@ -245,10 +250,12 @@ class _Lowering:
         carries: Carried | None = None
         if self._has_host:
             carries = carried_by(operation, self._program, self._places)
-        time_ps = 0
+        time_ps = moving = 0
         if carries is None or carries.kernel is None:
             time_ps = operation_ps(operation, self._program, self._gpu)
-        made = self._enqueue(operation, time_ps=time_ps)
+            if self._gpu.collective_share:
+                moving = moving_ps(operation, self._program, self._gpu)
+        made = self._enqueue(operation, time_ps=time_ps, moving_ps=moving)
         made.carries = carries
         return made
 
@@ -259,7 +266,7 @@ class _Lowering:
         if free.mode is FreeMode.HOST:
             return Stop(free.id, after, launch_ps)
         home = self._streams[self._program.by_name[free.buffer].home]
-        return Enqueue(self.slots[free.id], free.id, home, after, 0, launch_ps, None, ())
+        return Enqueue(self.slots[free.id], free.id, home, after, 0, 0, launch_ps, None, ())
 
     def _choose(self, branch: Branch) -> Choose:
         after = self._after(branch.id, branch.after)

@@ -5,8 +5,8 @@ here is a process of its own: who waits is woken, and goes on.
 """
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 
+from zsim.cluster.cluster import Gpu
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.operation import Allocate, Operation
 from zsim_des.engine.gpu_sharing import Beside
@@ -24,9 +24,9 @@ from zsim_des.symmetry.fault_state import Pace
 class Rank:
     """The host and streams of one rank class.
 
-    Kernels run at `pace`, and take `slowdown` times as long while a collective is on the GPU; with
-    `durations` they and the host take what these say. `watcher` is told what happens. With `memory`
-    the host asks for what it allocates, and may have to wait.
+    Kernels run at `pace`, and share `gpu` with collectives; with `durations` they and the host take
+    what these say. `watcher` is told what happens. With `memory` the host asks for what it
+    allocates, and may have to wait.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Rank:
         rendezvous: Rendezvous,
         *,
         pace: Pace | None,
-        slowdown: Fraction,
+        gpu: Gpu | None,
         durations: Durations | None = None,
         watcher: RunWatcher | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class Rank:
             len(each.classes) > 1 for each in rank_class.communicators.values()
         )
         self._going: Iterator[Awaited | int] = iter(())
-        beside = Beside(agenda, slowdown) if slowdown != 1 else None
+        beside = Beside(agenda, gpu) if gpu is not None and gpu.collective_share else None
         changes = pace is not None or durations is not None
         self._streams = [
             Stream(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from zsim.network.volume import element_count
 from zsim.schedule.operation import (
@@ -10,6 +11,7 @@ from zsim.schedule.operation import (
     Communication,
     PointToPoint,
     Receive,
+    ReducingOperation,
     Send,
 )
 from zsim_des.engine.instruction import Enqueue
@@ -37,6 +39,7 @@ class Arrival:
     """One operation of a communicator (or several issued together) on one rank class.
 
     `keys` are those that it meets others at, one per member, taken when the host issues it.
+    `moves` is told how many bytes a second pass the memory of a GPU, when they begin to.
     """
 
     rank_class: RankClass
@@ -46,6 +49,7 @@ class Arrival:
     keys: tuple[Key, ...]
     finish: Callable[[int], None]
     ready_ps: int = 0
+    moves: Callable[[Fraction], None] | None = None
 
 
 @dataclass(slots=True)
@@ -231,8 +235,17 @@ class Rendezvous:
                 entry.finish(end_ps)
             self._agenda.run()
 
-        join = self._network.join
-        Alarm(env, begin_ps - int(env.now), lambda: join(number, size_bytes, step, finish))
+        network = self._network
+
+        def begin() -> None:
+            network.join(number, size_bytes, step, finish)
+            if first.moves is not None:
+                per_s = network.alone(number)
+                for entry in met:
+                    assert entry.moves is not None
+                    entry.moves(per_s * _passes(entry.members) / size_bytes)
+
+        Alarm(env, begin_ps - int(env.now), begin)
 
     def carry(self, rank_class: RankClass, what: Enqueue, step: int, start: CarriedStart) -> bool:
         """Move bytes on the host side from `start.ready_ps` on, if its links are described.
@@ -306,6 +319,26 @@ class Rendezvous:
             return 0, 0, longest_ps
         taken, size_bytes = joined(parts)
         return self._network.number(taken), size_bytes, longest_ps
+
+
+def _passes(members: tuple[tuple[Communication, int], ...]) -> Fraction:
+    """Return the bytes that `members` read from the memory of a GPU and write to it.
+
+    For each byte that it sends a rank reads one, its own or one that it received, and it writes
+    each that it receives; to reduce, it reads its own beside. In an all-reduce that is so on one of
+    two laps. Source: the primitives of NCCL, such as recvReduceSend and recvCopySend (Hu et al.
+    2025, "Demystifying NCCL").
+    """
+    passed = Fraction(0)
+    for member, size_bytes in members:
+        if isinstance(member, CollectiveOperation):
+            reads_own = Fraction(isinstance(member, ReducingOperation), member.laps)
+            passed += (2 + reads_own) * size_bytes
+        elif isinstance(member, Receive):
+            passed += member.target.size * member.wire.size_bytes
+        else:
+            passed += size_bytes
+    return passed
 
 
 def _must_match(one: tuple[Arrival, Communication], other: tuple[Arrival, Communication]) -> None:

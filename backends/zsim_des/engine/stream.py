@@ -7,6 +7,7 @@ a known end itself, and costs no event. Time advances only for what depends on t
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from zsim_des.engine.gpu_sharing import Beside
 from zsim_des.engine.host_issue import HostIssue, Item
@@ -105,6 +106,7 @@ class Stream:
         self._at = 0
         self._free_ps = 0
         self._could_ps = 0  # when it could have run more: waits without an operation are no work
+        self._traffic = 0
 
     def put(self, batch: EntryBatch) -> None:
         """Put entries of the host on the stream."""
@@ -155,7 +157,7 @@ class Stream:
                 if self._end_ps is not None:
                     end_ps = self._end_ps(instance, item, ready_ps)
                 if self._beside is not None and end_ps > ready_ps:
-                    self._beside.kernel(end_ps - ready_ps, self._over)
+                    self._share(self._beside, item, end_ps - ready_ps)
                     return
                 self._free_ps = end_ps
                 self._could_ps = end_ps if is_work else could_ps
@@ -163,6 +165,13 @@ class Stream:
                 instance.finish(self._agenda, item.slot, end_ps)
             self._at = 0
             self._batch = self._queue.popleft() if self._queue else None
+
+    def _share(self, beside: Beside, item: Item, time_ps: int) -> None:
+        """Run a kernel that takes `time_ps` alone, as much of it in moving memory as of its own."""
+        moving_ps = item.what.moving_ps
+        if time_ps != item.time_ps:
+            moving_ps = moving_ps * time_ps // item.time_ps
+        beside.kernel(time_ps, moving_ps, self._over)
 
     def _meet(self, batch: EntryBatch, item: Item, ready_ps: int) -> None:
         """Come to where the others are, and stand there until it is done."""
@@ -176,13 +185,20 @@ class Stream:
             batch.keys.get(item.slot, ALONE),
             self._met,
             ready_ps,
+            None if self._beside is None else self._move,
         )
         self._rendezvous.come(self.entry)
+
+    def _move(self, bytes_per_s: Fraction) -> None:
+        """Its bytes begin to move through the memory of the GPU."""
+        assert self._beside is not None
+        self._traffic = self._beside.move(bytes_per_s)
 
     def _met(self, end_ps: int) -> None:
         self.entry = None
         if self._beside is not None:
-            self._beside.leave(end_ps)
+            self._beside.leave(end_ps, self._traffic)
+            self._traffic = 0
         self._over(end_ps)
 
     def _over(self, end_ps: int) -> None:

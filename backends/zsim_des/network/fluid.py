@@ -48,6 +48,7 @@ class Network:
         self._numbers: dict[tuple[Shape, ...], int] = {}
         self._flows: list[Flow] = []
         self._rates: dict[tuple[int, ...], tuple[Fraction, ...]] = {}
+        self._alone: dict[tuple[int, int], Fraction] = {}
         self._changed_ps = 0
         self._version = 0
 
@@ -61,6 +62,14 @@ class Network:
     def shapes(self, number: int) -> tuple[Shape, ...]:
         """Return the shapes that have `number`, by state."""
         return self._shapes[number]
+
+    def alone(self, shape: int) -> Fraction:
+        """Return the bytes of progress per second of an activity that has its links to itself."""
+        found = self._alone.get((shape, self.state))
+        if found is None:
+            (found,) = fair_rates([self._shapes[shape][self.state]], self._capacities)
+            self._alone[shape, self.state] = found
+        return found
 
     def join(self, shape: int, size_bytes: int, step: int, finish: Callable[[], None]) -> None:
         """Start to move `size_bytes` (more than 0) now, for `step`; call `finish` at the end."""
@@ -90,6 +99,7 @@ class Network:
         self._advance()
         self._capacities[link] *= factor
         self._rates.clear()
+        self._alone.clear()
         self._arm()
 
     def turn(self, state: int) -> None:

@@ -25,7 +25,7 @@ from zsim.network.tuner import alone_s
 TRUTH = START.changed(
     launch_s=2e-5, base_s=9e-6, simple_hop_s=2e-6, link=0.8, direct=0.75, nvls=0.66, add=1.5
 )
-H100 = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
+H100 = Bandwidths(gpu=450 * 10**9, node=400 * 10**9, pair=50 * 10**9)
 WORDS = {Collective.ALL_TO_ALL: "alltoall", Collective.SEND_RECEIVE: "sendrecv"}
 
 

@@ -27,7 +27,11 @@ from zsim.model.kernel import Kernel, KernelKind, flash_attention, matmul, strea
 from zsim.network.algorithm.activity import Collective, GroupShape
 from zsim.network.algorithm.algorithm import Bandwidths
 
-LINKS = Bandwidths(gpu=int(collective_formula.LINK), node=int(collective_formula.NICS))
+LINKS = Bandwidths(
+    gpu=int(collective_formula.LINK),
+    node=int(collective_formula.NICS),
+    pair=int(collective_formula.NICS) // 8,
+)
 RANKS = (2, 3, 4, 5, 8, 16, 32)
 SIZES = [2**power for power in range(10, 36)]
 NODES_OF_EIGHT = ["a100", "b200", "h100", "h200", "v100"]
@@ -37,6 +41,25 @@ def speaks_of(name: str, by: dict[str, float], times: Callable[[dict[str, float]
     """Return whether the rows that `times` sums up change with a constant that changes by 3 %."""
     return any(
         times(by | {name: by[name] * factor}) != pytest.approx(times(by), rel=1e-9)
+        for factor in (0.97, 1.03)
+    )
+
+
+def some_speak_of(
+    name: str, by: dict[str, float], times: Callable[[dict[str, float]], list[float]]
+) -> bool:
+    """Return whether, either way, ten rows change by a thousandth with a change of 3 %.
+
+    A protocol that is the fastest in fewer has two constants that these rows cannot tell apart: on
+    H200 LL128 is the fastest in one row of 1,274, on B200 in two.
+    """
+    before = times(by)
+    return all(
+        sum(
+            abs(new / old - 1) > 1e-3
+            for new, old in zip(times(by | {name: by[name] * factor}), before, strict=True)
+        )
+        >= 10
         for factor in (0.97, 1.03)
     )
 
@@ -68,8 +91,9 @@ def test_constants_of_a_network_are_found_again(gpu: str, monkeypatch: pytest.Mo
         for line, ((kind, ranks, size), taken) in enumerate(zip(asked, seconds(by), strict=True))
     ]
     found = fitted(rows, START if GPUS[gpu].reduces else START.changed(nvls=0.0)).shared
-    told = [name for name in START.numbers if speaks_of(name, by, lambda each: sum(seconds(each)))]
-    assert len(told) >= 24, told
+    found = fitted(rows, found).shared  # a long valley: the search ends before its floor
+    told = [name for name in START.numbers if some_speak_of(name, by, seconds)]
+    assert len(told) >= 25, told
     for name in told:
         assert found[name] == pytest.approx(by[name], rel=0.01), name
     again = {name: found[name] for name in START.numbers}
@@ -130,13 +154,10 @@ def test_constants_of_kernels_are_found_again(gpu: str) -> None:
 def test_constants_of_training_are_found_again(gpu: str) -> None:
     shipped = fitted_kernels()[gpu].constants.training
     runs: list[Observed] = []
-    for parts in np.random.default_rng(0).uniform(1, 8, (2 * training_fit.MANY, 6)).tolist():
-        alone, beside_s = dict(zip(in_training.SHARES, parts, strict=False)), parts[-1]
+    for parts in np.random.default_rng(0).uniform(1, 8, (2 * training_fit.MANY, 5)).tolist():
+        alone = dict(zip(in_training.SHARES, parts, strict=True))
         work = sum(taken / getattr(shipped, name) for name, taken in alone.items())
-        seconds = work + 0.5 + beside_s * (shipped.beside_collective - 1)
-        runs.append(
-            Observed(file="t", seconds=seconds, alone_s=alone, rest_s=0.5, beside_s=beside_s)
-        )
-    found = training_fit.fitted(runs, InTraining(beside_collective=1.2))
-    for name in in_training.CONSTANTS:
+        runs.append(Observed(file="t", seconds=work + 0.5, alone_s=alone, rest_s=0.5))
+    found = training_fit.fitted(runs, InTraining())
+    for name in in_training.SHARES:
         assert found.constant(name) == pytest.approx(shipped.constant(name), rel=0.01), name

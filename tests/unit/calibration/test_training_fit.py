@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from zsim.calibration.training_fit import MANY, Observed, fitted
 from zsim.cluster.profile import in_training
 from zsim.cluster.profile.in_training import (
-    CONSTANTS,
     MATRIX,
     SHARES,
     Evidence,
@@ -54,34 +53,30 @@ TRUTH = InTraining(
     attention_backward=1.25,
     flash2=0.875,
     memory=0.5,
-    beside_collective=1.25,
     evidence=EVIDENCE,
 )
 
 
 def observed(number: int, by: InTraining) -> Observed:
     """A run whose classes of kernels weigh differently from the next one's."""
-    weights = [1 + (number * prime) % 7 for prime in (1, 2, 3, 5, 4, 6)]
+    weights = [1 + (number * prime) % 7 for prime in (1, 2, 3, 5, 4)]
     run = Observed(
         file="table",
         seconds=1.0,
-        alone_s=dict(zip(SHARES, map(float, weights[:5]), strict=True)),
+        alone_s=dict(zip(SHARES, map(float, weights), strict=True)),
         rest_s=0.5,
-        beside_s=float(weights[5]),
     )
     return replace(run, seconds=run.predicted_s(by))
 
 
 @settings(max_examples=3)
-@given(st.lists(st.floats(0.6, 1.6), min_size=5, max_size=5), st.floats(1.05, 1.45))
-def test_constants_are_found_again_from_the_runs_that_they_give(
-    shares: list[float], beside: float
-) -> None:
-    truth = InTraining(beside_collective=beside)
+@given(st.lists(st.floats(0.6, 1.6), min_size=5, max_size=5))
+def test_constants_are_found_again_from_the_runs_that_they_give(shares: list[float]) -> None:
+    truth = InTraining()
     for name, value in zip(SHARES, shares, strict=True):
         truth = truth.changed(name, value)
     runs = [observed(number, truth) for number in range(2 * MANY)]
-    found = fitted(runs, InTraining(beside_collective=1.2))
+    found = fitted(runs, InTraining())
     for run in runs:
         assert found_near(run, found)
 
@@ -91,13 +86,12 @@ def found_near(run: Observed, by: InTraining) -> bool:
 
 
 def test_few_runs_say_how_fast_the_matrix_units_are_and_none_says_nothing() -> None:
-    start = TRUTH.changed("beside_collective", 1.2)
-    slower = start
+    start = slower = TRUTH
     for name in MATRIX:
         slower = slower.changed(name, 0.8 * start.constant(name))
     for count in (1, 5):
         found = fitted([observed(number, slower) for number in range(count)], start)
-        for name in CONSTANTS:
+        for name in SHARES:
             assert found.constant(name) == pytest.approx(slower.constant(name), rel=0.01)
     assert fitted([], start) == start
 
@@ -139,7 +133,6 @@ def test_constants_of_training_are_written_and_read() -> None:
     [
         ("product", 0, "product: 0.0 must be more than 0"),
         ("product", True, "product: must be a number"),
-        ("beside_collective", 0.5, "beside_collective: 0.5 must be at least 1, or 0"),
         ("more", 1, "more: not a key of training"),
         ("evidence", 1, "evidence: must be a table"),
     ],
@@ -149,4 +142,4 @@ def test_a_wrong_constant_of_training_is_one_line(key: str, value: object, messa
     with pytest.raises(InTrainingError) as caught:
         in_training.parse(table | {key: value})
     assert str(caught.value) == message
-    assert set(CONSTANTS) < set(table)
+    assert set(SHARES) < set(table)

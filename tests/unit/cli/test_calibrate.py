@@ -24,7 +24,7 @@ from zsim.network.tuner import alone_s
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
     """A folder with measurements of one collective on hardware that has the start's constants."""
-    links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
+    links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9, pair=50 * 10**9)
     rows: list[dict[str, object]] = []
     for power in range(16, 32, 3):
         seconds = alone_s(START, Collective.ALL_GATHER, 2**power, GroupShape(ranks=8), links=links)

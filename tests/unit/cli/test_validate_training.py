@@ -203,8 +203,6 @@ LARGER = {"n_layers": 4, "d_model": 2048, "n_heads": 16, "seq_len_tokens": 2048,
 
 @pytest.mark.parametrize("grad_accum", [2, FEW + 4])
 def test_calibration_judges_a_run_by_the_step_that_is_predicted_for_it(grad_accum: int) -> None:
-    # Collectives slow its kernels by 1.39. What a slowdown of 1 and of 1.3 say of that, if the step
-    # was linear in it, is 3 % too long.
     cells = MPT | {"gpu": "h100_80gb", "grad_accum": grad_accum} | LARGER
     (run,) = TABLES["fsdp_mpt_training_runs"].read([{k: str(v) for k, v in cells.items()}])
     found = forecast(run.scenario)

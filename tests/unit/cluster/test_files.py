@@ -175,10 +175,10 @@ WRONG: dict[str, tuple[str, object, str]] = {
         "wrong: gpu.memory: 32 is not a quantity with its unit, in quotes",
     ),
     "no GPUs": ("node.gpus", 0, "wrong: node.gpus: 0 must be at least 1"),
-    "compute that is faster beside a collective": (
-        "gpu.slowdown_beside_collective",
-        "1/2",
-        "wrong: gpu V100-SXM3-32GB: slowdown_beside_collective 1/2 must be at least 1",
+    "a collective that takes more than the GPU": (
+        "gpu.collective_share",
+        "3/2",
+        "wrong: gpu V100-SXM3-32GB: collective_share 3/2 must be at least 0 and less than 1",
     ),
     "no source": ("switch.source", None, "wrong: switch.source: missing"),
     "copies in one direction alone": (
@@ -281,9 +281,9 @@ def changed(table: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 def test_a_gpu_may_be_slower_beside_a_collective() -> None:
     table = zsim_topologies.table(Part.NODE, "dgx2")
     table["gpu"] = zsim_topologies.table(Part.GPU, table["gpu"])
-    slower = changed(table, "gpu.slowdown_beside_collective", "5/4")
-    assert cluster_of("slower", table, 1).gpu.slowdown_beside_collective == 1
-    assert cluster_of("slower", slower, 1).gpu.slowdown_beside_collective == Fraction(5, 4)
+    slower = changed(table, "gpu.collective_share", "1/5")
+    assert cluster_of("slower", table, 1).gpu.collective_share == 0
+    assert cluster_of("slower", slower, 1).gpu.collective_share == Fraction(1, 5)
 
 
 @pytest.mark.parametrize(("path", "value", "expected"), WRONG.values(), ids=WRONG.keys())

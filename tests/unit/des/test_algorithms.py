@@ -76,7 +76,7 @@ def test_a_hierarchical_collective_takes_as_long_as_astra_sim_says(
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_with_fitted_constants_a_collective_takes_what_the_tuner_says(nodes: int) -> None:
     cluster = replace(CLUSTER, nodes=nodes, network=START)
-    links = Bandwidths(gpu=300 * GB, node=200 * GB)
+    links = Bandwidths(gpu=300 * GB, node=200 * GB, pair=25 * GB)
     shape = GroupShape(ranks=16 * nodes, nodes=nodes)
     for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
         chosen = choose(START, kind, SIZE, shape, links=links)

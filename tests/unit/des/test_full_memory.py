@@ -34,7 +34,7 @@ RATES = tuple(Rate(dtype=d, peak=10**12, matmul=10**12, elementwise=10**12) for 
 
 
 def cluster(
-    memory_bytes: int, *, launch_ps: int = 0, slowdown: Fraction = Fraction(1), ranks: int = 8
+    memory_bytes: int, *, launch_ps: int = 0, share: Fraction = Fraction(0), ranks: int = 8
 ) -> Cluster:
     """One node. A byte takes 1 ps to copy, and 10 ps from GPU to GPU."""
     return Cluster(
@@ -47,7 +47,7 @@ def cluster(
             memory_bytes_per_s=10**12,
             rates=RATES,
             launch=LaunchCosts(operation_ps=launch_ps),
-            slowdown_beside_collective=slowdown,
+            collective_share=share,
         ),
         switch_link=Link(bytes_per_s=10**11),
         nics_per_node=ranks,
@@ -142,7 +142,7 @@ clusters = st.builds(
     cluster,
     st.just(LARGE),
     launch_ps=st.sampled_from([0, 20, 1000]),
-    slowdown=st.sampled_from([Fraction(1), Fraction(3, 2)]),
+    share=st.sampled_from([Fraction(0), Fraction(1, 3)]),
     ranks=st.just(64),
 )
 
@@ -189,7 +189,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
     """Where collectives slow kernels down, a wait may end an overlap that cost more than it."""
     model, strategy = drawn
     schedule = exact(model, strategy)
-    on = replace(on, gpu=replace(on.gpu, slowdown_beside_collective=Fraction(1)))
+    on = replace(on, gpu=replace(on.gpu, collective_share=Fraction(0)))
     needed = max(needed_bytes(each, schedule.pools[0]) for each in schedule.programs)
     most = max(peak_bytes(book(each, 2), "device") for each in schedule.programs)
     sizes = sorted({needed, most, *(needed + int((most - needed) * part) for part in parts)})

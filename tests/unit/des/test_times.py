@@ -8,7 +8,10 @@ from drawn_clusters import NO_MODEL
 
 from zsim.backend.backend import Job, RefusedError, RunFailedError
 from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.fault import SlowGpu
 from zsim.cluster.profile.host_launch import LaunchCosts
+from zsim.dtype import DType
+from zsim.model.kernel import Kernel, KernelKind, matmul, streaming
 from zsim.schedule.builder import COMMUNICATION, COMPUTE, ScheduleBuilder
 from zsim.schedule.mesh import Span
 from zsim.schedule.operation import Action, FreeMode, Previous, Role
@@ -120,26 +123,66 @@ def test_compute_overlaps_communication_and_edges_order_them() -> None:
     }
 
 
-def test_kernels_take_longer_while_a_collective_is_on_the_gpu() -> None:
+SHARED = replace(CLUSTER.gpu, collective_share=Fraction(1, 4))
+"""A GPU of whose multiprocessors a collective takes a quarter."""
+PRODUCT = replace(matmul(1, 1, 1, DType.FP32), flops=0, bytes=4000)
+MOVING = replace(streaming(KernelKind.NORM, (1000,), DType.FP32, streams=1), flops=0)
+"""Each takes 4,000 ps alone."""
+
+
+def beside(kernel: Kernel, gpu: Gpu) -> dict[str, tuple[int, int]]:
+    """Times of a `kernel` that begins with an all-reduce, and of another after it."""
     build = ScheduleBuilder.of("beside", data=4)
     group = build.group("data", "data")
     x, y, z = build.buffer("x", 25), build.buffer("y", 1000), build.buffer("z", 100)
     build.step.allocate(x, y, z)
     build.step.all_reduce("reduce", group, x.all)
-    build.step.fill("meanwhile", y.all, 0.0)
+    build.step.compute("meanwhile", Action.FORWARD, [(Role.OUTPUT, y.all)], kernels=(kernel,))
     build.step.fill("then", z.all, 0.0)
-    slow = replace(CLUSTER.gpu, slowdown_beside_collective=Fraction(3, 2))
-    # 2 x 3 chunks of 7 elements and 2 x 3 steps of 14 ps. In these 1,764 ps two thirds of as much
-    # work are done; the rest of 4,000 ps of work goes on alone.
-    end_ps = 6 * 7 * 4 * 10 + 6 * 14
-    worked_ps = end_ps * 2 // 3
-    found = times(run(build.schedule(), replace(CLUSTER, gpu=slow)))
-    done_ps = end_ps + 4000 - worked_ps
-    assert found == {
-        "reduce": (0, end_ps),
+    return times(run(build.schedule(), replace(CLUSTER, gpu=gpu)))
+
+
+REDUCE_PS = 6 * 7 * 4 * 10 + 6 * 14
+"""2 x 3 chunks of 7 elements and 2 x 3 steps of 14 ps."""
+
+
+def test_a_product_of_matrices_lacks_the_multiprocessors_of_a_collective() -> None:
+    # Of the time of the collective three quarters count.
+    done_ps = REDUCE_PS + 4000 - REDUCE_PS * 3 // 4
+    assert beside(PRODUCT, SHARED) == {
+        "reduce": (0, REDUCE_PS),
         "meanwhile": (0, done_ps),
         "then": (done_ps, done_ps + 400),
     }
+
+
+def test_what_moves_memory_lacks_the_bytes_of_a_collective_while_they_move() -> None:
+    # The collective moves 2.5 bytes of memory for each that it sends, at 0.1 bytes a picosecond:
+    # of a memory of 1 byte a picosecond a quarter. Its first 84 ps are latency: then none moves.
+    done_ps = REDUCE_PS + 4000 - (84 + (REDUCE_PS - 84) * 3 // 4)
+    assert beside(MOVING, SHARED)["meanwhile"] == (0, done_ps)
+
+
+def test_a_collective_that_waits_takes_multiprocessors_and_no_bytes() -> None:
+    assert met_late(PRODUCT) == 5334
+    assert met_late(MOVING) == 4000
+
+
+def met_late(kernel: Kernel) -> int:
+    """Picoseconds of a `kernel` beside an all-reduce to which the other rank comes much later."""
+    build = ScheduleBuilder.of("late", data=2)
+    group = build.group("data", "data")
+    x, y, z = build.buffer("x", 100), build.buffer("y", 1000), build.buffer("z", 100)
+    build.step.allocate(x, y, z)
+    first = build.step.fill("first", z.all, 0.0)
+    build.step.all_reduce("reduce", group, x.all, after=[first])
+    build.step.compute("meanwhile", Action.FORWARD, [(Role.OUTPUT, y.all)], kernels=(kernel,))
+    job = Job(
+        schedule=build.schedule(), model=NO_MODEL, cluster=replace(CLUSTER, gpu=SHARED), steps=1
+    )
+    late = SimBackend(faults=[SlowGpu(rank=1, factor=Fraction(1000))])
+    start_ps, end_ps = times(late.run(job, seed=0))["meanwhile"]
+    return end_ps - start_ps
 
 
 def test_kernels_of_two_streams_share_the_gpu() -> None:
@@ -149,9 +192,8 @@ def test_kernels_of_two_streams_share_the_gpu() -> None:
     build.step.allocate(y, z)
     build.step.fill("long", y.all, 0.0)
     build.step.fill("short", z.all, 0.0, stream=other)
-    slow = replace(CLUSTER.gpu, slowdown_beside_collective=Fraction(3, 2))
     # 4,000 ps and 400 ps of work: half of each picosecond is the short one's until it ends.
-    found = times(run(build.schedule(), replace(CLUSTER, gpu=slow)))
+    found = times(run(build.schedule(), replace(CLUSTER, gpu=SHARED)))
     assert found == {"long": (0, 4400), "short": (0, 800)}
 
 

@@ -19,7 +19,7 @@ from zsim.network.algorithm.tree import Tree
 from zsim.network.tuner import NoAlgorithmError, choose
 
 GB = 10**9
-H100 = Bandwidths(gpu=450 * GB, node=400 * GB)
+H100 = Bandwidths(gpu=450 * GB, node=400 * GB, pair=50 * GB)
 ONCE = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
 sizes = st.integers(1, 2**34)
@@ -183,7 +183,7 @@ def test_the_choice_is_never_faster_than_the_links_and_never_faster_with_half_th
     chosen = choose(START, collective, size, shape, links=H100)
     assert 0 < chosen.gpu_efficiency <= 1
     assert 0 < chosen.nic_efficiency <= 1
-    half = Bandwidths(gpu=H100.gpu, node=H100.node // 2)
+    half = Bandwidths(gpu=H100.gpu, node=H100.node // 2, pair=H100.pair)
     rounding = 1e-5  # efficiencies are rounded to a millionth
     full_ps, half_ps = (alone_ps(collective, size, shape, links) for links in (H100, half))
     assert full_ps <= half_ps * (1 + rounding) + 1
@@ -202,8 +202,8 @@ def test_more_bytes_never_take_less_time_unless_they_take_more_channels(
 
 
 def test_a_domain_of_72_beats_nodes_of_8_for_a_group_of_72() -> None:
-    rack = Bandwidths(gpu=900 * GB, node=3600 * GB)
-    nodes = Bandwidths(gpu=900 * GB, node=400 * GB)
+    rack = Bandwidths(gpu=900 * GB, node=3600 * GB, pair=50 * GB)
+    nodes = Bandwidths(gpu=900 * GB, node=400 * GB, pair=50 * GB)
     for collective in (*ONCE, Collective.ALL_REDUCE, Collective.ALL_TO_ALL):
         in_rack = alone_ps(collective, 2**28, GroupShape(ranks=72), rack)
         in_nodes = alone_ps(collective, 2**28, GroupShape(ranks=72, nodes=9), nodes)
@@ -252,3 +252,37 @@ def test_a_group_without_a_reducing_switch_never_takes_it() -> None:
     for size in (2**10, 2**20, 2**30):
         found = choose(profile, Collective.ALL_REDUCE, size, GroupShape(ranks=8), links=H100)
         assert found.algorithm != "nvls"
+
+
+@given(st.sampled_from(ONCE), st.sampled_from([4, 8, 64]), st.floats(0.05, 0.6))
+def test_what_crosses_many_nodes_takes_longer_by_a_power_of_their_number(
+    collective: Collective, nodes: int, congestion: float
+) -> None:
+    shape = GroupShape(ranks=8 * nodes, nodes=nodes)
+    free, crowded = (
+        choose(START.changed(congestion=each), collective, 2**36, shape, links=H100, forced="ring")
+        for each in (0.0, congestion)
+    )
+    slower = float(free.nic_efficiency / crowded.nic_efficiency)
+    assert slower == pytest.approx((nodes / 2) ** congestion, rel=1e-3)
+    assert crowded.latency_ps > free.latency_ps
+    assert crowded.gpu_efficiency == free.gpu_efficiency
+
+
+def test_two_nodes_are_not_congested() -> None:
+    shape = GroupShape(ranks=16, nodes=2)
+    found = {
+        choose(START.changed(congestion=each), Collective.ALL_REDUCE, 2**28, shape, links=H100)
+        for each in (0.0, 0.5)
+    }
+    assert len(found) == 1
+
+
+@given(st.integers(2**30, 2**34), st.integers(2, 64))
+def test_a_send_between_nodes_takes_the_nics_of_the_pair(size: int, nodes: int) -> None:
+    profile = START.changed(congestion=0.5)
+    shape = GroupShape(ranks=8 * nodes, nodes=nodes)
+    sent = choose(profile, Collective.SEND_RECEIVE, size, shape, links=H100)
+    took_ps = sent.time_ps(size, gpu_bytes_per_s=H100.gpu, node_bytes_per_s=H100.node)
+    bytes_ps = size * 10**12 / (START["nic"] * H100.pair)
+    assert took_ps - sent.latency_ps == pytest.approx(bytes_ps, rel=1e-3)

@@ -16,7 +16,7 @@ from zsim.network.algorithm.algorithm import Bandwidths
 from zsim.network.algorithm.installed_algorithms import check
 from zsim.network.tuner import choose
 
-links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9)
+links = Bandwidths(gpu=450 * 10**9, node=400 * 10**9, pair=50 * 10**9)
 profile = network_profile("h100").changed(**eval(sys.argv[1]))
 check(profile)
 found = choose(profile, Collective.ALL_GATHER, 2**14, GroupShape(ranks=512, nodes=64), links=links)

@@ -64,8 +64,8 @@ class _GpuTable(FileTable):
     memory_bandwidth_source: str | None = None
     launch: Time = 0
     launch_source: str | None = None
-    slowdown_beside_collective: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(1)
-    slowdown_beside_collective_source: str | None = None
+    collective_share: Annotated[Fraction, BeforeValidator(parse_ratio)] = Fraction(0)
+    collective_share_source: str | None = None
     visible_memory: Size | None = None
     visible_memory_source: str | None = None
     context: Size = 0
@@ -97,7 +97,7 @@ class _GpuTable(FileTable):
             launch=LaunchCosts(
                 forward_ps=self.launch, backward_ps=self.launch, operation_ps=self.launch
             ),
-            slowdown_beside_collective=self.slowdown_beside_collective,
+            collective_share=self.collective_share,
             visible_bytes=self.visible_memory,
             overheads=Overheads(
                 context_bytes=self.context,

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from zsim.cluster.profile.network import NetworkProfile, ProfileError
 
-KEYS = frozenset({"gpu", "scaled_from", "publications", "errors", "constants", "systems"})
+KEYS = frozenset(
+    {"gpu", "scaled_from", "publications", "errors", "constants", "systems", "fabrics"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Profiles:
         shared: fitted to all systems together, for a system that is not known.
         systems: by name, fitted to each.
         publications: what they were fitted to.
+        fabrics: systems that were measured on many nodes, the least congested first.
         scaled_from: the GPU whose constants stand for what nobody measured on this one.
         errors: fractions, by name: how well they do on rows fitted and on rows held out.
     """
@@ -29,6 +32,7 @@ class Profiles:
     shared: NetworkProfile
     systems: Mapping[str, NetworkProfile]
     publications: tuple[str, ...] = ()
+    fabrics: tuple[str, ...] = ()
     scaled_from: str | None = None
     errors: Mapping[str, float]
 
@@ -46,6 +50,7 @@ def text(profiles: Profiles) -> str:
         "publications = [",
         *(f"    {_quoted(each)}," for each in profiles.publications),
         "]",
+        *([f"fabrics = [{', '.join(map(_quoted, profiles.fabrics))}]"] if profiles.fabrics else []),
         "",
         "[errors]",
         *(f"{name} = {value:.4f}" for name, value in profiles.errors.items()),
@@ -91,10 +96,11 @@ def parse(
     nearest = table.get("scaled_from")
     if nearest is not None and not isinstance(nearest, str):
         raise ProfileError(f"{name}: scaled_from must be the name of a GPU")
+    fabrics = table.get("fabrics", [])
+    if not isinstance(fabrics, list) or not set(fabrics) <= set(_table(name, table, "systems")):
+        raise ProfileError(f"{name}: fabrics must be a list of systems")
     shared = _profile(name, "constants", _numbers(name, table, "constants"), check)
-    systems = table.get("systems", {})
-    if not isinstance(systems, dict):
-        raise ProfileError(f"{name}: systems must be a table")
+    systems = _table(name, table, "systems")
     known = {
         str(each): _profile(name, each, {**shared.numbers, **_numbers(name, systems, each)}, check)
         for each in systems
@@ -104,9 +110,17 @@ def parse(
         shared=shared,
         systems=known,
         publications=tuple(str(each) for each in publications),
+        fabrics=tuple(str(each) for each in fabrics),
         scaled_from=nearest,
         errors=_numbers(name, table, "errors"),
     )
+
+
+def _table(name: str, table: Mapping[str, object], key: str) -> Mapping[str, object]:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise ProfileError(f"{name}: {key} must be a table")
+    return found
 
 
 def _profile(

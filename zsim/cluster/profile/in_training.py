@@ -91,8 +91,6 @@ class InTraining:
         attention_forward, attention_backward: attention that keeps scores on the chip.
         flash2: FlashAttention-2, of what was published of it.
         memory: all else, which moves memory.
-        beside_collective: how many times as long a kernel takes while a collective is on its GPU;
-            0 if that is what the GPU's description says.
         evidence: what they rest on; None if nothing was fitted.
     """
 
@@ -101,17 +99,12 @@ class InTraining:
     attention_backward: float = 1.0
     flash2: float = 1.0
     memory: float = 1.0
-    beside_collective: float = 0.0
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
         for name in SHARES:
             if getattr(self, name) <= 0:
                 raise InTrainingError(f"{name}: {getattr(self, name)} must be more than 0")
-        if self.beside_collective and self.beside_collective < 1:
-            raise InTrainingError(
-                f"beside_collective: {self.beside_collective} must be at least 1, or 0"
-            )
 
     def constant(self, name: str) -> float:
         """Return the constant called `name`."""
@@ -120,16 +113,8 @@ class InTraining:
 
     def changed(self, name: str, value: float) -> "InTraining":
         """Return the same with another value of the constant called `name`."""
-        constants = {each: self.constant(each) for each in CONSTANTS} | {name: value}
-        return InTraining(
-            product=constants["product"],
-            attention_forward=constants["attention_forward"],
-            attention_backward=constants["attention_backward"],
-            flash2=constants["flash2"],
-            memory=constants["memory"],
-            beside_collective=constants["beside_collective"],
-            evidence=self.evidence,
-        )
+        constants = {each: self.constant(each) for each in SHARES} | {name: value}
+        return InTraining(**constants, evidence=self.evidence)
 
     def share(self, kernel: Kernel) -> float:
         """Return what the time that `kernel` takes alone is divided by."""
@@ -155,7 +140,6 @@ SPANS: tuple[str, ...] = ("sequence_length", "ranks", "parameters")
 DEGREES: tuple[str, ...] = ("tensor", "pipeline", "context", "replicate")
 JUDGED_WORDS: tuple[str, ...] = ("runtimes", "precisions")
 JUDGED_SPANS: tuple[str, ...] = (*DEGREES, "nics_per_node", "oversubscription")
-CONSTANTS: tuple[str, ...] = (*SHARES, "beside_collective")
 
 ALONE = InTraining()
 """As if every kernel ran alone."""
@@ -166,7 +150,7 @@ def text(training: InTraining) -> list[str]:
     evidence = training.evidence
     if evidence is None:
         return []
-    lines = ["", "[training]", *(f"{name} = {getattr(training, name):.4g}" for name in CONSTANTS)]
+    lines = ["", "[training]", *(f"{name} = {getattr(training, name):.4g}" for name in SHARES)]
     lines += ["", "[training.evidence]", f'gpu = "{evidence.gpu}"']
     lines += [f"fitted = {evidence.fitted}", f"judged = {evidence.judged}"]
     lines += [f"median = {evidence.median:.4f}", f"p90 = {evidence.p90:.4f}"]
@@ -192,7 +176,7 @@ def parse(table: Mapping[str, object]) -> InTraining:
     Raises:
         InTrainingError: a key is missing, unknown or of the wrong kind.
     """
-    _keys(table, {*CONSTANTS, "evidence"}, "training")
+    _keys(table, {*SHARES, "evidence"}, "training")
     found = table["evidence"]
     if not isinstance(found, dict):
         raise InTrainingError("evidence: must be a table")
@@ -212,7 +196,7 @@ def parse(table: Mapping[str, object]) -> InTraining:
         parameters=spans["parameters"],
         under=_judged(found["under"]),
     )
-    constants = {name: _number(name, table[name]) for name in CONSTANTS}
+    constants = {name: _number(name, table[name]) for name in SHARES}
     return InTraining(**constants, evidence=evidence)
 
 

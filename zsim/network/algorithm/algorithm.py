@@ -6,7 +6,8 @@ protocol reaches. Three terms are added that measurements show. A pipeline of ch
 fill, more so with larger chunks, and chunks grow with the message up to a limit: `fill_s` *
 sqrt(b / (b + `fill_bytes`)) for b bytes per link. Between nodes one chunk passes at every hop, as
 long as the bytes need that cross it. A rank copies or adds its own shard while it sends nothing,
-which counts in small groups.
+which counts in small groups. The more nodes there are, the longer takes all that crosses between
+them (`congestion`).
 
 Formulas take floats, or arrays of many collectives at once.
 """
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import log2
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -25,6 +27,7 @@ from zsim.network.algorithm.activity import Activity, Collective, GroupShape, Li
 from zsim.network.constant import (
     ADD,
     BASE_S,
+    CONGESTION,
     COPY,
     FAR_BASE_S,
     FAR_FILL_BYTES,
@@ -55,10 +58,15 @@ _PARTS_PER_ONE = 10**6  # efficiencies are rounded to a millionth, to keep fract
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidths:
-    """Nominal bytes per second, per direction: of a GPU's link, and of a node's NICs in use."""
+    """Nominal bytes per second, per direction: of a GPU's link, and of a node's NICs in use.
+
+    `pair` is what NICs carry between two GPUs of different nodes: those nearest to a GPU, and not
+    all of its node's.
+    """
 
     gpu: int
     node: int
+    pair: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,7 @@ class Terms(Generic[Number]):
         near_hops: hops within nodes, far_hops between nodes, one after the other.
         far_fills: far_hops, times what a node sends to others, in S.
         crosses: 1 if it crosses nodes, else 0.
+        doublings: of two nodes to those that it crosses, as a logarithm; 0 for fewer.
         own: what one algorithm needs beside these, by name.
     """
 
@@ -107,6 +116,7 @@ class Terms(Generic[Number]):
     far_hops: Number
     far_fills: Number
     crosses: Number
+    doublings: Number
     own: Mapping[str, Number] = field(default_factory=dict[str, Number])
 
 
@@ -192,6 +202,7 @@ class Algorithm(ABC):
             far_hops=float(done.far_hops),
             far_fills=float(done.far_hops * done.node_bytes),
             crosses=float(done.node_bytes > 0),
+            doublings=log2(max(1.0, request.shape.nodes / 2)),
             own=self.own_terms(request, gpu_s),
         )
 
@@ -201,18 +212,19 @@ class Algorithm(ABC):
         """Return what `terms` take over `protocol`."""
         relative = protocol_share(profile, protocol)
         latency_s = BASE_S.of(profile) + terms.near_hops * self.near_hop_s(profile, protocol)
-        far_hop_s = hop_s(profile, protocol) + FAR_HOP_S.of(profile)
-        latency_s = latency_s + terms.far_hops * far_hop_s
+        crowd = crowding(profile, terms.doublings)
+        latency_s = latency_s + terms.far_hops * hop_s(profile, protocol)
+        latency_s = latency_s + terms.far_hops * FAR_HOP_S.of(profile) * crowd
         latency_s = latency_s + terms.crosses * FAR_BASE_S.of(profile)
+        share = saturating(terms.link_bytes, FAR_FILL_BYTES.of(profile))
+        latency_s = latency_s + terms.far_fills * share * FAR_FILL_S.of(profile) * crowd
         if protocol is Protocol.SIMPLE:
-            share = saturating(terms.link_bytes, FAR_FILL_BYTES.of(profile))
-            far_s = share * FAR_FILL_S.of(profile)
-            latency_s = latency_s + (self.fill_s(profile, terms) + terms.far_fills * far_s)
+            latency_s = latency_s + self.fill_s(profile, terms)
         local_s = terms.copy_s / COPY.of(profile) + terms.add_s / ADD.of(profile)
         return Timing(
             latency_s=latency_s,
             gpu_s=self.link_s(profile, relative, terms) + local_s,
-            node_s=terms.node_s / (NIC.of(profile) * relative),
+            node_s=terms.node_s / (NIC.of(profile) * relative) * crowd,
         )
 
     def fastest(
@@ -276,6 +288,12 @@ def hop_s(profile: NetworkProfile, protocol: Protocol) -> float:
             return LL128_HOP_S.of(profile)
         case Protocol.SIMPLE:
             return SIMPLE_HOP_S.of(profile)
+
+
+def crowding(profile: NetworkProfile, doublings: Number) -> Number:
+    """Return how many times as long what crosses nodes takes as between two of them."""
+    times: Number = pow(2.0, CONGESTION.of(profile) * doublings)
+    return times
 
 
 def protocol_share(profile: NetworkProfile, protocol: Protocol) -> float:

@@ -4,6 +4,7 @@ A send to few peers is slow with few channels, each a block of threads.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import log2
 
@@ -110,6 +111,20 @@ class Direct(Algorithm):
     def share(self, profile: NetworkProfile) -> float:
         """Return the share of a GPU's link that a pair of ranks reaches."""
         return DIRECT.of(profile)
+
+    def terms(self, request: Request, done: LinkBytes) -> Terms[float]:
+        """Return `request` in the units of the formula; a pair has the NICs nearest to its GPUs.
+
+        Nor is it as slow as the slowest of many pairs, so it feels no congestion.
+        """
+        found = super().terms(request, done)
+        if request.collective is not Collective.SEND_RECEIVE:
+            return found
+        return replace(
+            found,
+            node_s=request.size_bytes * float(done.node_bytes) / request.links.pair,
+            doublings=0.0,
+        )
 
     def own_terms(self, request: Request, gpu_s: float) -> Mapping[str, float]:
         """Return time per channel, and doublings of a pair to those that exchange."""

@@ -10,10 +10,11 @@ NCCL's: it is taken where it is forced.
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import log2
 
 from zsim.cluster.profile.network import NetworkProfile
 from zsim.network.algorithm.activity import Activity, Collective, GroupShape, LinkBytes, Protocol
-from zsim.network.algorithm.algorithm import Algorithm, Request
+from zsim.network.algorithm.algorithm import Algorithm, Request, crowding
 from zsim.network.constant import FAR_HOP_S, LINK, NIC, SIMPLE_HOP_S
 from zsim.units import PICOSECONDS_PER_SECOND
 
@@ -99,11 +100,13 @@ class Hierarchical(Algorithm):
         near = far = Fraction(1)
         near_ps, far_ps = request.near_ps, request.far_ps
         if profile is not None:
+            crowd = crowding(profile, log2(max(1.0, request.shape.nodes / 2)))
             near, far = (
-                Fraction(each.of(profile)).limit_denominator(10**6) for each in (LINK, NIC)
+                Fraction(each).limit_denominator(10**6)
+                for each in (LINK.of(profile), NIC.of(profile) / crowd)
             )
             near_ps = round(SIMPLE_HOP_S.of(profile) * PICOSECONDS_PER_SECOND)
-            far_ps = near_ps + round(FAR_HOP_S.of(profile) * PICOSECONDS_PER_SECOND)
+            far_ps = near_ps + round(FAR_HOP_S.of(profile) * crowd * PICOSECONDS_PER_SECOND)
         speeds = Speeds(
             near_bytes_per_s=int(request.links.gpu * near),
             near_latency_ps=near_ps,
