@@ -112,7 +112,10 @@ class TorchBackend:
             job=job, seed=seed, data=self.data, poison=self.poison, witness=self.witness
         )
         told = self.progress or (lambda done, steps: None)
-        on_steps = None if self.progress is None else lambda done: told(done, job.steps)
+
+        def on_steps(done: int) -> None:
+            told(done, job.steps)
+
         if self.pool is not None:
             traces = self.pool.run(train_on_rank, work, on_steps=on_steps)
         else:
@@ -121,7 +124,7 @@ class TorchBackend:
         return merged(traces)
 
     def _run_kept(
-        self, work: Assignment, ranks: int, on_steps: Callable[[int], None] | None
+        self, work: Assignment, ranks: int, on_steps: Callable[[int], None]
     ) -> tuple[Trace, ...]:
         """Run `work` on fresh ranks; if it does not end well, its losses stay in a file.
 

@@ -94,8 +94,8 @@ class _Narrow:
             buffer = self.program.by_name[name]
             if buffer.kind is Kind.PARAMETER and _is_narrower(buffer.dtype, wanted):
                 why = f"keeps parameters in {buffer.dtype}, and not in {wanted}"
-                operation = f"persistent/{name}"
-                yield Finding(invariant=INVARIANT, role=role, operation=operation, why=why)
+                kept = f"persistent/{name}"
+                yield Finding(invariant=INVARIANT, role=role, operation=kept, why=why)
         for operation in touching(walk(self.program.step)):
             why = self._wrong(operation)
             if why:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim_topologies
-from zsim.analysis.summary import exposed_ps, step_of
+from zsim.analysis.exposed_time import exposed_ps
+from zsim.analysis.summary import step_of
 from zsim.backend.backend import Job, RefusedError
 from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Link
 from zsim.cluster.host import CopyRates, Cpu, Drives, Host, HostKernel
