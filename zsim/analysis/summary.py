@@ -6,7 +6,7 @@ Everything is judged on the last step: from the end of the step before it (or th
 from dataclasses import dataclass
 
 from zsim.analysis.exposed_time import HostSide, exposed_on_host_ps, exposed_ps
-from zsim.analysis.tier_fit import ServedBook, TierUse, tier_uses
+from zsim.analysis.tier_fit import TierUse
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
 from zsim.dtype import DType
@@ -224,7 +224,7 @@ def room(job: Job, trace: Trace) -> Room:
         peak_host_bytes=_on_node(job, trace),
         reserved_is_known=all(each.shortage is None for each in reservations_made),
         needed_bytes=max(each.needed_bytes for each in reservations_made),
-        tiers=tier_uses(job, _served(job, trace)),
+        tiers=tier_uses_of_run(job, trace),
     )
 
 
@@ -313,20 +313,6 @@ def _on_node(job: Job, trace: Trace) -> int:
     books = {id(rank.book): rank.book for rank in trace.ranks}.values()
     each = sum(max(peak_bytes(entries, pool) for entries in books) for pool in pools)
     return each * min(job.cluster.gpus_per_node, job.schedule.mesh.size)
-
-
-def _served(job: Job, trace: Trace) -> dict[str, ServedBook]:
-    """Return the book of the ranks of each role, and what was reserved; of several the first."""
-    found: dict[str, ServedBook] = {}
-    if all(pool.place is Place.DEVICE for pool in job.schedule.pools):
-        return {program.role: ((), ()) for program in job.schedule.programs}
-    for rank in trace.ranks:
-        if rank.role not in found:
-            made = rank.reservations or reservations(
-                job.schedule, _program(job, rank), rank.book, job.cluster
-            )
-            found[rank.role] = rank.book, made
-    return found
 
 
 def _reserved(job: Job, trace: Trace) -> list[Reservation]:

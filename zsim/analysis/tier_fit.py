@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from zsim.backend.backend import Job
 from zsim.dtype import DType
-from zsim.memory import PAGEABLE, is_pinned, node_bytes, peak_bytes, witness
+from zsim.memory import PAGEABLE, is_pinned, node_bytes, peak_bytes, reservations, witness
 from zsim.memory.host_setup import HostSetup, built_bytes
 from zsim.memory.ledger import book
 from zsim.schedule.issue_order import SETUP
 from zsim.schedule.schedule import Place, Pool, Program
-from zsim.trace.trace import BookEntry, Reservation
+from zsim.trace.trace import BookEntry, Reservation, Trace
 from zsim.units import format_bytes
 
 MODEL_BUILT = "the model as it is built"
@@ -95,6 +95,19 @@ def tier_uses(job: Job, served: Mapping[str, ServedBook]) -> tuple[TierUse, ...]
     return tuple(each for each in found if each.needed_bytes)
 
 
+def tier_uses_of_run(job: Job, trace: Trace) -> tuple[TierUse, ...]:
+    """Return the same of a run of `job`; of the ranks of a role the first one counts."""
+    served: dict[str, ServedBook] = {program.role: ((), ()) for program in job.schedule.programs}
+    if any(pool.place is not Place.DEVICE for pool in job.schedule.pools):
+        for rank in reversed(trace.ranks):
+            program = next(each for each in job.schedule.programs if each.role == rank.role)
+            reserved = rank.reservations or reservations(
+                job.schedule, program, rank.book, job.cluster
+            )
+            served[rank.role] = rank.book, reserved
+    return tier_uses(job, served)
+
+
 class _Tiers:
     """Uses of tiers on the nodes of a job."""
 
@@ -135,8 +148,8 @@ class _Tiers:
         consumers: Counter[str] = Counter()
         needed, largest = 0, ("", 0)
         for role, count in roles.items():
-            entries, reservations = self._served[role]
-            reserved = {each.pool: _reserved(each) for each in reservations}
+            entries, made = self._served[role]
+            reserved = {each.pool: _reserved(each) for each in made}
             for pool in pools:
                 needed += count * reserved.get(pool.name, 0)
                 at = witness(entries, pool.name, peak_bytes(entries, pool.name) - 1)

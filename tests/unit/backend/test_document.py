@@ -21,6 +21,7 @@ from zsim.backend.document import (
 from zsim.calibration.constants import START
 from zsim.cluster.cluster import Cluster, Fabric, Gpu, Link, Tier
 from zsim.cluster.fabric_kind import FAT_TREE, FabricKind
+from zsim.memory.host_setup import HostSetup
 from zsim.model.equal_units import equal_units
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.schedule import Contract, Kind, Schedule
@@ -233,5 +234,7 @@ def test_a_job_and_its_document_say_the_same() -> None:
     model = equal_units(parameters=64, tokens=1)
     job = Job(schedule=data.schedule, model=model, cluster=zsim_topologies.load("dgx2_infiniband"))
     assert Document.of(job).job() == job
+    built = replace(job, setup=HostSetup.EVERY_RANK)
+    assert decode(encode(Document.of(built))).job() == built
     with pytest.raises(DocumentError, match=r"^cluster: missing; "):
         replace(Document.of(job), cluster=None).job()
