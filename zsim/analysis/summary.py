@@ -6,7 +6,7 @@ Everything is judged on the last step: from the end of the step before it (or th
 from dataclasses import dataclass
 
 from zsim.analysis.exposed_time import HostSide, exposed_on_host_ps, exposed_ps
-from zsim.analysis.tier_fit import TierUse
+from zsim.analysis.tier_fit import TierUse, tier_uses_of_run
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import ClusterError
 from zsim.dtype import DType
