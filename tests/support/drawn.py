@@ -34,6 +34,9 @@ def offloads(draw: st.DrawFn, stage: int) -> Offload:
         return Offload()
     return Offload(
         optimizer=optimizer,
+        gradients=MemoryTier.NVME
+        if optimizer is MemoryTier.NVME and draw(st.booleans())
+        else MemoryTier.HOST,
         parameters=draw(st.sampled_from(MemoryTier)) if stage == 3 else MemoryTier.DEVICE,
         sub_group_elements=draw(st.sampled_from([7, 60, 10**9])),
         pipeline_read=draw(st.booleans()),
@@ -205,5 +208,5 @@ def in_groups(draw: st.DrawFn, model: Model, strategy: Strategy) -> Strategy:
         *([ParameterGroup(parameters=tuple(some[3:]), rule=fast)] if some[3:] else []),
     )
     if strategy.offload.optimizer is MemoryTier.NVME:  # whose sub-groups are not cut by rules
-        strategy = strategy.but({"offload.optimizer": "host"})
+        strategy = strategy.but({"offload.optimizer": "host", "offload.gradients": "host"})
     return strategy.but({"train.groups": groups})

@@ -22,7 +22,7 @@ from zsim.cluster.fault import (
     SlowUplinks,
     Window,
 )
-from zsim.cluster.host import CopyRates, Host
+from zsim.cluster.host import CopyRates, Cpu, Drives, Host
 from zsim.cluster.links import has_rails
 from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
 from zsim.dtype import DType
@@ -79,6 +79,7 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
         gpus_per_root_port=None if ports is None else ports * per_switch,
         copies=None if pcie is None else draw(copies()),
         host=draw(hosts()),
+        drives=DRIVES,
         board_link=draw(links()) if has_boards else None,
         name="drawn",
         nodes=nodes,
@@ -108,10 +109,23 @@ def copies() -> st.SearchStrategy[CopyRates | None]:
     return st.sampled_from([None, some, replace(some, both_ways_bytes_per_s=17 * 10**7)])
 
 
-def hosts() -> st.SearchStrategy[Host | None]:
-    """Often none; else one whose memory may be slower than its links."""
+CPU = Cpu(
+    sockets=2, cores_per_socket=8, adam_share=Fraction(1, 2), elementwise_share=Fraction(1, 3)
+)
+DRIVES = Drives(
+    count=2,
+    capacity_bytes=10**13,
+    read_bytes_per_s=10**8,
+    write_bytes_per_s=6 * 10**7,
+    latency_ps=7,
+)
+
+
+def hosts() -> st.SearchStrategy[Host]:
+    """Hosts whose memory may be slower than their links."""
     speeds = st.sampled_from([10**8, 10**11])
-    return st.none() | st.builds(Host, memory_bytes=st.just(10**12), memory_bytes_per_s=speeds)
+    size = st.just(10**12)
+    return st.builds(Host, memory_bytes=size, memory_bytes_per_s=speeds, cpu=st.just(CPU))
 
 
 def launches() -> st.SearchStrategy[LaunchCosts]:

@@ -1,9 +1,10 @@
 """Runs schedules with exact values on a cluster that does not matter."""
 
-from drawn_clusters import RATES
+from drawn_clusters import CPU, DRIVES, RATES
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
+from zsim.cluster.host import Host
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.issue_order import NO_OVERFLOW
@@ -27,6 +28,8 @@ def cluster(ranks: int) -> Cluster:
         switch_link=LINK,
         nics_per_node=1,
         nic_link=LINK,
+        host=Host(memory_bytes=10**13, memory_bytes_per_s=10**9, cpu=CPU),
+        drives=DRIVES,
     )
 
 

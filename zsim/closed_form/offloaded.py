@@ -44,7 +44,9 @@ def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
     read = written = 0
     updated = _updated(model, strategy)
     if offload.optimizer is MemoryTier.NVME:
-        read = written = updated * (1 + strategy.moments) * precision.optimizer.size_bytes
+        each = (1 + strategy.moments) * precision.optimizer.size_bytes
+        each += precision.compute.size_bytes if offload.files_gradients else 0
+        read = written = updated * each
     if offload.parameters is MemoryTier.NVME:
         read += _fetched(model, strategy)
         written += updated * precision.compute.size_bytes

@@ -28,6 +28,8 @@ class Offload(Table):
         optimizer: tier of masters and moments. Beyond the device, gradients are copied to the host
             as they are reduced, and updated there: 2 bytes out and 2 back for each parameter in 16
             bits (Ren et al. 2021, section 3).
+        gradients: with `optimizer = nvme`: where reduced gradients wait for the update; on
+            NVMe they are written as they arrive, and read with the states of their sub-group.
         parameters: tier of the parameters' shards in stage 3, which are fetched before each gather.
         sub_group_elements: with `optimizer = nvme`: elements of a rank that are read, updated and
             written as one.
@@ -40,6 +42,7 @@ class Offload(Table):
     """
 
     optimizer: MemoryTier = MemoryTier.DEVICE
+    gradients: MemoryTier = MemoryTier.HOST
     parameters: MemoryTier = MemoryTier.DEVICE
     sub_group_elements: Count = SUB_GROUP_ELEMENTS
     pipeline_read: Flag = True
@@ -57,6 +60,11 @@ class Offload(Table):
     def uses_nvme(self) -> bool:
         """True if anything is kept on drives."""
         return MemoryTier.NVME in (self.optimizer, self.parameters)
+
+    @property
+    def files_gradients(self) -> bool:
+        """True if gradients are kept on drives until they are applied."""
+        return self.gradients is MemoryTier.NVME
 
     @property
     def sets(self) -> int:

@@ -268,10 +268,16 @@ class Strategy(Table):
         if offload.optimizer is MemoryTier.NVME and self.train.groups:
             why = "is not modelled with groups of parameters; optimizer = host is"
             yield refusal("offload.optimizer", offload.optimizer, why)
-        needed = offload.sets * (1 + self.moments)
+        if offload.gradients is MemoryTier.DEVICE:
+            why = "must be host or nvme: where the optimizer is on the device, so are gradients"
+            yield refusal("offload.gradients", offload.gradients, why)
+        if offload.files_gradients and offload.optimizer is not MemoryTier.NVME:
+            yield refusal("offload.gradients", offload.gradients, "needs optimizer = nvme")
+        needed = offload.sets * (1 + self.moments + offload.files_gradients)
         if offload.buffers is not None and offload.buffers < needed:
-            why = f"must be at least {needed}: {offload.sets} sub-groups at once with a master and "
-            why += f"{self.moments} moments each"
+            kept = f"a master and {self.moments} moments"
+            kept = f"a gradient, {kept}" if offload.files_gradients else kept
+            why = f"must be at least {needed}: {offload.sets} sub-groups at once with {kept} each"
             yield refusal("offload.buffers", offload.buffers, why)
 
     @property

@@ -10,29 +10,44 @@ the host's memory, sub-group by sub-group: while one is updated the next is read
 written, as the knobs say (DeepSpeed `runtime/swap_tensor/pipelined_optimizer_swapper.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zsim.schedule.operation import Action, Previous, Reduction, View
+from zsim.schedule.operation import Action, Edge, FreeMode, Previous, Reduction, Role, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import (
     CPU,
     FROM_HOST,
     HOST_POOL,
+    NVME_POOL,
     NVME_READ,
     NVME_WRITE,
     TO_HOST,
     ScheduleWriter,
 )
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.reduce import Reduced
-from zsim.zero.state import updated_view
+from zsim.zero.state import own_view, updated_view
 
 SLOTS = "optimizer_slots"
 """The pool of slots that states of sub-groups pass through."""
+
+
+def measures(strategy: Strategy) -> Iterator[Action]:
+    """Yield what is measured of gradients before they are applied."""
+    if strategy.train.precision is Precision.FP16:
+        yield Action.FINITE
+    if strategy.train.clip_norm is not None:
+        yield Action.NORM
+
+
+def part_of(action: Action, bucket: str) -> str:
+    """Return the buffer of what is measured of a bucket's gradients alone."""
+    return f"{bucket}/{action}_part"
 
 
 class GradientsToHost:
@@ -42,6 +57,7 @@ class GradientsToHost:
         self._writer = writer
         self._strategy = strategy
         self._leaving: list[tuple[str, str]] = []
+        self._written: list[tuple[str, tuple[str, ...]]] = []
 
     def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
         """Copy what the rank updates of a bucket's gradients to the host; return it there."""
@@ -56,13 +72,65 @@ class GradientsToHost:
         if not self._strategy.zero.contiguous:
             self.finish()
             self._leaving.append((reduced.buffer, copied))
+        if self._strategy.offload.files_gradients:
+            return self._to_file(bucket, host, copied)
         return Reduced(host, copied)
+
+    def _to_file(self, bucket: Bucket, host: str, copied: str) -> Reduced:
+        """Measure gradients that have come to the host, and write them to a file.
+
+        The host waits for the write of the bucket before it: its memory is used again.
+        """
+        writer, held = self._writer, self._writer.buffers[host]
+        uses = [self._measure(bucket, host, action, copied) for action in measures(self._strategy)]
+        name = writer.buffer(
+            f"{bucket.name}/gradient_in_file",
+            held.elements,
+            held.dtype,
+            Kind.GRADIENT,
+            pool=NVME_POOL,
+            home=NVME_WRITE,
+            layout=held.layout,
+            shard=held.shard,
+        )
+        writer.allocate(name)
+        path = f"offload/{bucket.name}/write"
+        written = writer.write_file(path, host, name, stream=NVME_WRITE, after=(copied,))
+        self._free_written()
+        self._written.append((host, (*uses, written)))
+        return Reduced(name, written)
+
+    def _measure(self, bucket: Bucket, host: str, action: Action, copied: str) -> str:
+        """Measure the gradients of a bucket on the host, whose number is added up later."""
+        writer, optimizer = self._writer, self._strategy.train.precision.optimizer
+        view = own_view(writer, bucket, host)
+        number = writer.buffer(
+            part_of(action, bucket.name), 1, optimizer, Kind.WORKSPACE, pool=HOST_POOL, home=CPU
+        )
+        writer.allocate(number)
+        return writer.compute(
+            f"offload/{bucket.name}/{action}",
+            action,
+            [(Role.GRADIENT, view), (Role.OUTPUT, writer.all(number))],
+            stream=CPU,
+            after=(copied,),
+        )
+
+    def _free_written(self) -> None:
+        while self._written:
+            host, uses = self._written.pop()
+            self._writer.free(host, uses=uses, mode=FreeMode.HOST)
 
     def finish(self) -> None:
         """Give the device's memory of all that was copied out back."""
         while self._leaving:
             buffer, copied = self._leaving.pop()
             self._writer.free(buffer, uses=(copied,))
+
+    def end(self) -> None:
+        """Give the memory of all that was copied out back, and of what was written on the host."""
+        self.finish()
+        self._free_written()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +283,8 @@ class NvmeOptimizerStep(HostOptimizerStep):
         self._read: list[tuple[str, ...]] = []
         self._written: list[list[tuple[str, str]]] = []
         self._slot = max([1, *(each.size for each in self._groups)])
-        count = offload.buffers or offload.sets * (1 + self.strategy.moments)
+        states = 1 + self.strategy.moments + offload.files_gradients
+        count = offload.buffers or offload.sets * states
         size_bytes = self._slot * self.strategy.train.precision.optimizer.size_bytes
         self.writer.slots(SLOTS, size_bytes, count)
 
@@ -230,6 +299,32 @@ class NvmeOptimizerStep(HostOptimizerStep):
                     self._read.append(self._fetch(writer, following))
                 self._update_group(writer, group, landed, reads=self._read[number], norm=norm)
 
+    def measured(
+        self,
+        writer: ScheduleWriter,
+        action: Action,
+        name: str,
+        target: str,
+        *,
+        trained: Sequence[UpdatedTensor],
+    ) -> str:
+        """Add up what was measured of gradients before they were written to files."""
+        if not self.strategy.offload.files_gradients or not trained:
+            return super().measured(writer, action, name, target, trained=trained)
+        last = ""
+        for item in trained:
+            part, path = part_of(action, item.name), f"{name}/measure"
+            path = path if item is trained[-1] else f"{path}/{item.name}"
+            last = writer.copy(path, part, target, accumulate=bool(last), stream=CPU)
+            writer.free(part)
+        return last
+
+    def skipped(self, writer: ScheduleWriter) -> None:
+        """Forget the norms of a step that updates nothing."""
+        if self.strategy.offload.files_gradients and self.strategy.train.clip_norm is not None:
+            for item in self.tensors:
+                writer.free(part_of(Action.NORM, item.name))
+
     def completed(self, writer: ScheduleWriter) -> None:
         """Give the last slots back, and send the parameters of the last tensor."""
         self._free_written(writer, keep=0)
@@ -239,12 +334,17 @@ class NvmeOptimizerStep(HostOptimizerStep):
         """Return what a sub-group has of each state in a file, and the slot that it goes to."""
         assert group.item.master is not None
         found: list[tuple[View, View]] = []
-        for number, state in enumerate((group.item.master, *group.item.moments)):
+        kept = [group.item.master, *group.item.moments]
+        if self.strategy.offload.files_gradients:
+            kept.append(group.item.gradient)
+        slot_bytes = self._slot * self.strategy.train.precision.optimizer.size_bytes
+        for number, state in enumerate(kept):
+            held = writer.buffers[state.buffer]
             slot = writer.buffer(
                 f"{group.name}/slot{number}",
-                self._slot,
-                self.strategy.train.precision.optimizer,
-                Kind.MOMENT if number else Kind.MASTER,
+                slot_bytes // held.dtype.size_bytes,
+                held.dtype,
+                held.kind,
                 pool=SLOTS,
                 home=NVME_READ,
             )
@@ -257,7 +357,9 @@ class NvmeOptimizerStep(HostOptimizerStep):
         outer, writer.prefix = writer.prefix, f"step/update/{group.name}"
         for number, (state, slot) in enumerate(self._states(writer, group)):
             writer.allocate(slot.buffer)
-            after = (Previous(writer.path(f"write/{number}")),)
+            after: tuple[Edge, ...] = (Previous(writer.path(f"write/{number}")),)
+            if state.buffer == group.item.gradient.buffer:
+                after = group.item.after
             reads.append(writer.read(f"read/{number}", state, slot, stream=NVME_READ, after=after))
         writer.prefix = outer
         return tuple(reads)
@@ -273,11 +375,16 @@ class NvmeOptimizerStep(HostOptimizerStep):
     ) -> None:
         """Update a sub-group in its slots, and write them back."""
         states = self._states(writer, group)
+        gradient = group.of(landed.gradient)
+        read_only = []
+        if self.strategy.offload.files_gradients:
+            read_only = [states.pop()]
+            gradient = read_only[0][1]
         (_, master), *moments = states
         part = replace(
             landed,
             name=group.name,
-            gradient=group.of(landed.gradient),
+            gradient=gradient,
             after=(*landed.after, *reads),
             parameter=group.of(landed.parameter),
             master=master,
@@ -290,6 +397,7 @@ class NvmeOptimizerStep(HostOptimizerStep):
             path, after = f"write/{number}", (updated,)
             write = writer.write_file(path, slot, state, stream=NVME_WRITE, after=after)
             written.append((slot.buffer, write))
+        written += [(slot.buffer, updated) for _, slot in read_only]
         self._written.append(written)
         self._free_written(writer, keep=int(self.strategy.offload.pipeline_write))
         if group.is_last:

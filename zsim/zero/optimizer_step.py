@@ -219,12 +219,16 @@ class OptimizerStep:
     def completed(self, writer: ScheduleWriter) -> None:
         """Write what follows the update of the last tensor."""
 
+    def skipped(self, writer: ScheduleWriter) -> None:
+        """Write what else a step without an update does."""
+
     def _skip(self, writer: ScheduleWriter) -> None:
         """Update nothing, for gradients overflowed, and let the loss scale fall."""
         scale = self.strategy.train.loss_scale
         for item in self.tensors:
             if not item.keeps_gradient:
                 writer.free(item.gradient.buffer, uses=("step/update/overflow/measure",))
+        self.skipped(writer)
         writer.set_scalar(LOSS_SCALE, LOSS_SCALE, multiply=scale.backoff, minimum=scale.minimum)
         writer.set_scalar(GOOD_STEPS, GOOD_STEPS, multiply=0.0)
         writer.set_scalar(SKIPPED_STEPS, SKIPPED_STEPS, add=1.0)

@@ -38,8 +38,8 @@ class CopyOut(Protocol):
         """Copy what the rank updates of a bucket's gradients to the host; return it there."""
         ...
 
-    def finish(self) -> None:
-        """Give the device's memory of all that was copied out back."""
+    def end(self) -> None:
+        """Give the memory of all that was copied out back."""
         ...
 
 
@@ -147,7 +147,7 @@ class BucketReductions:
         while self._in_flight:
             self._free_oldest()
         if self.to_host is not None:
-            self.to_host.finish()
+            self.to_host.end()
 
     def _copy(self, run: UnitRun, source: str, target: str) -> str:
         writer, bucket = self.writer, self.buckets.all[run.bucket]

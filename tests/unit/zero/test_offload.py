@@ -1,5 +1,6 @@
 """[offload]: states and parameters on the host or on NVMe, in zsim's own stages."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.proof import check
 from zsim.runtimes.registry import make_schedule
-from zsim.schedule.operation import Action, Compute, HostWait, Read, Write, walk
+from zsim.schedule.operation import Action, Compute, Copy, HostWait, Read, Write, walk
 from zsim.schedule.schedule import Place
 from zsim.strategy.strategy import Strategy
 
@@ -37,17 +38,46 @@ COMBINATIONS = [
 def test_every_pair_of_tiers_is_proved(
     stage: int, optimizer: str, parameters: str, precision: str
 ) -> None:
-    made = strategy(
+    for gradients in ("host", "nvme") if optimizer == "nvme" else ("host",):
+        made = of_tiers(stage, optimizer, parameters, gradients, precision)
+        model = gpt(SHAPE, micro_batch_size=1, precision=made.train.precision)
+        assert check(make_schedule(model, made), model) == ()
+
+
+def of_tiers(
+    stage: int, optimizer: str, parameters: str, gradients: str, precision: str
+) -> Strategy:
+    """Small sub-groups of states in these tiers, clipped, of two micro-batches."""
+    return strategy(
         stage,
         offload__optimizer=optimizer,
+        offload__gradients=gradients,
         offload__parameters=parameters,
         offload__sub_group_elements=30,
         train__precision=precision,
         train__clip_norm=1.0,
         train__gradient_accumulation_steps=2,
     )
+
+
+def test_a_verdict_that_leaves_a_buckets_gradients_out_is_found() -> None:
+    """The parts of an overflow test are added up: without one, its bucket is not covered."""
+    made = of_tiers(3, "nvme", "device", "nvme", "fp16")
     model = gpt(SHAPE, micro_batch_size=1, precision=made.train.precision)
-    assert check(make_schedule(model, made), model) == ()
+    schedule = make_schedule(model, made)
+    (program,) = schedule.programs
+    adds = [
+        each.id
+        for each in walk(program.step)
+        if isinstance(each, Copy) and each.accumulate and "overflow" in each.id
+    ]
+    assert adds
+    step = tuple(
+        replace(each, accumulate=False) if isinstance(each, Copy) and each.id == adds[0] else each
+        for each in program.step
+    )
+    wrong = replace(schedule, programs=(replace(program, step=step),))
+    assert any("does not reach it" in each.why for each in check(wrong, model))
 
 
 def test_a_parameter_costs_two_bytes_out_and_two_back_as_zero_offload_says() -> None:
@@ -144,6 +174,11 @@ def test_the_host_waits_for_nothing_of_the_pipeline_but_what_goes_to_the_device(
             {"offload__optimizer": "nvme", "offload__buffers": 5},
             "offload.buffers: 5 must be at least 9: 3 sub-groups at once with a master and 2 "
             "moments each",
+        ),
+        (
+            1,
+            {"offload__optimizer": "host", "offload__gradients": "nvme"},
+            "offload.gradients: 'nvme' needs optimizer = nvme",
         ),
         (1, {"offload__optimizer": "tape"}, "offload.optimizer"),
     ],

@@ -103,7 +103,10 @@ class Moves:
             return self._by_parameter(ranks, copy, moved, target)
         if source.count != target.count:
             raise UnfollowedError(f"{copy.id}: source and target are cut differently")
-        return like((moved, target), total(moved.values, target.values))
+        found = like((moved, target), total(moved.values, target.values))
+        if moved.covered is not None and target.covered is not None:
+            found.covered = moved.covered | target.covered  # verdicts are 0 or 1: a sum is either
+        return found
 
     def _shared(self, source: Datum, divisor: int) -> Datum:
         if divisor == 1:
