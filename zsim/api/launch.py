@@ -98,8 +98,7 @@ def run(
     traits = _traits(backend)
     loaded, source = _source(scenario, changes, traits)
     data = options.get("data")
-    text = None if data is None else Path(data)
-    asked = {**options, "data": text, "decision": source.decision}
+    asked = {**options, "data": data and Path(data), "decision": source.decision}
     settings = {name: value for name, value in asked.items() if value not in (None, False)}
     told = progress or tell_nobody
     job = source.job()
