@@ -1,5 +1,8 @@
 """Every operator that torch dispatches, noted with the memory that it touches."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -32,7 +35,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operators on the current stream, or on the host if no device takes part."""
 
     def __init__(self, tape: Tape, streams: DeviceStreams, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fake_mode = fake_mode
         self._tape = tape
         self._streams = streams

