@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from zsim_torch.clocks.call_stack import CallStack
-from zsim_torch.clocks.stream_clock import Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockTimeline, Tick
 from zsim_torch.record.operator_access import ALLOCATES_ONLY, OperatorAccess, access_of, tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
@@ -229,7 +229,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_copied(
         self,
         tensor: torch.Tensor,
-        timeline: Timeline,
+        timeline: ClockTimeline,
         tick: Tick,
         stack: CallStack,
         name: str,

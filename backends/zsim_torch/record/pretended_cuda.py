@@ -1,5 +1,6 @@
 """`torch.cuda` on a machine without CUDA: names of "cuda" mean the pretended device."""
 
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 
 from zsim_torch.record.device_module import DEVICE_MODULE, MEMORY_BYTES
@@ -82,7 +84,19 @@ def cuda_masked(tape: Tape) -> Generator[None]:
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(_is_on_device)))
         stack.enter_context(CudaNames())
         stack.enter_context(patch.object(torch.nn.Module, "cuda", _module_to_device))
+        mesh = device_mesh.DeviceMesh
+        stack.enter_context(patch.object(mesh, "__init__", _with_device(mesh.__init__)))
         yield
+
+
+def _with_device(start: Callable[..., None]) -> Callable[..., None]:
+    """Return `start` of a mesh, for which "cuda" is the pretended device."""
+
+    @functools.wraps(start)
+    def begin(mesh: object, device_type: str, *args: Any, **kwargs: Any) -> None:
+        start(mesh, _mapped(device_type), *args, **kwargs)
+
+    return begin
 
 
 def _is_on_device(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from zsim_torch.clocks.stream_clock import ClockMark, Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.record.tape import Tape
 
 DEVICE_TYPE = "zsim"
@@ -26,15 +26,15 @@ class DeviceStreams:
         self.default = PretendedStream.of(tape.clocks.stream("default stream"))
         self._made: list[PretendedStream] = [self.default]
         self._names: dict[str, int] = {}
-        self._groups: dict[str, Timeline] = {}
+        self._groups: dict[str, ClockTimeline] = {}
         self._thread = threading.local()
 
-    def make(self, name: str) -> Timeline:
+    def make(self, name: str) -> ClockTimeline:
         """Return a new stream; a name that is taken gets a number."""
         count = self._names[name] = self._names.get(name, 0) + 1
         return self.tape.clocks.stream(name if count == 1 else f"{name} ({count})")
 
-    def of_group(self, group: str) -> Timeline:
+    def of_group(self, group: str) -> ClockTimeline:
         """Return the stream on which a communicator runs what is issued with `async_op`."""
         if group not in self._groups:
             self._groups[group] = self.tape.clocks.stream(f"stream of {group}")
@@ -67,7 +67,7 @@ class DeviceStreams:
         finally:
             stack.pop()
 
-    def all(self) -> list[Timeline]:
+    def all(self) -> list[ClockTimeline]:
         """Return every stream of the device."""
         return [line for line in self.tape.clocks.timelines if not line.is_host]
 
@@ -145,7 +145,7 @@ class PretendedStream:
         self.timeline = active_streams().make(_assigned_name(frame) or "stream")
 
     @classmethod
-    def of(cls, timeline: Timeline) -> "PretendedStream":
+    def of(cls, timeline: ClockTimeline) -> "PretendedStream":
         """Return the stream that is `timeline`."""
         stream = cls.__new__(cls)
         stream.timeline = timeline

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from zsim_torch.clocks.call_stack import CallStack
-from zsim_torch.clocks.stream_clock import ClockMark, Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.record.operator_access import tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
 from zsim_torch.record.tape import RecordedCollective, Tape, elements
@@ -78,6 +78,10 @@ class RecordedWork(dist.Work):
     def synchronize(self) -> None:
         """Order the current stream after the collective."""
         self.wait()
+
+    def get_future(self) -> Any:
+        """Refuse: what waits for a future waits below Python, as the reducer of DDP does."""
+        raise self._streams.tape.refuse("Work.get_future(), which DistributedDataParallel uses")
 
     def is_completed(self) -> bool:
         """Return whether the host knows that it is over."""
@@ -184,10 +188,10 @@ class CollectiveRecorder:
         self,
         kind: str,
         tensors: Iterable[torch.Tensor],
-        timeline: Timeline,
+        timeline: ClockTimeline,
         tick: Tick,
         stack: CallStack,
-        home: Timeline,
+        home: ClockTimeline,
         *,
         writes: bool,
     ) -> None:
