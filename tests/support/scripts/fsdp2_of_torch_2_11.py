@@ -1,6 +1,7 @@
-"""Training with FSDP2 of torch 2.11.0 over the installed torch: `FOLDER [hook]`, to be recorded."""
+"""FSDP2 of torch 2.11.0 recorded over the installed torch: `FOLDER [hook]`; prints findings."""
 
 import copy
+import json
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -40,8 +41,6 @@ class OlderFsdp(MetaPathFinder):
         return spec
 
 
-for loaded in [name for name in sys.modules if name.startswith("torch.distributed.fsdp")]:
-    del sys.modules[loaded]
 sys.meta_path.insert(0, OlderFsdp())
 
 import torch  # noqa: E402
@@ -51,18 +50,23 @@ from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: E402
 
+from zsim_torch import recording  # noqa: E402
+from zsim_torch.record.finding_report import document_of  # noqa: E402
+
 settings: Any = torch._dynamo.config
 settings._config["skip_fsdp_hooks"] = copy.copy(settings._config["suppress_errors"])
-dist.init_process_group("nccl")
-mesh = init_device_mesh("zsim", (4,))
-net = nn.Sequential(*[nn.Linear(32, 32) for _ in range(3)])
-for module in (*net, net):
-    fully_shard(module, mesh=mesh, offload_policy=CPUOffloadPolicy())
-if "hook" in OPTIONS:
-    for parameter in net.parameters():
-        hooked: Any = parameter
-        hooked.register_post_accumulate_grad_hook(lambda each: each.grad.add_(1))
-for _ in range(2):
-    loss: Any = net(torch.ones(4, 32, device="zsim")).sum()
-    loss.backward()
-    net.zero_grad()
+with recording(world=4) as tape:
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("zsim", (4,))
+    net = nn.Sequential(*[nn.Linear(32, 32) for _ in range(3)])
+    for module in (*net, net):
+        fully_shard(module, mesh=mesh, offload_policy=CPUOffloadPolicy())
+    if "hook" in OPTIONS:
+        for parameter in net.parameters():
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(lambda each: each.grad.add_(1))
+    for _ in range(2):
+        loss: Any = net(torch.ones(4, 32, device="zsim")).sum()
+        loss.backward()
+        net.zero_grad()
+print(json.dumps(document_of(tape)["findings"]))
