@@ -32,7 +32,7 @@ def recorded(job: Job, *, rank: int = 0) -> Tape:
         executor = bench.executor(
             resolve(module, module.units),
             initial=lambda name: initial_value(shape, name, sizes[name], seed=0),
-            next_batch=lambda: next(batches).to(device, non_blocking=True),
+            next_batch=lambda: next(batches).long().to(device, non_blocking=True),
             on_loss=lambda _: None,
             poison=Poison(None),
         )

@@ -58,6 +58,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in types:
             if not issubclass(each, FakeTensor) and _dispatches_itself(each):
                 return NotImplemented  # a DTensor, say: what it does inside comes here again
+        self._streams.note_nodes()
         given = kwargs or {}
         special = self._special.get(func)
         if special is not None:

@@ -16,6 +16,8 @@ from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.record.tape import Tape
 
 DEVICE_TYPE = "zsim"
+ACCUMULATES = 2**62
+"""Nodes that accumulate gradients have the largest number there is, not one of forward."""
 
 
 class DeviceStreams:
@@ -28,6 +30,12 @@ class DeviceStreams:
         self._names: dict[str, int] = {}
         self._groups: dict[str, ClockTimeline] = {}
         self._thread = threading.local()
+        self._recording_thread = threading.get_ident()
+        self._of_node: dict[int, PretendedStream] = {}
+        """Streams of forward by the number of the node, where it is not the default one."""
+        self._nodes = torch._C._autograd._get_sequence_nr()
+        self._latest = self.default
+        self._in_backward = False
 
     def make(self, name: str) -> ClockTimeline:
         """Return a new stream; a name that is taken gets a number."""
@@ -42,9 +50,55 @@ class DeviceStreams:
 
     @property
     def current(self) -> "PretendedStream":
-        """The stream that operations are enqueued on now."""
+        """The stream that operations are enqueued on now.
+
+        A node of autograd runs on the stream of its forward (docs.pytorch.org, "CUDA semantics",
+        stream semantics of backward passes).
+        """
         stack: list[PretendedStream] = getattr(self._thread, "stack", [])
-        return stack[-1] if stack else self.default
+        if stack:
+            chosen = stack[-1]
+            if self._is_recording_thread():
+                self._switch(chosen, in_backward=False)
+            return chosen
+        node = torch._C._current_autograd_node()
+        if node is None:
+            if self._is_recording_thread() or not self._in_backward:
+                self._switch(self.default, in_backward=False)
+                return self.default
+            return self._latest  # a hook between two nodes
+        number = node._sequence_nr()
+        known = self._latest if number >= ACCUMULATES else self.default
+        stream = self._of_node.get(number, known)
+        self._switch(stream, in_backward=True)
+        return stream
+
+    def note_nodes(self) -> None:
+        """Remember the stream of nodes of autograd that were made since the last call."""
+        if not self._is_recording_thread() or torch._C._current_autograd_node() is not None:
+            return
+        number = torch._C._autograd._get_sequence_nr()
+        if number != self._nodes:
+            stream = self.current
+            if stream is not self.default:
+                self._of_node.update(dict.fromkeys(range(self._nodes, number), stream))
+            self._nodes = number
+
+    def _switch(self, stream: "PretendedStream", *, in_backward: bool) -> None:
+        """Go to or from a stream of backward: the engine makes the next one wait for the last.
+
+        It does so along the edges of the graph; here along the order of the nodes, which orders no
+        less.
+        """
+        if (in_backward or self._in_backward) and stream.timeline is not self._latest.timeline:
+            tape = self.tape
+            mark = tape.clocks.record(tape.host, self._latest.timeline)
+            tape.clocks.wait(stream.timeline, mark)
+        self._latest = stream
+        self._in_backward = in_backward
+
+    def _is_recording_thread(self) -> bool:
+        return threading.get_ident() == self._recording_thread
 
     @current.setter
     def current(self, stream: "PretendedStream") -> None:

@@ -76,16 +76,21 @@ def _memory(tape: Tape, streams: DeviceStreams) -> Generator[None]:
 
     addresses: dict[int, int] = {}
 
-    def data_ptr(tensor: torch.Tensor) -> int:
+    def address_of(storage: torch.UntypedStorage) -> int:
         """Return an address that no other storage has; what is done with it is not seen."""
-        storage = tensor.untyped_storage()
-        first = addresses.setdefault(storage._cdata, (len(addresses) + 1) << 40)
-        return first + int(tensor.storage_offset()) * tensor.element_size()
+        return addresses.setdefault(storage._cdata, (len(addresses) + 1) << 40)
+
+    def data_ptr(tensor: torch.Tensor) -> int:
+        return (
+            address_of(tensor.untyped_storage())
+            + int(tensor.storage_offset()) * tensor.element_size()
+        )
 
     with (
         patch.object(torch.UntypedStorage, "resize_", resize_),
         patch.object(torch.Tensor, "record_stream", record_stream),
         patch.object(torch.Tensor, "data_ptr", data_ptr),
+        patch.object(torch.UntypedStorage, "data_ptr", address_of),
     ):
         yield
 
