@@ -73,6 +73,14 @@ class DeviceStreams:
         self._switch(stream, in_backward=True)
         return stream
 
+    @current.setter
+    def current(self, stream: "PretendedStream") -> None:
+        stack = self._stack()
+        if stack:
+            stack[-1] = stream
+        else:
+            stack.append(stream)
+
     def note_nodes(self) -> None:
         """Remember the stream of nodes of autograd that were made since the last call."""
         if not self._is_recording_thread() or torch._C._current_autograd_node() is not None:
@@ -99,14 +107,6 @@ class DeviceStreams:
 
     def _is_recording_thread(self) -> bool:
         return threading.get_ident() == self._recording_thread
-
-    @current.setter
-    def current(self, stream: "PretendedStream") -> None:
-        stack = self._stack()
-        if stack:
-            stack[-1] = stream
-        else:
-            stack.append(stream)
 
     @contextmanager
     def on(self, stream: "PretendedStream | None") -> Generator[None]:
