@@ -1,7 +1,7 @@
 """FSDP2 with one of its waits left out."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class WaitSite(NamedTuple):
 
 
 @contextmanager
-def waits_seen(drop: Callable[[WaitSite], bool] = lambda _: False) -> Iterator[set[WaitSite]]:
+def waits_seen(drop: Callable[[WaitSite], bool] = lambda _: False) -> Generator[set[WaitSite]]:
     """Collect the lines of FSDP2 that wait, and leave out the waits that `drop` says."""
     seen: set[WaitSite] = set()
     with ExitStack() as stack:

@@ -245,6 +245,7 @@ def gathered_parameter_used_before_the_wait(mended: bool) -> None:
     """The work of an all-gather is thrown away."""
     whole, shard = torch.empty(64, device=DEVICE), _ones(8)
     work = dist.all_gather_single(whole, shard, async_op=True)
+    assert work is not None
     if mended:
         work.wait()
     whole.square()
@@ -256,6 +257,7 @@ def step_before_gradients_are_reduced(mended: bool) -> None:
     weight = torch.nn.Parameter(_ones())
     weight.grad = _ones()
     work = dist.all_reduce(weight.grad, async_op=True)
+    assert work is not None
     if mended:
         work.wait()
     torch.optim.SGD([weight], lr=0.1).step()
@@ -267,6 +269,7 @@ def work_waited_for_on_the_side_stream(mended: bool) -> None:
     side = _device().Stream()
     gradient = _ones()
     work = dist.all_reduce(gradient, async_op=True)
+    assert work is not None
     if mended:
         work.wait()
     else:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from zsim_torch.clocks.byte_region import ByteRegion
 from zsim_torch.clocks.call_stack import CallStack
-from zsim_torch.clocks.stream_clock import Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockTimeline, Tick
 
 
 class RecordedAccess(NamedTuple):
     """A read or write of bytes by one operation of a timeline."""
 
-    timeline: Timeline
+    timeline: ClockTimeline
     tick: Tick
     region: ByteRegion
     writes: bool

@@ -18,7 +18,7 @@ from zsim_torch.clocks.access_history import AccessHistory, RecordedAccess
 from zsim_torch.clocks.byte_region import ByteRegion
 from zsim_torch.clocks.call_stack import CallStack
 from zsim_torch.clocks.finding import BlockKind, BlockOrigin, Hazard, HazardKind, HazardList
-from zsim_torch.clocks.stream_clock import StreamClocks, Timeline
+from zsim_torch.clocks.stream_clock import ClockTimeline, StreamClocks
 
 
 class FormerUse(NamedTuple):
@@ -39,7 +39,7 @@ class TrackedBlock:
     label: str
     kind: BlockKind
     size: int
-    home: Timeline | None
+    home: ClockTimeline | None
     allocated: CallStack | None
     history: AccessHistory = field(default_factory=AccessHistory)
     last: dict[int, RecordedAccess] = field(default_factory=dict[int, RecordedAccess])
@@ -69,7 +69,7 @@ class BlockContract:
         kind: BlockKind,
         size: int,
         *,
-        home: Timeline | None = None,
+        home: ClockTimeline | None = None,
         stack: CallStack | None = None,
     ) -> TrackedBlock:
         """Return a new block; on a device its `home` is the stream that is current."""
@@ -104,11 +104,13 @@ class BlockContract:
         if known_to_allocator:
             block.recorded.add(timeline.number)
 
-    def record_stream(self, block: TrackedBlock, timeline: Timeline) -> None:
+    def record_stream(self, block: TrackedBlock, timeline: ClockTimeline) -> None:
         """Tell the allocator that `timeline` uses `block`."""
         block.recorded.add(timeline.number)
 
-    def drop(self, block: TrackedBlock, host: Timeline, stack: CallStack | None = None) -> None:
+    def drop(
+        self, block: TrackedBlock, host: ClockTimeline, stack: CallStack | None = None
+    ) -> None:
         """Give the memory back: its storage is dead.
 
         Uses that `host` has seen finished concern nobody any more.

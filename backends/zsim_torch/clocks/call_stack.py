@@ -51,7 +51,7 @@ class CallStacks:
         """Return the stack from `frame` outwards; without one, from the caller."""
         # No name may hold the frame of this call: a frame that refers to itself would keep the
         # caller's tensors alive until a garbage collection, and hide that they were dropped.
-        current = sys._getframe(1) if frame is None else frame  # pyright: ignore[reportPrivateUsage]
+        current: FrameType | None = frame or sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         found: list[tuple[CodeType, int]] = []
         key: list[int] = []
         hides = self._hides

@@ -30,7 +30,7 @@ class ClockMark(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Timeline:
+class ClockTimeline:
     """A sequence of operations, and for each timeline how much of it is ordered before the next."""
 
     number: int
@@ -56,55 +56,59 @@ class StreamClocks:
     """Timelines of one process and the order among their operations."""
 
     def __init__(self) -> None:
-        self.timelines: list[Timeline] = []
+        self.timelines: list[ClockTimeline] = []
 
-    def stream(self, name: str) -> Timeline:
+    def stream(self, name: str) -> ClockTimeline:
         """Add a stream of a device."""
         return self._add(name, TimelineKind.STREAM)
 
-    def host(self, name: str = "host") -> Timeline:
+    def host(self, name: str = "host") -> ClockTimeline:
         """Add a thread of the host."""
         return self._add(name, TimelineKind.HOST)
 
-    def launch(self, host: Timeline, stream: Timeline) -> Tick:
+    def launch(self, host: ClockTimeline, stream: ClockTimeline) -> Tick:
         """Enqueue an operation on `stream`: it follows all that `host` has seen finished."""
         _join(stream.clock, host.clock)
         return self.advance(stream)
 
-    def record(self, host: Timeline, stream: Timeline) -> ClockMark:
+    def record(self, host: ClockTimeline, stream: ClockTimeline) -> ClockMark:
         """Enqueue an event on `stream`; return what waiting for it waits for."""
         _join(stream.clock, host.clock)
         return self.mark(stream)
 
-    def advance(self, timeline: Timeline) -> Tick:
+    def advance(self, timeline: ClockTimeline) -> Tick:
         """Do one operation on `timeline`."""
         number = timeline.number
         timeline.clock[number] += 1
         return Tick(number, timeline.clock[number])
 
-    def mark(self, timeline: Timeline) -> ClockMark:
+    def mark(self, timeline: ClockTimeline) -> ClockMark:
         """Return what waiting for `timeline` waits for, from here."""
         return ClockMark(timeline.number, tuple(timeline.clock))
 
-    def wait(self, timeline: Timeline, mark: ClockMark, stack: CallStack | None = None) -> None:
+    def wait(
+        self, timeline: ClockTimeline, mark: ClockMark, stack: CallStack | None = None
+    ) -> None:
         """Order what `timeline` does next after `mark`."""
         _join(timeline.clock, mark.clock)
         if mark.timeline != timeline.number:
             timeline.waits[mark.timeline] = stack
 
-    def follow(self, later: Timeline, earlier: Timeline, stack: CallStack | None = None) -> None:
+    def follow(
+        self, later: ClockTimeline, earlier: ClockTimeline, stack: CallStack | None = None
+    ) -> None:
         """Order what `later` does next after all that `earlier` was given."""
         self.wait(later, self.mark(earlier), stack)
 
-    def assume(self, later: Timeline, tick: Tick, clock: tuple[int, ...] = ()) -> None:
+    def assume(self, later: ClockTimeline, tick: Tick, clock: tuple[int, ...] = ()) -> None:
         """Take what `later` does next to be ordered after `tick`, and after what `clock` knew."""
         own = [0] * tick.timeline + [tick.time]
         _join(later.clock, own)
         _join(later.clock, clock)
 
-    def _add(self, name: str, kind: TimelineKind) -> Timeline:
+    def _add(self, name: str, kind: TimelineKind) -> ClockTimeline:
         number = len(self.timelines)
-        timeline = Timeline(number, name, kind, [0] * (number + 1))
+        timeline = ClockTimeline(number, name, kind, [0] * (number + 1))
         self.timelines.append(timeline)
         return timeline
 

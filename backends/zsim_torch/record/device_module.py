@@ -1,6 +1,6 @@
 """The module `torch.zsim`: what torch and runtimes ask an accelerator, answered without one."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -52,7 +52,7 @@ class DeviceModule(ModuleType):
         """Do nothing: a rank has one device."""
 
     @contextmanager
-    def device(self, device: object) -> Iterator[None]:
+    def device(self, device: object) -> Generator[None]:
         """Change nothing inside."""
         del device
         yield
@@ -72,7 +72,7 @@ class DeviceModule(ModuleType):
         active_streams().current = stream
 
     @contextmanager
-    def stream(self, stream: PretendedStream | None) -> Iterator[None]:
+    def stream(self, stream: PretendedStream | None) -> Generator[None]:
         """Make `stream` current inside."""
         with active_streams().on(stream):
             yield

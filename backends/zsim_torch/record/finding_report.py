@@ -161,8 +161,8 @@ class ScriptRecording:
             body.append(f"<p><b>{html.escape(each['missing_edge'])}</b></p>")
             told = "\n".join(_told(each, STACK_MAX))
             body.append(f"<pre>{html.escape(told)}</pre>")
-        for each in (*self.divergences, *self.failures):
-            body.append(f"<h2>divergence or failure</h2><p>{html.escape(each)}</p>")
+        for line in (*self.divergences, *self.failures):
+            body.append(f"<h2>divergence or failure</h2><p>{html.escape(line)}</p>")
         for heading, name in (("Not seen", "refused"), ("Made up", "invented")):
             items = "".join(
                 f"<li>{html.escape(what)} ({count} times)</li>"

@@ -1,5 +1,8 @@
 """Every operator that torch dispatches, noted with the memory that it touches."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -14,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from zsim_torch.clocks.call_stack import CallStack
-from zsim_torch.clocks.stream_clock import Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockTimeline, Tick
 from zsim_torch.record.operator_access import ALLOCATES_ONLY, OperatorAccess, access_of, tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
 from zsim_torch.record.recorded_collectives import CollectiveRecorder
@@ -32,7 +35,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operators on the current stream, or on the host if no device takes part."""
 
     def __init__(self, tape: Tape, streams: DeviceStreams, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fake_mode = fake_mode
         self._tape = tape
         self._streams = streams
@@ -55,6 +58,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in types:
             if not issubclass(each, FakeTensor) and _dispatches_itself(each):
                 return NotImplemented  # a DTensor, say: what it does inside comes here again
+        self._streams.note_nodes()
         given = kwargs or {}
         special = self._special.get(func)
         if special is not None:
@@ -226,7 +230,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_copied(
         self,
         tensor: torch.Tensor,
-        timeline: Timeline,
+        timeline: ClockTimeline,
         tick: Tick,
         stack: CallStack,
         name: str,

@@ -1,12 +1,14 @@
 """`torch.cuda` on a machine without CUDA: names of "cuda" mean the pretended device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 
 from zsim_torch.record.device_module import DEVICE_MODULE, MEMORY_BYTES
@@ -59,7 +61,7 @@ def _mapped(value: Any) -> Any:
 
 
 @contextmanager
-def cuda_masked(tape: Tape) -> Iterator[None]:
+def cuda_masked(tape: Tape) -> Generator[None]:
     """Let `torch.cuda` be the pretended device."""
     cuda = torch.cuda
     with ExitStack() as stack:
@@ -80,9 +82,21 @@ def cuda_masked(tape: Tape) -> Iterator[None]:
         stack.enter_context(patch.object(cuda, "ExternalStream", DEVICE_MODULE.Stream, create=True))
         stack.enter_context(patch.object(torch, "device", PretendedDevice))
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(_is_on_device)))
-        stack.enter_context(CudaNames())  # type: ignore[no-untyped-call]
+        stack.enter_context(CudaNames())
         stack.enter_context(patch.object(torch.nn.Module, "cuda", _module_to_device))
+        mesh = device_mesh.DeviceMesh
+        stack.enter_context(patch.object(mesh, "__init__", _with_device(mesh.__init__)))
         yield
+
+
+def _with_device(start: Callable[..., None]) -> Callable[..., None]:
+    """Return `start` of a mesh, for which "cuda" is the pretended device."""
+
+    @functools.wraps(start)
+    def begin(mesh: object, device_type: str, *args: Any, **kwargs: Any) -> None:
+        start(mesh, _mapped(device_type), *args, **kwargs)
+
+    return begin
 
 
 def _is_on_device(tensor: torch.Tensor) -> bool:

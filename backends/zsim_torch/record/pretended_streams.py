@@ -1,18 +1,23 @@
 """Streams and events of the pretended accelerator: they run nothing and keep vector clocks."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 import dis
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 import torch
 
-from zsim_torch.clocks.stream_clock import ClockMark, Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.record.tape import Tape
 
 DEVICE_TYPE = "zsim"
+ACCUMULATES = 2**62
+"""Nodes that accumulate gradients have the largest number there is, not one of forward."""
 
 
 class DeviceStreams:
@@ -23,15 +28,21 @@ class DeviceStreams:
         self.default = PretendedStream.of(tape.clocks.stream("default stream"))
         self._made: list[PretendedStream] = [self.default]
         self._names: dict[str, int] = {}
-        self._groups: dict[str, Timeline] = {}
+        self._groups: dict[str, ClockTimeline] = {}
         self._thread = threading.local()
+        self._recording_thread = threading.get_ident()
+        self._of_node: dict[int, PretendedStream] = {}
+        """Streams of forward by the number of the node, where it is not the default one."""
+        self._nodes = torch._C._autograd._get_sequence_nr()
+        self._latest = self.default
+        self._in_backward = False
 
-    def make(self, name: str) -> Timeline:
+    def make(self, name: str) -> ClockTimeline:
         """Return a new stream; a name that is taken gets a number."""
         count = self._names[name] = self._names.get(name, 0) + 1
         return self.tape.clocks.stream(name if count == 1 else f"{name} ({count})")
 
-    def of_group(self, group: str) -> Timeline:
+    def of_group(self, group: str) -> ClockTimeline:
         """Return the stream on which a communicator runs what is issued with `async_op`."""
         if group not in self._groups:
             self._groups[group] = self.tape.clocks.stream(f"stream of {group}")
@@ -39,9 +50,28 @@ class DeviceStreams:
 
     @property
     def current(self) -> "PretendedStream":
-        """The stream that operations are enqueued on now."""
+        """The stream that operations are enqueued on now.
+
+        A node of autograd runs on the stream of its forward (docs.pytorch.org, "CUDA semantics",
+        stream semantics of backward passes).
+        """
         stack: list[PretendedStream] = getattr(self._thread, "stack", [])
-        return stack[-1] if stack else self.default
+        if stack:
+            chosen = stack[-1]
+            if self._is_recording_thread():
+                self._switch(chosen, in_backward=False)
+            return chosen
+        node = torch._C._current_autograd_node()
+        if node is None:
+            if self._is_recording_thread() or not self._in_backward:
+                self._switch(self.default, in_backward=False)
+                return self.default
+            return self._latest  # a hook between two nodes
+        number = node._sequence_nr()
+        known = self._latest if number >= ACCUMULATES else self.default
+        stream = self._of_node.get(number, known)
+        self._switch(stream, in_backward=True)
+        return stream
 
     @current.setter
     def current(self, stream: "PretendedStream") -> None:
@@ -51,8 +81,35 @@ class DeviceStreams:
         else:
             stack.append(stream)
 
+    def note_nodes(self) -> None:
+        """Remember the stream of nodes of autograd that were made since the last call."""
+        if not self._is_recording_thread() or torch._C._current_autograd_node() is not None:
+            return
+        number = torch._C._autograd._get_sequence_nr()
+        if number != self._nodes:
+            stream = self.current
+            if stream is not self.default:
+                self._of_node.update(dict.fromkeys(range(self._nodes, number), stream))
+            self._nodes = number
+
+    def _switch(self, stream: "PretendedStream", *, in_backward: bool) -> None:
+        """Go to or from a stream of backward: the engine makes the next one wait for the last.
+
+        It does so along the edges of the graph; here along the order of the nodes, which orders no
+        less.
+        """
+        if (in_backward or self._in_backward) and stream.timeline is not self._latest.timeline:
+            tape = self.tape
+            mark = tape.clocks.record(tape.host, self._latest.timeline)
+            tape.clocks.wait(stream.timeline, mark)
+        self._latest = stream
+        self._in_backward = in_backward
+
+    def _is_recording_thread(self) -> bool:
+        return threading.get_ident() == self._recording_thread
+
     @contextmanager
-    def on(self, stream: "PretendedStream | None") -> Iterator[None]:
+    def on(self, stream: "PretendedStream | None") -> Generator[None]:
         """Make `stream` current inside; None changes nothing."""
         if stream is None:
             yield
@@ -64,7 +121,7 @@ class DeviceStreams:
         finally:
             stack.pop()
 
-    def all(self) -> list[Timeline]:
+    def all(self) -> list[ClockTimeline]:
         """Return every stream of the device."""
         return [line for line in self.tape.clocks.timelines if not line.is_host]
 
@@ -138,11 +195,11 @@ class PretendedStream:
     """A stream: a timeline under the methods of `torch.cuda.Stream`."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._getframe(1)
         self.timeline = active_streams().make(_assigned_name(frame) or "stream")
 
     @classmethod
-    def of(cls, timeline: Timeline) -> "PretendedStream":
+    def of(cls, timeline: ClockTimeline) -> "PretendedStream":
         """Return the stream that is `timeline`."""
         stream = cls.__new__(cls)
         stream.timeline = timeline

@@ -5,6 +5,9 @@ stream; otherwise on a stream of the communicator, which waits for the current o
 holds its tensors until `wait()`, which orders the stream that is current then.
 """
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,10 +16,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed import distributed_c10d
 
 from zsim_torch.clocks.call_stack import CallStack
-from zsim_torch.clocks.stream_clock import ClockMark, Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, Tick
 from zsim_torch.record.operator_access import tensors_in
 from zsim_torch.record.pretended_streams import DEVICE_TYPE, DeviceStreams
 from zsim_torch.record.tape import RecordedCollective, Tape, elements
@@ -76,6 +79,10 @@ class RecordedWork(dist.Work):
         """Order the current stream after the collective."""
         self.wait()
 
+    def get_future(self) -> Any:
+        """Refuse: what waits for a future waits below Python, as the reducer of DDP does."""
+        raise self._streams.tape.refuse("Work.get_future(), which DistributedDataParallel uses")
+
     def is_completed(self) -> bool:
         """Return whether the host knows that it is over."""
         mark = self._mark
@@ -126,7 +133,7 @@ class CollectiveRecorder:
         asynchronous = named.get("async_op")
         work = self._issue(
             kind.strip("_"),
-            dist.ProcessGroup.unbox(named["process_group"]),
+            dist.ProcessGroup.unbox(cast("torch.ScriptObject", named["process_group"])),
             reads,
             writes,
             # A send or receive has a stream of its own unless the host waits for it.
@@ -181,10 +188,10 @@ class CollectiveRecorder:
         self,
         kind: str,
         tensors: Iterable[torch.Tensor],
-        timeline: Timeline,
+        timeline: ClockTimeline,
         tick: Tick,
         stack: CallStack,
-        home: Timeline,
+        home: ClockTimeline,
         *,
         writes: bool,
     ) -> None:
@@ -213,7 +220,8 @@ class CollectiveRecorder:
             return named["tensor"]
         result = func(*args, **kwargs)
         named_group = named["group_name"]
-        group = _resolve_process_group(named_group) if isinstance(named_group, str) else named_group
+        find: Any = vars(distributed_c10d)["_resolve_process_group"]
+        group = find(named_group) if isinstance(named_group, str) else named_group
         results = list(tensors_in(result))
         reads = [each for name in (*INPUTS, *IN_PLACE) for each in tensors_in(named.get(name))]
         work = self._issue(
@@ -295,7 +303,7 @@ def _abbreviated(ranks: tuple[int, ...]) -> str:
     return f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
 
 
-def _reduction(boxed: torch.ScriptObject) -> str:
-    number = boxed.op()
-    names = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
-    return names[int(number)].lower()
+def _reduction(boxed: Any) -> str:
+    members: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
+    names = {int(cast("Any", kind)): name for name, kind in members.items()}
+    return names[int(boxed.op())].lower()

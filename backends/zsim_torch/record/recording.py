@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
@@ -24,7 +24,7 @@ def recording(
     rank: int = 0,
     cuda: bool = False,
     items: Callable[[StackFrame], Item | None] | None = None,
-) -> Iterator[Tape]:
+) -> Generator[Tape]:
     """Record what runs inside as rank `rank` of `world`, on a device of type "zsim".
 
     Nothing is computed: tensors have shapes and no values. With `cuda`, names of "cuda" and the

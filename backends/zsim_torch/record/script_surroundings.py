@@ -1,8 +1,11 @@
 """What a recorded script finds in place of parts of torch, and how it is put back."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -56,7 +59,7 @@ def replaced(tape: Tape, streams: DeviceStreams, collectives: CollectiveRecorder
 
 
 @contextmanager
-def _memory(tape: Tape, streams: DeviceStreams) -> Iterator[None]:
+def _memory(tape: Tape, streams: DeviceStreams) -> Generator[None]:
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> object:
@@ -73,22 +76,27 @@ def _memory(tape: Tape, streams: DeviceStreams) -> Iterator[None]:
 
     addresses: dict[int, int] = {}
 
-    def data_ptr(tensor: torch.Tensor) -> int:
+    def address_of(storage: torch.UntypedStorage) -> int:
         """Return an address that no other storage has; what is done with it is not seen."""
-        storage = tensor.untyped_storage()
-        first = addresses.setdefault(storage._cdata, (len(addresses) + 1) << 40)
-        return first + tensor.storage_offset() * tensor.element_size()
+        return addresses.setdefault(storage._cdata, (len(addresses) + 1) << 40)
+
+    def data_ptr(tensor: torch.Tensor) -> int:
+        return (
+            address_of(tensor.untyped_storage())
+            + int(tensor.storage_offset()) * tensor.element_size()
+        )
 
     with (
         patch.object(torch.UntypedStorage, "resize_", resize_),
         patch.object(torch.Tensor, "record_stream", record_stream),
         patch.object(torch.Tensor, "data_ptr", data_ptr),
+        patch.object(torch.UntypedStorage, "data_ptr", address_of),
     ):
         yield
 
 
 @contextmanager
-def _streams(streams: DeviceStreams) -> Iterator[None]:
+def _streams(streams: DeviceStreams) -> Generator[None]:
     accelerator = torch.accelerator
     with (
         patch.object(torch, "Stream", PretendedStream),
@@ -103,13 +111,13 @@ def _streams(streams: DeviceStreams) -> Iterator[None]:
 
 
 @contextmanager
-def _data_setter() -> Iterator[None]:
+def _data_setter() -> Generator[None]:
     """Let `tensor.data = other` work across devices, as it does between a CPU and CUDA.
 
     Fake tensors of two devices are of different kinds for torch, which refuses the assignment; here
     both tensors exchange what they are.
     """
-    data = torch.Tensor.data
+    data: Any = torch.Tensor.data
 
     def set_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
         if getattr(tensor, "fake_device", None) == getattr(other, "fake_device", None):
@@ -154,13 +162,15 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     is_parameter = getattr(tensor, "_is_param", False)
     torch._C._swap_tensor_impl(tensor, fresh)
     kept = {name: value for name, value in tensor.__dict__.items() if name == "_is_param"}
-    tensor.__dict__, fresh.__dict__ = {**fresh.__dict__, **kept}, tensor.__dict__
+    attributes: Any = tensor.__dict__
+    attributes.clear()
+    attributes.update(fresh.__dict__, **kept)
     if is_parameter:
         tensor._is_param = True
 
 
 @contextmanager
-def _groups(tape: Tape) -> Iterator[None]:
+def _groups(tape: Tape) -> Generator[None]:
     """Let process groups be fake ones of the recorded world, whatever backend is asked for."""
     start = distributed_c10d.init_process_group
     create = distributed_c10d.new_group
@@ -181,11 +191,17 @@ def _groups(tape: Tape) -> Iterator[None]:
         for module in (dist, distributed_c10d):
             stack.enter_context(patch.object(module, "init_process_group", init_process_group))
             stack.enter_context(patch.object(module, "new_group", new_group))
+        # DDP compares shapes over ranks, which are not there; several recorded ranks are compared.
+        stack.enter_context(patch.object(dist, "_verify_params_across_processes", _do_nothing))
         yield
 
 
+def _do_nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
+
+
 @contextmanager
-def _objects(collectives: CollectiveRecorder) -> Iterator[None]:
+def _objects(collectives: CollectiveRecorder) -> Generator[None]:
     """Let collectives of Python objects give what this rank gave, for every rank."""
 
     def note(kind: str, group: dist.ProcessGroup | None) -> int:
@@ -265,14 +281,14 @@ class _KernelLibraries(MetaPathFinder):
 
 def _torch_imports() -> bool:
     """Return whether the import under way was written in torch."""
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    frame = sys._getframe(2)
     while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back
     return frame.f_code.co_filename.startswith(TORCH_FOLDER)
 
 
 @contextmanager
-def _refusals(tape: Tape) -> Iterator[None]:
+def _refusals(tape: Tape) -> Generator[None]:
     """Name what runs below the dispatcher, or what changes what is recorded."""
 
     def compile_(model: Any = None, **_: object) -> Any:

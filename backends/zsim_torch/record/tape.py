@@ -1,5 +1,8 @@
 """The tape: what a recorded script did to streams, memory and communicators."""
 
+# pyright: reportPrivateUsage=false
+# Private names of torch are listed in tests/unit/torch/record/test_recording.py.
+
 import os
 import sys
 import weakref
@@ -16,7 +19,7 @@ from zsim_torch.clocks.block_contract import BlockContract, TrackedBlock
 from zsim_torch.clocks.byte_region import ByteRegion, region_of_view
 from zsim_torch.clocks.call_stack import CallStack, CallStacks, StackFrame
 from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList
-from zsim_torch.clocks.stream_clock import StreamClocks, Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockTimeline, StreamClocks, Tick
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 _DISTRIBUTED = os.path.join(TORCH_FOLDER, "distributed")  # noqa: PTH118  (prefix of file names)
@@ -33,7 +36,7 @@ Item = bool | int | float | complex
 """A value that the host reads from a tensor."""
 
 
-class RefusedError(RuntimeError):
+class UnrecordableError(RuntimeError):
     """The script does what a recording cannot follow."""
 
 
@@ -88,7 +91,7 @@ class Tape:
     clocks: StreamClocks = field(default_factory=StreamClocks)
     hazards: HazardList = field(init=False)
     contract: BlockContract = field(init=False)
-    host: Timeline = field(init=False)
+    host: ClockTimeline = field(init=False)
     stacks: CallStacks = field(default_factory=lambda: CallStacks(_HIDDEN))
     collectives: dict[str, list[RecordedCollective]] = field(
         default_factory=dict[str, list[RecordedCollective]]
@@ -117,21 +120,21 @@ class Tape:
 
     def stack(self) -> CallStack:
         """Return the Python stack of the script, without that of the recorder."""
-        return self.stacks.take(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        return self.stacks.take(sys._getframe(1))
 
-    def refuse(self, what: str) -> RefusedError:
+    def refuse(self, what: str) -> UnrecordableError:
         """Note that `what` cannot be recorded; return the error for where it must not go on."""
         where = site_of(self.stack())
         line = f"{what} at {where[0]}" if where else what
         self.refused[line] += 1
-        return RefusedError(line)
+        return UnrecordableError(line)
 
     def invent(self, what: str) -> None:
         """Note that an answer to the script was made up."""
         where = site_of(self.stack())
         self.invented[f"{what} at {where[0]}" if where else what] += 1
 
-    def block(self, tensor: torch.Tensor, home: Timeline | None = None) -> TrackedBlock | None:
+    def block(self, tensor: torch.Tensor, home: ClockTimeline | None = None) -> TrackedBlock | None:
         """Return the block that `tensor` lies in; None for pageable memory, which has no races.
 
         Copies between a device and pageable memory are staged: the host has read what it gives, and
@@ -156,7 +159,7 @@ class Tape:
         """Return whether `tensor` lies in pinned memory."""
         return tensor.untyped_storage() in self._pinned
 
-    def resized(self, storage: torch.UntypedStorage, current: Timeline) -> None:
+    def resized(self, storage: torch.UntypedStorage, current: ClockTimeline) -> None:
         """Note that `storage` has another size: its old block is gone, and it has a new one."""
         live = self._blocks.pop(storage._cdata, None)
         if live is None:
@@ -173,13 +176,13 @@ class Tape:
     def note(
         self,
         tensor: torch.Tensor,
-        timeline: Timeline,
+        timeline: ClockTimeline,
         tick: Tick,
         *,
         writes: bool,
         operation: str,
         stack: CallStack,
-        home: Timeline | None,
+        home: ClockTimeline | None,
         known_to_allocator: bool = False,
     ) -> None:
         """Note that an operation reads or writes the bytes of `tensor`."""
@@ -193,7 +196,7 @@ class Tape:
             self.contract.use(block, access, known_to_allocator=known_to_allocator)
 
     def _track(
-        self, storage: torch.UntypedStorage, tensor: torch.Tensor, home: Timeline | None
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor, home: ClockTimeline | None
     ) -> TrackedBlock:
         self.settle()
         key = storage._cdata

@@ -16,7 +16,7 @@ from zsim_torch.clocks.block_contract import BlockContract, TrackedBlock
 from zsim_torch.clocks.byte_region import ByteRegion
 from zsim_torch.clocks.call_stack import CallStack, CallStacks, StackFrame
 from zsim_torch.clocks.finding import BlockKind, HazardKind, HazardList, Site
-from zsim_torch.clocks.stream_clock import ClockMark, StreamClocks, Timeline
+from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks
 
 STREAMS = ("compute", "copy", "reduce")
 
@@ -58,7 +58,7 @@ class Bench:
     def follow(self, later: str, earlier: str) -> None:
         self.clocks.follow(self.line(later), self.line(earlier))
 
-    def line(self, name: str) -> Timeline:
+    def line(self, name: str) -> ClockTimeline:
         return self.host if name == "host" else self.streams[name]
 
     def drop(self, block: TrackedBlock) -> None:

@@ -1,0 +1,48 @@
+"""Recordings as users meet them: in their tests, and at the size of their models."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "support" / "scripts"
+TEST = """
+import torch
+
+
+def test_training(stream_recording):
+    device = torch.get_device_module("zsim")
+    side = device.Stream()
+    value = torch.ones(4, device="zsim")
+    if MENDED:
+        side.wait_stream(device.current_stream())
+    with device.stream(side):
+        value.sum()
+"""
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_test_that_takes_the_fixture_fails_with_its_races(
+    tmp_path: Path, *, mended: bool
+) -> None:
+    file = tmp_path / "test_training.py"
+    file.write_text(TEST.replace("MENDED", str(mended)), "utf-8")
+    plugin = ["-p", "zsim_torch.record.pytest_fixture", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, str(file)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == (0 if mended else 1), done.stdout
+    told = "race: side must wait for aten::ones on default stream before aten::sum"
+    assert (told in done.stdout) is not mended
+
+
+@pytest.mark.long
+def test_eighty_layers_on_a_thousand_ranks_are_recorded_in_a_minute() -> None:
+    command = [sys.executable, str(SCRIPTS / "large_model_recording.py")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    took = json.loads(done.stdout.splitlines()[-1])
+    assert took["findings"] == 0
+    assert took["operations"] > 30_000
+    assert took["cpu_s"] < 60
+    assert took["resident_bytes"] < 10**9
