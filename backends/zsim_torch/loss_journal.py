@@ -2,8 +2,13 @@
 
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import torch
+
+from zsim_torch.observe.recorder import unwatched
 
 HEADER = "step,rank,loss\n"
 
@@ -42,3 +47,43 @@ def kept(journal: Path) -> str:
             return f"losses of {steps} step{'s' if steps > 1 else ''} are in {journal}"
         journal.unlink()
     return ""
+
+
+class StepLosses:
+    """Losses of micro-batches, kept where they were made until the run has ended; setup's first."""
+
+    def __init__(self, journal: Path | None, rank: int) -> None:
+        self.steps: list[list[torch.Tensor | float]] = [[]]
+        self._journal, self._rank = journal, rank
+        self._noted = 0
+
+    def begin_step(self) -> None:
+        """Begin another step: losses added from now on belong to it."""
+        self.note()
+        self.steps.append([])
+
+    def note(self) -> None:
+        """Write the losses of ended steps into the journal, if there is one."""
+        if self._journal is None:
+            return
+        late = any(isinstance(loss, torch.Tensor) for loss in self.steps[-1])
+        while self._noted < len(self.steps) - 1 - late:
+            self._noted += 1
+            if step := self.steps[self._noted]:
+                loss = _mean(step)
+                add(self._journal, step=self._noted - 1, rank=self._rank, loss=loss)
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
+        with unwatched():
+            self.steps[-1].append(
+                float(loss) if loss.device.type == "cpu" else loss.detach().clone()
+            )
+
+    def means(self) -> tuple[float, ...]:
+        """Return the mean loss of each step that had one."""
+        return tuple(_mean(step) for step in self.steps[1:] if step)
+
+
+def _mean(losses: Sequence[torch.Tensor | float]) -> float:
+    return sum(float(loss) for loss in losses) / len(losses)

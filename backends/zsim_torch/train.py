@@ -15,7 +15,6 @@ from zsim.schedule.operation import Action, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
 from zsim.trace.trace import BookEntry, RankTrace, Trace
 from zsim_torch import capability as refusal
-from zsim_torch import loss_journal
 from zsim_torch.execute import blocking_host
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.compute import Initial
@@ -24,10 +23,11 @@ from zsim_torch.execute.poison import Poison, Sighting
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.execute.run_state import leave_state, lost_state
 from zsim_torch.execute.whole_parameters import collect
+from zsim_torch.loss_journal import StepLosses
 from zsim_torch.module.absent import emptied, is_emptied, refill_module
 from zsim_torch.module.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.observe.observer import Observer
-from zsim_torch.observe.recorder import Recorder, unwatched
+from zsim_torch.observe.recorder import Recorder
 from zsim_torch.supervise.process_group import DeviceError, backends, rank_device
 from zsim_torch.supervise.progress_record import note, step_done
 
@@ -121,7 +121,7 @@ def train(
     with emptied(module, keep=chosen.write_back) as taken:
         observer = Observer() if chosen.observe else None
         recorder = Recorder() if chosen.witness else None
-        losses = _Losses(chosen.journal, rank)
+        losses = StepLosses(chosen.journal, rank)
         bench = Bench(schedule, program, rank=rank, device=device, observer=observer)
         executor = bench.executor(
             resolved,
@@ -251,46 +251,6 @@ def _feed(batches: Iterable[object], device: torch.device) -> Callable[[], objec
     return give
 
 
-class _Losses:
-    """Losses of micro-batches, kept where they were made until the run has ended; setup's first."""
-
-    def __init__(self, journal: Path | None, rank: int) -> None:
-        self.steps: list[list[torch.Tensor | float]] = [[]]
-        self._journal, self._rank = journal, rank
-        self._noted = 0
-
-    def begin_step(self) -> None:
-        """Begin another step: losses added from now on belong to it."""
-        self.note()
-        self.steps.append([])
-
-    def note(self) -> None:
-        """Write the losses of ended steps into the journal, if there is one."""
-        if self._journal is None:
-            return
-        late = any(isinstance(loss, torch.Tensor) for loss in self.steps[-1])
-        while self._noted < len(self.steps) - 1 - late:
-            self._noted += 1
-            if step := self.steps[self._noted]:
-                loss = _mean(step)
-                loss_journal.add(self._journal, step=self._noted - 1, rank=self._rank, loss=loss)
-
-    def add(self, loss: torch.Tensor) -> None:
-        """Note the loss of a micro-batch; on a GPU the host does not wait for it."""
-        with unwatched():
-            self.steps[-1].append(
-                float(loss) if loss.device.type == "cpu" else loss.detach().clone()
-            )
-
-    def means(self) -> tuple[float, ...]:
-        """Return the mean loss of each step that had one."""
-        return tuple(_mean(step) for step in self.steps[1:] if step)
-
-
-def _mean(losses: Sequence[torch.Tensor | float]) -> float:
-    return sum(float(loss) for loss in losses) / len(losses)
-
-
 def _whole(machine: RankMachine, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
     """Return every parameter by name, in its shape if it has one."""
     return {
@@ -333,7 +293,7 @@ def _run(
     executor: Executor,
     watching: tuple[Recorder | None, Observer | None],
     taken: dict[str, torch.Tensor],
-    losses: _Losses,
+    losses: StepLosses,
     *,
     steps: int,
 ) -> int:
@@ -360,7 +320,7 @@ def _run(
 def _trace(
     executor: Executor,
     recorder: Recorder | None,
-    losses: _Losses,
+    losses: StepLosses,
     *,
     steps: int,
     seed: int,

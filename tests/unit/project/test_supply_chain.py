@@ -109,8 +109,8 @@ def licence(distribution: Distribution) -> str:
     if "License-Expression" in told:
         return told["License-Expression"]
     classifiers = [each for each in told.get_all("Classifier", []) if each.startswith("License")]
-    names = [each.split(" :: ")[-1] for each in classifiers]
-    names = names or told.get_all("License") or [""]
+    words = told.get_all("License", [""])
+    names = [each.split(" :: ")[-1] for each in classifiers] or words
     known = [SAID_OTHERWISE.get(each.strip(), each.strip()) for each in names]
     return " OR ".join(known)
 
