@@ -122,7 +122,11 @@ def test_bytes_on_links_are_the_ring_equivalent_bytes_of_the_transfers(case: Cas
     pcie = on_links.get("gpu->pcie", 0) - outward
     assert pcie == on_links.get("pcie->gpu", 0) - inward
     if job.cluster.host is not None and job.cluster.pcie_link is not None:
-        assert on_links.get("host memory", 0) == outward + inward
+        passed = on_links.get("host memory", 0)
+        if job.schedule.host_threads:  # whose kernels pass it too, and what drives read and write
+            assert passed > outward + inward or not job.model.trained_count
+        else:
+            assert passed == outward + inward
     out, spine = on_links.get("switch->nic", 0), on_links.get("leaf->spine", 0)
     if job.cluster.pcie_link is None:
         assert near == sent

@@ -60,13 +60,15 @@ class Beside:
         """Let a collective occupy its multiprocessors from now on."""
         self._change(1, 0)
 
-    def move(self, bytes_per_s: Fraction) -> int:
+    def move(self, bytes_per_s: Fraction, before: int) -> int:
         """Let a collective that has come take `bytes_per_s` of the memory's bandwidth from now on.
 
-        Return the parts of it that this is, to be given back when it leaves.
+        It took `before` parts of it. Return the parts that this is, to be given back when it
+        leaves.
         """
         parts = round(bytes_per_s * PARTS / self._memory_bytes_per_s)
-        self._change(0, parts)
+        if parts != before:
+            self._change(0, parts - before)
         return parts
 
     def leave(self, at_ps: int, parts: int) -> None:

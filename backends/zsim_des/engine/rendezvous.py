@@ -39,7 +39,7 @@ class Arrival:
     """One operation of a communicator (or several issued together) on one rank class.
 
     `keys` are those that it meets others at, one per member, taken when the host issues it.
-    `moves` is told how many bytes a second pass the memory of a GPU, when they begin to.
+    `moves` is told how many bytes a second pass the memory of a GPU, from when they begin to on.
     """
 
     rank_class: RankClass
@@ -237,13 +237,16 @@ class Rendezvous:
 
         network = self._network
 
+        told = [] if first.moves is None else met
+        passes = [_passes(entry.members) / size_bytes for entry in told]
+
+        def moves(per_s: Fraction) -> None:
+            for entry, share in zip(told, passes, strict=True):
+                assert entry.moves is not None
+                entry.moves(per_s * share)
+
         def begin() -> None:
-            network.join(number, size_bytes, step, finish)
-            if first.moves is not None:
-                per_s = network.alone(number)
-                for entry in met:
-                    assert entry.moves is not None
-                    entry.moves(per_s * _passes(entry.members) / size_bytes)
+            network.join(number, size_bytes, step, finish, moves=moves if told else None)
 
         Alarm(env, begin_ps - int(env.now), begin)
 

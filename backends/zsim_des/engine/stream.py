@@ -190,9 +190,9 @@ class Stream:
         self._rendezvous.come(self.entry)
 
     def _move(self, bytes_per_s: Fraction) -> None:
-        """Its bytes begin to move through the memory of the GPU."""
+        """Its bytes move through the memory of the GPU, as fast as that from now on."""
         assert self._beside is not None
-        self._traffic = self._beside.move(bytes_per_s)
+        self._traffic = self._beside.move(bytes_per_s, self._traffic)
 
     def _met(self, end_ps: int) -> None:
         self.entry = None

@@ -16,13 +16,16 @@ from zsim_des.ready_queue import Alarm
 class Flow:
     """An activity in flight: what is left of it, in bytes of progress, since the last change.
 
-    One that has no end, a neighbour's, has None left.
+    One that has no end, a neighbour's, has None left. `moves` is told its rate whenever that
+    changes.
     """
 
     shape: int
     step: int
     left: int | Fraction | None
     finish: Callable[[], None]
+    moves: Callable[[Fraction], None] | None = None
+    rate: Fraction = Fraction(0)
 
 
 class Network:
@@ -48,7 +51,6 @@ class Network:
         self._numbers: dict[tuple[Shape, ...], int] = {}
         self._flows: list[Flow] = []
         self._rates: dict[tuple[int, ...], tuple[Fraction, ...]] = {}
-        self._alone: dict[tuple[int, int], Fraction] = {}
         self._changed_ps = 0
         self._version = 0
 
@@ -63,21 +65,24 @@ class Network:
         """Return the shapes that have `number`, by state."""
         return self._shapes[number]
 
-    def alone(self, shape: int) -> Fraction:
-        """Return the bytes of progress per second of an activity that has its links to itself."""
-        found = self._alone.get((shape, self.state))
-        if found is None:
-            (found,) = fair_rates([self._shapes[shape][self.state]], self._capacities)
-            self._alone[shape, self.state] = found
-        return found
+    def join(
+        self,
+        shape: int,
+        size_bytes: int,
+        step: int,
+        finish: Callable[[], None],
+        *,
+        moves: Callable[[Fraction], None] | None = None,
+    ) -> None:
+        """Start to move `size_bytes` (more than 0) now, for `step`; call `finish` at the end.
 
-    def join(self, shape: int, size_bytes: int, step: int, finish: Callable[[], None]) -> None:
-        """Start to move `size_bytes` (more than 0) now, for `step`; call `finish` at the end."""
+        `moves` is told the bytes of progress per second, now and at each change.
+        """
         if self.state in self._cuts:
             raise CutError(self._cuts[self.state])
         self._count(shape, step, size_bytes)
         self._advance()
-        self._flows.append(Flow(shape, step, size_bytes, finish))
+        self._flows.append(Flow(shape, step, size_bytes, finish, moves))
         self._arm()
 
     def occupy(self, shape: int) -> Callable[[], None]:
@@ -99,7 +104,6 @@ class Network:
         self._advance()
         self._capacities[link] *= factor
         self._rates.clear()
-        self._alone.clear()
         self._arm()
 
     def turn(self, state: int) -> None:
@@ -150,6 +154,9 @@ class Network:
         self._version = version = self._version + 1
         wait_ps: int | None = None
         for flow, rate in zip(self._flows, self._rates_now(), strict=True) if self._flows else ():
+            if flow.moves is not None and rate != flow.rate:
+                flow.rate = rate
+                flow.moves(rate * PICOSECONDS_PER_SECOND)
             if (left := flow.left) is not None:
                 under = left.denominator * rate.numerator
                 ends_ps = -(-left.numerator * rate.denominator // under)
