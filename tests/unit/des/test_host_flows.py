@@ -320,7 +320,7 @@ def test_kernels_on_host_threads_hide_no_communication() -> None:
         "unscale",
         Action.UNSCALE,
         [(Role.GRADIENT, wide.all)],
-        stream=build.stream("threads"),
+        stream=build.host_thread("threads"),
         scalars=[build.scalar("scale", 1.0)],
     )
     build.step.all_reduce("sum", build.group("group", "data"), x.all)
