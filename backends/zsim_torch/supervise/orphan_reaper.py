@@ -74,6 +74,12 @@ class OrphanReaper:
             )
             self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """Return the reaper's own process."""
+        assert self._process.pid is not None  # it was started
+        return self._process.pid
+
     def mind(self, pid: int) -> None:
         """End the rank in process `pid` when this program ends."""
         with suppress(OSError):

@@ -27,6 +27,8 @@ from rank_jobs import (
 )
 
 from zsim.backend.backend import RunFailedError
+from zsim_torch.supervise import orphan_reaper
+from zsim_torch.supervise.orphan_reaper import OrphanReaper
 from zsim_torch.supervise.process_group import DeviceChoice
 from zsim_torch.supervise.progress_record import ProgressRecord, note
 from zsim_torch.supervise.rank_failure import Cause, RankFailedError
@@ -335,3 +337,21 @@ def test_the_last_line_of_a_rank_can_be_read_from_outside(tmp_path: Path) -> Non
 
 def test_a_note_outside_of_a_rank_does_nothing() -> None:
     note("nobody reads this")
+
+
+def test_a_reaper_that_is_stopped_does_not_hold_a_run_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orphan_reaper, "_FAREWELL_S", 0.2)
+    pids: list[int] = []
+    start = OrphanReaper.mind
+
+    def minded(self: OrphanReaper, pid: int) -> None:
+        pids.append(self.pid)
+        start(self, pid)
+
+    monkeypatch.setattr(OrphanReaper, "mind", minded)
+    with RankPool(1) as pool:
+        assert pool.run(os.getpid) != ()
+        os.kill(pids[0], signal.SIGSTOP)
+    assert not Path(f"/proc/{pids[0]}").exists()
