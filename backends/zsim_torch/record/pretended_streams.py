@@ -9,6 +9,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class DeviceStreams:
         self._recording_thread = threading.get_ident()
         self._of_node: dict[int, PretendedStream] = {}
         """Streams of forward by the number of the node, where it is not the default one."""
-        self._nodes = torch._C._autograd._get_sequence_nr()
+        self._nodes = _next_node()
         self._latest = self.default
         self._in_backward = False
 
@@ -61,7 +62,7 @@ class DeviceStreams:
             if self._is_recording_thread():
                 self._switch(chosen, in_backward=False)
             return chosen
-        node = torch._C._current_autograd_node()
+        node = _running_node()
         if node is None:
             if self._is_recording_thread() or not self._in_backward:
                 self._switch(self.default, in_backward=False)
@@ -83,9 +84,9 @@ class DeviceStreams:
 
     def note_nodes(self) -> None:
         """Remember the stream of nodes of autograd that were made since the last call."""
-        if not self._is_recording_thread() or torch._C._current_autograd_node() is not None:
+        if not self._is_recording_thread() or _running_node() is not None:
             return
-        number = torch._C._autograd._get_sequence_nr()
+        number = _next_node()
         if number != self._nodes:
             stream = self.current
             if stream is not self.default:
@@ -261,6 +262,18 @@ class PretendedStream:
         trace: TracebackType | None,
     ) -> None:
         self._entered.__exit__(kind, error, trace)
+
+
+def _running_node() -> torch.autograd.graph.Node | None:
+    """Return the node of autograd whose backward this thread is in."""
+    return torch._C._current_autograd_node()
+
+
+def _next_node() -> int:
+    """Return the number that the next node of autograd made by this thread will have."""
+    autograd: Any = torch._C
+    number: int = autograd._autograd._get_sequence_nr()
+    return number
 
 
 def _assigned_name(frame: FrameType) -> str | None:

@@ -1,4 +1,4 @@
-"""ZeRO-3 with Megatron-FSDP: `FOLDER [double]`, to be recorded with `--cuda`."""
+"""ZeRO-3 with Megatron-FSDP: `FOLDER [double [mended]]`, to be recorded with `--cuda`."""
 
 import sys
 from importlib import import_module
@@ -26,7 +26,21 @@ class Layer(nn.Module):
         return x + narrowed
 
 
+def mend() -> None:
+    """Let the compute stream wait too before a double buffer is used again."""
+    pipeline: Any = import_module("megatron_fsdp.param_and_grad_buffer").GradReducePipeline
+    limit = pipeline._enforce_double_buffer_limit
+
+    def wait_on_both(self: Any, buckets: Any) -> None:
+        limit(self, buckets)
+        torch.cuda.current_stream().wait_stream(self.rs_stream)
+
+    pipeline._enforce_double_buffer_limit = wait_on_both
+
+
 dist.init_process_group("nccl")
+if "mended" in OPTIONS:
+    mend()
 net: Any = nn.Sequential(*[Layer() for _ in range(5)]).cuda()
 optimizer: Any = torch.optim.AdamW(net.parameters())
 mesh = init_device_mesh("cuda", (4, 1), mesh_dim_names=("dp", "tp"))
