@@ -19,13 +19,7 @@ from zsim.api.launch import NoWayError, RefutedError, run
 from zsim.api.scenario import load
 from zsim.api.sweep_result import sweep
 from zsim.backend.backend import Job, RefusedError, RunFailedError
-from zsim.backend.document import (
-    DocumentError,
-    decode,
-    decode_trace,
-    encode,
-    encode_trace,
-)
+from zsim.backend.document import DocumentError, decode, decode_trace, encode, encode_trace
 from zsim.mistake import MistakeError
 from zsim.proof import check
 from zsim.proof.against_trace import examine

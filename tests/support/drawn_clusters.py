@@ -22,7 +22,7 @@ from zsim.cluster.fault import (
     SlowUplinks,
     Window,
 )
-from zsim.cluster.host import CopyRates, Cpu, Drives, Host
+from zsim.cluster.host_side import CopyRates, Cpu, Drives, Host
 from zsim.cluster.links import has_rails
 from zsim.cluster.profile.host_launch import NAMES, LaunchCosts
 from zsim.dtype import DType

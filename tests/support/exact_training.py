@@ -4,7 +4,7 @@ from drawn_clusters import CPU, DRIVES, RATES
 
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
-from zsim.cluster.host import Host
+from zsim.cluster.host_side import Host
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.schedule.issue_order import NO_OVERFLOW

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from zsim.backend.backend import Job
 from zsim.dtype import DType
-from zsim.memory import PAGEABLE, is_pinned, node_bytes, peak_bytes, reservations, witness
+from zsim.memory import (
+    PAGEABLE,
+    is_pinned,
+    node_bytes,
+    peak_bytes,
+    reservations,
+    witness,
+)
 from zsim.memory.host_setup import HostSetup, built_bytes
 from zsim.memory.ledger import book
 from zsim.schedule.issue_order import SETUP

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.host import Cpu, Drives, Host, HostKernel
+from zsim.cluster.host_side import Cpu, Drives, Host, HostKernel
 from zsim.compute.host_rate import node_copy_bytes_per_s
 from zsim.report.svg.note import rate
 from zsim.units import format_bytes

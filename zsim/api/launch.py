@@ -33,7 +33,7 @@ from zsim.files.source import Source
 from zsim.mistake import MistakeError, mistakes
 from zsim.proof import check as findings_of
 from zsim.trace.trace import Trace
-from zsim.workers.limited import memory_of_ranks
+from zsim.workers.limited_run import memory_of_ranks
 
 __all__ = ["BackendOptions", "NoWayError", "RefutedError", "RunFailedError", "run"]
 

@@ -7,7 +7,7 @@ from zsim.limits import TimeLimitError
 from zsim.mistake import MistakeError
 from zsim.suggestion import one_of
 from zsim.units import PICOSECONDS_PER_SECOND, parse_size, parse_time
-from zsim.workers.limited import LimitChanges, free_memory_bytes, limited
+from zsim.workers.limited_run import LimitChanges, free_memory_bytes, limited
 
 __all__ = ["TimeLimitError", "chosen_limits", "limited"]
 

@@ -11,15 +11,21 @@ from math import exp, log
 from typing import TypeVar
 
 from zsim.calibration.csv_rows import NotModelledError
-from zsim.closed_form import offload
-from zsim.closed_form.offload import TransformerSize
+from zsim.closed_form import offload_formulas as offload
+from zsim.closed_form.offload_formulas import TransformerSize
 from zsim.cluster.cluster import Cluster, ClusterError
-from zsim.cluster.host import Drives, HostKernel
 from zsim.cluster.host_links import HostFlow
+from zsim.cluster.host_side import Drives, HostKernel
 from zsim.compute.drive import DriveAccess, drive_bytes_per_s
 from zsim.compute.host_kernel import host_kernel_ps
 from zsim.compute.host_rate import equal_bytes_per_s
-from zsim.units import PICOSECONDS_PER_SECOND, UnitError, parse_bandwidth, parse_size, parse_time
+from zsim.units import (
+    PICOSECONDS_PER_SECOND,
+    UnitError,
+    parse_bandwidth,
+    parse_size,
+    parse_time,
+)
 
 Values = Mapping[str, object]
 """What a row sets, by key."""

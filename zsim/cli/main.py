@@ -23,7 +23,13 @@ from zsim.cli.show import show
 from zsim.cli.sweep import sweep
 from zsim.cli.topology import topology
 from zsim.cli.validate import validate
-from zsim.mistake import MistakeError, UnwrittenError, is_out_of_memory, one_line, reason_of
+from zsim.mistake import (
+    MistakeError,
+    UnwrittenError,
+    is_out_of_memory,
+    one_line,
+    reason_of,
+)
 
 OUT_OF_MEMORY = (
     b"zsim: out of memory: the command needs more than there is, or than --limit memory allows\n"

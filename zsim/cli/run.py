@@ -15,7 +15,13 @@ from zsim.cli.option import (
     completed,
     more_than_nothing,
 )
-from zsim.cli.printing import answer_before, interruption_told, outputs, print_answer, print_json
+from zsim.cli.printing import (
+    answer_before,
+    interruption_told,
+    outputs,
+    print_answer,
+    print_json,
+)
 from zsim.cli.progress_bar import progress
 from zsim.mistake import MistakeError
 

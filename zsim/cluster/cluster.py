@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from zsim.cluster.cluster_error import ClusterError
 from zsim.cluster.fabric_kind import SINGLE_SWITCH, FabricKind
-from zsim.cluster.host import CopyRates, Drives, Host
+from zsim.cluster.host_side import CopyRates, Drives, Host
 from zsim.cluster.profile.host_launch import FREE, LaunchCosts
 from zsim.cluster.profile.kernels import KernelProfile
 from zsim.cluster.profile.network import NetworkProfile

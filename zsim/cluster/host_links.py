@@ -10,7 +10,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster, ClusterError, Link
-from zsim.cluster.host import Drives, Host
+from zsim.cluster.host_side import Drives, Host
 from zsim.cluster.links import (
     FROM_HOST,
     FROM_HOST_TO_ROOT,

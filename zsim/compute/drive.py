@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.cluster.cluster import ClusterError
-from zsim.cluster.host import Drives
+from zsim.cluster.host_side import Drives
 from zsim.units import PICOSECONDS_PER_SECOND
 
 SECONDS_PER_DAY = 86_400

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster
-from zsim.cluster.host import HostKernel
 from zsim.cluster.host_links import need_cpu
+from zsim.cluster.host_side import HostKernel
 from zsim.schedule.access import accesses
 from zsim.schedule.operation import Action, Compute, Copy, Fill
 from zsim.schedule.schedule import Place, Program

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from zsim.limits import limits
 from zsim.mistake import MistakeError
-from zsim.workers.limited import free_memory_bytes
+from zsim.workers.limited_run import free_memory_bytes
 from zsim.workers.supervised import SupervisedWorkers
 
 Arguments = ParamSpec("Arguments")

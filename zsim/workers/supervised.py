@@ -20,7 +20,7 @@ from threading import Lock, Thread, local
 from time import monotonic  # noqa: TID251  (a worker that hangs is seen by a clock alone)
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from zsim.workers.limited import limited
+from zsim.workers.limited_run import limited
 from zsim.workers.worker import FinishedRun, RunBatch, run_each
 
 Arguments = ParamSpec("Arguments")

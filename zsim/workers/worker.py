@@ -13,7 +13,7 @@ from zsim.scenario.resolved_scenario import ResolvedScenario
 from zsim.study.outcome import Status, StudyOutcome
 from zsim.study.proved import Proved, proved
 from zsim.workers.code_version import code_version
-from zsim.workers.limited import limited
+from zsim.workers.limited_run import limited
 
 KEPT = 3
 """Schedules that a worker keeps: enough to come back to one, few enough for large models."""

@@ -23,11 +23,7 @@ from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.contiguous import ContiguousStore, allocate_gradients
 from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_updated
 from zsim.zero.offloaded_checkpoints import Offloaded
-from zsim.zero.offloaded_optimizer import (
-    GradientsToHost,
-    HostOptimizerStep,
-    NvmeOptimizerStep,
-)
+from zsim.zero.offloaded_optimizer import GradientsToHost, HostOptimizerStep, NvmeOptimizerStep
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim.cluster.host import HostKernel
 from zsim.cluster.host_links import HostFlow
+from zsim.cluster.host_side import HostKernel
 from zsim.compute.drive import DriveAccess
 from zsim.compute.host_kernel import kernel_of, on_host_threads
 from zsim.compute.roofline import touched_bytes

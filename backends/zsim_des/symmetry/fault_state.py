@@ -24,7 +24,7 @@ from zsim.cluster.fault import (
     SlowUplinks,
     Window,
 )
-from zsim.cluster.host import Drives
+from zsim.cluster.host_side import Drives
 from zsim.scenario.faults import absence, beyond
 from zsim_des.network.communicator_placement import Ints
 from zsim_des.network.link_numbering import Wiring

@@ -20,7 +20,15 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public one
 )
 
-from zsim.trace.witness import Call, Checksum, Mark, Region, Storage, Witness, WitnessedCollective
+from zsim.trace.witness import (
+    Call,
+    Checksum,
+    Mark,
+    Region,
+    Storage,
+    Witness,
+    WitnessedCollective,
+)
 from zsim_torch.observe.dispatched import (
     KIND,
     by_place,

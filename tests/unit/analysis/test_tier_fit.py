@@ -10,7 +10,7 @@ from zsim.analysis.summary import summary
 from zsim.analysis.tier_fit import MODEL_BUILT, TierUse
 from zsim.backend.backend import Job
 from zsim.cluster.cluster import Cluster, Gpu, Link
-from zsim.cluster.host import Host
+from zsim.cluster.host_side import Host
 from zsim.memory.host_setup import HostSetup
 from zsim.model.model import Parameter
 from zsim.schedule.builder import ScheduleBuilder

@@ -11,13 +11,7 @@ import pytest
 import zsim_scenarios
 from zsim.api.paper_validation import verdict_object, verdicts_of
 from zsim.calibration.host_figures import fitted
-from zsim.calibration.paper_figures import (
-    FigureQuantity,
-    FigureVerdict,
-    PaperError,
-    parse,
-    shown,
-)
+from zsim.calibration.paper_figures import FigureQuantity, FigureVerdict, PaperError, parse, shown
 from zsim.cli.main import answer
 from zsim.files.installed import topology
 from zsim.model.architecture import GPT, Attention

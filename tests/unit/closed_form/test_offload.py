@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.closed_form.offload import (
+from zsim.closed_form.offload_formulas import (
     OffloadScheme,
     TransformerSize,
     checkpoint_intensity,

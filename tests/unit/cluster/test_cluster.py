@@ -8,17 +8,9 @@ from typing import cast
 
 import pytest
 
-from zsim.cluster.cluster import (
-    Cluster,
-    ClusterError,
-    Fabric,
-    FabricEdge,
-    Gpu,
-    Link,
-    Tier,
-)
+from zsim.cluster.cluster import Cluster, ClusterError, Fabric, FabricEdge, Gpu, Link, Tier
 from zsim.cluster.fabric_kind import EXPLICIT, FAT_TREE
-from zsim.cluster.host import CopyRates, Cpu, Drives, Host
+from zsim.cluster.host_side import CopyRates, Cpu, Drives, Host
 from zsim.schedule.json import FieldError, decode_value, encode_value
 
 LINK = Link(bytes_per_s=10, latency_ps=3)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterError
-from zsim.cluster.host import Drives
+from zsim.cluster.host_side import Drives
 from zsim.compute.drive import DriveAccess, drive_bytes_per_s, drive_ps, wear_per_day
 
 SECOND = 10**12

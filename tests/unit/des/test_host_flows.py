@@ -15,8 +15,8 @@ from zsim.analysis.exposed_time import exposed_ps
 from zsim.analysis.summary import step_of
 from zsim.backend.backend import Job, RefusedError
 from zsim.cluster.cluster import Cluster, ClusterError, Gpu, Link
-from zsim.cluster.host import CopyRates, Cpu, Drives, Host, HostKernel
 from zsim.cluster.host_links import HostFlow
+from zsim.cluster.host_side import CopyRates, Cpu, Drives, Host, HostKernel
 from zsim.compute.drive import DriveAccess
 from zsim.compute.host_kernel import host_kernel_ps
 from zsim.compute.host_rate import equal_bytes_per_s, node_copy_bytes_per_s

@@ -7,14 +7,7 @@ import pytest
 from zsim.proof import check
 from zsim.schedule.builder import ScheduleBuilder
 from zsim.schedule.operation import Copy, Free, FreeMode, HostWait, Previous, Write
-from zsim.schedule.schedule import (
-    Contract,
-    FileBytes,
-    Place,
-    Pool,
-    Schedule,
-    ScheduleError,
-)
+from zsim.schedule.schedule import Contract, FileBytes, Place, Pool, Schedule, ScheduleError
 
 
 def swapped(

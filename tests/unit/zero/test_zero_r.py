@@ -9,7 +9,7 @@ from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
 from zsim.closed_form import host_bytes
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
-from zsim.cluster.host import Host
+from zsim.cluster.host_side import Host
 from zsim.dtype import DType
 from zsim.memory import book, peak_bytes, reserve
 from zsim.model.architecture import GPT, Attention

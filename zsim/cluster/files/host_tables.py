@@ -26,7 +26,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from zsim.cluster.files.table import Bandwidth, Count, FileTable, LinkTable, Size, Time
-from zsim.cluster.host import CopyRates, Cpu, Drives, Host
+from zsim.cluster.host_side import CopyRates, Cpu, Drives, Host
 from zsim.config_error import refusal, refuse
 from zsim.units import parse_ratio
 
