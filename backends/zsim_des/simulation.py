@@ -19,9 +19,8 @@ from zsim.backend.backend import (
     RunFailedError,
 )
 from zsim.backend.run_size import too_large
-from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.cluster import ClusterError
 from zsim.cluster.fault import Fault, Jitter, Neighbour, Window
-from zsim.cluster.host_links import path
 from zsim.memory import RankMemory
 from zsim.network.link_load import Decision
 from zsim.prediction.trust import error, trust
@@ -37,7 +36,7 @@ from zsim_des.engine.spans import rank_step
 from zsim_des.engine.watch import Durations, RunWatcher
 from zsim_des.engine.worst_case import WorstCases
 from zsim_des.lowered_schedule import LoweredSchedule
-from zsim_des.network.communicator_placement import Used, used_of
+from zsim_des.network.communicator_placement import used_of
 from zsim_des.network.edge_routes import CutError
 from zsim_des.network.fluid import Network
 from zsim_des.ready_queue import Agenda, Alarm
@@ -249,11 +248,11 @@ class SimBackend:
             )
         kept, gpu = self._lowered, job.cluster.gpu
         if kept is not None and kept.schedule is job.schedule and kept.gpu == gpu:
-            _need_hosts(job.cluster, kept.used)
+            kept.used.need_hosts(job.cluster)
             return kept
         programs, worst = self._courses(job, asks=False), WorstCases(self.overflow_steps)
         made = LoweredSchedule(job.schedule, gpu, programs, used_of(job.schedule), worst)
-        _need_hosts(job.cluster, made.used)
+        made.used.need_hosts(job.cluster)
         self._lowered = made
         return made
 
@@ -326,15 +325,6 @@ class _Done:
                     drained = max(instance.ends, default=0) - self.begin_ps
                     ends[instance.step] = max(ends[instance.step], drained)
         return tuple(ends)
-
-
-def _need_hosts(cluster: Cluster, used: Used) -> None:
-    """Check that nodes have what the host side of a schedule needs."""
-    try:
-        for flow in used.host_flows:
-            path(cluster, flow)
-    except ClusterError as error:
-        raise RefusedError(str(error)) from None
 
 
 def _begin_trouble(

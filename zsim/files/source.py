@@ -160,7 +160,8 @@ def file_text(what: str, name: str, shipped: tuple[str, ...]) -> str:
     """
     try:
         if name:
-            return read_file(name) if Path(name).suffix == ".json" else read_config(name)
+            path = Path(name)
+            return read_file(path) if path.suffix == ".json" else read_config(path)
     except FileNotFoundError:
         pass
     except UnicodeDecodeError:

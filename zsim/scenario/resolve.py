@@ -113,8 +113,7 @@ def resolve(
     parallel = {**scenario.parallel.given(Parallel), "tensor": tensor, "data": data}
     train["gradient_accumulation_steps"] = accumulation
     with wrong:
-        said = {"activations": scenario.activations, "offload": scenario.offload}
-        strategy = _strategy({"parallel": parallel, "zero": zero, **said, "train": train})
+        strategy = _strategy(scenario, {"parallel": parallel, "zero": zero, "train": train})
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
     cluster = replace(described, network=network, nodes=nodes)
@@ -180,7 +179,9 @@ def _train(table: TrainTable) -> dict[str, object]:
     }
 
 
-def _strategy(tables: dict[str, object]) -> Strategy:
+def _strategy(scenario: Scenario, settled: dict[str, dict[str, object]]) -> Strategy:
+    """Return the strategy of the tables that are settled, and of those that need not be."""
+    tables = {**settled, "activations": scenario.activations, "offload": scenario.offload}
     try:
         return Strategy.model_validate(tables)
     except ValidationError as error:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zsim.cluster.host_links import HostFlow
+from zsim.backend.backend import RefusedError
+from zsim.cluster.cluster import Cluster, ClusterError
+from zsim.cluster.host_links import HostFlow, path
 from zsim.schedule.mesh import Group, Mesh
 from zsim.schedule.operation import Communication, Compute, Copy, Fill, PointToPoint, Together
 from zsim.schedule.schedule import Schedule
@@ -25,6 +27,18 @@ class Used:
     groups: dict[str, list[int]]
     rings: frozenset[str]
     host_flows: tuple[HostFlow, ...]
+
+    def need_hosts(self, cluster: Cluster) -> None:
+        """Check that nodes have what the host side of a schedule needs.
+
+        Raises:
+            RefusedError: they lack it, or it is not described.
+        """
+        try:
+            for flow in self.host_flows:
+                path(cluster, flow)
+        except ClusterError as error:
+            raise RefusedError(str(error)) from None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,183 @@
+"""Updates of states that are kept in files on NVMe, through slots in the host's memory.
+
+ZeRO-Infinity (Rajbhandari et al. 2021, section 5): states come to slots sub-group by sub-group;
+while one is updated the next is read and the last written, as the knobs say (DeepSpeed 0.19,
+`runtime/swap_tensor/pipelined_optimizer_swapper.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zsim.schedule.operation import Action, Edge, Previous, View
+from zsim.schedule.schedule_writer import CPU, NVME_READ, NVME_WRITE, ScheduleWriter
+from zsim.zero.offloaded_optimizer import HostOptimizerStep, part_of
+from zsim.zero.optimizer_step import UpdatedTensor
+
+SLOTS = "optimizer_slots"
+"""The pool of slots that states of sub-groups pass through."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SubGroup:
+    """Elements of a tensor whose states are in host memory at once."""
+
+    item: UpdatedTensor
+    start: int
+    size: int
+
+    @property
+    def is_last(self) -> bool:
+        """Tell whether the tensor ends with it."""
+        return self.start + self.size == self.item.gradient.size
+
+    @property
+    def name(self) -> str:
+        """Path of its operations."""
+        return self.item.name if self.is_last else f"{self.item.name}/{self.start}"
+
+    def of(self, view: View) -> View:
+        """Return its part of all of a buffer."""
+        return replace(view, start=view.start + self.start, size=self.size)
+
+
+class NvmeOptimizerStep(HostOptimizerStep):
+    """An update on the host, of states that are kept in files."""
+
+    def begin(self) -> None:
+        """Cut every tensor into sub-groups, and declare slots for the states of the largest."""
+        super().begin()
+        offload, most = self.strategy.offload, self.strategy.offload.sub_group_elements
+        self._groups = [
+            _SubGroup(item, start, min(most, item.gradient.size - start))
+            for item in self.tensors
+            for start in range(0, max(1, item.gradient.size), most)
+        ]
+        self._read: list[tuple[str, ...]] = []
+        self._written: list[list[tuple[str, str]]] = []
+        self._slot = max([1, *(each.size for each in self._groups)])
+        states = 1 + self.strategy.moments + offload.files_gradients
+        count = offload.buffers or offload.sets * states
+        size_bytes = self._slot * self.strategy.train.precision.optimizer.size_bytes
+        self.writer.slots(SLOTS, size_bytes, count)
+
+    def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
+        """Update a tensor sub-group by sub-group, while the next is read and the last written."""
+        self._kept[item.name] = item.parameter
+        landed = self._landed(writer, item)
+        for number, group in enumerate(self._groups):
+            if group.item is item:
+                ahead = number + 1 + self.strategy.offload.pipeline_read
+                for following in self._groups[len(self._read) : ahead]:
+                    self._read.append(self._fetch(writer, following))
+                self._update_group(writer, group, landed, reads=self._read[number], norm=norm)
+
+    def measured(
+        self,
+        writer: ScheduleWriter,
+        action: Action,
+        name: str,
+        target: str,
+        *,
+        trained: Sequence[UpdatedTensor],
+    ) -> str:
+        """Add up what was measured of gradients before they were written to files."""
+        if not self.strategy.offload.files_gradients or not trained:
+            return super().measured(writer, action, name, target, trained=trained)
+        last = ""
+        for item in trained:
+            part, path = part_of(action, item.name), f"{name}/measure"
+            path = path if item is trained[-1] else f"{path}/{item.name}"
+            last = writer.copy(path, part, target, accumulate=bool(last), stream=CPU)
+            writer.free(part)
+        return last
+
+    def skipped(self, writer: ScheduleWriter) -> None:
+        """Forget the norms of a step that updates nothing."""
+        if self.strategy.offload.files_gradients and self.strategy.train.clip_norm is not None:
+            for item in self.tensors:
+                writer.free(part_of(Action.NORM, item.name))
+
+    def completed(self, writer: ScheduleWriter) -> None:
+        """Give the last slots back, and send the parameters of the last tensor."""
+        self._free_written(writer, keep=0)
+        super().completed(writer)
+
+    def _states(self, writer: ScheduleWriter, group: _SubGroup) -> list[tuple[View, View]]:
+        """Return what a sub-group has of each state in a file, and the slot that it goes to."""
+        assert group.item.master is not None
+        found: list[tuple[View, View]] = []
+        kept = [group.item.master, *group.item.moments]
+        if self.strategy.offload.files_gradients:
+            kept.append(group.item.gradient)
+        slot_bytes = self._slot * self.strategy.train.precision.optimizer.size_bytes
+        for number, state in enumerate(kept):
+            held = writer.buffers[state.buffer]
+            slot = writer.buffer(
+                f"{group.name}/slot{number}",
+                slot_bytes // held.dtype.size_bytes,
+                held.dtype,
+                held.kind,
+                pool=SLOTS,
+                home=NVME_READ,
+            )
+            found.append((group.of(state), writer.part(slot, group.size)))
+        return found
+
+    def _fetch(self, writer: ScheduleWriter, group: _SubGroup) -> tuple[str, ...]:
+        """Read the states of a sub-group to slots."""
+        reads: list[str] = []
+        outer, writer.prefix = writer.prefix, f"step/update/{group.name}"
+        for number, (state, slot) in enumerate(self._states(writer, group)):
+            writer.allocate(slot.buffer)
+            after: tuple[Edge, ...] = (Previous(writer.path(f"write/{number}")),)
+            if state.buffer == group.item.gradient.buffer:
+                after = group.item.after
+            reads.append(writer.read(f"read/{number}", state, slot, stream=NVME_READ, after=after))
+        writer.prefix = outer
+        return tuple(reads)
+
+    def _update_group(
+        self,
+        writer: ScheduleWriter,
+        group: _SubGroup,
+        landed: UpdatedTensor,
+        *,
+        reads: tuple[str, ...],
+        norm: str | None,
+    ) -> None:
+        """Update a sub-group in its slots, and write them back."""
+        states = self._states(writer, group)
+        gradient = group.of(landed.gradient)
+        read_only = []
+        if self.strategy.offload.files_gradients:
+            read_only = [states.pop()]
+            gradient = read_only[0][1]
+        (_, master), *moments = states
+        part = replace(
+            landed,
+            name=group.name,
+            gradient=gradient,
+            after=(*landed.after, *reads),
+            parameter=group.of(landed.parameter),
+            master=master,
+            moments=tuple(slot for _, slot in moments),
+        )
+        updated = self.apply_one(writer, part, norm)
+        outer, writer.prefix = writer.prefix, f"step/update/{group.name}"
+        written: list[tuple[str, str]] = []
+        for number, (state, slot) in enumerate(states):
+            path, after = f"write/{number}", (updated,)
+            write = writer.write_file(path, slot, state, stream=NVME_WRITE, after=after)
+            written.append((slot.buffer, write))
+        written += [(slot.buffer, updated) for _, slot in read_only]
+        self._written.append(written)
+        self._free_written(writer, keep=int(self.strategy.offload.pipeline_write))
+        if group.is_last:
+            self.finish_one(writer, landed, updated)
+        writer.prefix = outer
+
+    def _free_written(self, writer: ScheduleWriter, *, keep: int) -> None:
+        """Give slots back once their writes are done, all but those of the last `keep` groups."""
+        while len(self._written) > keep:
+            for slot, write in self._written.pop(0):
+                writer.free(slot, uses=(write,))
