@@ -113,7 +113,7 @@ def resolve(
     parallel = {**scenario.parallel.given(Parallel), "tensor": tensor, "data": data}
     train["gradient_accumulation_steps"] = accumulation
     with wrong:
-        strategy = _strategy(scenario, {"parallel": parallel, "zero": zero, "train": train})
+        strategy = _strategy({**scenario.alike, "parallel": parallel, "zero": zero, "train": train})
     wrong.refuse()
     nodes = -(-strategy.ranks // described.gpus_per_node)
     cluster = replace(described, network=network, nodes=nodes)
@@ -179,9 +179,7 @@ def _train(table: TrainTable) -> dict[str, object]:
     }
 
 
-def _strategy(scenario: Scenario, settled: dict[str, dict[str, object]]) -> Strategy:
-    """Return the strategy of the tables that are settled, and of those that need not be."""
-    tables = {**settled, "activations": scenario.activations, "offload": scenario.offload}
+def _strategy(tables: dict[str, object]) -> Strategy:
     try:
         return Strategy.model_validate(tables)
     except ValidationError as error:

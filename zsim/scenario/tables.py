@@ -222,6 +222,11 @@ class Scenario(Table):
     fault: tuple[FaultTable, ...] = ()
     neighbour: tuple[NeighbourTable, ...] = ()
 
+    @property
+    def alike(self) -> dict[str, object]:
+        """Tables that a file and a `Strategy` write alike, by name."""
+        return {"activations": self.activations, "offload": self.offload}
+
 
 def from_tables(data: Mapping[str, object]) -> Scenario:
     """Return the scenario in `data`, as TOML is read.
