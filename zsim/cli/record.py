@@ -33,7 +33,7 @@ def record(
         Path | None, typer.Option(metavar="FILE", help="Write a page of the findings: .html.")
     ] = None,
 ) -> Code:
-    """Record a training script without a GPU, and name its stream races."""
+    """Record a training script without a GPU; name its stream races."""
     from zsim.api.output import FileKind, need_output
     from zsim.api.script_recording import record as record_script
 

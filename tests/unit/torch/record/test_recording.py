@@ -154,10 +154,10 @@ def test_a_script_is_recorded_in_a_process_and_its_failure_is_told(tmp_path: Pat
         "raise KeyError(sys.argv[1])\n",
         "utf-8",
     )
-    recorded = record_script(["python", str(script), "--lr"], world=2, ranks=[0, 1], cuda=True)
-    assert recorded.failures == ["rank 0: KeyError: '--lr'", "rank 1: KeyError: '--lr'"]
+    recorded = record_script(["python", str(script), "--lr"], world=2, ranks=[1], cuda=True)
+    assert recorded.failures == ["rank 1: KeyError: '--lr'"]
     assert recorded.is_clean
-    assert [len(each["collectives"]) for each in recorded.ranks] == [1, 1]
+    assert [len(each["collectives"]) for each in recorded.ranks] == [1]
 
 
 PRIVATE = (
