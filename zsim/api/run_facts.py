@@ -194,14 +194,18 @@ def _exposed(found: Summary, share: float) -> str:
     return f"{exposed}: {by_axis}" if by_axis else exposed
 
 
+SHOWN = 0.0005
+"""Least share of a step that is a line of its own: what is printed as 0.1 %."""
+
+
 def _on_host(found: Summary) -> list[tuple[str, str]]:
     """Return how long the GPU waits for kernels, copies and files of the host side."""
-    waits = [(name, seconds) for name, seconds in found.exposed_on_host if seconds]
+    shares = [(name, s, s / found.step_time_s) for name, s in found.exposed_on_host]
+    waits = [each for each in shares if each[2] >= SHOWN]
     if not waits:
         return []
     said = ", ".join(
-        f"{name} {format_seconds(seconds)} ({seconds / found.step_time_s:.1%})"
-        for name, seconds in waits
+        f"{name} {format_seconds(seconds)} ({share:.1%})" for name, seconds, share in waits
     )
     return [("exposed offload", said)]
 
