@@ -158,7 +158,8 @@ class _Tiers:
             entries, made = self._served[role]
             reserved = {each.pool: _reserved(each) for each in made}
             for pool in pools:
-                needed += count * reserved.get(pool.name, 0)
+                slots = pool.capacity_bytes if pool.slot_bytes is not None else None
+                needed += count * (slots or reserved.get(pool.name, 0))
                 at = witness(entries, pool.name, peak_bytes(entries, pool.name) - 1)
                 for kind, size in at.by_kind:
                     consumers[kind] += count * size

@@ -135,14 +135,21 @@ def allocator_of(pool: Pool, capacity_bytes: int | None) -> CachingAllocator | P
 def handed_out(
     schedule: Schedule, discipline: Discipline, pinned: Discipline = Discipline.EXACT
 ) -> Schedule:
-    """`schedule` with device memory, and pinned host memory, handed out in another way."""
+    """`schedule` with device memory, and pinned host memory, handed out in another way.
+
+    A pool of slots is taken once, whole: its slots are not rounded up one by one.
+    """
     pools = tuple(
         replace(pool, discipline=discipline)
         if pool.place is Place.DEVICE
-        else replace(pool, discipline=pinned if is_pinned(pool) else Discipline.EXACT)
+        else replace(pool, discipline=pinned if _is_taken_in_parts(pool) else Discipline.EXACT)
         for pool in schedule.pools
     )
     return schedule if pools == schedule.pools else replace(schedule, pools=pools)
+
+
+def _is_taken_in_parts(pool: Pool) -> bool:
+    return is_pinned(pool) and pool.slot_bytes is None
 
 
 def is_pinned(pool: Pool) -> bool:

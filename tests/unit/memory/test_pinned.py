@@ -130,3 +130,14 @@ def test_a_pool_of_host_memory_reserves_rounded_blocks_and_a_pageable_one_does_n
     assert reserve(program, book(program, 2), pool).peak_bytes == 16 + 32  # 12 and 20 bytes
     pageable = handed_out(on_host(3, name="pageable"), Discipline.EXACT, Discipline.CACHING)
     assert {each.discipline for each in pageable.pools} == {Discipline.EXACT}
+
+
+def test_slots_are_taken_whole_and_not_rounded_one_by_one() -> None:
+    build = ScheduleBuilder.of("slots", data=1)
+    build.pools.append(Pool(name="slots", place=Place.HOST, slot_bytes=12, capacity_bytes=24))
+    buffers = [build.buffer(f"b{number}", 3, pool="slots") for number in range(2)]
+    build.step.allocate(*buffers)
+    schedule = handed_out(build.schedule(), Discipline.EXACT, Discipline.CACHING)
+    pool = next(pool for pool in schedule.pools if pool.place is Place.HOST)
+    program = schedule.programs[0]
+    assert reserve(program, book(program, 1), pool).peak_bytes == 24
