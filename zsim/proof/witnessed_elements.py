@@ -1,7 +1,7 @@
 """Elements: where copies put each of them, and how often copies and updates write it.
 
 The i-th element that a call reads is the i-th that it writes: torch's copies and sums are
-element by element. An update squares its gradient for the second moment alone.
+element by element. An update by Adam is one fused operator, which has the second moment last.
 """
 
 from collections import Counter
@@ -28,12 +28,11 @@ def moved(rank: WitnessedRank) -> Iterator[Finding]:
                 yield from _copied(rank, interval, copy, homes)
                 yield from _written(rank, interval, target, homes, often=1 + (divisor != 1))
             case Compute(action=Action.UPDATE, rule=rule, operands=operands):
-                decays = isinstance(rule, Adam) and rule.weight_decay != 0
                 for operand in operands:
                     if operand.role in (Role.PARAMETER, Role.MASTER):
-                        yield from _written(rank, interval, operand.view, homes, often=1 + decays)
+                        yield from _written(rank, interval, operand.view, homes, often=1)
                 if isinstance(rule, Adam):
-                    yield from _squared(rank, interval, interval.operation, homes)
+                    yield from _in_place(rank, interval, interval.operation, homes)
             case Compute(action=Action.UNSCALE | Action.CLIP, operands=operands):
                 for operand in operands:
                     if operand.role is Role.GRADIENT:
@@ -69,9 +68,12 @@ def _needed(operation: Operation | None) -> Iterator[tuple[str, View, *tuple[flo
                 if number:
                     yield what, first.view, number
         case Compute(action=Action.UPDATE, rule=Adam() as rule, operands=(first, *_)):
-            yield "beta1", first.view, rule.beta1, 1 - rule.beta1
+            if not isinstance(rule.learning_rate, str):
+                yield "learning rate", first.view, rule.learning_rate
+            yield "beta1", first.view, rule.beta1
             yield "beta2", first.view, rule.beta2
-            yield "1 - beta2", first.view, 1 - rule.beta2
+            yield "epsilon", first.view, rule.epsilon
+            yield "decay", first.view, rule.weight_decay
         case _:
             pass
 
@@ -161,23 +163,36 @@ def _pairs(
             right.append((other + size, others - size))
 
 
-def _squared(
+FUSED = "_fused_adamw_"
+"""The operator that writes what is trained, the first moment and the second, in this order."""
+
+
+def _in_place(
     rank: WitnessedRank, interval: MarkedInterval, update: Compute, homes: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Find a second moment that got no square, or a first one that got one."""
-    moments = [each.view for each in update.operands if each.role is Role.MOMENT]
-    for place, view in enumerate(moments):
-        part = rank.part(view, homes)
+    """Find what was written as something else than it is: a first moment as the second.
+
+    What is no whole vector is written by way of memory of the operation's own.
+    """
+    place_of: dict[int, set[int]] = {}
+    for call in interval.calls:
+        if call.operator.endswith(FUSED):
+            for place, (number, _, _) in enumerate(call.writes):
+                place_of.setdefault(number, set()).add(place)
+    for call in interval.calls:
+        if call.operator.endswith("copy_") and len(call.reads) == len(call.writes) == 1:
+            (source, _, _), (target, _, _) = call.reads[0], call.writes[0]
+            place_of.setdefault(target, set()).update(place_of.get(source, ()))
+    roles = (Role.MASTER, Role.PARAMETER, Role.MOMENT)
+    updated = [each for each in update.operands if each.role in roles]
+    moments = [each for each in updated if each.role is Role.MOMENT]
+    trained = next((each for each in updated if each.role is Role.MASTER), updated[0])
+    for place, operand in enumerate((trained, *moments)):
+        part = rank.part(operand.view, homes)
         if part.storage is None or part.low == part.high:
             continue
-        own: Region = (part.storage, part.low, part.high - part.low)
-        squared = any(
-            count > 1
-            for call in interval.calls
-            if own in call.writes
-            for region, count in Counter(call.reads).items()
-            if region != own
-        )
-        if squared != (place == 1):
-            why = f"{'' if squared else 'no '}squares went to {part.buffer}, moment {place + 1}"
-            yield rank.refuted(interval, why)
+        found = place_of.get(part.storage, set())
+        if found != {place}:
+            names = ("what is trained", "moment 1", "moment 2")
+            seen = " and ".join(names[each] for each in sorted(found)) or "nothing"
+            yield rank.refuted(interval, f"{part.buffer} was updated as {seen}, is {names[place]}")

@@ -49,8 +49,8 @@ class Storage:
 class Call:
     """An operator of torch, with all that it was given to read and to write.
 
-    Left out are those that touch only storages made since the latest mark. `numbers` are those
-    among its arguments.
+    Left out are those that touch only storages made since the latest mark, but for optimizers that
+    are one operator. `numbers` are those among its arguments.
     """
 
     operator: str

@@ -15,6 +15,9 @@ REDUCTION: Final = {0: "sum", 1: "average", 4: "max"}
 OVERWRITES: Final = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_"])
 """Operators that write their first argument and do not read it."""
 
+FUSED_UPDATES: Final = frozenset(["_fused_adamw_"])
+"""Optimizers in one operator. Gradients are marked as written, as they are with a `grad_scale`."""
+
 ROWS_MAX: Final = 1 << 12
 """Rows of a tensor that are noted one by one; of one with more, all from the first to the last."""
 
@@ -46,7 +49,8 @@ def sides_of(func: Any) -> Sides:  # noqa: ANN401  (an operator: torch names no 
     reads: list[int] = []
     writes: list[int] = []
     for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        is_gradient = name in FUSED_UPDATES and argument.name == "grads"
+        if argument.alias_info is not None and argument.alias_info.is_write and not is_gradient:
             writes.append(place)
             if name not in OVERWRITES and not argument.is_out:
                 reads.append(place)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import (
 
 from zsim.trace.witness import Call, Checksum, Mark, Region, Storage, Witness, WitnessedCollective
 from zsim_torch.observe.dispatched import (
+    FUSED_UPDATES,
     KIND,
     by_place,
     pairs,
@@ -162,7 +163,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for places in sides
         )
         result = func(*args, **named)
-        if not self._waits and any(self._is_older(each[0]) for each in (*reads, *writes)):
+        is_update = func._schema.name.partition("::")[2] in FUSED_UPDATES
+        if not self._waits and (
+            is_update or any(self._is_older(each[0]) for each in (*reads, *writes))
+        ):
             self._calls.append(
                 Call(
                     operator=func._schema.name,

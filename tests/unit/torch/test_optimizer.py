@@ -1,13 +1,16 @@
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm, rate_of
 from zsim_torch.execute.sharded_optimizer import (
+    BLOCK,
+    LANES,
     Updated,
     clip,
     is_finite,
@@ -124,3 +127,76 @@ def test_clipping_is_pytorchs_also_of_scaled_gradients(maximum: float) -> None:
     clip(ClipNorm(maximum=maximum), squares, [scaled], 8)
     torch.nn.utils.clip_grad_norm_([parameter], maximum)
     assert torch.allclose(scaled, parameter.grad, rtol=1e-12)
+
+
+RULES = (
+    Adam(learning_rate=0.01, weight_decay=0.1),
+    SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1),
+    SGD(learning_rate=0.1, momentum=0.9, nesterov=True),
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(RULES),
+    st.sampled_from(DTYPES),
+    st.sampled_from(DTYPES),
+    st.integers(1, 3 * LANES),
+    st.lists(st.integers(0, 3 * LANES), max_size=3),
+    st.integers(0, 5),
+)
+def test_how_a_shard_is_cut_and_where_it_lies_changes_no_bit_of_an_update(
+    rule: Adam | SGD,
+    dtype: torch.dtype,
+    gradients: torch.dtype,
+    count: int,
+    cuts: list[int],
+    offset: int,
+) -> None:
+    assume(isinstance(rule, Adam) or dtype.itemsize >= 4)
+
+    def updated(ends: list[int]) -> tuple[torch.Tensor, ...]:
+        drawn = torch.Generator().manual_seed(count)
+        states = [
+            torch.rand(count + offset, generator=drawn).to(dtype)[offset:]
+            for _ in range(1 + rule.moments)
+        ]
+        gradient = torch.randn(count, generator=drawn).to(gradients)
+        for low, high in pairwise([0, *ends, count]):
+            trained, *moments = (each[low:high] for each in states)
+            operands = Updated(gradient=gradient[low:high], trained=trained, moments=tuple(moments))
+            update(rule, operands, {"step": 3.0})
+        return tuple(states)
+
+    whole = updated([])
+    for one, other in zip(whole, updated(sorted(min(cut, count) for cut in cuts)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_blocks_of_an_update_end_where_no_bit_shows() -> None:
+    count = 2 * BLOCK + 1000
+    rule = RULES[0]
+
+    def updated(ends: list[int]) -> list[torch.Tensor]:
+        drawn = torch.Generator().manual_seed(0)
+        states = [torch.rand(count, generator=drawn) for _ in range(3)]
+        gradient = torch.randn(count, generator=drawn).bfloat16()
+        for low, high in pairwise([0, *ends, count]):
+            trained, *moments = (each[low:high] for each in states)
+            operands = Updated(gradient=gradient[low:high], trained=trained, moments=tuple(moments))
+            update(rule, operands, {"step": 1.0})
+        return states
+
+    for one, other in zip(updated([]), updated([BLOCK // 2 + 7, BLOCK + 1]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_norm_is_the_nearest_number_however_its_operands_are_cut() -> None:
+    values = torch.randn(200_001, generator=torch.Generator().manual_seed(0))
+    exact = math.fsum(float(each) ** 2 for each in values)
+    for size in (1000, 77_777, 200_001):
+        target = torch.empty(1)
+        parts = [values[start : start + size] for start in range(0, len(values), size)]
+        sum_of_squares(parts, target)
+        assert target.item() == torch.tensor(exact, dtype=torch.float32).item()
