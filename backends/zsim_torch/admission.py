@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from zsim.backend.backend import Job
-from zsim.memory import book, peak_bytes
 from zsim.model.architecture import Attention, Positions
 from zsim.model.model import Model
 from zsim.schedule.operation import Action, Compute, walk
 from zsim.schedule.schedule import Place, Schedule
 from zsim.strategy.execution import Execution, Loss
 from zsim.units import format_bytes
-from zsim_torch.capability import of_schedule
+from zsim_torch.capability import book_peak_bytes, of_schedule
 from zsim_torch.execute import blocking_host
 from zsim_torch.local_devices import memory_bytes
 from zsim_torch.supervise.process_group import DeviceChoice, DeviceError, Placement, device_of
@@ -163,14 +162,6 @@ def _machine(job: Job, choice: DeviceChoice, torchrun: Placement | None) -> str 
             f"this machine has {format_bytes(available)} for them"
         )
     return blocking_host.refusal(schedule) if device.type == "cpu" else None
-
-
-def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
-    """Return the largest book of any role, all its pools together, or those at one place."""
-    pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
-    return max(
-        sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs
-    )
 
 
 def _largest_field(model: Model) -> str:

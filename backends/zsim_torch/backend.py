@@ -9,16 +9,17 @@ from torch import distributed, nn
 from zsim.backend.backend import BackendTraits, Job, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission, loss_journal
-from zsim_torch.capability import SINGLE_AXES
+from zsim_torch.capability import SINGLE_AXES, of_memory
 from zsim_torch.execute.poison import PoisonError, Sighting
 from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
 from zsim_torch.module.transformer import initial_value, transformer
+from zsim_torch.rank_result import merged
 from zsim_torch.record.script_process import record_script
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
-from zsim_torch.train import Option, merged, train
+from zsim_torch.train import Option, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Assignment:
     poison: bool
     witness: bool = False
     journal: Path | None = None
+    offload_path: Path | None = None
+    device_budget: int | None = None
 
 
 class TorchBackend:
@@ -47,6 +50,10 @@ class TorchBackend:
         poison: fill memory that is not valid with what is no number, and delay ranks at random; a
             run in which somebody reads it has failed.
         witness: record what torch is seen to do on each rank, for `zsim check --against`.
+        offload_path: folder of the files that stand for NVMe, on the drive that is to be used; by
+            default that of temporary files.
+        device_budget: bytes that may live at a time on the device of a rank, as an observer of live
+            storages counts them; by default what the machine has.
         device: where ranks compute; see `zsim_torch.supervise.process_group`.
         pool: local ranks to use for every run; by default each run starts its own.
         progress: is told how many steps all local ranks have done, and of how many.
@@ -60,19 +67,31 @@ class TorchBackend:
     traits = BackendTraits(
         is_real=True,
         single_axes=SINGLE_AXES,
-        options=frozenset({"data", "timeout_s", "poison", "witness", "progress"}),
+        options=frozenset(
+            {
+                "data",
+                "timeout_s",
+                "poison",
+                "witness",
+                "progress",
+                "offload_path",
+                "device_budget",
+            }
+        ),
     )
 
     record_script = staticmethod(record_script)
     """Record a script of others: needs no ranks and no job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (options, by keyword)
         self,
         *,
         data: Path | None = None,
         timeout_s: float = TIMEOUT_S,
         poison: bool = False,
         witness: bool = False,
+        offload_path: Path | None = None,
+        device_budget: int | None = None,
         device: DeviceChoice = DeviceChoice.AUTO,
         pool: RankPool | None = None,
         progress: Callable[[int, int], object] | None = None,
@@ -85,13 +104,25 @@ class TorchBackend:
         self.timeout_s = timeout_s
         self.poison = poison
         self.witness = witness
+        self.offload_path = None if offload_path is None else offload_path.absolute()
+        self.device_budget = device_budget
         self.device = device
         self.pool = pool
         self.progress = progress
 
     def refusal(self, job: Job) -> str | None:
         """One line that says why `job` cannot run here, or None if it can."""
-        return admission.refusal(job, device=self.device, torchrun=under_torchrun(), data=self.data)
+        torchrun = under_torchrun()
+        reason = admission.refusal(job, device=self.device, torchrun=torchrun, data=self.data)
+        local = job.schedule.mesh.size if torchrun is None else torchrun.local_ranks
+        return reason or of_memory(
+            job.schedule,
+            job.schedule.programs,
+            local_ranks=local,
+            witness=self.witness,
+            offload_path=self.offload_path,
+            device_budget=self.device_budget,
+        )
 
     def run(self, job: Job, *, seed: int) -> Trace:
         """Train for the steps of `job`; the trace has every rank.
@@ -109,7 +140,13 @@ class TorchBackend:
                 f"ranks: the schedule is for {ranks}, the pool has {self.pool.ranks}"
             )
         work = Assignment(
-            job=job, seed=seed, data=self.data, poison=self.poison, witness=self.witness
+            job=job,
+            seed=seed,
+            data=self.data,
+            poison=self.poison,
+            witness=self.witness,
+            offload_path=self.offload_path,
+            device_budget=self.device_budget,
         )
         told = self.progress or (lambda done, steps: None)
 
@@ -160,7 +197,12 @@ def train_on_rank(work: Assignment) -> Trace:
     units: tuple[str, ...] = ("0",)
     batches: Iterable[object] = ()
     option = Option(
-        poison=work.poison, witness=work.witness, write_back=False, journal=work.journal
+        poison=work.poison,
+        witness=work.witness,
+        write_back=False,
+        offload_path=work.offload_path,
+        device_budget=work.device_budget,
+        journal=work.journal,
     )
     shape = job.model.architecture
     if shape is not None:
@@ -172,6 +214,7 @@ def train_on_rank(work: Assignment) -> Trace:
             option, initial=lambda name: initial_value(shape, name, sizes[name], seed=seed)
         )
     trained = train(module, units, job.schedule, batches, steps=job.steps, seed=seed, option=option)
+    trained.close()
     if work.poison:
         _need_numbers(trained.sighting)
     return trained.trace

@@ -3,26 +3,34 @@
 What it cannot execute is refused in one line before anything starts.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Final
 
 import torch
 from torch import nn
 
-from zsim.schedule.access import accesses
+from zsim.memory import book, peak_bytes
+from zsim.proof import places
+from zsim.proof.context import Context
 from zsim.schedule.operation import (
     Action,
     Compute,
-    Copy,
-    Fill,
     Operation,
     PointToPoint,
+    Read,
     ReducingOperation,
     Together,
+    Write,
     walk,
 )
 from zsim.schedule.schedule import Place, Program, Schedule
+from zsim.units import format_bytes
+from zsim_torch.execute.host_memory import file_bytes_needed
+from zsim_torch.execute.host_workers import worker_streams
+from zsim_torch.execute.range_file import space_refusal
 from zsim_torch.module.autograd import UnitRunError
 from zsim_torch.module.unit import TorchUnit
 from zsim_torch.module.visit import LaterUses, parameter_order
@@ -39,18 +47,85 @@ def of_schedule(schedule: Schedule) -> str | None:
     for parameter in schedule.contract.parameters:
         if parameter.frozen:
             return f"{parameter.name}: frozen; the torch backend trains every parameter"
-    on_host = {pool.name for pool in schedule.pools if pool.place is Place.HOST}
     for program in schedule.programs:
         for operation in chain(walk(program.setup), walk(program.step)):
             reason = _of_operation(operation)
             if reason is not None:
                 return reason
-        there = {buffer.name for buffer in program.buffers if buffer.pool in on_host}
-        for operation in walk(program.step):
-            reason = _of_host_memory(operation, there)
-            if reason is not None:
-                return f"{operation.id}: {reason}, which {OUT_OF_ORDER}"
+    if all(pool.place is Place.DEVICE for pool in schedule.pools) and not schedule.host_threads:
+        return None
+    for finding in places.examine(Context.of(schedule, None)):
+        return f"{finding.operation}: {finding.why}"
     return None
+
+
+def of_device_reads(schedule: Schedule) -> str | None:
+    """Why GPUs cannot execute `schedule`, or None: files are read to the host's memory alone."""
+    device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
+    for program in schedule.programs:
+        for operation in chain(walk(program.setup), walk(program.step)):
+            if isinstance(operation, Read | Write):
+                for view in (operation.source, operation.target):
+                    if program.by_name[view.buffer].pool in device:
+                        return (
+                            f"{operation.id}: {view.buffer} is in device memory; the torch "
+                            "backend has no GPUDirect Storage, files go through host memory"
+                        )
+    return None
+
+
+def of_memory(
+    schedule: Schedule,
+    programs: Iterable[Program],
+    *,
+    local_ranks: int = 1,
+    witness: bool = False,
+    offload_path: Path | None = None,
+    device_budget: int | None = None,
+) -> str | None:
+    """Why `local_ranks` ranks cannot have the memory that `programs` need, or None.
+
+    That is a budget of the device, and space for files in one folder; or operations on threads
+    have no witness.
+    """
+    reason = _of_budget(schedule, device_budget)
+    if reason is None and witness:
+        reason = _of_witness(schedule)
+    needed = max(sum(file_bytes_needed(schedule, each).values()) for each in programs)
+    if reason is None and needed:
+        reason = space_refusal(offload_path or Path(gettempdir()), local_ranks * needed)
+    return reason
+
+
+def _of_budget(schedule: Schedule, budget: int | None) -> str | None:
+    """Why `schedule` does not fit on devices of `budget` bytes, or None."""
+    needed = book_peak_bytes(schedule, Place.DEVICE)
+    if budget is None or needed <= budget:
+        return None
+    return (
+        f"device_budget: {format_bytes(budget)} must be at least {format_bytes(needed)}, the "
+        "largest book of the device's pools"
+    )
+
+
+def _of_witness(schedule: Schedule) -> str | None:
+    """Why nobody can watch all that `schedule` does, or None."""
+    for program in schedule.programs:
+        streams = worker_streams(schedule, program)
+        if streams:
+            return (
+                f"witness: must be off, operations on {streams[0]} run on a thread that is not "
+                "watched"
+            )
+    return None
+
+
+def book_peak_bytes(schedule: Schedule, only: Place | None = None) -> int:
+    """Return the largest book of any role, all its pools together, or those at one place."""
+    pools = [pool.name for pool in schedule.pools if only in (None, pool.place)]
+    return max(
+        sum(peak_bytes(book(program, 1), pool) for pool in pools) for program in schedule.programs
+    )
 
 
 def _of_operation(operation: Operation) -> str | None:
@@ -83,29 +158,6 @@ def _as_one(together: Together) -> str | None:
         f"{together.id}: issues {', '.join(others)} and {last} as one; the torch backend issues "
         "collectives of one kind as one, or sends and receives"
     )
-
-
-OUT_OF_ORDER: Final = "the torch backend does not execute in order with streams"
-
-_ON_SHARDS = (Action.UPDATE, Action.NORM, Action.FINITE, Action.UNSCALE, Action.CLIP)
-
-
-def _of_host_memory(operation: Operation, there: Set[str]) -> str | None:
-    """Return what `operation` would have the host compute, at once; buffers `there` are its own."""
-    match operation:
-        case Copy(accumulate=True, source=source, target=target):
-            if (source.buffer in there) != (target.buffer in there):
-                return "adds up between device and host memory"
-            what = "copy that adds up"
-        case Compute(action=action) if action in _ON_SHARDS:
-            what = str(action)
-        case Fill():
-            what = "fill"
-        case _:
-            return None
-    touched = [access.view.buffer for access in accesses(operation)]
-    name = next((name for name in touched if name in there), None)
-    return None if name is None else f"{what} on {name} in host memory"
 
 
 def of_units(schedule: Schedule, program: Program, units: Sequence[TorchUnit]) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import torch
@@ -11,14 +12,14 @@ from torch import distributed, nn
 from torch.utils._pytree import tree_map
 
 from zsim.backend.backend import RefusedError, RunFailedError
-from zsim.schedule.operation import Action, Compute, Role, walk
 from zsim.schedule.schedule import Program, Schedule
-from zsim.trace.trace import BookEntry, RankTrace, Trace
+from zsim.trace.trace import Trace
 from zsim_torch import capability as refusal
 from zsim_torch.execute import blocking_host
 from zsim_torch.execute.agreement import agree
 from zsim_torch.execute.compute import Initial
 from zsim_torch.execute.executor import Executor, Given, RankMachine, sighting_of
+from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.poison import Poison, Sighting
 from zsim_torch.execute.rank_machine import Bench
 from zsim_torch.execute.run_state import leave_state, lost_state
@@ -28,6 +29,7 @@ from zsim_torch.module.absent import emptied, is_emptied, refill_module
 from zsim_torch.module.unit import TorchUnit, UnitChoice, resolve
 from zsim_torch.observe.observer import Observer
 from zsim_torch.observe.recorder import Recorder
+from zsim_torch.rank_result import mean_over_ranks, observed_by, trace_of
 from zsim_torch.supervise.process_group import DeviceError, backends, rank_device
 from zsim_torch.supervise.progress_record import note, step_done
 
@@ -49,6 +51,8 @@ class Option:
             0: a learning rate. By default the strategy's learning rates, if it says some.
         journal: a file that gets the loss of each step when it has ended; on a GPU a step later, so
             that the host need not wait.
+        offload_path: folder of the files that stand for NVMe; by default that of temporary files.
+        device_budget: bytes that may live at a time, but for pools of host memory; None for any.
         restart: moments and loss scale may begin anew although an earlier run has trained the
             module; they are not kept between two calls of `train`.
     """
@@ -61,6 +65,8 @@ class Option:
     write_back: bool = True
     given: Given = field(default_factory=dict[str, Callable[[int], float]])
     journal: Path | None = None
+    offload_path: Path | None = None
+    device_budget: int | None = None
     restart: bool = False
 
 
@@ -78,6 +84,7 @@ class Trained:
     scalars: Mapping[str, float]
     sighting: Sighting | None = None
     _collect: Callable[[], dict[str, torch.Tensor]] = field(repr=False)
+    _close: Callable[[], None] = field(repr=False)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter, whole, by name, on the CPU: masters where there are some.
@@ -86,6 +93,10 @@ class Trained:
         group lives.
         """
         return self._collect()
+
+    def close(self) -> None:
+        """Give back the files that the run has, at once; there are no full parameters then."""
+        self._close()
 
 
 def train(
@@ -116,34 +127,34 @@ def train(
     resolved = resolve(module, units)
     program = schedule.program_of(rank)
     refuse(schedule, program, resolved, blocking=device.type == "cpu")
+    _refuse_memory(schedule, program, chosen)
     _refuse_module(module, program, chosen)
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     with emptied(module, keep=chosen.write_back) as taken:
-        observer = Observer() if chosen.observe else None
-        recorder = Recorder() if chosen.witness else None
-        losses = StepLosses(chosen.journal, rank)
-        bench = Bench(schedule, program, rank=rank, device=device, observer=observer)
-        executor = bench.executor(
-            resolved,
-            initial=chosen.initial or taken.__getitem__,
-            next_batch=_feed(batches, device),
-            on_loss=losses.add,
-            on_issue=recorder.mark if recorder is not None else None,
-            poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
-        )
-        executor.given = chosen.given
-        origin = _run(executor, (recorder, observer), taken, losses, steps=steps)
-        agree(schedule, executor.transfers)
-        trace = _trace(executor, recorder, losses, steps=steps, seed=seed, origin=origin)
-        trained = Trained(
-            losses=_mean_over_ranks(losses.means(), device),
-            trace=replace(trace, observed=_figures(bench, executor)),
-            scalars=dict(executor.scalars),
-            sighting=sighting_of(executor, losses.means()) if chosen.poison else None,
-            _collect=lambda: _whole(executor.machine, shapes),
-        )
-        whole = trained.full_parameters() if chosen.write_back else {}
-        bench.close()
+        recorder, losses = Recorder() if chosen.witness else None, StepLosses(chosen.journal, rank)
+        with _bench(schedule, rank, device, chosen) as bench:
+            executor = bench.executor(
+                resolved,
+                initial=chosen.initial or taken.__getitem__,
+                next_batch=_feed(batches, device),
+                on_loss=losses.add,
+                on_issue=recorder.mark if recorder is not None else None,
+                poison=Poison(np.random.default_rng((seed, rank)) if chosen.poison else None),
+            )
+            executor.given = chosen.given
+            watching = (recorder, bench.observer)
+            origin = _run(executor, watching, taken, losses, steps=steps)
+            agree(schedule, executor.transfers)
+            trace = trace_of(executor, recorder, losses, steps=steps, seed=seed, origin=origin)
+            trained = Trained(
+                losses=mean_over_ranks(losses.means(), device),
+                trace=replace(trace, observed=observed_by(bench, executor)),
+                scalars=dict(executor.scalars),
+                sighting=sighting_of(executor, losses.means()) if chosen.poison else None,
+                _collect=lambda: _whole(executor.machine, shapes),
+                _close=bench.pools.close,
+            )
+            whole = trained.full_parameters() if chosen.write_back else {}
     if chosen.write_back:
         refill_module(module, whole)
     leave_state(module, program)
@@ -159,10 +170,43 @@ def refuse(
         RefusedError: it cannot; one line says why.
     """
     reason = refusal.of_schedule(schedule) or refusal.of_units(schedule, program, units)
-    if reason is None and blocking:
-        reason = blocking_host.refusal(schedule)
+    if reason is None:
+        judge = blocking_host.refusal if blocking else refusal.of_device_reads
+        reason = judge(schedule)
     if reason is not None:
         raise RefusedError(reason)
+
+
+def _refuse_memory(schedule: Schedule, program: Program, option: Option) -> None:
+    """Return if there is what `program` needs of a device and of files, as `option` has them.
+
+    Raises:
+        RefusedError: there is not.
+    """
+    reason = refusal.of_memory(
+        schedule,
+        (program,),
+        witness=option.witness,
+        offload_path=option.offload_path,
+        device_budget=option.device_budget,
+    )
+    if reason is not None:
+        raise RefusedError(reason)
+
+
+def _bench(schedule: Schedule, rank: int, device: torch.device, option: Option) -> Bench:
+    """Return memory, streams and communicators of a rank, watched as `option` says."""
+    program = schedule.program_of(rank)
+    watched = option.observe or option.device_budget is not None
+    folder = option.offload_path or Path(gettempdir())
+    return Bench(
+        schedule,
+        program,
+        rank=rank,
+        device=device,
+        observer=Observer(option.device_budget) if watched else None,
+        pools=HostPools(schedule, program, folder=folder, device=device, poison=option.poison),
+    )
 
 
 def _with_given(schedule: Schedule, option: Option) -> Option:
@@ -258,37 +302,6 @@ def _whole(machine: RankMachine, shapes: Mapping[str, torch.Size]) -> dict[str, 
     }
 
 
-def _figures(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ...]:
-    """Return what was observed, and beside it what the book says of the same storages."""
-    if bench.observer is None:
-        return ()
-    return (
-        *bench.observer.figures(),
-        ("booked_bytes_peak/state", state_peak(bench.program, executor.book)),
-        ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
-    )
-
-
-def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
-    """Largest book of what an executor allocates and of the gradients that autograd makes.
-
-    These are all buffers but the produced ones that are no gradient: activations and batches.
-    """
-    made = {
-        operand.view.buffer
-        for operation in walk(program.step)
-        if isinstance(operation, Compute) and operation.action is Action.BACKWARD
-        for operand in operation.operands
-        if operand.role in (Role.GRADIENT, Role.INPUT_GRADIENT)
-    }
-    alive = peak = 0
-    for entry in book:
-        if entry.buffer in made or not program.by_name[entry.buffer].produced:
-            alive += entry.change_bytes
-            peak = max(peak, alive)
-    return peak
-
-
 def _run(
     executor: Executor,
     watching: tuple[Recorder | None, Observer | None],
@@ -306,6 +319,7 @@ def _run(
             distributed.barrier()
         if observer is not None:
             observer.traffic.clear()
+        executor.machine.memory.setting.pools.forget_traffic()
         origin = executor.machine.streams.now()
         for step in range(steps):
             losses.begin_step()
@@ -315,62 +329,3 @@ def _run(
         executor.machine.streams.drain()
     note("the last step is over")
     return origin
-
-
-def _trace(
-    executor: Executor,
-    recorder: Recorder | None,
-    losses: StepLosses,
-    *,
-    steps: int,
-    seed: int,
-    origin: int,
-) -> Trace:
-    machine = executor.machine
-    events = machine.streams.events(origin)
-    ends = [0] * steps
-    for event in events:
-        if event.step >= 0:
-            ends[event.step] = max(ends[event.step], event.end_ps)
-    own = RankTrace(
-        rank=machine.schedule.mesh.rank(machine.coordinates),
-        role=machine.program.role,
-        stands_for=1,
-        events=tuple(events),
-        book=tuple(executor.book),
-        transfers=tuple(executor.transfers),
-        losses=losses.means(),
-        witness=recorder.witness() if recorder is not None else None,
-    )
-    return Trace(
-        backend="torch",
-        schedule=machine.schedule.name,
-        seed=seed,
-        steps=steps,
-        ranks=(own,),
-        step_end_ps=tuple(ends),
-        trust="measured",
-    )
-
-
-def _mean_over_ranks(losses: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
-    if not distributed.is_initialized() or not losses:
-        return losses
-    total = torch.tensor(losses, dtype=torch.float64, device=device)
-    distributed.all_reduce(total)
-    return tuple((total / distributed.get_world_size()).tolist())
-
-
-def merged(traces: Sequence[Trace]) -> Trace:
-    """One trace of all ranks, from each rank's own; of an observed figure the largest."""
-    first = traces[0]
-    figures: dict[str, float] = {}
-    for trace in traces:
-        for name, number in trace.observed:
-            figures[name] = max(figures.get(name, number), number)
-    return replace(
-        first,
-        ranks=tuple(one for trace in traces for one in trace.ranks),
-        step_end_ps=tuple(max(ends) for ends in zip(*(t.step_end_ps for t in traces), strict=True)),
-        observed=tuple(figures.items()),
-    )

@@ -15,7 +15,7 @@ from zsim.schedule.builder import BufferHandle, ScheduleBuilder
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Action, Role, View
 from zsim.schedule.schedule import Contract, Kind, LogicalParameter, Schedule
-from zsim.strategy.optimizer_rule import SGD, ClipNorm
+from zsim.strategy.optimizer_rule import SGD, Adam, ClipNorm
 from zsim_torch.train import Option, train
 
 SIZES = {
@@ -36,6 +36,12 @@ class Plan:
     micro_batches: int = 2
     steps: int = 3
     poison: bool = False
+    adam: bool = False
+
+    @property
+    def rule(self) -> SGD | Adam:
+        """What updates."""
+        return Adam(learning_rate=0.01, epsilon=1e-5) if self.adam else RULE
 
     @property
     def padded(self) -> int:
@@ -62,6 +68,12 @@ class Reduced:
         self.parameters = self._state("parameters", plan.padded, plan.parameter, Kind.PARAMETER)
         self.master = self._state("master", plan.shard, DType.FP32, Kind.MASTER, shard=True)
         self.own = self._state("own", plan.shard, DType.FP32, Kind.GRADIENT, shard=True)
+        self.moments = [
+            self._state(f"moment{each}", plan.shard, DType.FP32, Kind.MOMENT, shard=True)
+            for each in range(plan.rule.moments)
+        ]
+        if plan.adam:
+            build.scalar("step", 0.0)
         self.squares = build.buffer("squares", 1)
 
     def _state(
@@ -85,9 +97,11 @@ class Reduced:
     def setup(self) -> None:
         """Parameters everywhere, masters in shards."""
         setup = self.build.setup
-        setup.allocate(self.parameters, self.master)
+        setup.allocate(self.parameters, self.master, *self.moments)
         setup.compute("parameters", Action.INITIALIZE, [(Role.PARAMETER, self.parameters.all)])
         setup.compute("master", Action.INITIALIZE, [(Role.MASTER, self.master.all)])
+        for moment in self.moments:
+            setup.fill(f"clear/{moment.name}", moment.all, 0.0)
 
     def pieces(self, role: Role, buffer: BufferHandle, start: int) -> list[tuple[Role, View]]:
         """Both parameters of a unit, from `start` of a buffer on."""
@@ -191,15 +205,26 @@ class Reduced:
             after=[summed],
         )
         step.free(self.squares, uses=[summed])
+        if plan.adam:
+            step.set_scalar("step", "step", add=1.0)
         step.compute(
             "update",
             Action.UPDATE,
-            [(Role.MASTER, self.master.all), (Role.GRADIENT, self.own.all)],
-            rule=RULE,
+            [
+                (Role.MASTER, self.master.all),
+                (Role.GRADIENT, self.own.all),
+                *((Role.MOMENT, moment.all) for moment in self.moments),
+            ],
+            rule=plan.rule,
+            scalars=["step"] if plan.adam else [],
         )
         step.free(self.own)
-        slot = self.parameters.own("data", plan.shard)
-        cast = step.copy("cast", self.master.all, slot)
+        self.gather(self.master)
+
+    def gather(self, updated: BufferHandle, *after: str) -> None:
+        """Cast what was updated into its place, gather all shards in place."""
+        step, slot = self.build.step, self.parameters.own("data", self.plan.shard)
+        cast = step.copy("cast", updated.all, slot, after=after)
         gathered = step.all_gather("gather", self.data, slot, self.parameters.all, after=[cast])
         step.host_wait("gathered", gathered)
 
@@ -215,7 +240,8 @@ class Reduced:
         return self.build.schedule(
             Contract(
                 parameters=tuple(
-                    LogicalParameter(name=name, elements=size) for name, size in SIZES.items()
+                    LogicalParameter(name=name, elements=size, rule=plan.rule)
+                    for name, size in SIZES.items()
                 ),
                 loss_divisor=plan.ranks * plan.micro_batches,
             )
@@ -252,4 +278,4 @@ def in_one_process(plan: Plan) -> dict[str, torch.Tensor]:
         [each for mine in by_rank for each in mine[step * size : (step + 1) * size]]
         for step in range(plan.steps)
     ]
-    return plain_loop(Flow(parameter=plan.parameter, clip=True), steps)
+    return plain_loop(Flow(parameter=plan.parameter, clip=True, adam=plan.adam), steps)

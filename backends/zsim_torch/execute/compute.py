@@ -1,7 +1,8 @@
 """Runs the `Compute` operations of one rank: units through autograd, the optimizer on shards."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -63,24 +64,37 @@ class Computer:
 
     def run(self, compute: Compute, scalars: Mapping[str, float]) -> None:
         """Do what `compute` says, now, on the current stream."""
+        self.bound(compute, scalars)()
+
+    def bound(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Return what does `compute`, with the scalars as they are and memory as it is now.
+
+        What runs units takes its memory when it runs.
+        """
         match compute.action:
             case Action.FORWARD:
-                self._forward(compute)
+                return partial(self._forward, compute)
             case Action.RECOMPUTE:
-                self._recompute(compute)
+                return partial(self._recompute, compute)
             case Action.BACKWARD:
-                self._backward(compute)
+                return partial(self._backward, compute)
             case Action.INITIALIZE:
-                for view in views_of(compute, Role.PARAMETER, Role.MASTER):
-                    self._initialize(view)
+                views = views_of(compute, Role.PARAMETER, Role.MASTER)
+                return partial(self._initialize, [(each, self._flat(each)) for each in views])
             case Action.LOAD:
-                for view in views_of(compute, Role.OUTPUT):
-                    batch = entering(self.work.next_batch(), self.work.forecast.parameters)
-                    self.work.memory.bind_batch(view.buffer, batch)
+                return partial(self._load, compute)
             case Action.UPDATE | Action.NORM | Action.UNSCALE | Action.CLIP | Action.FINITE:
-                self._optimize(compute, scalars)
+                return self._optimizer(compute, scalars)
             case _:
                 assert_never(compute.action)
+
+    def _flat(self, view: View) -> torch.Tensor:
+        return self.work.memory.flat(view)
+
+    def _load(self, compute: Compute) -> None:
+        for view in views_of(compute, Role.OUTPUT):
+            batch = entering(self.work.next_batch(), self.work.forecast.parameters)
+            self.work.memory.bind_batch(view.buffer, batch)
 
     def forget(self, buffer: str) -> None:
         """`buffer` was freed: what a forward saved in it is gone."""
@@ -234,9 +248,12 @@ class Computer:
             )
         return self._order[key]
 
-    def _initialize(self, view: View) -> None:
+    def _initialize(self, views: Sequence[tuple[View, torch.Tensor]]) -> None:
+        for view, target in views:
+            self._initialize_one(view, target)
+
+    def _initialize_one(self, view: View, target: torch.Tensor) -> None:
         memory = self.work.memory
-        target = memory.flat(view)
         target.zero_()
         buffer = memory.program.by_name[view.buffer]
         if buffer.layout is None:
@@ -270,11 +287,9 @@ class Computer:
             if low < high and part.parameter not in others:
                 yield flat[low:high]
 
-    def _optimize(self, compute: Compute, scalars: Mapping[str, float]) -> None:
-        memory = self.work.memory
-
+    def _optimizer(self, compute: Compute, scalars: Mapping[str, float]) -> Callable[[], None]:
         def tensors(*roles: Role) -> tuple[torch.Tensor, ...]:
-            return tuple(memory.flat(view) for view in views_of(compute, *roles))
+            return tuple(self._flat(view) for view in views_of(compute, *roles))
 
         gradients = tensors(Role.GRADIENT)
         scale = scalars[compute.scalars[0]] if compute.scalars else 1.0
@@ -284,23 +299,28 @@ class Computer:
                 operands = optimizer.Updated(
                     gradient=gradients[0], trained=trained[0], moments=tensors(Role.MOMENT)
                 )
-                optimizer.update(compute.rule, operands, scalars)
+                return partial(optimizer.update, compute.rule, operands, dict(scalars))
             case Action.NORM:
                 counted = [
                     tensor
                     for view in views_of(compute, Role.GRADIENT)
                     for tensor in self._counted(view)
                 ]
-                optimizer.sum_of_squares(counted, tensors(Role.OUTPUT)[0])
+                return partial(optimizer.sum_of_squares, counted, tensors(Role.OUTPUT)[0])
             case Action.FINITE:
-                optimizer.is_finite(gradients, tensors(Role.OUTPUT)[0])
+                return partial(optimizer.is_finite, gradients, tensors(Role.OUTPUT)[0])
             case Action.UNSCALE:
-                for gradient in gradients:
-                    optimizer.unscale(gradient, scale)
+                return partial(_unscale, gradients, scale)
             case Action.CLIP:
-                optimizer.clip(compute.rule, tensors(Role.INPUT)[0], gradients, scale)
+                squares = tensors(Role.INPUT)[0]
+                return partial(optimizer.clip, compute.rule, squares, gradients, scale)
             case _:
                 raise AssertionError(compute.action)
+
+
+def _unscale(gradients: Sequence[torch.Tensor], scale: float) -> None:
+    for gradient in gradients:
+        optimizer.unscale(gradient, scale)
 
 
 def _buffer_versions(unit: TorchUnit) -> list[int]:

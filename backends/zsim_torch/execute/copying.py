@@ -1,10 +1,12 @@
-"""Copies on one rank: view to view, or by parameter between buffers with different layouts."""
+"""Copies on one rank: view to view, by parameter between layouts, or to and from files."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from zsim.schedule.operation import Copy, View
+from zsim.schedule.operation import Copy, Read, View, Write
 from zsim.schedule.parameter_copy import Rearrangement, rearrangement
 from zsim_torch.execute.live_memory import LiveMemory
 
@@ -18,18 +20,33 @@ class Copier:
 
     def run(self, copy: Copy) -> None:
         """Do what `copy` says, now, on the current stream."""
-        if copy.by_parameter:
-            self._by_parameter(copy)
-        elif self.memory.extent(copy.source)[1]:
-            self._view_to_view(copy)
+        self.bound(copy)()
 
-    def _view_to_view(self, copy: Copy) -> None:
+    def bound(self, copy: Copy) -> Callable[[], None]:
+        """Return what does the copy in the memory that its buffers have now."""
+        memory = self.memory
+        match copy:
+            case Read(source=source, target=target):
+                there = memory.window(source)
+                return partial(
+                    there.file.read, there.offset, memory.flat(target), memory.room(target)
+                )
+            case Write(source=source, target=target):
+                there = memory.window(target)
+                return partial(there.file.write, there.offset, memory.flat(source), there.room)
+            case _:
+                moves = self._by_parameter(copy) if copy.by_parameter else self._whole(copy)
+                return partial(_move_all, list(moves), copy)
+
+    def _whole(self, copy: Copy) -> "Iterator[_Move]":
         """Part by part; what autograd made may share its storage, and is never scaled in place."""
+        if not self.memory.extent(copy.source)[1]:
+            return
         for start, source in self.memory.pieces(copy.source):
             whole = self.memory.own(copy.target)
-            _move(source, whole[start : start + source.numel()].view(source.shape), copy)
+            yield source, whole[start : start + source.numel()].view(source.shape)
 
-    def _by_parameter(self, copy: Copy) -> None:
+    def _by_parameter(self, copy: Copy) -> "Iterator[_Move]":
         memory = self.memory
         found = self._found.get(copy.id)
         if found is None:
@@ -43,19 +60,25 @@ class Copier:
             there = target[
                 rows.target : rows.target + (rows.rows - 1) * rows.target_step + rows.size
             ]
-            _move(
+            yield (
                 source.unfold(0, rows.size, rows.source_step),
                 there.unfold(0, rows.size, rows.target_step),
-                copy,
             )
         for start, size in found.padding:
-            target[start : start + size].zero_()
+            yield None, target[start : start + size]
 
 
-def _move(source: torch.Tensor, target: torch.Tensor, copy: Copy) -> None:
-    if copy.accumulate:
-        target.add_(source, alpha=1 / copy.divisor)
-    else:
-        target.copy_(source, non_blocking=copy.divisor == 1)  # the stream waits, not the host
-        if copy.divisor != 1:
-            target.div_(copy.divisor)
+_Move = tuple[torch.Tensor | None, torch.Tensor]
+"""What a copy moves and where to; nothing for padding, which becomes zero."""
+
+
+def _move_all(moves: list[_Move], copy: Copy) -> None:
+    for source, target in moves:
+        if source is None:
+            target.zero_()
+        elif copy.accumulate:
+            target.add_(source, alpha=1 / copy.divisor)
+        else:
+            target.copy_(source, non_blocking=copy.divisor == 1)  # the stream waits, not the host
+            if copy.divisor != 1:
+                target.div_(copy.divisor)

@@ -1,15 +1,16 @@
 """Order of operations on one rank with CUDA: a real stream for each stream of the schedule."""
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 
 from zsim.schedule.operation import Edge, Previous
 from zsim.trace.trace import Event
-from zsim_torch.execute.streams import PS_PER_NS, Completion, PendingWork, StreamEntry
+from zsim_torch.execute.host_workers import PS_PER_NS, Awaitable, HostWorkers
+from zsim_torch.execute.streams import Completion, PendingWork, StreamEntry
 
 PS_PER_MS = 10**9
 
@@ -30,10 +31,13 @@ class CudaStreams:
     gives a freed block to the next allocation on the same stream.
     """
 
-    def __init__(self, device: torch.device, names: Iterable[str]) -> None:
+    def __init__(
+        self, device: torch.device, names: Iterable[str], workers: HostWorkers | None = None
+    ) -> None:
         self.step = -1
+        self.workers = workers or HostWorkers()
         self._device = device
-        self._streams = {name: _new_stream(device) for name in names}
+        self._streams = {name: _new_stream(device) for name in names if not self.workers.has(name)}
         self._current: dict[str, torch.cuda.Event] = {}
         self._previous: dict[str, torch.cuda.Event] = {}
         self._marks: list[_Mark] = []
@@ -43,10 +47,36 @@ class CudaStreams:
         self._reference.synchronize()
         self._reference_ns = time.perf_counter_ns()
 
-    def compute(self, entry: StreamEntry, action: Callable[[], None]) -> None:
-        """Enqueue what `action` launches, after what is ordered before it."""
+    def compute(
+        self,
+        entry: StreamEntry,
+        action: Callable[[], None],
+        awaited: Sequence[Awaitable] = (),
+    ) -> None:
+        """Enqueue what `action` launches, after what is ordered before it; or hand it to a thread.
+
+        A stream cannot wait for a thread. The schedule has a wait of the host there, so none of the
+        jobs is still under way.
+        """
+        events = self._events_of(entry.after)
+        if self.workers.has(entry.stream):
+            self.workers.hand_over(
+                entry.operation,
+                self.step,
+                entry.stream,
+                action,
+                after=entry.after,
+                awaited=[*(_DeviceEvent(event) for event in events), *awaited],
+            )
+            return
+        self.workers.wait(self.workers.named(entry.after))
         stream = self._streams[entry.stream]
-        for event in self._events_of(entry.after):
+        for each in awaited:
+            if isinstance(each, _DeviceEvent):
+                events.append(each.event)
+            else:
+                each.wait()
+        for event in events:
             stream.wait_event(event)
         start = _new_event()
         end = _new_event()
@@ -66,46 +96,71 @@ class CudaStreams:
 
         self.compute(entry, action)
 
-    def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
+    def home_waits(
+        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+    ) -> Sequence[Awaitable]:
         """Make the stream `home` wait for `uses`; its own uses are in order already."""
-        for event in self._events_of(uses):
+        uses = tuple(uses)
+        events = self._events_of(uses)
+        if self.workers.has(home):
+            awaited = [_DeviceEvent(event) for event in events]
+            return [self.workers.hand_over("", self.step, home, drop, after=uses, awaited=awaited)]
+        self.workers.wait(self.workers.named(uses))
+        for event in events:
             self._streams[home].wait_event(event)
+        drop()
+        here = _new_event()
+        here.record(self._streams[home])
+        return [_DeviceEvent(here)]
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
         """Block the host until the operations have finished."""
+        edges = tuple(edges)
         for event in self._events_of(edges):
             event.synchronize()
+        self.workers.wait(self.workers.named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
-        """Return whether the device has finished all of `uses`."""
+        """Return whether the device, and threads, have finished all of `uses`."""
+        uses = tuple(uses)
         events = self._events_of(uses)
-        return lambda: all(_is_over(event) for event in events)
+        jobs = [*self.workers.named(uses), *self.workers.last(home)]
+        return lambda: (
+            all(_is_over(event) for event in events) and all(job.is_over() for job in jobs)
+        )
 
     def on(self, stream: str) -> AbstractContextManager[None]:
-        """`stream` is torch's current stream inside."""
+        """`stream` is torch's current stream inside; a thread is none."""
+        if self.workers.has(stream):
+            return nullcontext()
         return torch.cuda.stream(self._streams[stream])
 
     def drain(self) -> None:
-        """Wait until the device has finished everything."""
+        """Wait until the device and all threads have finished everything."""
+        self.workers.drain()
         torch.cuda.synchronize(self._device)
 
     def end_step(self) -> None:
         """Events of this step serve `Previous` edges from now on; the device goes on."""
+        self.workers.end_step()
         self._previous.update(self._current)
         self._current.clear()
 
     def events(self, origin: int) -> list[Event]:
-        """Everything that ran, in the order in which the host issued it."""
+        """Everything that ran, of each stream in the order in which the host issued it."""
         offset = (self._reference_ns - origin) * PS_PER_NS
         return [
-            Event(
-                operation=mark.operation,
-                step=mark.step,
-                stream=mark.stream,
-                start_ps=offset + round(self._reference.elapsed_time(mark.start) * PS_PER_MS),
-                end_ps=offset + round(self._reference.elapsed_time(mark.end) * PS_PER_MS),
-            )
-            for mark in self._marks
+            *self.workers.events(origin),
+            *(
+                Event(
+                    operation=mark.operation,
+                    step=mark.step,
+                    stream=mark.stream,
+                    start_ps=offset + round(self._reference.elapsed_time(mark.start) * PS_PER_MS),
+                    end_ps=offset + round(self._reference.elapsed_time(mark.end) * PS_PER_MS),
+                )
+                for mark in self._marks
+            ),
         ]
 
     def now(self) -> int:
@@ -123,6 +178,20 @@ class CudaStreams:
             if event is not None:
                 found.append(event)
         return found
+
+
+class _DeviceEvent(NamedTuple):
+    """An event of a device, for which a thread of the host can wait."""
+
+    event: torch.cuda.Event
+
+    def wait(self) -> None:
+        """Block the calling thread until the device has come to it."""
+        self.event.synchronize()
+
+    def is_over(self) -> bool:
+        """Return whether the device has come to it."""
+        return _is_over(self.event)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -2,10 +2,14 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, NamedTuple, assert_never
+
+import torch
 
 from zsim.network.volume import element_count, is_scalar, ring_equivalent_bytes
 from zsim.schedule.access import accesses
@@ -31,6 +35,7 @@ from zsim.trace.trace import BookEntry, Transfer
 from zsim_torch.execute.collectives import IssuedCollective, ProcessGroups
 from zsim_torch.execute.compute import Computer
 from zsim_torch.execute.copying import Copier
+from zsim_torch.execute.host_workers import Awaitable
 from zsim_torch.execute.live_memory import LiveMemory, MemoryFaultError, Remains
 from zsim_torch.execute.poison import Poison, Sighting, has_no_number
 from zsim_torch.execute.streams import BufferAccess, Completion, PendingWork, StreamEntry, Streams
@@ -59,6 +64,15 @@ class _Deferred(NamedTuple):
     finish: Completion
 
 
+class _Looking(NamedTuple):
+    """An operation whose results are looked at, and what it writes."""
+
+    operation: str
+    step: int
+    place: int
+    written: list[torch.Tensor]
+
+
 SETUP: Final = -1
 
 Given = Mapping[str, Callable[[int], float]]
@@ -79,6 +93,7 @@ class Executor:
     on_issue: Callable[[int, str], None] | None = None
     given: Given = field(default_factory=dict[str, Callable[[int], float]])
     step: int = SETUP
+    operation: str = ""
     book: list[BookEntry] = field(default_factory=list[BookEntry])
     transfers: list[Transfer] = field(default_factory=list[Transfer])
     _deferred: list[_Deferred] = field(default_factory=list[_Deferred])
@@ -114,6 +129,7 @@ class Executor:
         for operation in operations:
             note(operation.id if self.step == SETUP else f"{operation.id} in step {self.step}")
             self._tell(operation.id)
+            self.operation = operation.id
             self._issue(operation)
 
     def _issue(self, operation: Operation) -> None:
@@ -132,15 +148,8 @@ class Executor:
             case Branch(value=value, then=then, otherwise=otherwise):
                 machine.streams.host_waits(operation.after)
                 self._run(then if self._number(value) != 0 else otherwise)
-            case Compute():
-                self._compute(operation, lambda: machine.computer.run(operation, self.scalars))
-            case Fill(target=target):
-                number = operation.value
-                if operation.scalar is not None:
-                    number *= self.scalars[operation.scalar]
-                self._compute(operation, lambda: _fill(machine.memory, target, number))
-            case Copy():
-                self._compute(operation, lambda: self._copier.run(operation))
+            case Compute() | Fill() | Copy():
+                self._compute(operation)
             case Communication():
                 self._communicate(operation, (operation,))
             case Together(members=members):
@@ -148,29 +157,78 @@ class Executor:
             case _:
                 assert_never(operation)
 
-    def _compute(self, operation: StreamOperation, action: Callable[[], None]) -> None:
-        poison = self.machine.poison
-        poison.delay()
-        self.machine.streams.compute(self._entry(operation), action)
-        if poison.is_on and self.sighting is None:
-            self._look(operation)
+    def _compute(self, operation: Compute | Fill | Copy) -> None:
+        """Run an operation in order on its stream; a thread is given the memory as it is now."""
+        machine = self.machine
+        machine.poison.delay()
+        if machine.streams.workers.has(operation.stream):
+            action = self._for_thread(operation)
+        else:
+            action = partial(self._run_now, operation)
+        machine.streams.compute(self._entry(operation), action, self._busy(operation))
+        if machine.poison.is_on and not machine.streams.workers.has(operation.stream):
+            self._look(self._looking(operation))
 
-    def _look(self, operation: StreamOperation) -> None:
-        """Note the first operation that wrote what is no number, where the host can see it."""
+    def _run_now(self, operation: Compute | Fill | Copy) -> None:
+        match operation:
+            case Compute():
+                self.machine.computer.run(operation, self.scalars)
+            case Fill(target=target):
+                _fill(self.machine.memory.flat(target), self._filling(operation))
+            case Copy():
+                self._copier.run(operation)
+
+    def _for_thread(self, operation: Compute | Fill | Copy) -> Callable[[], None]:
+        match operation:
+            case Compute():
+                action = self.machine.computer.bound(operation, self.scalars)
+            case Fill(target=target):
+                filled = self.machine.memory.flat(target)
+                action = partial(_fill, filled, self._filling(operation))
+            case Copy():
+                action = self._copier.bound(operation)
+        poison = self.machine.poison
+        if not poison.is_on:
+            return action
+        late_s, looking = poison.late_s(), self._looking(operation)
+
+        def late() -> None:
+            time.sleep(late_s)
+            action()
+            self._look(looking)
+
+        return late
+
+    def _filling(self, operation: Fill) -> float:
+        scale = 1.0 if operation.scalar is None else self.scalars[operation.scalar]
+        return operation.value * scale
+
+    def _busy(self, operation: StreamOperation) -> list[Awaitable]:
+        """Return what still uses memory of `operation` since it was another buffer's."""
         memory = self.machine.memory
+        if not memory.lends:
+            return []
+        return [each for access in accesses(operation) for each in memory.busy(access.view.buffer)]
+
+    def _looking(self, operation: StreamOperation) -> "_Looking":
+        """Return what `operation` writes, where the host can see it."""
+        memory, written = self.machine.memory, list[torch.Tensor]()
         self._looked += 1
-        if memory.setting.device.type != "cpu":
-            return
-        for access in accesses(operation):
-            with suppress(MemoryFaultError):  # a micro-batch, or what autograd keeps for itself
-                if access.writes and has_no_number(each for _, each in memory.pieces(access.view)):
-                    self.sighting = Sighting(
-                        step=self.step,
-                        place=self._looked,
-                        rank=self.machine.schedule.mesh.rank(self.machine.coordinates),
-                        operation=operation.id,
-                    )
-                    return
+        if self.sighting is None and memory.setting.device.type == "cpu":
+            for access in accesses(operation):
+                with suppress(MemoryFaultError):  # a micro-batch, a file, what autograd keeps
+                    if access.writes:
+                        written += [each for _, each in memory.pieces(access.view)]
+        return _Looking(operation.id, self.step, self._looked, written)
+
+    def _look(self, looking: "_Looking") -> None:
+        """Note the first operation that wrote what is no number."""
+        if has_no_number(looking.written):
+            rank = self.machine.schedule.mesh.rank(self.machine.coordinates)
+            seen = Sighting(
+                step=looking.step, place=looking.place, rank=rank, operation=looking.operation
+            )
+            self.sighting = seen if self.sighting is None else min(seen, self.sighting)
 
     def _number(self, view: View) -> float:
         return float(self.machine.memory.flat(view).item())
@@ -210,32 +268,29 @@ class Executor:
         machine, buffer = self.machine, operation.buffer
         machine.computer.forget(buffer)
         home = machine.program.by_name[buffer].home
-        match operation.mode:
-            case FreeMode.WAITED:
-                machine.streams.home_waits(home, buffer, operation.uses)
-            case FreeMode.HOST:
-                machine.streams.host_waits(operation.uses)
-                machine.streams.home_waits(home, buffer, operation.uses)
-            case FreeMode.DEFERRED:
-                finish = machine.streams.finish(home, buffer, operation.uses)
-                remains = machine.memory.take_away(buffer)
-                self._deferred.append(_Deferred(buffer, remains, finish))
-                return
-            case _:
-                assert_never(operation.mode)
-        self._drop(buffer, machine.memory.take_away(buffer))
+        if operation.mode is FreeMode.DEFERRED:
+            finish = machine.streams.finish(home, buffer, operation.uses)
+            self._deferred.append(_Deferred(buffer, machine.memory.take_away(buffer), finish))
+            return
+        if operation.mode is FreeMode.HOST:
+            machine.streams.host_waits(operation.uses)
+        remains = machine.memory.take_away(buffer)
+        drop = self._dropping(buffer, remains)
+        busy = machine.streams.home_waits(home, buffer, operation.uses, drop)
+        machine.memory.give_back(buffer, remains, busy)
         self._enter(operation.id, buffer, -1)
 
-    def _drop(self, buffer: str, remains: Remains) -> None:
+    def _dropping(self, buffer: str, remains: Remains) -> Callable[[], None]:
         travelled = buffer in self._travelled
         self._travelled.discard(buffer)
-        self.machine.memory.drop(buffer, remains, travelled=travelled)
+        return partial(self.machine.memory.drop, buffer, remains, travelled=travelled)
 
     def _return_deferred(self, name: str) -> None:
         waiting: list[_Deferred] = []
         for deferred in self._deferred:
             if deferred.finish():
-                self._drop(deferred.buffer, deferred.remains)
+                self._dropping(deferred.buffer, deferred.remains)()
+                self.machine.memory.give_back(deferred.buffer, deferred.remains)
                 self._enter(name, deferred.buffer, -1)
             else:
                 waiting.append(deferred)
@@ -289,11 +344,7 @@ def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
     """
     machine = executor.machine
     program, memory = machine.program, machine.memory
-    left = (
-        memory.flat(View(buffer=name, size=program.by_name[name].elements))
-        for name in program.persistent
-        if program.by_name[name].kind in STATE
-    )
+    left = (memory.left(name) for name in program.persistent if program.by_name[name].kind in STATE)
     if not any(math.isnan(loss) for loss in losses) and not has_no_number(left):
         return None
     rank = machine.schedule.mesh.rank(machine.coordinates)
@@ -302,8 +353,8 @@ def sighting_of(executor: Executor, losses: Iterable[float]) -> Sighting | None:
     )
 
 
-def _fill(memory: LiveMemory, target: View, value: float) -> None:
-    memory.flat(target).fill_(value)
+def _fill(target: torch.Tensor, value: float) -> None:
+    target.fill_(value)
 
 
 def _hand_over(machine: RankMachine, members: tuple[Communication, ...]) -> list[PendingWork]:

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -11,7 +11,10 @@ import torch
 
 from zsim.schedule.mesh import Coordinates
 from zsim.schedule.operation import View
-from zsim.schedule.schedule import Buffer, Place, Program, Schedule
+from zsim.schedule.schedule import Buffer, Program, Schedule
+from zsim_torch.execute.host_memory import FileRange, HostBlock, HostPools
+from zsim_torch.execute.host_workers import Awaitable
+from zsim_torch.execute.range_file import RangeFile, aligned
 from zsim_torch.torch_dtype import TORCH_DTYPE
 
 _SETTLE_S: Final = 0.2
@@ -36,10 +39,20 @@ class ProducedPart(NamedTuple):
 
 @dataclass(slots=True)
 class Remains:
-    """Facts of a freed buffer."""
+    """Facts of a freed buffer: `held` is there where its memory was the host's, or in a file."""
 
     flat: torch.Tensor | None
     parts: list[ProducedPart]
+    held: HostBlock | FileRange | None = None
+
+
+class FileWindow(NamedTuple):
+    """Bytes of a file from `offset` on, and `room` bytes behind them that no buffer has."""
+
+    file: RangeFile
+    offset: int
+    size: int
+    room: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +60,15 @@ class MemorySetting:
     """Settings of memory: its device, its observer, and whether unused memory is poisoned.
 
     `making` marks what is allocated inside it as the executor's own; `on_home` makes a stream
-    current for an allocation.
+    current for an allocation. `pools` are those of the host and on NVMe; `on_host` is told of each
+    tensor in host memory.
     """
 
     device: torch.device
     making: Callable[[], AbstractContextManager[None]]
     on_home: Callable[[str], AbstractContextManager[None]]
+    pools: HostPools
+    on_host: Callable[[torch.Tensor], None]
     poison: bool = False
 
 
@@ -66,7 +82,7 @@ class LiveMemory:
         self.program = program
         self.coordinates = coordinates
         self.setting = setting
-        self._places = {pool.name: pool.place for pool in schedule.pools}
+        self._held: dict[str, HostBlock | FileRange] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._parts: dict[str, list[ProducedPart]] = {}
         self._batches: dict[str, object] = {}
@@ -78,22 +94,23 @@ class LiveMemory:
         Raises:
             MemoryFaultError: it has memory already.
         """
-        if name in self._flat or name in self._promised:
+        if name in self._flat or name in self._promised or name in self._held:
             raise MemoryFaultError(f"buffer {name}: allocated while it is alive")
         buffer = self.program.by_name[name]
         if buffer.produced:
             self._promised.add(name)
+        elif self.setting.pools.has(buffer.pool):
+            held = self._held[name] = self.setting.pools.take(buffer.pool, buffer.size_bytes)
+            if isinstance(held, HostBlock):
+                made = self._flat[name] = held.tensor(buffer.elements, TORCH_DTYPE[buffer.dtype])
+                self.setting.on_host(made)
         else:
             self._flat[name] = self._take(buffer)
 
     def _take(self, buffer: Buffer) -> torch.Tensor:
         device, dtype = self.setting.device, TORCH_DTYPE[buffer.dtype]
-        pinned = False
-        if self._places[buffer.pool] is Place.HOST:
-            # Pinned, or copies to and from a GPU would stop the host.
-            device, pinned = torch.device("cpu"), device.type == "cuda"
         with self.setting.making(), self.setting.on_home(buffer.home):
-            made = torch.empty(buffer.elements, dtype=dtype, device=device, pin_memory=pinned)
+            made = torch.empty(buffer.elements, dtype=dtype, device=device)
             if self.setting.poison:
                 spoil(made)
         return made
@@ -134,9 +151,9 @@ class LiveMemory:
             self._promised.remove(name)
             self._batches.pop(name, None)
             return Remains(None, self._parts.pop(name, []))
-        if name not in self._flat:
+        if name not in self._flat and name not in self._held:
             raise MemoryFaultError(f"buffer {name}: freed without memory")
-        return Remains(self._flat.pop(name), [])
+        return Remains(self._flat.pop(name, None), [], self._held.pop(name, None))
 
     def drop(self, name: str, remains: Remains, *, travelled: bool) -> None:
         """Drop the memory. `travelled`: a collective has held its storage.
@@ -144,18 +161,74 @@ class LiveMemory:
         Memory that autograd made is never poisoned: two gradients may share a storage.
         """
         remains.parts.clear()
+        if remains.held is not None:
+            remains.flat = None
+            if self.setting.poison:
+                with self.setting.on_home(self.program.by_name[name].home):
+                    if self.setting.device.type != "cpu":
+                        torch.cuda.current_stream(self.setting.device).synchronize()
+                    remains.held.spoil()
+            return
         if remains.flat is None:
             return
         if self.setting.poison:
             with self.setting.on_home(self.program.by_name[name].home):
-                if self.setting.device.type != remains.flat.device.type:
-                    torch.cuda.current_stream(self.setting.device).synchronize()
                 spoil(remains.flat)
         storage = weakref.ref(remains.flat.untyped_storage())
         on_cpu = remains.flat.device.type == "cpu"
         remains.flat = None
         if travelled and on_cpu:
             _settle(storage)
+
+    def give_back(self, name: str, remains: Remains, busy: Iterable[Awaitable] = ()) -> None:
+        """Let dropped memory of the host, or of a file, serve another once `busy` is over."""
+        if remains.held is not None:
+            self.setting.pools.give_back(self.program.by_name[name].pool, remains.held, busy)
+            remains.held = None
+
+    @property
+    def lends(self) -> bool:
+        """Return whether some buffer is in host memory or in a file."""
+        return bool(self._held)
+
+    def busy(self, name: str) -> list[Awaitable]:
+        """Return what still uses the memory of `name` since it was another buffer's."""
+        held = self._held.get(name)
+        if held is None or not held.busy:
+            return []
+        held.busy = [each for each in held.busy if not each.is_over()]
+        return held.busy
+
+    def window(self, view: View) -> FileWindow:
+        """Return the bytes of a file that `view` is.
+
+        Raises:
+            MemoryFaultError: its buffer has no range of a file.
+        """
+        held = self._held.get(view.buffer)
+        if not isinstance(held, FileRange):
+            raise MemoryFaultError(f"buffer {view.buffer}: has no range of a file")
+        buffer = self.program.by_name[view.buffer]
+        start, size = self.extent(view)
+        width = buffer.dtype.size_bytes
+        room = aligned(held.size) - held.size if start + size == buffer.elements else 0
+        return FileWindow(held.file, held.offset + start * width, size * width, room)
+
+    def room(self, view: View) -> int:
+        """Return how many bytes behind `view` no buffer has."""
+        held = self._held.get(view.buffer)
+        ends = sum(self.extent(view)) == self.program.by_name[view.buffer].elements
+        return held.room if ends and isinstance(held, HostBlock) else 0
+
+    def left(self, name: str) -> torch.Tensor:
+        """Return what a buffer holds once a run is over, flat; what is in a file is read."""
+        if not isinstance(self._held.get(name), FileRange):
+            return self.part(name)
+        buffer = self.program.by_name[name]
+        found = torch.empty(buffer.elements, dtype=TORCH_DTYPE[buffer.dtype])
+        window = self.window(View(buffer=name, size=buffer.elements))
+        window.file.read(window.offset, found)
+        return found
 
     def part(self, name: str) -> torch.Tensor:
         """Return the only part of a produced buffer in its shape, or an allocated buffer flat.
@@ -254,9 +327,11 @@ class LiveMemory:
 
     def _bound(self, name: str) -> list[ProducedPart]:
         if name not in self._parts:
-            state = (
-                "read before it was produced" if name in self._promised else "used without memory"
-            )
+            state = "used without memory"
+            if name in self._promised:
+                state = "read before it was produced"
+            elif name in self._held:
+                state = "is in a file"
             raise MemoryFaultError(f"buffer {name}: {state}")
         return self._parts[name]
 

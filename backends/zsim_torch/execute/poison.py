@@ -58,18 +58,19 @@ class Poison:
 
     def delay(self) -> None:
         """Now and then this rank is late."""
-        late_s = self._late_s()
+        late_s = self.late_s()
         if late_s:
             time.sleep(late_s)
 
-    def _late_s(self) -> float:
+    def late_s(self) -> float:
+        """Return the seconds by which something is late, mostly none."""
         if self.generator is None or self.generator.random() >= DELAYED_SHARE:
             return 0.0
         return float(self.generator.uniform(0.0, DELAY_S_MAX))
 
     def veiled(self, handed: Iterable[IssuedCollective], place: int) -> "list[Veil]":
         """Return the collectives on copies; this rank is the member `place` of the communicator."""
-        return [Veil(one, place, self._late_s()) for one in handed]
+        return [Veil(one, place, self.late_s()) for one in handed]
 
 
 class Veil:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -10,6 +12,8 @@ from zsim_torch.execute.collectives import ProcessGroups
 from zsim_torch.execute.compute import Computer, Initial, RankCompute
 from zsim_torch.execute.cuda_streams import CudaStreams
 from zsim_torch.execute.executor import Executor, RankMachine
+from zsim_torch.execute.host_memory import HostPools
+from zsim_torch.execute.host_workers import HostWorkers, worker_streams
 from zsim_torch.execute.live_memory import LiveMemory, MemorySetting
 from zsim_torch.execute.poison import Poison
 from zsim_torch.execute.streams import CpuStreams, Streams
@@ -29,6 +33,7 @@ class Bench:
         rank: int,
         device: torch.device,
         observer: Observer | None,
+        pools: HostPools,
     ) -> None:
         self.schedule = schedule
         self.program = program
@@ -36,9 +41,11 @@ class Bench:
         self.observer = observer
         self.coordinates = schedule.mesh.coordinates(rank)
         self.communicators = ProcessGroups(schedule.mesh, schedule.groups, rank, device)
-        self.streams: Streams = CpuStreams()
+        self.pools = pools
+        workers = HostWorkers(worker_streams(schedule, program))
+        self.streams: Streams = CpuStreams(workers)
         if device.type == "cuda":
-            self.streams = CudaStreams(device, schedule.streams)
+            self.streams = CudaStreams(device, schedule.streams, workers)
 
     def executor(
         self,
@@ -55,6 +62,8 @@ class Bench:
             device=self.device,
             making=self.observer.executor if self.observer else _unwatched,
             on_home=self.streams.on,
+            pools=self.pools,
+            on_host=self.observer.see_host if self.observer else _ignored,
             poison=poison.generator is not None,
         )
         memory = LiveMemory(self.schedule, self.program, self.coordinates, setting)
@@ -80,11 +89,30 @@ class Bench:
             poison=poison,
         )
         scalars = {scalar.name: scalar.initial for scalar in self.schedule.scalars}
-        return Executor(machine, scalars, on_issue)
+        executor = Executor(machine, scalars, on_issue)
+        if self.observer is not None:
+            self.observer.where = lambda: executor.operation
+        return executor
 
-    def close(self) -> None:
-        """Nothing is left but the executor's memory."""
-        self.communicators.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the executor's memory and files, or after an error nothing that this rank has."""
+        self.streams.workers.close()
+        if error is None:
+            self.communicators.close()
+        else:
+            self.pools.close()
+
+
+def _ignored(_: torch.Tensor) -> None:
+    pass
 
 
 def _unwatched() -> AbstractContextManager[None]:

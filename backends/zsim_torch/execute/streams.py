@@ -1,5 +1,6 @@
 """Order of operations on one rank: streams, edges, and waits of the host.
 
+Streams that are threads of the host or I/O handles run on threads (`HostWorkers`). Of the others
 `CpuStreams` runs everything but collectives at once, on the host. A collective is handed over and
 flies; the first operation that is ordered after it waits. Two collectives in a row need no wait
 between them unless their views overlap: the group keeps their order.
@@ -7,16 +8,15 @@ between them unless their views overlap: the group keeps their order.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from zsim.schedule.operation import Edge, Previous
 from zsim.trace.trace import Event
+from zsim_torch.execute.host_workers import PS_PER_NS, Awaitable, HostWorkers
 from zsim_torch.supervise.progress_record import Wait, handed_over, waiting_for
-
-PS_PER_NS = 1000
 
 
 class PendingWork(Protocol):
@@ -74,16 +74,28 @@ class Streams(Protocol):
 
     step: int
 
-    def compute(self, entry: StreamEntry, action: Callable[[], None]) -> None:
-        """Run `action` in order on its stream."""
+    workers: HostWorkers
+
+    def compute(
+        self,
+        entry: StreamEntry,
+        action: Callable[[], None],
+        awaited: Sequence[Awaitable] = (),
+    ) -> None:
+        """Run `action` in order on its stream, and after `awaited`."""
         ...
 
     def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
         """Hand a collective over in order on its stream."""
         ...
 
-    def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
-        """Make the stream `home` wait for `uses`; then the buffer's memory may be dropped."""
+    def home_waits(
+        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+    ) -> Sequence[Awaitable]:
+        """Make the stream `home` wait for `uses` and drop the buffer's memory.
+
+        Returns what has to be over before the memory is somebody else's.
+        """
         ...
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
@@ -146,6 +158,7 @@ class _Span:
 class CpuStreams:
     """Streams of a rank on CPU. The end of a collective is when the host learnt of it."""
 
+    workers: HostWorkers = field(default_factory=HostWorkers)
     step: int = -1
     _flying: list[_Flight] = field(default_factory=list[_Flight])
     _latest: dict[str, _Flight] = field(default_factory=dict[str, _Flight])
@@ -153,15 +166,35 @@ class CpuStreams:
     _number: int = 0
     _handed: Counter[str] = field(default_factory=Counter[str])
 
-    def compute(self, entry: StreamEntry, action: Callable[[], None]) -> None:
-        """Wait for what is ordered before, then run `action` on the host."""
+    def compute(
+        self,
+        entry: StreamEntry,
+        action: Callable[[], None],
+        awaited: Sequence[Awaitable] = (),
+    ) -> None:
+        """Wait for what is ordered before, then run `action` on the host; or hand it to a thread.
+
+        A thread cannot wait for a collective: Gloo divides for an average where somebody waits.
+        """
         self._land(self._before(entry))
+        if self.workers.has(entry.stream):
+            self.workers.hand_over(
+                entry.operation,
+                self.step,
+                entry.stream,
+                action,
+                after=entry.after,
+                awaited=awaited,
+            )
+            return
+        self.workers.wait([*self.workers.named(entry.after), *awaited])
         start = time.perf_counter_ns()
         action()
         self._note(entry, start, time.perf_counter_ns())
 
     def communicate(self, entry: StreamEntry, issue: Callable[[], list[PendingWork]]) -> None:
         """Hand the collective over; wait first for flights before it that touch what it touches."""
+        self.workers.wait(self.workers.named(entry.after))
         before = self._before(entry)
         self._land(
             flight
@@ -184,42 +217,62 @@ class CpuStreams:
         self._flying.append(flight)
         self._latest[entry.operation] = flight
 
-    def home_waits(self, home: str, buffer: str, uses: Iterable[Edge]) -> None:
-        """Wait on the host: it is the stream, and the memory really goes."""
+    def home_waits(
+        self, home: str, buffer: str, uses: Iterable[Edge], drop: Callable[[], None]
+    ) -> Sequence[Awaitable]:
+        """Wait on the host: it is the stream, and the memory really goes. Or let a thread wait."""
+        uses = tuple(uses)
         self._land(self._users(home, buffer, uses))
+        if self.workers.has(home):
+            return [self.workers.hand_over("", self.step, home, drop, after=uses)]
+        self.workers.wait(self.workers.named(uses))
+        drop()
+        return ()
 
     def host_waits(self, edges: Iterable[Edge]) -> None:
         """Wait for the named operations, and what was ordered before them."""
+        edges = tuple(edges)
         self._land(self._named(edges))
+        self.workers.wait(self.workers.named(edges))
 
     def finish(self, home: str, buffer: str, uses: Iterable[Edge]) -> Completion:
         """Return whether the host has learnt that all of them ended."""
+        uses = tuple(uses)
         users = list(self._users(home, buffer, uses))
-        return lambda: all(flight.end_ns is not None for flight in users)
+        jobs = [*self.workers.named(uses), *self.workers.last(home)]
+        return lambda: (
+            all(flight.end_ns is not None for flight in users)
+            and all(job.is_over() for job in jobs)
+        )
 
     def on(self, stream: str) -> AbstractContextManager[None]:
         """Nothing changes."""
         return nullcontext()
 
     def drain(self) -> None:
-        """Wait for every flight."""
+        """Wait for every flight, and every thread."""
         self._land(list(self._flying))
+        self.workers.drain()
 
     def end_step(self) -> None:
-        """Wait for every flight; the next step starts with none."""
-        self.drain()
+        """Wait for every flight; the next step starts with none. Threads go on."""
+        self._land(list(self._flying))
+        self.workers.end_step()
 
     def events(self, origin: int) -> list[Event]:
-        """Everything that ran, in the order in which it ended."""
+        """Everything that ran, of each stream in the order in which it ended."""
         return [
-            Event(
-                operation=span.operation,
-                step=span.step,
-                stream=span.stream,
-                start_ps=(span.start_ns - origin) * PS_PER_NS,
-                end_ps=(span.end_ns - origin) * PS_PER_NS,
-            )
-            for span in self._spans
+            *self.workers.events(origin),
+            *(
+                Event(
+                    operation=span.operation,
+                    step=span.step,
+                    stream=span.stream,
+                    start_ps=(span.start_ns - origin) * PS_PER_NS,
+                    end_ps=(span.end_ns - origin) * PS_PER_NS,
+                )
+                for span in self._spans
+            ),
         ]
 
     def now(self) -> int:

@@ -45,7 +45,10 @@ def _parts(
     machine: RankMachine, buffer: Buffer, layout: Layout
 ) -> list[tuple[Sequence[Fragment], torch.Tensor]]:
     """Return each rank's part of `buffer`, and which parts of parameters that is."""
-    schedule, mine = machine.schedule, machine.memory.part(buffer.name)
+    schedule, mine = (
+        machine.schedule,
+        machine.memory.left(buffer.name).to(machine.memory.setting.device),
+    )
     axis = buffer.shard or layout.axis
     if axis is None or (layout.cuts is not None and buffer.shard is None):
         return [(tuple(held(schedule, buffer, machine.coordinates)), mine.cpu())]

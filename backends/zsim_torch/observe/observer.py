@@ -11,7 +11,7 @@ the backend does inside. Collectives of one element are counted apart.
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -20,6 +20,8 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zsim.units import format_bytes
+
 
 class Maker(StrEnum):
     """The maker of a storage."""
@@ -27,11 +29,17 @@ class Maker(StrEnum):
     EXECUTOR = "executor"
     GRADIENT = "gradient"
     OTHER = "other"
+    HOST = "host"
 
 
 STATE: Final = "state"
 """Storages of the executor and results of `autograd.grad` together."""
 ALL: Final = "all"
+"""Everything but what is in pools of host memory: what a device has to hold."""
+
+
+class DeviceBudgetError(RuntimeError):
+    """More lives at a time than the device is said to have; the message names the operation."""
 
 
 class Meter:
@@ -99,6 +107,8 @@ class Meter:
 
     @staticmethod
     def _names(maker: Maker) -> tuple[str, ...]:
+        if maker is Maker.HOST:
+            return (maker,)
         return (maker, ALL) if maker is Maker.OTHER else (maker, STATE, ALL)
 
 
@@ -174,8 +184,10 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches everything that runs inside it on this thread, and the backward passes it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.budget = budget
+        self.where: Callable[[], str] = str
         self.meter = Meter()
         self.traffic = Traffic()
         self._maker = Maker.OTHER
@@ -199,7 +211,21 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.traffic.see(func._schema.name.removeprefix("c10d::"), args)
         for tensor in tensors_in(result):
             self.meter.see(tensor, self._maker)
+        if self.budget is not None and self.meter.live[ALL] > self.budget:
+            self._need_room(self.budget)
         return result
+
+    def _need_room(self, budget: int) -> None:
+        live = self.meter.total(ALL)  # of what has died meanwhile some was counted
+        if live > budget:
+            raise DeviceBudgetError(
+                f"{self.where()}: {format_bytes(live)} live on the device, the budget is "
+                f"{format_bytes(budget)}"
+            )
+
+    def see_host(self, tensor: torch.Tensor) -> None:
+        """Note memory of a pool of the host: it is not of the device, whatever looks at it."""
+        self.meter.see(tensor, Maker.HOST)
 
     @contextmanager
     def executor(self) -> Generator[None]:

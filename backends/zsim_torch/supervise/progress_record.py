@@ -100,6 +100,11 @@ class ProgressRecord:
         self._map[_HEADER.size : _HEADER.size + self._length] = line
         self._publish()
 
+    def progress(self) -> None:
+        """Increase the counter; the last line stays."""
+        self._count += 1
+        self._publish()
+
     def _publish(self) -> None:
         fields = self._count, self._pid, self._length, self._waits, self._steps
         _HEADER.pack_into(self._map, 0, *fields)
@@ -178,6 +183,12 @@ def step_done(done: int) -> None:
     """Say that so many steps are done on this rank."""
     if _own:
         _own[0].finish_step(done)
+
+
+def progressed() -> None:
+    """Say that a thread of this rank has done something; what the rank does next stays as it is."""
+    if _own:
+        _own[0].progress()
 
 
 def handed_over(group: int, number: int) -> None:

@@ -7,8 +7,8 @@ from tiny_training import Case, all_by_schedule
 
 from zsim.memory import book
 from zsim.strategy.precision import Precision
+from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.train import state_peak
 
 
 def cases(ranks: int) -> Iterator[Case]:

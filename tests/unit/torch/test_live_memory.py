@@ -5,14 +5,14 @@ import torch
 from tiny_training import Case, Result, all_by_schedule, by_schedule
 
 from zsim.memory import book
-from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule import Kind, Place
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import LossScale, Train
 from zsim_torch.execute.live_memory import LiveMemory, Remains
+from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.train import state_peak
 
 
 def cases(ranks: int) -> list[Case]:
@@ -61,9 +61,12 @@ def moving(ranks: int) -> list[Case]:
 
 
 def booked(case: Case) -> int:
-    """The peak of the book of the same storages, from the schedule alone."""
-    (program,) = case.schedule().programs
-    return state_peak(program, book(program, case.steps))
+    """The peak of the book of the same storages on the device, from the schedule alone."""
+    schedule = case.schedule()
+    (program,) = schedule.programs
+    on_device = {pool.name for pool in schedule.pools if pool.place is Place.DEVICE}
+    entries = book(program, case.steps)
+    return state_peak(program, [each for each in entries if each.pool in on_device])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

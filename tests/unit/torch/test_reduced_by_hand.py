@@ -9,8 +9,8 @@ from reduced_by_hand import Plan, Reduced, all_by_slices, in_one_process
 from zsim.dtype import DType
 from zsim.memory import book
 from zsim.proof import check
+from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.train import state_peak
 
 RANKS = (2, 3, 5)
 """24 parameters, 12 in each bucket: cuts at a bucket's end, inside buckets, and with padding."""

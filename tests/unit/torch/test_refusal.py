@@ -69,23 +69,31 @@ def fills_on_host() -> Schedule:
     return build.schedule()
 
 
-ORDER = "the torch backend does not execute in order with streams"
+ON_BOTH = "and touches here in device memory and there in host memory"
+ON_DEVICE = "runs on the device, and touches there in host memory"
 
 
 @pytest.mark.parametrize(
     ("schedule", "line"),
     [
-        (accumulates_to_host(), f"step/add: adds up between device and host memory, which {ORDER}"),
+        (accumulates_to_host(), f"step/add: adds up across places, {ON_BOTH}"),
         (
             accumulates_from_host(),
-            f"step/add: adds up between device and host memory, which {ORDER}",
+            "step/add: adds up across places, and touches there in host memory and here in device "
+            "memory",
         ),
-        (updates_on_host(), f"step/update: update on there in host memory, which {ORDER}"),
-        (measures_on_host(), f"step/norm: norm on there in host memory, which {ORDER}"),
-        (fills_on_host(), f"step/zero: fill on there in host memory, which {ORDER}"),
+        (updates_on_host(), f"step/update: runs on the device, {ON_BOTH}"),
+        (
+            measures_on_host(),
+            "step/norm: runs on the device, and touches there in host memory and here in device "
+            "memory",
+        ),
+        (fills_on_host(), f"step/zero: {ON_DEVICE}"),
     ],
 )
-def test_what_the_host_would_do_out_of_order_is_refused(schedule: Schedule, line: str) -> None:
+def test_what_a_stream_of_the_device_cannot_do_to_host_memory_is_refused(
+    schedule: Schedule, line: str
+) -> None:
     with pytest.raises(RefusedError) as caught:
         run_alone(schedule)
     assert str(caught.value) == line

@@ -28,8 +28,8 @@ from zsim.schedule.operation import Action, Copy, FreeMode, Role, StreamOperatio
 from zsim.schedule.schedule import Schedule
 from zsim_torch.capability import of_units
 from zsim_torch.module.unit import resolve
+from zsim_torch.rank_result import state_peak
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.train import state_peak
 
 
 def flows(data: int, replicate: int = 1, inner: int | None = None) -> list[Flow]:

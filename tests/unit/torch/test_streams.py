@@ -75,13 +75,14 @@ def test_collectives_in_a_row_wait_for_each_other_only_over_common_memory() -> N
 def test_a_free_waits_for_its_uses_and_for_its_home_streams_use_of_the_buffer() -> None:
     streams, log = CpuStreams(), Log()
     fly(streams, log, "own use", buffer="x")
-    streams.home_waits("compute", "y", ["elsewhere"])
-    assert log.names == []
-    streams.home_waits("communication", "x", [])
-    assert log.names == ["own use"]
+    drop = lambda: log.names.append("dropped")  # noqa: E731
+    streams.home_waits("compute", "y", ["elsewhere"], drop)
+    assert log.names == ["dropped"]
+    streams.home_waits("communication", "x", [], drop)
+    assert log.names == ["dropped", "own use", "dropped"]
     fly(streams, log, "named use")
-    streams.home_waits("compute", "y", ["named use"])
-    assert log.names == ["own use", "named use"]
+    streams.home_waits("compute", "y", ["named use"], drop)
+    assert log.names[-2:] == ["named use", "dropped"]
 
 
 def test_a_deferred_free_is_over_when_the_host_has_learnt_of_the_end() -> None:

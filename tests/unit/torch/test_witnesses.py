@@ -12,8 +12,8 @@ from zsim.backend.document import decode_trace, encode_trace
 from zsim.proof import against_trace as refinement
 from zsim.trace.kineto import kineto
 from zsim.trace.witness import Call, Witness
+from zsim_torch.rank_result import merged
 from zsim_torch.supervise.ranks import RankPool
-from zsim_torch.train import merged
 
 
 @pytest.fixture(scope="module")

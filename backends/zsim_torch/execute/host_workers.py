@@ -1,0 +1,237 @@
+"""Threads that run what a schedule puts on the host: one for each host thread and I/O handle.
+
+Operations are handed over in the order of issue, each with what it waits for, and a thread does its
+own first in, first out. The host goes on; it waits where a schedule says so, and where it is itself
+the stream that needs a result. Torch and the kernel's I/O run without Python's lock, so threads
+really work beside each other and beside the host.
+
+What an operation waits for was issued before it, so threads cannot wait for each other in a circle.
+After a failure everything behind it fails with it, unrun: whoever waits is told the first error.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Final, Protocol
+
+import torch
+
+from zsim.schedule.operation import Edge, Previous, Read, Write, walk
+from zsim.schedule.schedule import Program, Schedule
+from zsim.trace.trace import Event
+from zsim_torch.supervise.progress_record import note, progressed
+
+PS_PER_NS: Final = 1000
+
+_CLOSE_S: Final = 5.0
+"""How long the end of a run waits for an operation that a thread is at; then it is left to it."""
+
+
+class HostWorkError(RuntimeError):
+    """An operation on a thread of the host or an I/O handle failed; the message names it."""
+
+
+class Awaitable(Protocol):
+    """Something under way that a thread can wait for."""
+
+    def wait(self) -> None:
+        """Block the calling thread until it is over."""
+        ...
+
+    def is_over(self) -> bool:
+        """Return whether it is."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class HostJob:
+    """An operation that was handed to a thread. Without a name it is no operation of a schedule."""
+
+    operation: str
+    step: int
+    stream: str
+    action: Callable[[], None] | None
+    awaited: Sequence[Awaitable]
+    start_ns: int = 0
+    end_ns: int = 0
+    error: HostWorkError | None = None
+    _finished: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        """Block the calling thread until the job is over.
+
+        Raises:
+            HostWorkError: it has failed, or something before it.
+        """
+        self._finished.wait()
+        if self.error is not None:
+            raise self.error
+
+    def is_over(self) -> bool:
+        """Return whether the job has run or failed."""
+        return self._finished.is_set()
+
+    def run(self, failed: HostWorkError | None) -> HostWorkError | None:
+        """Wait for what is before, then act; return the error that ends the thread's work."""
+        self.error = failed
+        try:
+            if failed is None:
+                for each in self.awaited:
+                    each.wait()
+                self.start_ns = time.perf_counter_ns()
+                if self.action is not None:
+                    self.action()
+        except HostWorkError as error:
+            self.error = error
+        except BaseException as error:  # whatever it is, the host must learn of it
+            self.error = HostWorkError(f"{self.where}: {_reason(error)}")
+            self.error.__cause__ = error
+        self.end_ns = time.perf_counter_ns()
+        self.action, self.awaited = None, ()  # what they hold may be freed
+        self._finished.set()
+        progressed()
+        return self.error
+
+    @property
+    def where(self) -> str:
+        """Return the operation and its step."""
+        name = self.operation or f"a free on {self.stream}"
+        return name if self.step < 0 else f"{name} in step {self.step}"
+
+
+def worker_streams(schedule: Schedule, program: Program) -> tuple[str, ...]:
+    """Return the streams that are threads of the host, or I/O handles."""
+    handles = {
+        operation.stream
+        for part in (program.setup, program.step)
+        for operation in walk(part)
+        if isinstance(operation, Read | Write)
+    }
+    return tuple(
+        name for name in schedule.streams if name in handles or name in schedule.host_threads
+    )
+
+
+class HostWorkers:
+    """The threads of a rank, by stream, and what they were given."""
+
+    def __init__(self, streams: Iterable[str] = ()) -> None:
+        self._queues = {name: SimpleQueue[HostJob | None]() for name in streams}
+        self._threads: dict[str, threading.Thread] = {}
+        self._current: dict[str, HostJob] = {}
+        self._previous: dict[str, HostJob] = {}
+        self._last: dict[str, HostJob] = {}
+        self._named: list[HostJob] = []
+        self._failed: list[HostWorkError] = []
+
+    def has(self, stream: str) -> bool:
+        """Return whether `stream` is a thread here."""
+        return stream in self._queues
+
+    def hand_over(
+        self,
+        operation: str,
+        step: int,
+        stream: str,
+        action: Callable[[], None] | None,
+        *,
+        after: Iterable[Edge] = (),
+        awaited: Iterable[Awaitable] = (),
+    ) -> HostJob:
+        """Let `stream` do `action` after the jobs that `after` names, and after `awaited`.
+
+        Raises:
+            HostWorkError: some job has failed.
+        """
+        self._raise_failure()
+        job = HostJob(operation, step, stream, action, [*self.named(after), *awaited])
+        if operation:
+            self._current[operation] = job
+            self._named.append(job)
+        self._last[stream] = job
+        self._queues[stream].put(job)
+        if stream not in self._threads:
+            thread = threading.Thread(
+                target=self._serve, args=(self._queues[stream],), name=stream, daemon=True
+            )
+            self._threads[stream] = thread
+            thread.start()
+        return job
+
+    def _serve(self, queue: "SimpleQueue[HostJob | None]") -> None:
+        failed: HostWorkError | None = None
+        with torch.no_grad():
+            while (job := queue.get()) is not None:
+                failed = job.run(failed or (self._failed[0] if self._failed else None))
+                if failed is not None:
+                    self._failed.append(failed)
+
+    def named(self, edges: Iterable[Edge]) -> list[HostJob]:
+        """Return the jobs that `edges` name and that are not known to have succeeded."""
+        found: list[HostJob] = []
+        for edge in edges:
+            if isinstance(edge, Previous):
+                job = self._previous.get(edge.operation)
+            else:
+                job = self._current.get(edge)
+            if job is not None and not (job.is_over() and job.error is None):
+                found.append(job)
+        return found
+
+    def last(self, stream: str) -> list[HostJob]:
+        """Return what `stream` was given last, if it was given anything."""
+        return [self._last[stream]] if stream in self._last else []
+
+    def wait(self, jobs: Iterable[Awaitable]) -> None:
+        """Block the host until the jobs are over.
+
+        Raises:
+            HostWorkError: one has failed.
+        """
+        for job in jobs:
+            if isinstance(job, HostJob) and not job.is_over():
+                note(f"waiting for {job.where}")
+            job.wait()
+        self._raise_failure()
+
+    def drain(self) -> None:
+        """Block the host until every job is over."""
+        self.wait(list(self._last.values()))
+
+    def end_step(self) -> None:
+        """Let jobs of this step serve `Previous` edges from now on; they go on."""
+        self._previous.update(self._current)
+        self._current.clear()
+
+    def events(self, origin: int) -> Iterator[Event]:
+        """Yield the operations that ran and when, in picoseconds since `origin`; after a drain."""
+        for job in self._named:
+            yield Event(
+                operation=job.operation,
+                step=job.step,
+                stream=job.stream,
+                start_ps=(job.start_ns - origin) * PS_PER_NS,
+                end_ps=(job.end_ns - origin) * PS_PER_NS,
+            )
+
+    def close(self) -> None:
+        """End the threads: what is still in their queues is not run."""
+        if self._threads and any(not job.is_over() for job in self._last.values()):
+            self._failed.append(HostWorkError("the run has ended"))
+        for queue in self._queues.values():
+            queue.put(None)
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads.clear()
+
+    def _raise_failure(self) -> None:
+        if self._failed:
+            raise self._failed[0]
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,114 @@
+"""Results of a run on its rank: losses, what was observed, and the trace."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import distributed
+
+from zsim.memory import peak_bytes
+from zsim.schedule.operation import Action, Compute, Role, walk
+from zsim.schedule.schedule import Program
+from zsim.trace.trace import BookEntry, RankTrace, Trace
+from zsim_torch.execute.executor import Executor
+from zsim_torch.execute.rank_machine import Bench
+from zsim_torch.loss_journal import StepLosses
+from zsim_torch.observe.recorder import Recorder
+
+
+def observed_by(bench: Bench, executor: Executor) -> tuple[tuple[str, float], ...]:
+    """Return what was observed, and beside it what the book says of the same storages."""
+    if bench.observer is None:
+        return ()
+    on_device = [entry for entry in executor.book if not bench.pools.has(entry.pool)]
+    return (
+        *bench.observer.figures(),
+        ("booked_bytes_peak/state", state_peak(bench.program, on_device)),
+        ("shared_bytes_peak/gradient", executor.machine.computer.shared_bytes_peak),
+        *bench.pools.figures(),
+        *(
+            (f"booked_bytes_peak/pool/{name}", peak_bytes(executor.book, name))
+            for name in bench.pools.names
+        ),
+    )
+
+
+def state_peak(program: Program, book: Iterable[BookEntry]) -> int:
+    """Largest book of what an executor allocates and of the gradients that autograd makes.
+
+    These are all buffers but the produced ones that are no gradient: activations and batches.
+    """
+    made = {
+        operand.view.buffer
+        for operation in walk(program.step)
+        if isinstance(operation, Compute) and operation.action is Action.BACKWARD
+        for operand in operation.operands
+        if operand.role in (Role.GRADIENT, Role.INPUT_GRADIENT)
+    }
+    alive = peak = 0
+    for entry in book:
+        if entry.buffer in made or not program.by_name[entry.buffer].produced:
+            alive += entry.change_bytes
+            peak = max(peak, alive)
+    return peak
+
+
+def trace_of(
+    executor: Executor,
+    recorder: Recorder | None,
+    losses: StepLosses,
+    *,
+    steps: int,
+    seed: int,
+    origin: int,
+) -> Trace:
+    """Return the trace of this rank alone; times are since `origin`, when the first step began."""
+    machine = executor.machine
+    events = machine.streams.events(origin)
+    ends = [0] * steps
+    for event in events:
+        if event.step >= 0:
+            ends[event.step] = max(ends[event.step], event.end_ps)
+    own = RankTrace(
+        rank=machine.schedule.mesh.rank(machine.coordinates),
+        role=machine.program.role,
+        stands_for=1,
+        events=tuple(events),
+        book=tuple(executor.book),
+        transfers=tuple(executor.transfers),
+        losses=losses.means(),
+        witness=recorder.witness() if recorder is not None else None,
+    )
+    return Trace(
+        backend="torch",
+        schedule=machine.schedule.name,
+        seed=seed,
+        steps=steps,
+        ranks=(own,),
+        step_end_ps=tuple(ends),
+        trust="measured",
+    )
+
+
+def mean_over_ranks(losses: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
+    """Return the mean of each loss over all ranks; every one of them calls it."""
+    if not distributed.is_initialized() or not losses:
+        return losses
+    total = torch.tensor(losses, dtype=torch.float64, device=device)
+    distributed.all_reduce(total)
+    return tuple((total / distributed.get_world_size()).tolist())
+
+
+def merged(traces: Sequence[Trace]) -> Trace:
+    """One trace of all ranks, from each rank's own; of an observed figure the largest."""
+    first = traces[0]
+    figures: dict[str, float] = {}
+    for trace in traces:
+        for name, number in trace.observed:
+            figures[name] = max(figures.get(name, number), number)
+    return replace(
+        first,
+        ranks=tuple(one for trace in traces for one in trace.ranks),
+        step_end_ps=tuple(max(ends) for ends in zip(*(t.step_end_ps for t in traces), strict=True)),
+        observed=tuple(figures.items()),
+    )
