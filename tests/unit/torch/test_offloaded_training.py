@@ -1,0 +1,147 @@
+"""zsim's own stages with states on the host and in files: equal bits, books and bytes on ranks."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from tiny_training import UNITS, Case, Result, Tiny, all_by_schedule
+
+from zsim.closed_form.offloaded import file_bytes
+from zsim.model.model import Model
+from zsim.strategy.offload import Offload, Tier
+from zsim.strategy.optimizer_rule import SGD, Adam
+from zsim.strategy.precision import Precision
+from zsim.strategy.strategy import Parallel, Strategy, Zero
+from zsim.strategy.train import Train
+from zsim_torch.module.description import describe
+from zsim_torch.supervise.ranks import RankPool
+
+ADAM = Adam(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
+MOMENTUM = SGD(learning_rate=0.1, momentum=0.9)
+WAYS = tuple(product((Precision.FP32, Precision.BF16), (1, 3), (None, 0.05)))
+"""Formats, micro-batches, and the largest norm."""
+
+SMALL = 7
+"""Elements of a sub-group: cuts that no vector and no block of a file knows."""
+
+
+def plain(ranks: int, stage: int, way: tuple[Precision, int, float | None]) -> Case:
+    """A training on the device."""
+    precision, micro_batches, clip = way
+    return Case(
+        Strategy(
+            parallel=Parallel(data=ranks),
+            zero=Zero(stage=stage, bucket_elements=60),
+            train=Train(
+                gradient_accumulation_steps=micro_batches,
+                optimizer=MOMENTUM if micro_batches == 3 and clip else ADAM,
+                precision=precision,
+                clip_norm=clip,
+            ),
+        ),
+        steps=3,
+        observe=True,
+    )
+
+
+def offloads(stage: int) -> Iterator[Offload]:
+    """Every pair of tiers that a stage has."""
+    tiers = (Tier.HOST, Tier.NVME)
+    for optimizer in tiers:
+        yield Offload(optimizer=optimizer, sub_group_elements=SMALL)
+    if stage == 3:
+        for optimizer, parameters in product(tiers, tiers):
+            yield Offload(optimizer=optimizer, parameters=parameters, sub_group_elements=SMALL)
+
+
+def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
+    """Trainings, and each offloaded in every way; else some of them, on 4 ranks stage 3 alone."""
+    found: list[tuple[Case, list[Case]]] = []
+    for stage in (3,) if ranks == 4 and not whole else (0, 1, 2, 3):
+        ways = WAYS if whole else [WAYS[(3 * stage + 2 * ranks) % 8], WAYS[(3 * stage + 5) % 8]]
+        for way in ways:
+            one = plain(ranks, stage, way)
+            strategies = [
+                one.strategy.model_copy(update={"offload": each}) for each in offloads(stage)
+            ]
+            found.append((one, [replace(one, strategy=each) for each in strategies]))
+    unpiped = Offload(
+        optimizer=Tier.NVME,
+        sub_group_elements=SMALL,
+        pipeline_read=False,
+        pipeline_write=False,
+    )
+    strategy = found[0][0].strategy.model_copy(update={"offload": unpiped})
+    found[0][1].append(replace(found[0][0], strategy=strategy))
+    found[-1][1].append(replace(found[-1][1][-1], poison=True))
+    return found
+
+
+Ran = tuple[list[tuple[Case, list[Case]]], list[list[Result]]]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (1, False),
+        (2, False),
+        (4, False),
+        *(pytest.param((ranks, True), marks=pytest.mark.long) for ranks in (1, 2, 4)),
+    ],
+    ids=lambda given: f"{given[0]} ranks{', every way' if given[1] else ''}",
+)
+def ran(request: pytest.FixtureRequest) -> Ran:
+    """Cases, and what each rank found for them in their order."""
+    ranks, whole = request.param
+    asked = cases(ranks, whole=whole)
+    with RankPool(ranks) as pool:
+        found = pool.run(all_by_schedule, [case for one, rest in asked for case in (one, *rest)])
+    return asked, [*found]
+
+
+def test_offloading_changes_no_bit_of_parameters_and_losses(ran: Ran) -> None:
+    asked, by_rank = ran
+    for results in by_rank:
+        left = iter(results)
+        for one, offloaded in asked:
+            wanted = next(left)
+            assert all(value.isfinite().all() for value in wanted.parameters.values())
+            for case in offloaded:
+                found = next(left)
+                assert found.losses == wanted.losses, (one, case)
+                for name, value in wanted.parameters.items():
+                    assert torch.equal(found.parameters[name], value), (name, case)
+
+
+def model_of(case: Case) -> Model:
+    precision = case.strategy.train.precision
+    return describe(Tiny(precision), UNITS, case.batch(0, 0, 0), precision=precision)
+
+
+def test_pools_hold_their_book_and_files_move_the_closed_form(ran: Ran) -> None:
+    asked, by_rank = ran
+    for results in by_rank:
+        left = iter(results)
+        for _, offloaded in asked:
+            next(left)
+            for case in offloaded:
+                observed = next(left).observed
+                pools = [pool for pool in case.schedule().pools if pool.name != "device"]
+                assert pools
+                for pool in pools:
+                    live = observed[f"live_bytes_peak/pool/{pool.name}"]
+                    assert live == observed[f"booked_bytes_peak/pool/{pool.name}"], case
+                moved = file_bytes(model_of(case), case.strategy)
+                for number, way in ((0, "read"), (1, "written")):
+                    done = sum(
+                        count
+                        for name, count in observed.items()
+                        if name.startswith(f"{way}_bytes/")
+                    )
+                    promised = 0 if moved is None else (moved.read, moved.written)[number]
+                    assert done == promised * case.steps, case
+                if not case.poison:
+                    booked = observed["booked_bytes_peak/state"]
+                    assert observed["live_bytes_peak/state"] == booked, case
