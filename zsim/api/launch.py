@@ -58,12 +58,16 @@ class BackendOptions(TypedDict, total=False):
         timeout_s: seconds without progress on any rank after which a run has failed (torch).
         poison: no numbers in memory that is not valid, ranks late at random (torch).
         witness: record what torch is seen to do; steps take longer (torch).
+        offload_path: folder for the files that stand for NVMe (torch).
+        device_budget: bytes that may live on the device of a rank (torch).
     """
 
     data: str | PathLike[str] | None
     timeout_s: float | None
     poison: bool
     witness: bool
+    offload_path: str | PathLike[str] | None
+    device_budget: int | None
 
 
 def run(
@@ -97,9 +101,7 @@ def run(
         raise TypeError(f"run() got an unexpected keyword argument {name!r}")
     traits = _traits(backend)
     loaded, source = _source(scenario, changes, traits)
-    data = options.get("data")
-    asked = {**options, "data": data and Path(data), "decision": source.decision}
-    settings = {name: value for name, value in asked.items() if value not in (None, False)}
+    settings = _settings({**options, "decision": source.decision})
     told = progress or tell_nobody
     job = source.job()
     phases = PHASES + job.steps * (2 if source.faults or source.neighbours else 1)
@@ -126,6 +128,15 @@ def run(
         look_for_remedies=lambda trace: how.remedies(loaded, trace),
         look_for_band=lambda: how.band_s(source, job),
     )
+
+
+def _settings(asked: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a backend that somebody asks for, with paths as paths."""
+    found = {name: value for name, value in asked.items() if value not in (None, False)}
+    for name in ("data", "offload_path"):
+        if isinstance(given := found.get(name), str | PathLike):
+            found[name] = Path(given)
+    return found
 
 
 def _traits(backend: str) -> BackendTraits:
@@ -214,6 +225,11 @@ class _How:
             ),
             "poison": f"--poison: backend {self.name} has no memory to poison",
             "witness": f"--witness: backend {self.name} runs nothing that could be watched",
+            "offload_path": f"--offload-path: backend {self.name} writes no files for a schedule",
+            "device_budget": (
+                f"--device-budget: backend {self.name} has no device; a smaller GPU is "
+                "--set gpu_memory=SIZE"
+            ),
             "faults": f"fault, neighbour: backend {self.name} simulates none",
             "decision": f"network.algorithm: backend {self.name} takes its own",
         }

@@ -11,6 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
+from zsim.units import UnitError, parse_size
+
 LONGEST_S: Final = 1e6
 """A week and a half."""
 
@@ -49,6 +51,17 @@ def more_than_nothing(given: str | float) -> float:
             f"{str(given)!r} must be a number of more than 0 and less than {LONGEST_S:g}"
         )
     return number
+
+
+def size(given: str | int) -> int:
+    """Return the bytes of a size of more than 0, for an option."""
+    try:
+        found = given if isinstance(given, int) else parse_size(given)
+    except UnitError as error:
+        raise typer.BadParameter(str(error)) from error
+    if found < 1:
+        raise typer.BadParameter(f"{given!r} must be more than 0 B")
+    return found
 
 
 def completed(names: str) -> Callable[[str], list[str]]:

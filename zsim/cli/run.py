@@ -14,6 +14,7 @@ from zsim.cli.option import (
     at_least,
     completed,
     more_than_nothing,
+    size,
 )
 from zsim.cli.printing import answer_before, interruption_told, outputs, print_answer, print_json
 from zsim.cli.progress_bar import progress
@@ -39,6 +40,20 @@ Witness = Annotated[
     typer.Option(
         "--witness",
         help="Record in the trace what torch does; steps take longer (torch).",
+    ),
+]
+
+OffloadPath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder for files that stand for NVMe, gone when the run is over (torch).",
+    ),
+]
+DeviceBudget = Annotated[
+    int | None,
+    typer.Option(
+        metavar="SIZE", parser=size, help="Memory of each rank's device, such as 256MB (torch)."
     ),
 ]
 
@@ -87,6 +102,8 @@ def run(
     timeout: Timeout = None,
     poison: Poison = False,
     witness: Witness = False,
+    offload_path: OffloadPath = None,
+    device_budget: DeviceBudget = None,
     settings: Settings = None,
     seed: Seed = 0,
     steps: Steps = None,
@@ -97,7 +114,6 @@ def run(
     json: Json = False,
 ) -> Code:
     """Run a scenario: does it fit, how long is a step, and why."""
-    from zsim.api.answer_text import title_text
     from zsim.api.launch import NoWayError, RefutedError
     from zsim.api.launch import run as run_scenario
     from zsim.api.output import FileKind, need_output
@@ -121,15 +137,14 @@ def run(
                 timeout_s=timeout,
                 poison=poison,
                 witness=witness,
+                offload_path=offload_path,
+                device_budget=device_budget,
             )
     except RefutedError as refuted:
         print_answer(refuted.proof, as_json=json)
         return Code.NO
     except NoWayError as cut:
-        if json:
-            print_json({"cut": str(cut)})
-        else:
-            print(f"{title_text(loaded.title)}\ncut off: {cut}")
+        _print_cut(loaded.title, cut, as_json=json)
         return Code.NO
     if os.environ.get("RANK", "0") != "0":  # of the ranks that torchrun started, the first speaks
         return Code.DONE
@@ -139,3 +154,12 @@ def run(
     with answer_before(files):
         print_answer(result, as_json=json)
     return Code.DONE if result.fits else Code.NO
+
+
+def _print_cut(title: str, cut: Exception, *, as_json: bool) -> None:
+    from zsim.api.answer_text import title_text
+
+    if as_json:
+        print_json({"cut": str(cut)})
+    else:
+        print(f"{title_text(title)}\ncut off: {cut}")
