@@ -185,7 +185,7 @@ class ClockedStreams:
         over = {(each.line.number, each.tick.time) for each in self._instances(uses)}
         seen = list(line.clock)
         for number, time in over:
-            self._clocks.follow_tick(line, Tick(number, time))
+            self._clocks.assume(line, Tick(number, time))
         self._free(line, block.label)
         line.clock[: len(seen)] = [
             now if number == line.number else before

@@ -20,7 +20,7 @@ from zsim.proof.context import Context
 from zsim.proof.finding import Finding
 from zsim.schedule.operation import Branch, HostWait, Operation
 from zsim.schedule.schedule import Schedule
-from zsim.strategy.offload import Offload, Tier
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import Adam
 from zsim.strategy.strategy import Strategy, Zero
 from zsim.strategy.train import Train
@@ -99,7 +99,7 @@ def test_nothing_is_found_where_nothing_is_offloaded() -> None:
 
 
 def offloads(stage: int) -> Iterator[Offload]:
-    tiers = (Tier.HOST, Tier.NVME)
+    tiers = (MemoryTier.HOST, MemoryTier.NVME)
     for optimizer in tiers:
         yield Offload(optimizer=optimizer, sub_group_elements=7)
     if stage == 3:

@@ -10,7 +10,7 @@ from tiny_training import UNITS, Case, Result, Tiny, all_by_schedule
 
 from zsim.closed_form.offloaded import file_bytes
 from zsim.model.model import Model
-from zsim.strategy.offload import Offload, Tier
+from zsim.strategy.offload import MemoryTier, Offload
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Parallel, Strategy, Zero
@@ -48,7 +48,7 @@ def plain(ranks: int, stage: int, way: tuple[Precision, int, float | None]) -> C
 
 def offloads(stage: int) -> Iterator[Offload]:
     """Every pair of tiers that a stage has."""
-    tiers = (Tier.HOST, Tier.NVME)
+    tiers = (MemoryTier.HOST, MemoryTier.NVME)
     for optimizer in tiers:
         yield Offload(optimizer=optimizer, sub_group_elements=SMALL)
     if stage == 3:
@@ -68,7 +68,7 @@ def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
             ]
             found.append((one, [replace(one, strategy=each) for each in strategies]))
     unpiped = Offload(
-        optimizer=Tier.NVME,
+        optimizer=MemoryTier.NVME,
         sub_group_elements=SMALL,
         pipeline_read=False,
         pipeline_write=False,
