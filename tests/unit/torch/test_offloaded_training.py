@@ -47,13 +47,14 @@ def plain(ranks: int, stage: int, way: tuple[Precision, int, float | None]) -> C
 
 
 def offloads(stage: int) -> Iterator[Offload]:
-    """Every pair of tiers that a stage has."""
+    """Every combination of tiers that a stage has."""
     tiers = (MemoryTier.HOST, MemoryTier.NVME)
-    for optimizer in tiers:
-        yield Offload(optimizer=optimizer, sub_group_elements=SMALL)
-    if stage == 3:
-        for optimizer, parameters in product(tiers, tiers):
-            yield Offload(optimizer=optimizer, parameters=parameters, sub_group_elements=SMALL)
+    parameters = (MemoryTier.DEVICE, *tiers) if stage == 3 else (MemoryTier.DEVICE,)
+    for optimizer, kept in product(tiers, parameters):
+        one = Offload(optimizer=optimizer, parameters=kept, sub_group_elements=SMALL)
+        yield one
+        if optimizer is MemoryTier.NVME:
+            yield one.model_copy(update={"gradients": MemoryTier.NVME})
 
 
 def cases(ranks: int, *, whole: bool) -> list[tuple[Case, list[Case]]]:
@@ -101,6 +102,12 @@ def ran(request: pytest.FixtureRequest) -> Ran:
     return asked, [*found]
 
 
+def rounds_norms(case: Case) -> bool:
+    """Return whether a norm is rounded bucket by bucket: gradients are measured as they leave."""
+    strategy = case.strategy
+    return strategy.offload.files_gradients and strategy.train.clip_norm is not None
+
+
 def test_offloading_changes_no_bit_of_parameters_and_losses(ran: Ran) -> None:
     asked, by_rank = ran
     for results in by_rank:
@@ -110,9 +117,15 @@ def test_offloading_changes_no_bit_of_parameters_and_losses(ran: Ran) -> None:
             assert all(value.isfinite().all() for value in wanted.parameters.values())
             for case in offloaded:
                 found = next(left)
-                assert found.losses == wanted.losses, (one, case)
+                if rounds_norms(case):
+                    assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
+                else:
+                    assert found.losses == wanted.losses, (one, case)
                 for name, value in wanted.parameters.items():
-                    assert torch.equal(found.parameters[name], value), (name, case)
+                    if rounds_norms(case):
+                        assert torch.allclose(found.parameters[name], value, rtol=1e-5, atol=1e-7)
+                    else:
+                        assert torch.equal(found.parameters[name], value), (name, case)
 
 
 def model_of(case: Case) -> Model:
