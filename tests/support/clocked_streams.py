@@ -24,7 +24,7 @@ from zsim_torch.clocks.block_contract import BlockContract, TrackedBlock
 from zsim_torch.clocks.byte_region import ByteRegion
 from zsim_torch.clocks.call_stack import CallStack, StackFrame
 from zsim_torch.clocks.finding import BlockKind, Hazard, HazardList, Site
-from zsim_torch.clocks.stream_clock import ClockMark, StreamClocks, Tick, Timeline
+from zsim_torch.clocks.stream_clock import ClockMark, ClockTimeline, StreamClocks, Tick
 from zsim_torch.execute.host_memory import HostPools
 from zsim_torch.execute.host_workers import Awaitable, HostWorkers, worker_streams
 from zsim_torch.execute.poison import Poison
@@ -43,7 +43,7 @@ KIND = {
 class Instance(NamedTuple):
     """One time that an operation ran: where, and what waiting for it waits for."""
 
-    line: Timeline
+    line: ClockTimeline
     tick: Tick
     mark: ClockMark
 
@@ -125,7 +125,7 @@ class ClockedStreams:
         self._current[entry.operation] = made
         return made
 
-    def _use(self, view: View, line: Timeline, tick: Tick, *, writes: bool, name: str) -> None:
+    def _use(self, view: View, line: ClockTimeline, tick: Tick, *, writes: bool, name: str) -> None:
         start, size = self._schedule.extent(view, self._coordinates)
         width = self._program.by_name[view.buffer].dtype.size_bytes
         if size:
@@ -134,7 +134,7 @@ class ClockedStreams:
                 self._blocks[view.buffer], RecordedAccess(line, tick, region, writes, name)
             )
 
-    def _follow(self, line: Timeline, each: Instance) -> None:
+    def _follow(self, line: ClockTimeline, each: Instance) -> None:
         if each.line.number not in self._away or line.number in self._away:
             self._clocks.wait(line, each.mark)
 
@@ -169,7 +169,7 @@ class ClockedStreams:
         self._free(line, buffer)
         return ()
 
-    def _free(self, home: Timeline, buffer: str) -> None:
+    def _free(self, home: ClockTimeline, buffer: str) -> None:
         """Judge a free as a write: whoever gets the memory next on its home may write at once."""
         block = self._blocks.pop(buffer)
         tick = self._clocks.launch(self._host, home)
