@@ -91,7 +91,7 @@ Ran = tuple[list[tuple[Case, list[Case]]], list[list[Result]]]
         (4, False),
         *(pytest.param((ranks, True), marks=pytest.mark.long) for ranks in (1, 2, 4)),
     ],
-    ids=lambda given: f"{given[0]} ranks{', every way' if given[1] else ''}",
+    ids=["1", "2", "4", "1-every", "2-every", "4-every"],
 )
 def ran(request: pytest.FixtureRequest) -> Ran:
     """Cases, and what each rank found for them in their order."""
