@@ -8,8 +8,10 @@ while one is updated the next is read and the last written, as the knobs say (De
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.dtype import DType
 from zsim.schedule.operation import Action, Edge, Previous, View
-from zsim.schedule.schedule_writer import CPU, NVME_READ, NVME_WRITE, ScheduleWriter
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_READ, NVME_WRITE, ScheduleWriter
 from zsim.zero.offloaded_optimizer import HostOptimizerStep, part_of
 from zsim.zero.optimizer_step import UpdatedTensor
 
@@ -83,13 +85,18 @@ class NvmeOptimizerStep(HostOptimizerStep):
         """Add up what was measured of gradients before they were written to files."""
         if not self.strategy.offload.files_gradients or not trained:
             return super().measured(writer, action, name, target, trained=trained)
-        last = ""
+        total = writer.buffer(
+            f"{name}/sum", 1, DType.FP64, Kind.WORKSPACE, pool=HOST_POOL, home=CPU
+        )
+        writer.allocate(total)
         for item in trained:
-            part, path = part_of(action, item.name), f"{name}/measure"
-            path = path if item is trained[-1] else f"{path}/{item.name}"
-            last = writer.copy(path, part, target, accumulate=bool(last), stream=CPU)
+            part, adds = part_of(action, item.name), item is not trained[0]
+            path = f"{name}/measure/{item.name}"
+            writer.copy(path, part, total, accumulate=adds, stream=CPU)
             writer.free(part)
-        return last
+        measured = writer.copy(f"{name}/measure", total, target, stream=CPU)
+        writer.free(total)
+        return measured
 
     def skipped(self, writer: ScheduleWriter) -> None:
         """Forget the norms of a step that updates nothing."""

@@ -9,6 +9,7 @@ bucket. Every rank moves its own part alone, over its own link.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from zsim.dtype import DType
 from zsim.schedule.operation import Action, FreeMode, Reduction, Role, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import (
@@ -93,11 +94,13 @@ class GradientsToHost:
         return Reduced(name, written)
 
     def _measure(self, bucket: Bucket, host: str, action: Action, copied: str) -> str:
-        """Measure the gradients of a bucket on the host, whose number is added up later."""
-        writer, optimizer = self._writer, self._strategy.train.precision.optimizer
-        view = own_view(writer, bucket, host)
+        """Measure the gradients of a bucket on the host, whose number is added up later.
+
+        In fp64, so that a sum of parts is rounded as often as one of everything: once.
+        """
+        writer, view = self._writer, own_view(self._writer, bucket, host)
         number = writer.buffer(
-            part_of(action, bucket.name), 1, optimizer, Kind.WORKSPACE, pool=HOST_POOL, home=CPU
+            part_of(action, bucket.name), 1, DType.FP64, Kind.WORKSPACE, pool=HOST_POOL, home=CPU
         )
         writer.allocate(number)
         return writer.compute(
