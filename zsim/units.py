@@ -132,7 +132,9 @@ def _scaled(number: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`seconds` with three digits in the unit that reads best: "1.23 s", "45.6 ms"."""
+    """`seconds` with three digits in the unit that reads best: "1.23 s", "45.6 ms", "1,540 s"."""
+    if seconds >= 1000:
+        return f"{seconds:,.0f} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

@@ -32,3 +32,11 @@ def test_limits_themselves_are_read() -> None:
     for wrong in ("1e10", 1e-320, "0", 0, "-1", "2:1", "", ".", "1/0", "1_0", True, None):
         with pytest.raises(UnitError):
             parse_ratio(wrong)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(1543.4, "1,543 s"), (999.0, "999 s"), (1.234, "1.23 s"), (0.0456, "45.6 ms"), (0.0, "0 ns")],
+)
+def test_seconds_are_shown_in_the_unit_that_reads_best(seconds: float, shown: str) -> None:
+    assert format_seconds(seconds) == shown
