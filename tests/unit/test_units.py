@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.units import LARGEST, UnitError, parse_ratio, parse_size
+from zsim.units import LARGEST, UnitError, format_seconds, parse_ratio, parse_size
 
 
 @given(st.integers(0, 10**15), st.sampled_from([("kB", 10**3), ("GiB", 2**30), ("PB", 10**15)]))
