@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_training import UNITS, Case, Tiny, by_plain_loop, distance
 
 from zsim.backend.backend import Job
-from zsim.schedule.operation import Action, Compute, Role
+from zsim.schedule.operation import Action, Compute, Read, Role
 from zsim.schedule.parameter_copy import held
 from zsim.strategy.optimizer_rule import SGD, Adam
 from zsim.strategy.precision import Precision
@@ -42,11 +42,13 @@ def simulated(case: Case, durations: Durations | None) -> Mapping[str, torch.Ten
     assert carrier.faults == []
     found = {name: torch.full_like(each, float("nan")) for name, each in module.named_parameters()}
     for seat in carrier.seats:
-        for operation in seat.program.by_id.values():
+        everything = seat.program.by_id.values()
+        filed = {each.target: each.source for each in everything if isinstance(each, Read)}
+        for operation in everything:
             if not isinstance(operation, Compute) or operation.action is not Action.UPDATE:
                 continue
             (view,) = (
-                each.view
+                filed.get(each.view, each.view)
                 for each in operation.operands
                 if each.role in (Role.MASTER, Role.PARAMETER)
             )

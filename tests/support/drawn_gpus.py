@@ -1,6 +1,9 @@
 """A small cluster on which communication and computation take alike."""
 
+from drawn_clusters import CPU, DRIVES
+
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
+from zsim.cluster.host_side import Host
 from zsim.dtype import DType
 
 GPU = Gpu(
@@ -23,4 +26,6 @@ def cluster(ranks: int, gpus_per_node: int) -> Cluster:
         switch_link=Link(bytes_per_s=10**10, latency_ps=10**6),
         nics_per_node=gpus_per_node,
         nic_link=Link(bytes_per_s=10**9, latency_ps=10**6),
+        host=Host(memory_bytes=10**13, memory_bytes_per_s=10**10, cpu=CPU),
+        drives=DRIVES,
     )

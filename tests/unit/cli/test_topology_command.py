@@ -252,7 +252,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "dgx9",
         "--fabric",
         "fat_tree_2",
-    ): "'dgx9' must be one of azure_nd_a100_v4, azure_nd_h100_v5, dgx2, dgx2_stage",
+    ): "'dgx9' must be one of a100_roce, azure_nd_a100_v4, azure_nd_h100_v5, ",
     (
         "dgx2_infiniband",
         "--fabric",

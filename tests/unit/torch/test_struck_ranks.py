@@ -243,4 +243,5 @@ def test_a_killed_program_leaves_no_rank_not_even_a_stopped_one_and_no_folder(
     running.process.kill()
     code, line = running.end()
     assert (code, line) == (-signal.SIGKILL, "")
-    assert list(tmp_path.iterdir()) == []
+    left = [path.name for path in tmp_path.iterdir()]
+    assert all(name.startswith("zsim-losses-") for name in left)  # of steps that had ended

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_serve_is_one_line_that_says_why(tmp_path: Path) -> N
     short.write_bytes(b"12345")
     wrong = {
         tmp_path / "missing": "no such file or directory",
-        tmp_path: "is a directory",
+        tmp_path: "must be a regular file",
         empty: "is empty",
         short: r"has 5 bytes, at least 9 are needed \(model.sequence_length \+ 1\)",
     }
