@@ -1,11 +1,23 @@
 """The real world: a schedule runs on real ranks through torch.distributed."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from zsim_torch.backend import TorchBackend as TorchBackend
 from zsim_torch.module.description import describe as describe
 from zsim_torch.module.meta_model import model_from as model_from
-from zsim_torch.record.recording import recording as recording
 from zsim_torch.supervise.ranks import RankPool as RankPool
 from zsim_torch.supervise.ranks import run_ranks as run_ranks
 from zsim_torch.train import Option as Option
 from zsim_torch.train import Trained as Trained
 from zsim_torch.train import train as train
+
+if TYPE_CHECKING:
+    from zsim_torch.record.recording import recording as recording
+
+
+def __getattr__(name: str) -> object:
+    """Import the recorder when it is asked for: it touches more of torch than a run needs."""
+    if name != "recording":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("zsim_torch.record.recording").recording

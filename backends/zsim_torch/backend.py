@@ -1,12 +1,13 @@
 """The torch backend: starts ranks, or joins those that torchrun started, and runs a job on them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from torch import distributed, nn
 
-from zsim.backend.backend import BackendTraits, Job, RefusedError
+from zsim.backend.backend import BackendTraits, Job, RecordedScript, RefusedError
 from zsim.trace.trace import Trace
 from zsim_torch import admission, loss_journal
 from zsim_torch.capability import SINGLE_AXES, of_memory
@@ -15,7 +16,6 @@ from zsim_torch.feed import feed
 from zsim_torch.local_devices import slowest_operation_s
 from zsim_torch.module.transformer import initial_value, transformer
 from zsim_torch.rank_result import merged
-from zsim_torch.record.script_process import record_script
 from zsim_torch.supervise.process_group import DeviceChoice, under_torchrun
 from zsim_torch.supervise.rank_failure import RankFailedError
 from zsim_torch.supervise.ranks import TIMEOUT_S, RankPool, run_ranks
@@ -80,8 +80,20 @@ class TorchBackend:
         ),
     )
 
-    record_script = staticmethod(record_script)
-    """Record a script of others: needs no ranks and no job."""
+    @staticmethod
+    def record_script(
+        command: Sequence[str], *, world: int, ranks: Sequence[int], cuda: bool
+    ) -> RecordedScript:
+        """Record a Python script and its arguments on some ranks; needs no job.
+
+        The recorder is imported here: it touches more of torch than a run needs.
+
+        Raises:
+            ScriptError: `command` is no Python script that can be read.
+        """
+        process = import_module("zsim_torch.record.script_process")
+        found: RecordedScript = process.record_script(command, world=world, ranks=ranks, cuda=cuda)
+        return found
 
     def __init__(  # noqa: PLR0913  (options, by keyword)
         self,

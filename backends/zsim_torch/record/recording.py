@@ -14,7 +14,10 @@ from zsim_torch.record.operator_recorder import OperatorRecorder
 from zsim_torch.record.pretended_cuda import cuda_masked
 from zsim_torch.record.pretended_streams import DeviceStreams, set_active
 from zsim_torch.record.script_surroundings import register_device, replaced
-from zsim_torch.record.tape import Item, Tape
+from zsim_torch.record.tape import Item, Tape, UnrecordableError
+
+NO_QUEUE = "device_ready_queues_"
+"""What autograd's engine lacks for a device that it did not count at the first backward."""
 
 
 @contextmanager
@@ -33,6 +36,7 @@ def recording(
 
     Raises:
         ValueError: `world` or `rank` is out of range.
+        UnrecordableError: autograd counted the devices of this process before there was this one.
     """
     if world < 1:
         raise ValueError(f"world must be at least 1, got {world}")
@@ -62,6 +66,11 @@ def recording(
             stack.enter_context(fake_mode)
             stack.enter_context(recorder)
             yield tape
+    except RuntimeError as error:
+        if NO_QUEUE not in str(error):
+            raise
+        why = "a backward ran in this process before a recording began: record in a new process"
+        raise UnrecordableError(why) from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

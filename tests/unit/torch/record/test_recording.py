@@ -1,5 +1,6 @@
 """What a recorded script sees, what is said of what cannot be known, and what torch must have."""
 
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -186,3 +187,23 @@ def test_private_names_of_torch_that_a_recording_uses_are_there(name: str) -> No
     for part in name.split(".")[1:]:
         assert hasattr(found, part), f"{name}: torch {torch.__version__} has it no more"
         found = getattr(found, part)
+
+
+def test_a_process_in_which_a_backward_ran_before_cannot_be_recorded() -> None:
+    program = """
+import torch
+torch.ones((), requires_grad=True).backward()
+from zsim_torch import recording
+from zsim_torch.record.tape import UnrecordableError
+try:
+    with recording(world=2):
+        torch.nn.Linear(2, 2).to("zsim")(torch.ones(2, device="zsim")).sum().backward()
+except UnrecordableError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (
+        "a backward ran in this process before a recording began: record in a new process\n"
+    )
