@@ -7,15 +7,21 @@ something that comes after them.
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from itertools import groupby
 
 from zsim.memory.ledger import WorstCase
 from zsim.proof.sequence_diff import Item
 from zsim.proof.traced_rank import Instance, TracedRank
 from zsim.schedule.operation import Allocate, Free, FreeMode, StreamOperation
+from zsim.schedule.schedule import Kind
 from zsim.trace.trace import BookEntry
 
 Key = tuple[int, str, str, bool]
 """Step, operation, buffer, and whether memory comes back."""
+
+
+Line = tuple[Key, tuple[str, Kind, int]]
+"""One of them, with its pool, kind and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class Book:
     """Entries that the book of `rank` should have, and those that came back too early."""
 
     def __init__(self, rank: TracedRank) -> None:
-        self.expected: list[Item] = []
+        self._lines: list[Line] = []
         self.too_early: list[TooEarly] = []
         self._rank = rank
         self._returned = Counter(_key(each) for each in rank.trace.book if each.change_bytes < 0)
@@ -49,11 +55,12 @@ class Book:
                     self._pending.append((step, operation))
                 else:
                     self._book(step, operation.id, operation.buffer, frees=True)
+        self.expected = _in_order(self._lines)
 
     def _book(self, step: int, operation: str, buffer: str, *, frees: bool) -> Key:
         of = self._rank.program.by_name[buffer]
         key = (step, operation, buffer, frees and of.size_bytes > 0)
-        self.expected.append((key, (of.pool, of.kind, of.size_bytes)))
+        self._lines.append((key, (of.pool, of.kind, of.size_bytes)))
         return key
 
     def _come_back(self, place: int, step: int, allocate: Allocate) -> None:
@@ -93,7 +100,26 @@ class Book:
 
 def found(entries: tuple[BookEntry, ...]) -> list[Item]:
     """Return the book of a trace, in the form of `expected`."""
-    return [(_key(each), (each.pool, each.kind, abs(each.change_bytes))) for each in entries]
+    return _in_order(
+        [(_key(each), (each.pool, each.kind, abs(each.change_bytes))) for each in entries]
+    )
+
+
+def _in_order(lines: list[Line]) -> list[Item]:
+    """Return the lines with what comes back at one allocation by name.
+
+    In which order uses of what is freed end is nobody's matter.
+    """
+    made: list[Item] = []
+    for _, together in groupby(lines, key=lambda line: line[0][:2]):
+        ordered: list[Line] = sorted(together, key=_place)
+        made += ordered
+    return made
+
+
+def _place(line: Line) -> tuple[bool, str]:
+    (_, _, buffer, frees), _ = line
+    return not frees, buffer if frees else ""
 
 
 def freed_at(entries: tuple[BookEntry, ...]) -> dict[tuple[int, str, str], Instance]:

@@ -186,7 +186,11 @@ jobs = st.one_of(emulated_jobs(), pipelined_jobs())
 def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_needs_more(
     drawn: tuple[Model, Strategy], on: Cluster, parts: list[float]
 ) -> None:
-    """Where collectives slow kernels down, a wait may end an overlap that cost more than it."""
+    """Where collectives slow kernels down, a wait may end an overlap that cost more than it.
+
+    And of two sizes that both make the host wait, the smaller may wait at a better place: neither
+    is faster than all that the schedule asks for.
+    """
     model, strategy = drawn
     schedule = exact(model, strategy)
     on = replace(on, gpu=replace(on.gpu, collective_share=Fraction(0)))
@@ -201,8 +205,7 @@ def test_a_step_with_less_memory_takes_as_long_or_longer_and_fails_where_it_need
         assert found.needed_bytes == needed <= found.peak_reserved_bytes <= memory_bytes
         assert against_trace.examine(schedule, trace) == []
         took.append(found.step_time_s)
-    for less, more in pairwise(took):
-        assert less >= more * 0.99
+    assert min(took) >= took[-1] * 0.99
     _, trace = on_memory(schedule, model, on, LARGE)
     assert took[-1] * 1e12 == pytest.approx(trace.step_end_ps[1] - trace.step_end_ps[0])
     assert on_memory(schedule, model, on, needed - 1)[1].out_of_memory is not None
