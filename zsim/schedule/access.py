@@ -87,10 +87,10 @@ def accesses(operation: Operation) -> list[Access]:
             return [Access(target, reads=False, writes=True)]
         case Together(members=members):
             return [access for member in members for access in accesses(member)]
-        case Copy(source=source, target=target, accumulate=accumulate):
+        case Copy():
             return [
-                Access(source, reads=True, writes=False),
-                Access(target, reads=accumulate, writes=True),
+                Access(operation.source, reads=True, writes=False),
+                Access(operation.target, reads=operation.accumulate, writes=True),
             ]
         case Branch(value=value):
             return [Access(value, reads=True, writes=False)]

@@ -132,6 +132,10 @@ def _operations(schedule: Schedule, program: Program, rank: RankTrace) -> Iterat
         )
 
 
+LETTER = {Place.DEVICE: "D", Place.HOST: "H", Place.NVME: "F"}
+"""Of places in names of copies, as CUPTI has them; F is a file."""
+
+
 def _kernel(schedule: Schedule, program: Program, operation: Operation) -> tuple[str, str]:
     """Category and name of what runs on the stream."""
     match operation:
@@ -140,9 +144,9 @@ def _kernel(schedule: Schedule, program: Program, operation: Operation) -> tuple
         case Communication() | Together():
             kinds = dict.fromkeys(type(each).__name__ for each in _members(operation))
             return "kernel", f"ncclDevKernel_{'_'.join(kinds)}"
-        case Copy(source=source, target=target):
-            ends = [_place(schedule, program, view.buffer) for view in (source, target)]
-            letters = "to".join("D" if end is Place.DEVICE else "H" for end in ends)
+        case Copy():
+            views = (operation.source, operation.target)
+            letters = "to".join(LETTER[_place(schedule, program, view.buffer)] for view in views)
             return "gpu_memcpy", f"Memcpy {letters}"
         case Fill():
             return "gpu_memset", "Memset (Device)"

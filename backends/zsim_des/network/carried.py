@@ -27,7 +27,7 @@ class Carried:
     access: DriveAccess | None = None
 
 
-FILES = {
+FILES: dict[tuple[type[Read | Write], bool], HostFlow] = {
     (Read, False): HostFlow.READ,
     (Write, False): HostFlow.WRITE,
     (Read, True): HostFlow.READ_DIRECT,
