@@ -95,7 +95,7 @@ def _cluster(address: str) -> Generator[Crew]:
     except ModuleNotFoundError as error:
         raise MistakeError(f"--scheduler: needs {error.name}: pip install 'zsim[dask]'") from None
     _need_answer(address)
-    for name in ("distributed", "distributed.client"):  # what matters comes as an exception
+    for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with distributed.Client(address, timeout=CONNECT_S, set_as_default=False) as client:
         workers: int = sum(client.nthreads().values())
