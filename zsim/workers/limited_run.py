@@ -54,6 +54,7 @@ def _memory(most_bytes: int | None) -> Generator[None]:
     if most_bytes is None:
         yield
         return
+    _load_blas()
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     bounds = [most_bytes, *(each for each in (before, hard) if each != NO_LIMIT)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
@@ -61,6 +62,18 @@ def _memory(most_bytes: int | None) -> Generator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def _load_blas() -> None:
+    """Let OpenBLAS take its buffers: without memory for them it ends the process with exit code 1.
+
+    It takes them when NumPy is imported and at the first product of matrices, some 30 MB for each
+    core (`blas_memory_alloc` of OpenBLAS 0.3).
+    """
+    import numpy as np
+
+    square = np.ones((64, 64))
+    np.linalg.inv(square @ square + np.eye(64))
 
 
 @contextmanager
