@@ -52,8 +52,8 @@ def _facts(result: StudyResult, store: Path | None) -> list[tuple[str, str]]:
         lines.append(("in brackets", "differences that are less than the error of the prediction"))
     if "?" in marks:
         lines.append(("with ?", "differences that no measurement has judged"))
-    names = ("trust", *("" for _ in result.trust[1:]))
-    lines += list(zip(names, result.trust, strict=True))[:TRUST_MAX]
+    shown = result.trust[:TRUST_MAX]
+    lines += [("" if index else "trust", line) for index, line in enumerate(shown)]
     if result.trust[TRUST_MAX:]:
         lines.append(("", f"and {len(result.trust) - TRUST_MAX} more lines like it: --json"))
     return lines if store is None else [*lines, ("kept in", str(store))]

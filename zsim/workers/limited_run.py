@@ -9,11 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Final, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from zsim.limits import Limits, TimeLimitError, limits, using
-
-NO_LIMIT: Final = resource.RLIM_INFINITY
+from zsim.workers.memory_bound import NO_LIMIT, bounded_memory
 
 
 class LimitChanges(TypedDict, total=False):
@@ -45,46 +44,8 @@ def limited(**changes: Unpack[LimitChanges]) -> Generator[Limits]:
         ValueError: a limit is not more than 0.
     """
     chosen = replace(limits(), **changes)
-    with using(chosen), _memory(chosen.memory_bytes), _time(chosen.time_s):
+    with using(chosen), _time(chosen.time_s), bounded_memory(chosen.memory_bytes):
         yield chosen
-
-
-@contextmanager
-def _memory(most_bytes: int | None) -> Generator[None]:
-    if most_bytes is None:
-        yield
-        return
-    _load_blas()
-    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    bounds = [most_bytes, *(each for each in (before, hard) if each != NO_LIMIT)]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
-
-
-def _load_blas() -> None:
-    """Let OpenBLAS take its buffers: without memory for them it ends the process with exit code 1.
-
-    It takes them when NumPy is imported and at the first product of matrices, some 30 MB for each
-    core (`blas_memory_alloc` of OpenBLAS 0.3).
-    """
-    import numpy as np
-
-    square = np.ones((64, 64))
-    np.linalg.inv(square @ square + np.eye(64))
-
-
-@contextmanager
-def memory_of_ranks() -> Generator[None]:
-    """Lift the bound on memory: real ranks inherit it, and CUDA reserves more than it uses."""
-    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from threading import Lock, Thread, local
 from time import monotonic  # noqa: TID251  (a worker that hangs is seen by a clock alone)
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from zsim.workers.limited_run import limited
+from zsim.workers.memory_bound import small_stacks, unbounded_memory
 from zsim.workers.worker import FinishedRun, RunBatch, run_each
 
 Arguments = ParamSpec("Arguments")
@@ -77,7 +77,8 @@ class SupervisedWorkers(Executor):
         `fn` is `run_batch`, which a worker does run by run.
         """
         (batch,) = cast("tuple[RunBatch]", args)
-        return cast("Future[Result]", self._threads.submit(self._run, batch))
+        with small_stacks():
+            return cast("Future[Result]", self._threads.submit(self._run, batch))
 
     def _run(self, batch: RunBatch) -> list[FinishedRun]:
         worker: _Worker | None = getattr(self._own, "worker", None)
@@ -180,16 +181,16 @@ class _Worker:
 
 
 def serve(connection: Connection, memory_bytes: int) -> None:
-    """Run batches that come through `connection` until it closes."""
+    """Run batches that come through `connection` until it closes, each run in `memory_bytes`."""
     _follow()
-    with limited(memory_bytes=memory_bytes):
+    with unbounded_memory():  # outside of a run: what to say of memory that ran out needs some
         while True:
             try:
                 batch: RunBatch = connection.recv()
             except EOFError:
                 return
             try:
-                for found in run_each(batch):
+                for found in run_each(batch, memory_bytes):
                     connection.send(found)
             except Exception as error:  # of the batch, not of a run
                 connection.send(error)
@@ -205,7 +206,8 @@ def _follow() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    with small_stacks():
+        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
 def _end_with(sentinel: int) -> None:

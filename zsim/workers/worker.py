@@ -58,13 +58,13 @@ def run_batch(batch: RunBatch) -> list[FinishedRun]:
     return list(run_each(batch))
 
 
-def run_each(batch: RunBatch) -> Iterator[FinishedRun]:
-    """Yield each run of `batch` as it ends; otherwise as `run_batch`."""
+def run_each(batch: RunBatch, memory_bytes: int | None = None) -> Iterator[FinishedRun]:
+    """Yield each run of `batch` as it ends, in `memory_bytes` each; otherwise as `run_batch`."""
     if batch.code is not None and batch.code != code_version():
         raise RunFailedError("a worker has another version of zsim than this machine")
     for resolved in batch.scenarios:
         with _LOCK, using(batch.limits):  # a worker of Dask may have several threads
-            found = _run(resolved, batch.maker)
+            found = _run(resolved, batch.maker, memory_bytes)
         yield found
 
 
@@ -72,11 +72,11 @@ _LOCK = Lock()
 _KNOWN: OrderedDict[tuple[Maker, Hashable], Proved | StudyOutcome] = OrderedDict()
 
 
-def _run(resolved: ResolvedScenario, maker: Maker) -> FinishedRun:
+def _run(resolved: ResolvedScenario, maker: Maker, memory_bytes: int | None) -> FinishedRun:
     begin = perf_counter()
     keep = True
     try:
-        with limited(time_s=limits().run_time_s):
+        with limited(time_s=limits().run_time_s, memory_bytes=memory_bytes):
             outcome = _outcome(resolved, maker)
     except TimeLimitError as late:
         outcome, keep = StudyOutcome(status=Status.FAILED, reason=str(late)), False

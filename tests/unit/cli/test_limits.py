@@ -121,6 +121,21 @@ def test_memory_that_runs_out_is_one_line_and_exit_code_3(megabytes: int) -> Non
     )
 
 
+def test_a_sweep_whose_runs_find_no_memory_says_so_of_each_and_ends(tmp_path: Path) -> None:
+    words = ["--limit", "memory=150 MB", "--limit", "run-memory=75 MB", "sweep", "nics"]
+    done = subprocess.run(
+        [ZSIM, *words, "--store", tmp_path / "nics.sqlite"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (Code.NO, "")
+    assert "5 failed" in done.stdout
+    assert "out of memory: the run needs more than a worker may have" in " ".join(
+        done.stdout.split()
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_refuses_every_oversize_input_in_one_line(

@@ -1,0 +1,127 @@
+"""The bound on a process's memory: told before memory is gone, since CPython needs some to tell it.
+
+With nothing left, CPython 3.11 may abort ("Cannot recover from MemoryErrors while normalizing
+exceptions") or unwind the same frame for ever. So a thread looks how much is used and raises
+`MemoryError` while there is a reserve; the kernel refuses what outruns the thread.
+"""
+
+import ctypes
+import os
+import resource
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+NO_LIMIT: Final = resource.RLIM_INFINITY
+
+LOOK_S: Final = 0.005
+"""How often the thread looks: Python fills some 2 MB in that time."""
+
+RESERVE_BYTES: Final = 32 * 2**20
+"""What is left when `MemoryError` is raised, at most; an eighth of a small bound."""
+
+STACK_BYTES: Final = 2**19
+"""Stack of a thread that does little: it counts as memory used, and the usual one has 8 MiB."""
+
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def bounded_memory(most_bytes: int | None) -> Generator[None]:
+    """Bound the memory of this process, for all its threads; None leaves it as it is.
+
+    Raises:
+        MemoryError: in the thread that called, when memory runs out.
+    """
+    if most_bytes is None:
+        yield
+        return
+    _load_blas()
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = min(each for each in (most_bytes, before, hard) if each != NO_LIMIT)
+    watch = _Watch(most)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        while True:
+            try:
+                watch.end()
+                resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+                break
+            except MemoryError:  # raised as all was done
+                continue
+
+
+@contextmanager
+def unbounded_memory() -> Generator[None]:
+    """Lift the bound on memory that this process has set or inherited."""
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+@contextmanager
+def small_stacks() -> Generator[None]:
+    """Give threads that are started inside a stack of `STACK_BYTES`."""
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
+
+
+def _load_blas() -> None:
+    """Let OpenBLAS take its buffers: without memory for them it ends the process with exit code 1.
+
+    It takes them when NumPy is imported and at the first product of matrices, some 30 MB for each
+    core (`blas_memory_alloc` of OpenBLAS 0.3).
+    """
+    import numpy as np
+
+    square = np.ones((64, 64))
+    np.linalg.inv(square @ square + np.eye(64))
+
+
+class _Watch:
+    """Thread that raises `MemoryError` in the one that made it, when little is left of `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._enough = max(most - min(RESERVE_BYTES, most // 8), self._half_way(_used_bytes()))
+        self._owner = threading.get_ident()
+        self._ended = threading.Event()
+        with small_stacks():
+            threading.Thread(target=self._look, name="memory", daemon=True).start()
+
+    def end(self) -> None:
+        """Raise nothing any more."""
+        self._ended.set()
+        _raise_in(self._owner, None)
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            if (used := _used_bytes()) > self._enough and not self._ended.is_set():
+                self._enough = self._half_way(used)
+                _raise_in(self._owner, MemoryError)
+
+    def _half_way(self, used: int) -> int:
+        """Return a next bound: what is freed may stay, and telling an error needs some memory."""
+        return (used + self._most) // 2
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise `kind` in `thread` at its next instruction; None takes back what was not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if kind is None else ctypes.py_object(kind)
+    )
+
+
+def _used_bytes() -> int:
+    """Return what counts against RLIMIT_DATA: private writable memory, without the main stack."""
+    return int(Path("/proc/self/statm").read_bytes().split()[5]) * PAGE_BYTES
