@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from zsim.cluster.host_links import HostWork
-from zsim.schedule.host_traffic import leaves_device
+from zsim.schedule.host_traffic import leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Operation, Read, Write
 from zsim.schedule.schedule import Place, Program, Schedule
 from zsim.trace.trace import Interval, LastStep, RankStep
@@ -14,7 +14,6 @@ class HostSide:
 
     def __init__(self, schedule: Schedule, program: Program) -> None:
         self._program = program
-        self._threads = frozenset(schedule.host_threads)
         self._places = {pool.name: pool.place for pool in schedule.pools}
         self._has_host = set(self._places.values()) != {Place.DEVICE}
 
@@ -26,7 +25,7 @@ class HostSide:
             return HostWork.FILES
         if not isinstance(operation, Compute | Copy | Fill):
             return None
-        if operation.stream in self._threads:
+        if on_host_threads(operation, self._program, self._places):
             return HostWork.KERNELS
         crosses = type(operation) is Copy and (
             leaves_device(operation, self._program, self._places) is not None

@@ -7,16 +7,13 @@ share of the memory's bandwidth that a kernel reaches with all cores is measured
 node's description; kernels of several ranks share cores and memory.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.cluster.cluster import Cluster
 from zsim.cluster.host_links import need_cpu
 from zsim.cluster.host_side import HostKernel
-from zsim.schedule.access import accesses
-from zsim.schedule.operation import Action, Compute, Copy, Fill
-from zsim.schedule.schedule import Place, Program
+from zsim.schedule.operation import Action
 from zsim.units import PICOSECONDS_PER_SECOND
 
 BYTES_PER_ELEMENT = {
@@ -69,14 +66,6 @@ def host_kernel_ps(kernel: HostKernel, elements: int, cluster: Cluster, *, ranks
     work = host_kernel_work(kernel, elements, cluster)
     exact = Fraction(ranks * work.traffic_bytes * PICOSECONDS_PER_SECOND, work.at_most_bytes_per_s)
     return -(-exact.numerator // exact.denominator)
-
-
-def on_host_threads(
-    operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
-) -> bool:
-    """Return whether all that `operation` touches is host memory; `places` are by pool."""
-    pools = {program.by_name[each.view.buffer].pool for each in accesses(operation)}
-    return {places[pool] for pool in pools} == {Place.HOST}
 
 
 def kernel_of(action: Action) -> HostKernel:

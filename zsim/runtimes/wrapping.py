@@ -9,8 +9,7 @@ from zsim.model.model import BATCH, Model, Parameter
 from zsim.schedule.operation_list import COMPUTE
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
-from zsim.zero.reduce import Reduced
-from zsim.zero.state import Holding
+from zsim.zero.state import Holding, Reduced
 from zsim.zero.step_skeleton import Step
 
 

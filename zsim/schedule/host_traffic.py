@@ -1,9 +1,10 @@
-"""Traffic of a rank with its host's memory, and with its files on NVMe."""
+"""Traffic of a rank with its host's memory, and with its files on NVMe; work of the host alone."""
 
 from collections.abc import Mapping
 
+from zsim.schedule.access import accesses
 from zsim.schedule.issue_order import taken
-from zsim.schedule.operation import Copy, Read, Write
+from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
 from zsim.schedule.schedule import FileBytes, HostBytes, Place, Program, Schedule
 
 
@@ -18,6 +19,14 @@ def leaves_device(copy: Copy, program: Program, places: Mapping[str, Place]) -> 
     if {source, target} != {Place.DEVICE, Place.HOST}:
         return None
     return source is Place.DEVICE
+
+
+def on_host_threads(
+    operation: Compute | Copy | Fill, program: Program, places: Mapping[str, Place]
+) -> bool:
+    """Return whether all that `operation` touches is host memory; `places` are by pool."""
+    pools = {program.by_name[each.view.buffer].pool for each in accesses(operation)}
+    return {places[pool] for pool in pools} == {Place.HOST}
 
 
 def copied_bytes(copy: Copy, program: Program) -> int:

@@ -12,7 +12,8 @@ from zsim.dtype import DType
 from zsim.schedule.operation import Action, Edge, Previous, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_READ, NVME_WRITE, ScheduleWriter
-from zsim.zero.offloaded_optimizer import HostOptimizerStep, part_of
+from zsim.zero.offloaded_gradients import part_of
+from zsim.zero.offloaded_optimizer import HostOptimizerStep
 from zsim.zero.optimizer_step import UpdatedTensor
 
 SLOTS = "optimizer_slots"

@@ -10,7 +10,6 @@ needed, `prefetch_units` visits ahead, while no more than `gathered_elements` ar
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, Previous, View
@@ -22,7 +21,7 @@ from zsim.zero.bucket import Bucket, Buckets
 from zsim.zero.names import DATA, INNER
 from zsim.zero.offloaded_parameters import FetchedShards
 from zsim.zero.state import BucketState, gather_path, own_view, update_path
-from zsim.zero.visit_order import UnitVisit
+from zsim.zero.visit_order import Need, UnitVisit
 
 
 class AfterUpdate:
@@ -49,16 +48,6 @@ def gather_updated(
     """Gather in place the parameters of which each rank has updated its own part."""
     own = own_view(writer, bucket, parameter)
     return writer.all_gather(name, DATA, own, parameter, stream=stream, after=after)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """A bucket that must be whole from visit `first` to visit `last`."""
-
-    bucket: int
-    buffer: str
-    first: int
-    last: int
 
 
 class GatheredParameters:

@@ -6,126 +6,21 @@ to fp32 masters; the result is cast to 16 bits and copied back while the thread 
 bucket. Every rank moves its own part alone, over its own link.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.dtype import DType
-from zsim.schedule.operation import Action, FreeMode, Reduction, Role, View
+from zsim.schedule.operation import Action, Reduction, View
 from zsim.schedule.schedule import Kind
 from zsim.schedule.schedule_writer import (
     CPU,
     FROM_HOST,
     HOST_POOL,
-    NVME_POOL,
     NVME_WRITE,
     TO_HOST,
     ScheduleWriter,
 )
 from zsim.strategy.offload import MemoryTier
-from zsim.strategy.precision import Precision
-from zsim.strategy.strategy import Strategy
-from zsim.zero.bucket import Bucket
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
-from zsim.zero.reduce import Reduced
-from zsim.zero.state import own_view, updated_view
-
-
-def measures(strategy: Strategy) -> Iterator[Action]:
-    """Yield what is measured of gradients before they are applied."""
-    if strategy.train.precision is Precision.FP16:
-        yield Action.FINITE
-    if strategy.train.clip_norm is not None:
-        yield Action.NORM
-
-
-def part_of(action: Action, bucket: str) -> str:
-    """Return the buffer of what is measured of a bucket's gradients alone."""
-    return f"{bucket}/{action}_part"
-
-
-class GradientsToHost:
-    """Copies reduced gradients to the host, and frees the device's when the next are on the way."""
-
-    def __init__(self, writer: ScheduleWriter, strategy: Strategy) -> None:
-        self._writer = writer
-        self._strategy = strategy
-        self._leaving: list[tuple[str, str]] = []
-        self._written: list[tuple[str, tuple[str, ...]]] = []
-
-    def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
-        """Copy what the rank updates of a bucket's gradients to the host; return it there."""
-        writer, compute = self._writer, self._strategy.train.precision.compute
-        declare = bucket.buffer if self._strategy.zero.stage == 0 else bucket.shard_buffer
-        name = "gradient_on_host"
-        host = declare(writer, name, compute, Kind.GRADIENT, home=TO_HOST, pool=HOST_POOL)
-        writer.allocate(host)
-        source = updated_view(writer, bucket, reduced.buffer, self._strategy)
-        path, after = f"offload/{bucket.name}", (reduced.operation,)
-        copied = writer.copy(path, source, host, stream=TO_HOST, after=after)
-        if not self._strategy.zero.contiguous:
-            self.finish()
-            self._leaving.append((reduced.buffer, copied))
-        if self._strategy.offload.files_gradients:
-            return self._to_file(bucket, host, copied)
-        return Reduced(host, copied)
-
-    def _to_file(self, bucket: Bucket, host: str, copied: str) -> Reduced:
-        """Measure gradients that have come to the host, and write them to a file.
-
-        The host waits for the write of the bucket before it: its memory is used again.
-        """
-        writer, held = self._writer, self._writer.buffers[host]
-        uses = [self._measure(bucket, host, action, copied) for action in measures(self._strategy)]
-        name = writer.buffer(
-            f"{bucket.name}/gradient_in_file",
-            held.elements,
-            held.dtype,
-            Kind.GRADIENT,
-            pool=NVME_POOL,
-            home=NVME_WRITE,
-            layout=held.layout,
-            shard=held.shard,
-        )
-        writer.allocate(name)
-        path = f"offload/{bucket.name}/write"
-        written = writer.write_file(path, host, name, stream=NVME_WRITE, after=(copied,))
-        self._free_written()
-        self._written.append((host, (*uses, written)))
-        return Reduced(name, written)
-
-    def _measure(self, bucket: Bucket, host: str, action: Action, copied: str) -> str:
-        """Measure the gradients of a bucket on the host, whose number is added up later.
-
-        In fp64, so that a sum of parts is rounded as often as one of everything: once.
-        """
-        writer, view = self._writer, own_view(self._writer, bucket, host)
-        number = writer.buffer(
-            part_of(action, bucket.name), 1, DType.FP64, Kind.WORKSPACE, pool=HOST_POOL, home=CPU
-        )
-        writer.allocate(number)
-        return writer.compute(
-            f"offload/{bucket.name}/{action}",
-            action,
-            [(Role.GRADIENT, view), (Role.OUTPUT, writer.all(number))],
-            stream=CPU,
-            after=(copied,),
-        )
-
-    def _free_written(self) -> None:
-        while self._written:
-            host, uses = self._written.pop()
-            self._writer.free(host, uses=uses, mode=FreeMode.HOST)
-
-    def finish(self) -> None:
-        """Give the device's memory of all that was copied out back."""
-        while self._leaving:
-            buffer, copied = self._leaving.pop()
-            self._writer.free(buffer, uses=(copied,))
-
-    def end(self) -> None:
-        """Give the memory of all that was copied out back, and of what was written on the host."""
-        self.finish()
-        self._free_written()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ the one after that is read from NVMe; the knobs say how far each is ahead.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from zsim.schedule.operation import Previous
 from zsim.schedule.schedule import Kind
@@ -16,28 +15,10 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.state import BucketState, update_path
+from zsim.zero.visit_order import Need
 
 SLOTS = "parameter_slots"
 """The pool of slots that shards pass through on their way from NVMe."""
-
-
-class Needed(Protocol):
-    """A bucket that must be whole from a visit on, in a buffer."""
-
-    @property
-    def bucket(self) -> int:
-        """Number of the bucket."""
-        ...
-
-    @property
-    def buffer(self) -> str:
-        """Name of the buffer that it is gathered into."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Number of the visit."""
-        ...
 
 
 class FetchedShards:
@@ -50,7 +31,7 @@ class FetchedShards:
         *,
         buckets: Buckets,
         states: Sequence[BucketState],
-        needs: Sequence[Needed],
+        needs: Sequence[Need],
     ) -> None:
         self._writer = writer
         self._strategy = strategy
@@ -80,7 +61,7 @@ class FetchedShards:
         if self._from_nvme:
             self._read_ahead(self._fetched - 1, reach + offload.read_units)
 
-    def take(self, need: Needed) -> tuple[str, str]:
+    def take(self, need: Need) -> tuple[str, str]:
         """Return the buffer of the shard that `need` has on the device, and its copy."""
         return self._name(need), self._copies[self._name(need)]
 
@@ -91,11 +72,11 @@ class FetchedShards:
             self._writer.slots(SLOTS, size_bytes, self._writer.peak_bytes[SLOTS] // size_bytes)
 
     @staticmethod
-    def _name(need: Needed) -> str:
+    def _name(need: Need) -> str:
         return f"{need.buffer}/fetched"
 
     @staticmethod
-    def _slot(need: Needed) -> str:
+    def _slot(need: Need) -> str:
         return f"{need.buffer}/slot"
 
     def _read_ahead(self, now: int, reach: int) -> None:
@@ -123,7 +104,7 @@ class FetchedShards:
                 writer.read(path, kept, target, stream=NVME_READ, after=self._after_update(need))
             )
 
-    def _fetch(self, number: int, need: Needed) -> str:
+    def _fetch(self, number: int, need: Need) -> str:
         """Copy the shard to the device."""
         writer, bucket = self._writer, self._buckets.all[need.bucket]
         name = need.buffer.removeprefix(f"{bucket.name}/")
@@ -143,7 +124,7 @@ class FetchedShards:
         writer.free(slot, uses=(copied,))
         return copied
 
-    def _after_update(self, need: Needed) -> tuple[Previous, ...]:
+    def _after_update(self, need: Need) -> tuple[Previous, ...]:
         """Return the edge of the first read of a step: what the step before has written."""
         bucket = self._buckets.all[need.bucket]
         if bucket.frozen or need.bucket in self._updated:

@@ -20,13 +20,13 @@ from zsim.zero.assemble import replica_group
 from zsim.zero.bucket import Buckets
 from zsim.zero.names import WORLD
 from zsim.zero.parameter_groups import RuledPart, ruled
-from zsim.zero.reduce import Reduced
 from zsim.zero.state import (
     GOOD_STEPS,
     LOSS_SCALE,
     SKIPPED_STEPS,
     STEP,
     BucketState,
+    Reduced,
     own_view,
     updated_view,
 )

@@ -8,8 +8,6 @@ the replicas is taken once, in the last micro-batch (MiCS, Zhang et al. 2022, se
 """
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Protocol
 
 from zsim.model.model import Model
 from zsim.schedule.operation import Edge, View
@@ -20,27 +18,8 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Bucket, Buckets, UnitRun
 from zsim.zero.forward_backward import ForwardBackward
 from zsim.zero.names import DATA, REPLICATE
-from zsim.zero.state import own_view
-
-
-@dataclass(slots=True)
-class Reduced:
-    """A bucket's gradients once they are reduced: the buffer, and the operation that made it."""
-
-    buffer: str
-    operation: str
-
-
-class CopyOut(Protocol):
-    """Copies what is reduced out of the device."""
-
-    def copy_out(self, bucket: Bucket, reduced: Reduced) -> Reduced:
-        """Copy what the rank updates of a bucket's gradients to the host; return it there."""
-        ...
-
-    def end(self) -> None:
-        """Give the memory of all that was copied out back."""
-        ...
+from zsim.zero.offloaded_gradients import GradientsToHost
+from zsim.zero.state import Reduced, own_view
 
 
 class UnitsLeft:
@@ -118,7 +97,7 @@ class BucketReductions:
         self._written: list[set[tuple[int, int]]] = [set() for _ in self.buckets.all]
         self._left = UnitsLeft(self.buckets)
         self._in_flight: list[tuple[str, str]] = []
-        self.to_host: CopyOut | None = None
+        self.to_host: GradientsToHost | None = None
         self._divisor = strategy.replicas * strategy.train.gradient_accumulation_steps
 
     def contribute(self, unit: int, *, last: bool) -> None:

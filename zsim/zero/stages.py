@@ -24,7 +24,8 @@ from zsim.zero.contiguous import ContiguousStore, allocate_gradients
 from zsim.zero.filed_optimizer import NvmeOptimizerStep
 from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_updated
 from zsim.zero.offloaded_checkpoints import Offloaded
-from zsim.zero.offloaded_optimizer import GradientsToHost, HostOptimizerStep
+from zsim.zero.offloaded_gradients import GradientsToHost
+from zsim.zero.offloaded_optimizer import HostOptimizerStep
 from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.reduce import BucketReductions
 from zsim.zero.state import Holding

@@ -92,6 +92,14 @@ class BucketState:
     moments: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Reduced:
+    """A bucket's gradients once they are reduced: the buffer, and the operation that made it."""
+
+    buffer: str
+    operation: str
+
+
 def declare(
     writer: ScheduleWriter, strategy: Strategy, bucket: Bucket, holding: Holding
 ) -> BucketState:

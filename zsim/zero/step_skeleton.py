@@ -19,8 +19,7 @@ from zsim.zero.assemble import PeakOf, assemble, need_fitting
 from zsim.zero.bucket import Buckets
 from zsim.zero.forward_backward import ForwardBackward
 from zsim.zero.optimizer_step import OptimizerStep, Updated, nothing, updated_tensors
-from zsim.zero.reduce import Reduced
-from zsim.zero.state import Holding, write_setup
+from zsim.zero.state import Holding, Reduced, write_setup
 from zsim.zero.visit_order import UnitVisit, visits
 
 

@@ -168,3 +168,13 @@ def _end_values(found: list[UnitVisit]) -> None:
                     ended.add(instance)
                     last.append(instance)
             segment.ends = tuple(last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A bucket that must be whole from visit `first` to visit `last`."""
+
+    bucket: int
+    buffer: str
+    first: int
+    last: int

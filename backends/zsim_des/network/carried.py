@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from zsim.cluster.host_links import HostFlow
 from zsim.cluster.host_side import HostKernel
 from zsim.compute.drive import DriveAccess
-from zsim.compute.host_kernel import kernel_of, on_host_threads
+from zsim.compute.host_kernel import kernel_of
 from zsim.compute.roofline import touched_bytes
-from zsim.schedule.host_traffic import copied_bytes, leaves_device
+from zsim.schedule.host_traffic import copied_bytes, leaves_device, on_host_threads
 from zsim.schedule.operation import Compute, Copy, Fill, Read, Write
 from zsim.schedule.schedule import Place, Program
 

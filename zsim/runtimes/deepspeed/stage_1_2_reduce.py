@@ -12,7 +12,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA
-from zsim.zero.reduce import Reduced
+from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import Step, StepPart
 
 REDUCTION = "reduction"  # __init__: reduction_stream

@@ -26,8 +26,7 @@ from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
 from zsim.schedule.schedule_writer import POOL
 from zsim.strategy.strategy import Strategy
-from zsim.zero.reduce import Reduced
-from zsim.zero.state import Holding, update_path
+from zsim.zero.state import Holding, Reduced, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 

@@ -12,7 +12,8 @@ from zsim.schedule.operation import FreeMode, View
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket, UnitRun
 from zsim.zero.names import DATA, REPLICATE
-from zsim.zero.reduce import Reduced, copy_run, divide, set_or_add
+from zsim.zero.reduce import copy_run, divide, set_or_add
+from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 
 # _init_streams

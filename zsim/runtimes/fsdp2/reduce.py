@@ -17,7 +17,8 @@ from zsim.schedule.operation import Edge, Reduction
 from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA, REPLICATE
-from zsim.zero.reduce import Reduced, divide, set_or_add
+from zsim.zero.reduce import divide, set_or_add
+from zsim.zero.state import Reduced
 from zsim.zero.step_skeleton import StepPart
 
 # FSDPCommContext.lazy_init

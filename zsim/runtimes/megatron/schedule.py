@@ -27,8 +27,8 @@ from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, numbered
 from zsim.zero.gather import gather_updated
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.optimizer_step import UpdatedTensor
-from zsim.zero.reduce import Reduced, UnitsLeft, copy_run
-from zsim.zero.state import Holding, gather_path, own_view, persist_zeros, update_path
+from zsim.zero.reduce import UnitsLeft, copy_run
+from zsim.zero.state import Holding, Reduced, gather_path, own_view, persist_zeros, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
 
