@@ -75,7 +75,8 @@ class RepeatedStep:
                 "two have to be the same (optimizer.step() ends a step, or tape.end_step())"
             )
         self._last = len(steps) - 2  # what comes after the last end is no whole step
-        self.before, self.events = steps[self._last - 1], steps[self._last]
+        self.before = steps[self._last - 1]
+        self.events = _without_teardown(steps[self._last], self.before)
         self._born, self._places = {}, {}
         for number, events in enumerate(steps):
             for position, event in enumerate(events):
@@ -89,7 +90,7 @@ class RepeatedStep:
         self.lifetimes = self._lifetimes()
         dead = {
             each.block
-            for events in steps[: self._last + 1]
+            for events in (*steps[: self._last], self.events)
             for each in events
             if isinstance(each, Drop)
         }
@@ -197,6 +198,19 @@ class RepeatedStep:
         what = "an allocation" if isinstance(event, Allocation) else "the end"
         facts = self.journal.blocks[event.block]
         return f"{what} of {facts.label}, allocated at {facts.site}"
+
+
+def _without_teardown(events: list[Event], before: list[Event]) -> list[Event]:
+    """Return a step without what died only since the script was over."""
+    kept = len(events) - _trailing_drops(events) + _trailing_drops(before)
+    return events[:kept]
+
+
+def _trailing_drops(events: list[Event]) -> int:
+    return next(
+        (count for count, each in enumerate(reversed(events)) if not isinstance(each, Drop)),
+        len(events),
+    )
 
 
 @dataclass(frozen=True, slots=True)

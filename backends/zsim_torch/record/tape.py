@@ -143,6 +143,9 @@ class Tape:
         """
         if self.journal is None:
             raise LiftError("the recording has no journal: ask for one, recording(lifts=True)")
+        if self.hazards.assumes and len(self.hazards):
+            raise LiftError("findings have to be mended first: their edges are taken to be there")
+        self.begin_operation()
         return lift(self.journal, name=name, world=self.world, rank=self.rank)
 
     def refuse(self, what: str) -> UnrecordableError:
