@@ -3,7 +3,7 @@
 import pytest
 from drawn import chains, jobs, models, zero_strategies
 from drawn_timings import DrawnTiming, timings
-from emulated_strategies import EMULATED
+from emulated_strategies import EMULATED, OFFLOADED
 from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained, trains
 from hypothesis import assume, given, settings
@@ -84,14 +84,14 @@ def test_hybrid_sharding_trains_it_too(
     trains(*job, timing, overflow_steps)
 
 
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize("name", [*EMULATED, *OFFLOADED])
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)
 def test_every_emulated_runtime_trains_it_too(
     name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
     strategy = emulating(
-        EMULATED[name],
+        (EMULATED | OFFLOADED)[name],
         data=data.draw(st.integers(1, 4)),
         replicate=data.draw(st.integers(1, 2)),
         micro_batches=data.draw(st.integers(1, 3)),

@@ -3,7 +3,7 @@
 from zsim.dtype import DType
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.optimizer_rule import SGD, Adam
@@ -107,6 +107,21 @@ DEEPSPEED3_OPTIONS: Named = {
         ),
     ),
 }
+
+FSDP2_OFFLOADED: Named = {
+    "fsdp2 on the host": (3, FSDP2(offload_policy=OffloadPolicy.CPU)),
+    "fsdp2 on the host, pageable, reduced in fp32": (
+        3,
+        FSDP2(offload_policy=OffloadPolicy.CPU, pin_memory=False, reduce_dtype=DType.FP32),
+    ),
+    "fsdp2 on the host, sharded over two, one all-reduce": (
+        3,
+        FSDP2(offload_policy=OffloadPolicy.CPU, reshard_after_forward=2, all_reduce=Sync.LAST),
+    ),
+}
+
+OFFLOADED: Named = {**FSDP2_OFFLOADED}
+"""Those that keep states in the memory of the host, or on drives."""
 
 EMULATED: Named = {
     **DEEPSPEED_OPTIONS,

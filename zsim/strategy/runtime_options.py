@@ -12,6 +12,7 @@ from pydantic import AfterValidator
 
 from zsim.dtype import DType
 from zsim.strategy.config_table import Table
+from zsim.strategy.offload import MemoryTier
 
 GROUP = "zsim.runtimes"
 
@@ -100,6 +101,11 @@ class RuntimeOptions(Table):
         """Return at multiples of how many elements the shards of model states begin."""
         del stage, data
         return 1
+
+    def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
+        """Return by option the tier of memory that it moves something to, beyond the device."""
+        del stage
+        return {}
 
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option with which buckets hold at most so many elements; None if they do."""
