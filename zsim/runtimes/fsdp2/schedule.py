@@ -49,7 +49,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         model, strategy, buckets, kept=shards(model, buckets, place, strategy.parallel.data)
     )
     step.write()
-    streams = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
+    streams: tuple[str, ...] = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
     if strategy.parallel.replicate > 1:
         streams = (*streams, ALL_REDUCE)
     if step.options.on_host:
