@@ -1,7 +1,7 @@
 """Strategies that emulate other runtimes, with every option that changes what is issued."""
 
 from zsim.dtype import DType
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
 from zsim.runtimes.megatron.options import Megatron
@@ -120,7 +120,32 @@ FSDP2_OFFLOADED: Named = {
     ),
 }
 
-OFFLOADED: Named = {**FSDP2_OFFLOADED}
+DEEPSPEED_OFFLOADED: Named = {
+    "deepspeed 1 with its optimizer on the cpu": (
+        1,
+        DeepSpeed(
+            reduce_bucket_size=60, offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU)
+        ),
+    ),
+    "deepspeed 2 with its optimizer on the cpu, overlapped, reduced in fp32": (
+        2,
+        DeepSpeed(
+            reduce_bucket_size=60,
+            overlap_comm=True,
+            communication_data_type=DType.FP32,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+        ),
+    ),
+    "deepspeed 2 with its optimizer on the cpu, single parameters, pageable": (
+        2,
+        DeepSpeed(
+            reduce_bucket_size=7,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU, pin_memory=False),
+        ),
+    ),
+}
+
+OFFLOADED: Named = {**FSDP2_OFFLOADED, **DEEPSPEED_OFFLOADED}
 """Those that keep states in the memory of the host, or on drives."""
 
 EMULATED: Named = {

@@ -5,6 +5,7 @@ import torch
 from emulated_strategies import OFFLOADED, strategy
 from tiny_training import Case, Result, all_by_schedule
 
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadOptimizer, OffloadParam
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy
 from zsim.strategy.precision import Precision
 from zsim.strategy.runtime_options import RuntimeOptions
@@ -17,8 +18,12 @@ WAYS = ((Precision.BF16, 1, 0.05), (Precision.FP32, 3, None))
 
 def without(options: RuntimeOptions) -> RuntimeOptions:
     """The same runtime with everything on the device."""
-    assert isinstance(options, FSDP2)
-    return options.model_copy(update={"offload_policy": OffloadPolicy.NONE})
+    if isinstance(options, FSDP2):
+        return options.model_copy(update={"offload_policy": OffloadPolicy.NONE})
+    assert isinstance(options, DeepSpeed)
+    return options.model_copy(
+        update={"offload_optimizer": OffloadOptimizer(), "offload_param": OffloadParam()}
+    )
 
 
 def pairs(ranks: int) -> list[tuple[str, Strategy, Strategy]]:

@@ -1,17 +1,81 @@
 """Options of DeepSpeed's `zero_optimization` (0.19), under their names."""
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, Strict
 
 from zsim.config_error import whole
 from zsim.dtype import DType
-from zsim.strategy.config_table import Count, Flag
+from zsim.strategy.config_table import Count, Flag, Table
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 Elements = Annotated[int, Strict(), Field(ge=0, le=sys.maxsize), BeforeValidator(whole)]
 """A number of elements; Python's largest index stands for no limit."""
+
+
+class OffloadDevice(StrEnum):
+    """Devices of `offload_optimizer` and `offload_param`."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+TIER = {
+    OffloadDevice.NONE: MemoryTier.DEVICE,
+    OffloadDevice.CPU: MemoryTier.HOST,
+    OffloadDevice.NVME: MemoryTier.NVME,
+}
+"""Tiers of memory that the devices stand for."""
+
+
+class OffloadOptimizer(Table):
+    """`offload_optimizer` (DeepSpeed 0.19, `runtime/zero/offload_config.py`).
+
+    Attributes:
+        device: where masters and moments are kept; they are updated on the CPU.
+        pin_memory: copies to and from gradients do not stop the host.
+        buffer_count: nvme: buffers as large as the largest sub-group, which states pass through.
+        pipeline_read: nvme: read the next sub-group while one is updated.
+        pipeline_write: nvme: write the last one at the same time.
+    """
+
+    device: OffloadDevice = OffloadDevice.NONE
+    pin_memory: Flag = True
+    buffer_count: Count = 4
+    pipeline_read: Flag = False
+    pipeline_write: Flag = False
+
+    @property
+    def is_on(self) -> bool:
+        """True if the optimizer is not on the device."""
+        return self.device is not OffloadDevice.NONE
+
+    @property
+    def sets(self) -> int:
+        """Sub-groups whose states are in buffers at once."""
+        return 1 + self.pipeline_read + self.pipeline_write
+
+
+class OffloadParam(Table):
+    """`offload_param`, of stage 3 (DeepSpeed 0.19, `runtime/zero/offload_config.py`).
+
+    Attributes:
+        device: where a rank's shards of parameters are kept.
+        pin_memory: of no effect on copies to the device, for which the host always waits.
+        buffer_count: nvme: slots that shards pass through.
+        buffer_size: nvme: elements of a slot.
+        max_in_cpu: nvme: elements of shards that stay in the host's memory all the same.
+    """
+
+    device: OffloadDevice = OffloadDevice.NONE
+    pin_memory: Flag = True
+    buffer_count: Count = 5
+    buffer_size: Count = 100_000_000
+    max_in_cpu: Elements = 1_000_000_000
 
 
 class DeepSpeed(RuntimeOptions):
@@ -27,6 +91,8 @@ class DeepSpeed(RuntimeOptions):
         stage3_max_reuse_distance: stage 3: parameters that are used again sooner are kept.
         stage3_param_persistence_threshold: stage 3: smaller parameters are never freed in a step.
         zero_hpz_partition_size: stage 3: ranks over which a secondary shard lies (ZeRO++ hpZ).
+        offload_optimizer: where masters and moments are kept.
+        offload_param: stage 3: where shards of parameters are kept.
     """
 
     stages = (1, 2, 3)
@@ -42,6 +108,17 @@ class DeepSpeed(RuntimeOptions):
     stage3_max_reuse_distance: Elements = 1_000_000_000
     stage3_param_persistence_threshold: Elements = 100_000
     zero_hpz_partition_size: Count = 1
+    offload_optimizer: OffloadOptimizer = OffloadOptimizer()
+    offload_param: OffloadParam = OffloadParam()
+
+    def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
+        """Return the tiers of the optimizer and of parameters."""
+        del stage
+        said = {
+            "offload_optimizer.device": TIER[self.offload_optimizer.device],
+            "offload_param.device": TIER[self.offload_param.device],
+        }
+        return {name: tier for name, tier in said.items() if tier is not MemoryTier.DEVICE}
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which a secondary shard lies."""
