@@ -1,7 +1,7 @@
 """Strategies that emulate other runtimes, with every option that changes what is issued."""
 
 from zsim.dtype import DType
-from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
 from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
 from zsim.runtimes.megatron.options import Megatron
@@ -145,7 +145,47 @@ DEEPSPEED_OFFLOADED: Named = {
     ),
 }
 
-OFFLOADED: Named = {**FSDP2_OFFLOADED, **DEEPSPEED_OFFLOADED}
+DEEPSPEED3_OFFLOADED: Named = {
+    "deepspeed 3 with its optimizer on the cpu": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            communication_data_type=DType.FP32,
+            sub_group_size=20,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=30,
+            stage3_param_persistence_threshold=6,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+        ),
+    ),
+    "deepspeed 3 with parameters on the cpu as well": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=7,
+            sub_group_size=1,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=6,
+            zero_hpz_partition_size=2,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+            offload_param=OffloadParam(device=OffloadDevice.CPU),
+        ),
+    ),
+    "deepspeed 3 with parameters on the cpu as well, pageable, without overlap": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=30_000,
+            overlap_comm=False,
+            stage3_prefetch_bucket_size=0,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=0,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU, pin_memory=False),
+            offload_param=OffloadParam(device=OffloadDevice.CPU),
+        ),
+    ),
+}
+
+OFFLOADED: Named = {**DEEPSPEED3_OFFLOADED, **FSDP2_OFFLOADED, **DEEPSPEED_OFFLOADED}
 """Those that keep states in the memory of the host, or on drives."""
 
 EMULATED: Named = {

@@ -114,12 +114,15 @@ class HostPartitions(StepPart):
         """Measure the norm, and test for infinities: Python reads the answer."""
         # set_norm_for_param_grad_in_gpu, update_offload_overflow_tracker_for_param_grad
         writer = self.writer
-        self._number(each, Action.NORM, norm_part(each.parameter), DType.FP64)
+        part, size = norm_part(each.parameter), min(each.view.size, each.flat.shard)
+        measure(self, Action.NORM, each.view, part, size=size, stream=self._stream)
         self.measured[each.flat.name].append(each.parameter)
         flag, held = f"{each.parameter}/overflow_part", self._optimizer
         # Outside of fp16 nothing follows from the answer: any number that is read stands for it.
         scales = self.strategy.train.precision is Precision.FP16
-        tested = self._number(each, Action.FINITE if scales else Action.NORM, flag, held)
+        action = Action.FINITE if scales else Action.NORM
+        writer.buffer(flag, 1, held, Kind.WORKSPACE, home=self._stream)
+        tested = measure(self, action, each.view, flag, size=size, stream=self._stream)
         answer = writer.buffer(
             f"{flag}/host", 1, held, Kind.WORKSPACE, pool=HOST_POOL, home=self._stream
         )
@@ -137,23 +140,6 @@ class HostPartitions(StepPart):
             uses = (writer.copy(f"{path}/add", answer, total, accumulate=adds, stream=CPU),)
             writer.host_wait(f"{path}/add/wait", uses[0])
         writer.free(answer, uses=uses)
-
-    def _number(self, each: ReducedSlice, action: Action, name: str, dtype: DType) -> str:
-        writer = self.writer
-        writer.buffer(name, 1, dtype, Kind.WORKSPACE, home=self._stream)
-        writer.allocate(name)
-        size = min(each.view.size, each.flat.shard)
-        read = size * writer.buffers[each.view.buffer].dtype.size_bytes
-        kernel = Kernel(
-            kind=KernelKind.ELEMENTWISE, flops=2 * size, bytes=read, dtype=self._optimizer
-        )
-        return writer.compute(
-            f"measure/{name}",
-            action,
-            [(Role.GRADIENT, each.view), (Role.OUTPUT, writer.all(name))],
-            stream=self._stream,
-            kernels=(kernel,),
-        )
 
     def _copy_out(self, each: ReducedSlice) -> str:
         """Cast a slice and copy it into the gradient of the partition."""
@@ -183,6 +169,28 @@ class HostPartitions(StepPart):
         if not self._pinned:
             self.writer.host_wait(f"{path}/wait", copied)
         return copied
+
+
+def measure(
+    part: StepPart, action: Action, view: View, name: str, *, size: int, stream: str
+) -> str:
+    """Put what is measured of a gradient on the device in a number, in fp64 if it is new.
+
+    A sum of parts in fp64 is rounded as often as one of everything: once.
+    """
+    writer = part.writer
+    writer.buffer(name, 1, DType.FP64, Kind.WORKSPACE, home=stream)
+    writer.allocate(name)
+    dtype = writer.buffers[view.buffer].dtype
+    read = size * dtype.size_bytes
+    kernel = Kernel(kind=KernelKind.ELEMENTWISE, flops=2 * size, bytes=read, dtype=dtype)
+    return writer.compute(
+        f"measure/{name}",
+        action,
+        [(Role.GRADIENT, view), (Role.OUTPUT, writer.all(name))],
+        stream=stream,
+        kernels=(kernel,),
+    )
 
 
 def local_overflow(part: StepPart) -> str:

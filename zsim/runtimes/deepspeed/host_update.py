@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from zsim.dtype import DType
 from zsim.runtimes.deepspeed.host_partition import LOCAL_OVERFLOW, norm_part
+from zsim.runtimes.deepspeed.options import TIER, DeepSpeed
 from zsim.runtimes.host_update import BlockingHostStep
 from zsim.schedule.operation import Action, FreeMode
 from zsim.schedule.operation_list import COMPUTE
@@ -42,6 +43,10 @@ class NormPerGroupOnHost(BlockingHostStep):
             return None
         return total
 
+    def number(self, writer: ScheduleWriter, name: str, home: str) -> str:
+        """Declare one number in the host's memory, in fp64."""
+        return writer.buffer(name, 1, DType.FP64, Kind.WORKSPACE, pool=HOST_POOL, home=home)
+
 
 class HostPartitionStep(NormPerGroupOnHost):
     """The update of stages 1 and 2: what was measured as gradients were reduced is added up."""
@@ -65,11 +70,11 @@ class HostPartitionStep(NormPerGroupOnHost):
             return self._copy_total(writer, name, LOCAL_OVERFLOW, target)
         # complete_grad_norm_calculation_for_cpu_offload: `.item()` of each parameter's norm
         (item,) = trained
-        total = self._number(writer, f"{name}/sum", CPU)
+        total = self.number(writer, f"{name}/sum", CPU)
         adds = False
         for part in _norm_parts(item):
             path = f"{name}/item/{part}"
-            landed = self._number(writer, f"{part}/host", COMPUTE)
+            landed = self.number(writer, f"{part}/host", COMPUTE)
             writer.allocate(landed)
             came = writer.copy(path, part, landed, stream=COMPUTE, after=self.after)
             writer.host_wait(f"{path}/wait", came)
@@ -82,9 +87,6 @@ class HostPartitionStep(NormPerGroupOnHost):
             writer.free(part)
             adds = True
         return self._copy_total(writer, name, total, target)
-
-    def _number(self, writer: ScheduleWriter, name: str, home: str) -> str:
-        return writer.buffer(name, 1, DType.FP64, Kind.WORKSPACE, pool=HOST_POOL, home=home)
 
     def _copy_total(self, writer: ScheduleWriter, name: str, total: str, target: str) -> str:
         """Copy a number of the host and drop it; it is zero where nothing was measured."""
@@ -117,6 +119,73 @@ class HostPartitionStep(NormPerGroupOnHost):
         for item in self.tensors:
             writer.prefix = f"{outer}/{item.name}"
             self.updated(writer, item, writer.path("upload"))
+        writer.prefix = outer
+
+
+class HostSubGroupStep(NormPerGroupOnHost):
+    """The update of stage 3, sub-group by sub-group; parameters are on the device or the host."""
+
+    @property
+    def parameters(self) -> MemoryTier:
+        """Tier in which parameters are kept."""
+        return TIER[self.strategy.options(DeepSpeed).offload_param.device]
+
+    def measured(
+        self,
+        writer: ScheduleWriter,
+        action: Action,
+        name: str,
+        target: str,
+        *,
+        trained: Sequence[UpdatedTensor],
+    ) -> str:
+        """Add up norms of parameters on the device; test what adds up on the host."""
+        if action is Action.FINITE:  # has_overflow reads `grad_partitions_flat_buffer` on the CPU
+            sums = [replace(each, measured=writer.all(f"{each.name}/sum")) for each in trained]
+            return super().measured(writer, action, name, target, trained=sums)
+        # complete_grad_norm_calculation_for_cpu_offload of stage3.py
+        (item,) = trained
+        parts = [*_norm_parts(item)]
+        if not parts:
+            return writer.fill(f"{name}/measure", target, 0.0, stream=CPU)
+        after, total = self.after, parts[0]
+        for part in parts[1:]:
+            path = f"{name}/add/{part}"
+            writer.copy(path, part, total, accumulate=True, stream=COMPUTE, after=after)
+            after = ()
+        landed = self.number(writer, f"{name}/item", COMPUTE)
+        writer.allocate(landed)
+        came = writer.copy(f"{name}/item", total, landed, stream=COMPUTE, after=after)
+        writer.host_wait(f"{name}/item/wait", came)
+        writer.free(*parts)
+        measured = writer.copy(f"{name}/measure", landed, target, stream=CPU, after=(came,))
+        writer.free(landed, uses=(measured,), mode=FreeMode.HOST)
+        return measured
+
+    def skipped(self, writer: ScheduleWriter) -> None:
+        """Forget the norms of a step that updates nothing."""
+        for item in self.tensors:
+            writer.free(*_norm_parts(item))
+
+    def update_one(self, writer: ScheduleWriter, item: UpdatedTensor, norm: str | None) -> None:
+        """Update a sub-group, and put its parameters where they are kept."""
+        # _reassign_or_swap_out_partitioned_parameters: `data.copy_` casts on the host, and copies
+        # pageable memory: the host stops until it is done
+        if self.parameters is not MemoryTier.DEVICE:
+            super().update_one(writer, item, norm)
+            return
+        compute, kept = self.strategy.train.precision.compute, item.parameter
+        landing = writer.buffer(
+            f"{item.name}/updated", kept.size, compute, Kind.WORKSPACE, pool=HOST_POOL, home=CPU
+        )
+        writer.allocate(landing)
+        updated = self.apply_one(writer, replace(item, parameter=writer.all(landing)), norm)
+        outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
+        writer.host_wait("wait", updated)
+        moved = writer.copy("upload", landing, kept, stream=COMPUTE, after=(updated,))
+        writer.host_wait("upload/wait", moved)
+        writer.free(landing, uses=(moved,))
+        self.updated(writer, item, moved)
         writer.prefix = outer
 
 

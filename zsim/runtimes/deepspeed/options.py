@@ -65,17 +65,20 @@ class OffloadParam(Table):
 
     Attributes:
         device: where a rank's shards of parameters are kept.
-        pin_memory: of no effect on copies to the device, for which the host always waits.
         buffer_count: nvme: slots that shards pass through.
         buffer_size: nvme: elements of a slot.
         max_in_cpu: nvme: elements of shards that stay in the host's memory all the same.
     """
 
     device: OffloadDevice = OffloadDevice.NONE
-    pin_memory: Flag = True
     buffer_count: Count = 5
     buffer_size: Count = 100_000_000
     max_in_cpu: Elements = 1_000_000_000
+
+    @property
+    def is_on(self) -> bool:
+        """True if parameters are not on the device."""
+        return self.device is not OffloadDevice.NONE
 
 
 class DeepSpeed(RuntimeOptions):

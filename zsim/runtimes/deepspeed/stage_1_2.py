@@ -26,7 +26,7 @@ from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.parameter_groups import by_rule
 from zsim.zero.state import Holding, gather_path
 from zsim.zero.step_skeleton import Step
@@ -67,7 +67,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
 class Stage12Step(Step):
     """Forward and backward of every micro-batch, then the update."""
 
-    optimizer_step = NormPerGroup
+    optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
         # __init__: `single_partition_of_fp32_groups` is a copy of the own part in any precision

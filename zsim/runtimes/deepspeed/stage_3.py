@@ -15,7 +15,8 @@ Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimi
 
 from zsim.memory import book, peak_bytes
 from zsim.model.model import Model
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.host_update import HostSubGroupStep
+from zsim.runtimes.deepspeed.options import TIER, DeepSpeed
 from zsim.runtimes.deepspeed.stage_3_gather import CoalescedGathers
 from zsim.runtimes.deepspeed.stage_3_reduce import FilledBuckets
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, shards
@@ -24,8 +25,9 @@ from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
 from zsim.runtimes.deepspeed.update import NormPerGroup
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
-from zsim.schedule.schedule_writer import POOL
+from zsim.schedule.schedule_writer import CPU, POOL
 from zsim.strategy.strategy import Strategy
+from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.state import Holding, Reduced, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
@@ -48,10 +50,11 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step = Stage3Step(model, strategy, shards(model, strategy))
     step.write()
     gathers, reductions = step.gathers, step.reductions
+    threads = () if reductions.host is None else (CPU,)
     return step.schedule(
         "DeepSpeed ZeRO-3",
         VOLUME,
-        streams=tuple(dict.fromkeys((COMPUTE, gathers.stream, reductions.stream))),
+        streams=tuple(dict.fromkeys((COMPUTE, gathers.stream, reductions.stream, *threads))),
         layouts=(*step.shards.layouts, *gathers.layouts, *reductions.layouts),
         peak_of=_worst_case,
     )
@@ -65,18 +68,26 @@ def _worst_case(program: Program) -> int:
 class Stage3Step(Step):
     """Forward and backward of every micro-batch, then the update."""
 
-    optimizer_step = NormPerGroup
+    optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
         # _create_fp32_partitions: masters in any precision
+        options = strategy.options(DeepSpeed)
         holding = Holding(
-            parameter=strategy.train.precision.compute, parameter_sharded=True, has_master=True
+            parameter=strategy.train.precision.compute,
+            parameter_sharded=True,
+            has_master=True,
+            parameter_tier=TIER[options.offload_param.device],
+            optimizer_tier=TIER[options.offload_optimizer.device],
         )
         super().__init__(model, strategy, shards.parameters, holding, kept=shards.groups)
-        options = strategy.options(DeepSpeed)
+        if options.offload_optimizer.is_on:
+            self.optimizer_step = HostSubGroupStep
         self.shards = shards
         overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
         updated = update_path(shards.groups.trained[-1], strategy, has_master=True)
+        if options.offload_optimizer.is_on and not options.offload_param.is_on:
+            updated = updated.replace("/cast", "/upload")
         self.gathers = CoalescedGathers(
             self, shards, stream=ALL_GATHER if overlaps else COMPUTE, updated=updated
         )

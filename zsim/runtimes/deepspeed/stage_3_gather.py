@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, flat_buffers
 from zsim.runtimes.deepspeed.stage_3_trace import Fetch
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, FreeMode, View
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
@@ -56,6 +58,7 @@ class CoalescedGathers(StepPart):
         self._secondary: dict[int, tuple[str, ...]] = {}
         self._updated = updated
         self._after_update = AfterUpdate(updated)
+        self._fetches = step.strategy.options(DeepSpeed).offload_param.is_on
 
     def whole(self, number: int) -> str:
         """Return the buffer of a whole parameter, with its padding."""
@@ -89,10 +92,14 @@ class CoalescedGathers(StepPart):
         # intermediate memory allocations" for one parameter
         bucket, whole = self.shards.bucket(number), self.whole(number)
         self.writer.allocate(whole)
-        source = self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
+        source = self._kept(number)
         if axis == INNER:
             source = self.writer.all(_secondary(bucket))
+        elif self._fetches:
+            source, after = self._fetch_shard(number, after), ()
         self._all_gather(bucket.name, axis, source, whole, after=after)
+        if axis == DATA and self._fetches:
+            self.writer.free(source.buffer)
         self._pending[number] = _OnTheWay((number,), None)
         if axis == INNER:
             self._secondary[number] = (self._latest,)
@@ -103,12 +110,15 @@ class CoalescedGathers(StepPart):
         writer, name = self.writer, self._flat(numbers, axis)
         flat, source = f"{name}/flat", f"{name}/shard"
         writer.allocate(flat, source)
-        if axis == INNER:
+        if axis == DATA and self._fetches:
+            self._fetch_together(numbers, name, source)
+            parts = []
+        elif axis == INNER:
             parts = [_secondary(self.shards.bucket(number)) for number in numbers]
         else:
             groups = {self.shards.where[number][0] for number in numbers}
             parts = [self.states[group].parameter for group in sorted(groups)]
-        after, stream = self._after_update.take(), self.stream
+        after, stream = self._after_update.take() if parts else (), self.stream
         for index, part in enumerate(parts):
             path = f"put_together/{name}/{part}"
             copied = writer.copy(path, part, source, stream=stream, after=after, by_parameter=True)
@@ -118,6 +128,35 @@ class CoalescedGathers(StepPart):
         self._all_gather(name, axis, writer.all(source), flat, after=())
         writer.free(source)
         self._pending |= dict.fromkeys(numbers, _OnTheWay(numbers, flat))
+
+    def _kept(self, number: int) -> View:
+        """Return a parameter's shard where it is kept."""
+        return self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
+
+    def _fetch_shard(self, number: int, after: tuple[Edge, ...]) -> View:
+        """Copy a parameter's shard from the host; the host waits, though the memory is pinned."""
+        # all_gather_coalesced (partition_parameters.py): `ds_tensor.to(device)`, not non_blocking
+        writer, bucket, stream = self.writer, self.shards.bucket(number), self.stream
+        kind = Kind.COMMUNICATION
+        name = writer.buffer(
+            f"{bucket.name}/fetched", bucket.shard, self.compute, kind, home=stream
+        )
+        writer.allocate(name)
+        path = f"fetch/{bucket.name}"
+        copied = writer.copy(path, self._kept(number), name, stream=stream, after=after)
+        writer.host_wait(f"{path}/wait", copied)
+        return writer.all(name)
+
+    def _fetch_together(self, numbers: Sequence[int], name: str, target: str) -> None:
+        """Copy the shards of several parameters from the host, one behind the other."""
+        start = 0
+        for number in numbers:
+            fetched = self._fetch_shard(number, self._after_update.take())
+            place = View(buffer=target, start=start, size=fetched.size)
+            path = f"put_together/{name}/{fetched.buffer}"
+            self.writer.copy(path, fetched, place, stream=self.stream)
+            self.writer.free(fetched.buffer)
+            start += fetched.size
 
     def _all_gather(
         self, name: str, axis: str, source: View, target: str, *, after: tuple[Edge, ...]
@@ -201,7 +240,10 @@ class CoalescedGathers(StepPart):
             self.writer.persistent.append(self.whole(number))
             if self.shards.bucket(number).elements:
                 group = self.shards.groups.all[self.shards.where[number][0]]
-                self._gather_persistent(number, f"setup/{group.name}/initialize/parameter")
+                made = f"setup/{group.name}/initialize/parameter"
+                if self._fetches:
+                    self.writer.host_wait(f"wait/{self.shards.bucket(number).name}", made)
+                self._gather_persistent(number, made)
             else:
                 self.writer.allocate(self.whole(number))
         self._latest = ""

@@ -9,10 +9,12 @@ from itertools import accumulate
 
 from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.data_volume import DataVolume
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import HostBytes, WireBytes
 from zsim.strategy.optimizer_rule import Optimizer
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
 
@@ -39,6 +41,35 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
         WireBytes(group="inner", collective="all_gather", bytes=inside),
         WireBytes(group="data", collective="reduce_scatter", bytes=scattered),
     ]
+
+
+def host(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what a rank copies, with the optimizer on the CPU, and parameters there or not.
+
+    Its part of each gradient goes out and in once in every micro-batch, in the model's format, and
+    out once more for the update, in the optimizer's. Of each sub-group Python reads the norm, in
+    fp64, and again what it is over all ranks. A parameter comes back once where it is kept on the
+    device, else for each gather over the data axis.
+    """
+    options, precision = strategy.options(DeepSpeed), strategy.train.precision
+    if not options.offload_optimizer.is_on:
+        return HostBytes(to_host=0, from_host=0)
+    ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
+    compute, number = precision.compute.size_bytes, precision.optimizer.size_bytes
+    shards = {each.name: -(-each.elements // ranks) for each in model.parameters}
+    trained = sum(shards[each.name] for each in model.parameters if not each.frozen)
+    groups = norms(model, strategy)
+    out = trained * (micro_batches * compute + number)
+    out += groups * (DType.FP64.size_bytes + number)
+    back = micro_batches * trained * compute
+    back += (groups + (precision is Precision.FP16)) * number
+    if not options.offload_param.is_on:
+        return HostBytes(to_host=out, from_host=back + trained * compute)
+    often = gathers(model, options)
+    for name, shard in shards.items():
+        once = name not in often or strategy.inner is not None
+        back += (1 if once else micro_batches * often[name]) * shard * compute
+    return HostBytes(to_host=out, from_host=back)
 
 
 def norms(model: Model, strategy: Strategy) -> int:
@@ -116,4 +147,4 @@ def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
     return found
 
 
-VOLUME = DataVolume(data=data, norms=norms)
+VOLUME = DataVolume(data=data, norms=norms, host=host)
