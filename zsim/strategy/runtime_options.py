@@ -3,6 +3,7 @@
 Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -106,6 +107,14 @@ class RuntimeOptions(Table):
         """Return by option the tier of memory that it moves something to, beyond the device."""
         del stage
         return {}
+
+    def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
+        """Yield options that cannot be in a stage, with their value and what is allowed.
+
+        `moments` is how many the optimizer keeps of each parameter.
+        """
+        del stage, moments
+        yield from ()
 
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option with which buckets hold at most so many elements; None if they do."""

@@ -1,6 +1,7 @@
 """Options of DeepSpeed's `zero_optimization` (0.19), under their names."""
 
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
 
@@ -63,17 +64,13 @@ class OffloadOptimizer(Table):
 class OffloadParam(Table):
     """`offload_param`, of stage 3 (DeepSpeed 0.19, `runtime/zero/offload_config.py`).
 
+    Its buffers are for NVMe, which is not emulated.
+
     Attributes:
-        device: where a rank's shards of parameters are kept.
-        buffer_count: nvme: slots that shards pass through.
-        buffer_size: nvme: elements of a slot.
-        max_in_cpu: nvme: elements of shards that stay in the host's memory all the same.
+        device: where a rank's shards of parameters are kept: on the device or the CPU.
     """
 
     device: OffloadDevice = OffloadDevice.NONE
-    buffer_count: Count = 5
-    buffer_size: Count = 100_000_000
-    max_in_cpu: Elements = 1_000_000_000
 
     @property
     def is_on(self) -> bool:
@@ -122,6 +119,24 @@ class DeepSpeed(RuntimeOptions):
             "offload_param.device": TIER[self.offload_param.device],
         }
         return {name: tier for name, tier in said.items() if tier is not MemoryTier.DEVICE}
+
+    def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
+        """Yield what cannot be: devices of another stage, and too few buffers."""
+        optimizer, parameters = self.offload_optimizer, self.offload_param
+        if stage < 3:
+            if optimizer.device is OffloadDevice.NVME:
+                why = f"is for stage 3; in stage {stage} DeepSpeed keeps states in host memory: cpu"
+                yield "offload_optimizer.device", optimizer.device, why
+            if parameters.is_on:
+                why = f"is for stage 3, in stage {stage} every rank holds all parameters"
+                yield "offload_param.device", parameters.device, why
+        elif parameters.device is OffloadDevice.NVME:
+            yield "offload_param.device", parameters.device, "is not emulated; must be none or cpu"
+        needed = optimizer.sets * (2 + moments)
+        if optimizer.device is OffloadDevice.NVME and optimizer.buffer_count < needed:
+            kept = f"a parameter, a gradient and {moments} moments"
+            why = f"must be at least {needed}: {optimizer.sets} sub-groups at once with {kept} each"
+            yield "offload_optimizer.buffer_count", optimizer.buffer_count, why
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which a secondary shard lies."""

@@ -22,7 +22,7 @@ from zsim.runtimes.deepspeed.stage_3_reduce import FilledBuckets
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, shards
 from zsim.runtimes.deepspeed.stage_3_trace import fetches
 from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
-from zsim.runtimes.deepspeed.update import NormPerGroup
+from zsim.runtimes.deepspeed.update import NormPerGroup, NormPerGroupToHost
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
 from zsim.schedule.schedule_writer import CPU, POOL
@@ -50,7 +50,7 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step = Stage3Step(model, strategy, shards(model, strategy))
     step.write()
     gathers, reductions = step.gathers, step.reductions
-    threads = () if reductions.host is None else (CPU,)
+    threads = (CPU,) if strategy.options(DeepSpeed).tiers(stage=3) else ()
     return step.schedule(
         "DeepSpeed ZeRO-3",
         VOLUME,
@@ -83,6 +83,8 @@ class Stage3Step(Step):
         super().__init__(model, strategy, shards.parameters, holding, kept=shards.groups)
         if options.offload_optimizer.is_on:
             self.optimizer_step = HostSubGroupStep
+        elif options.offload_param.is_on:
+            self.optimizer_step = NormPerGroupToHost
         self.shards = shards
         overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
         updated = update_path(shards.groups.trained[-1], strategy, has_master=True)

@@ -44,29 +44,31 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
 
 
 def host(model: Model, strategy: Strategy) -> HostBytes:
-    """Return what a rank copies, with the optimizer on the CPU, and parameters there or not.
+    """Return what a rank copies, with the optimizer on the CPU, or parameters, or both.
 
-    Its part of each gradient goes out and in once in every micro-batch, in the model's format, and
-    out once more for the update, in the optimizer's. Of each sub-group Python reads the norm, in
-    fp64, and again what it is over all ranks. A parameter comes back once where it is kept on the
-    device, else for each gather over the data axis.
+    With the optimizer: its part of each gradient goes out and in once in every micro-batch, in the
+    model's format, and out once more for the update, in the optimizer's. Of each sub-group Python
+    reads the norm, in fp64, and again what it is over all ranks. A parameter comes back once where
+    it is kept on the device, else for each gather over the data axis. Without, masters go out to
+    parameters.
     """
     options, precision = strategy.options(DeepSpeed), strategy.train.precision
-    if not options.offload_optimizer.is_on:
-        return HostBytes(to_host=0, from_host=0)
     ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
     compute, number = precision.compute.size_bytes, precision.optimizer.size_bytes
     shards = {each.name: -(-each.elements // ranks) for each in model.parameters}
     trained = sum(shards[each.name] for each in model.parameters if not each.frozen)
-    groups = norms(model, strategy)
-    out = trained * (micro_batches * compute + number)
-    out += groups * (DType.FP64.size_bytes + number)
-    back = micro_batches * trained * compute
-    back += (groups + (precision is Precision.FP16)) * number
-    if not options.offload_param.is_on:
-        return HostBytes(to_host=out, from_host=back + trained * compute)
+    out = back = 0
+    if options.offload_optimizer.is_on:
+        groups = norms(model, strategy)
+        out = trained * (micro_batches * compute + number)
+        out += groups * (DType.FP64.size_bytes + number)
+        back = micro_batches * trained * compute
+        back += (groups + (precision is Precision.FP16)) * number
+        back += 0 if options.offload_param.is_on else trained * compute
+    elif options.offload_param.is_on:
+        out = trained * number
     often = gathers(model, options)
-    for name, shard in shards.items():
+    for name, shard in shards.items() if options.offload_param.is_on else ():
         once = name not in often or strategy.inner is not None
         back += (1 if once else micro_batches * often[name]) * shard * compute
     return HostBytes(to_host=out, from_host=back)
