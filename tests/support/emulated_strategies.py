@@ -185,7 +185,38 @@ DEEPSPEED3_OFFLOADED: Named = {
     ),
 }
 
-OFFLOADED: Named = {**DEEPSPEED3_OFFLOADED, **FSDP2_OFFLOADED, **DEEPSPEED_OFFLOADED}
+DEEPSPEED3_FILED: Named = {
+    "deepspeed 3 with its optimizer on nvme, one by one": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            sub_group_size=40,
+            stage3_param_persistence_threshold=6,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.NVME),
+        ),
+    ),
+    "deepspeed 3 with its optimizer on nvme, pipelined, parameters on the cpu": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=30_000,
+            overlap_comm=False,
+            sub_group_size=40,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=0,
+            offload_optimizer=OffloadOptimizer(
+                device=OffloadDevice.NVME, buffer_count=12, pipeline_read=True, pipeline_write=True
+            ),
+            offload_param=OffloadParam(device=OffloadDevice.CPU),
+        ),
+    ),
+}
+
+OFFLOADED: Named = {
+    **DEEPSPEED3_FILED,
+    **DEEPSPEED3_OFFLOADED,
+    **FSDP2_OFFLOADED,
+    **DEEPSPEED_OFFLOADED,
+}
 """Those that keep states in the memory of the host, or on drives."""
 
 EMULATED: Named = {

@@ -66,6 +66,7 @@ class Holding:
         parameter_tier: where parameters are kept.
         optimizer_tier: where masters and moments are kept.
         frozen: format of parameters that are not trained, where it is another.
+        file_elements: masters and moments of smaller shards are kept on the host, not in files.
     """
 
     parameter: DType
@@ -75,6 +76,7 @@ class Holding:
     frozen: DType | None = None
     parameter_tier: MemoryTier = MemoryTier.DEVICE
     optimizer_tier: MemoryTier = MemoryTier.DEVICE
+    file_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,8 @@ def declare(
 
     sharded, optimizer = holding.optimizer_sharded, strategy.train.precision.optimizer
     at, updated_at = holding.parameter_tier, holding.optimizer_tier
+    if updated_at is MemoryTier.NVME and bucket.shard < holding.file_elements:
+        updated_at = MemoryTier.HOST
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
     name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded, tier=at)
     if bucket.frozen:

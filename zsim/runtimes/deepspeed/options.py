@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, Strict
 
@@ -99,6 +99,11 @@ class DeepSpeed(RuntimeOptions):
     has_replicas = False
     takes_frozen = True
 
+    least_file_bytes: ClassVar[int] = 1 << 20
+    """Smaller tensors are not written: `MIN_AIO_BYTES`, and `aio.block_size` by default."""
+    file_alignment: ClassVar[int] = 256
+    """Elements of fp32 of which files have multiples: `AIO_ALIGNED_BYTES`, with one I/O thread."""
+
     reduce_bucket_size: Count = 500_000_000
     overlap_comm: Flag | None = None
     communication_data_type: FloatFormat | None = None
@@ -137,6 +142,12 @@ class DeepSpeed(RuntimeOptions):
             kept = f"a parameter, a gradient and {moments} moments"
             why = f"must be at least {needed}: {optimizer.sets} sub-groups at once with {kept} each"
             yield "offload_optimizer.buffer_count", optimizer.buffer_count, why
+
+    def files(self, elements: int, dtype: DType) -> bool:
+        """Tell whether the optimizer's states of so many elements are kept in files."""
+        # as is_swappable_tensor in runtime/swap_tensor/optimizer_utils.py
+        on_nvme = self.offload_optimizer.device is OffloadDevice.NVME
+        return on_nvme and elements * dtype.size_bytes >= self.least_file_bytes
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which a secondary shard lies."""

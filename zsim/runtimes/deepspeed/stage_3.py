@@ -15,8 +15,9 @@ Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimi
 
 from zsim.memory import book, peak_bytes
 from zsim.model.model import Model
+from zsim.runtimes.deepspeed.filed_update import FiledSubGroupStep
 from zsim.runtimes.deepspeed.host_update import HostSubGroupStep
-from zsim.runtimes.deepspeed.options import TIER, DeepSpeed
+from zsim.runtimes.deepspeed.options import TIER, DeepSpeed, OffloadDevice
 from zsim.runtimes.deepspeed.stage_3_gather import CoalescedGathers
 from zsim.runtimes.deepspeed.stage_3_reduce import FilledBuckets
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, shards
@@ -25,7 +26,8 @@ from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
 from zsim.runtimes.deepspeed.update import NormPerGroup, NormPerGroupToHost
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
-from zsim.schedule.schedule_writer import CPU, POOL
+from zsim.schedule.schedule_writer import CPU, NVME_READ, NVME_WRITE, POOL
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.state import Holding, Reduced, update_path
@@ -50,7 +52,10 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step = Stage3Step(model, strategy, shards(model, strategy))
     step.write()
     gathers, reductions = step.gathers, step.reductions
-    threads = (CPU,) if strategy.options(DeepSpeed).tiers(stage=3) else ()
+    tiers = strategy.options(DeepSpeed).tiers(stage=3).values()
+    threads: tuple[str, ...] = (CPU,) if tiers else ()
+    if MemoryTier.NVME in tiers:
+        threads = (*threads, NVME_READ, NVME_WRITE)
     return step.schedule(
         "DeepSpeed ZeRO-3",
         VOLUME,
@@ -79,10 +84,14 @@ class Stage3Step(Step):
             has_master=True,
             parameter_tier=TIER[options.offload_param.device],
             optimizer_tier=TIER[options.offload_optimizer.device],
+            file_elements=-(
+                -options.least_file_bytes // strategy.train.precision.optimizer.size_bytes
+            ),
         )
         super().__init__(model, strategy, shards.parameters, holding, kept=shards.groups)
         if options.offload_optimizer.is_on:
-            self.optimizer_step = HostSubGroupStep
+            on_nvme = options.offload_optimizer.device is OffloadDevice.NVME
+            self.optimizer_step = FiledSubGroupStep if on_nvme else HostSubGroupStep
         elif options.offload_param.is_on:
             self.optimizer_step = NormPerGroupToHost
         self.shards = shards
@@ -104,6 +113,13 @@ class Stage3Step(Step):
         self._trace = fetches(self._needs, sizes, shards.persistent, options)
         self._number = 0
         self._used = ""
+
+    def end_of_step(self, step: OptimizerStep) -> None:
+        """Write the update; what is in files is told where its gradients are."""
+        host = self.reductions.host
+        if isinstance(step, FiledSubGroupStep) and host is not None and host.files is not None:
+            step.files = host.files
+        super().end_of_step(step)
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer of a whole parameter."""

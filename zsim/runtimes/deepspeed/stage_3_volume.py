@@ -11,9 +11,8 @@ from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.data_volume import DataVolume
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.schedule.schedule import HostBytes, WireBytes
-from zsim.strategy.optimizer_rule import Optimizer
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
+from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
@@ -74,27 +73,49 @@ def host(model: Model, strategy: Strategy) -> HostBytes:
     return HostBytes(to_host=out, from_host=back)
 
 
+def files(model: Model, strategy: Strategy) -> FileBytes | None:
+    """Return what a rank reads and writes: states of large sub-groups, and what fits of gradients.
+
+    A gradient is written up to the alignment of files, one that is smaller than the least of them
+    not at all.
+    """
+    options = strategy.options(DeepSpeed)
+    if options.offload_optimizer.device is not OffloadDevice.NVME:
+        return None
+    number, least = strategy.train.precision.optimizer.size_bytes, options.least_file_bytes
+    moved = 0
+    for shards in sub_groups(model, strategy):
+        if sum(shards) * number < least:
+            continue
+        moved += (1 + strategy.moments) * sum(shards) * number
+        whole = (shard - shard % options.file_alignment for shard in shards)
+        moved += sum(each * number for each in whole if each * number >= least)
+    return FileBytes(read=moved, written=moved)
+
+
 def norms(model: Model, strategy: Strategy) -> int:
     """Sub-groups, each of which has its norm reduced: of all parameters with one rule."""
-    trained = [parameter for parameter in model.parameters if not parameter.frozen]
-    rules = {strategy.rule_of(parameter.name) for parameter in trained}
-    return sum(_sub_groups(model, strategy, rule) for rule in rules)
+    return len(sub_groups(model, strategy))
 
 
-def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
-    options = strategy.options(DeepSpeed)
-    shards = [
-        -(-parameter.elements // strategy.parallel.data)
-        for parameter in model.parameters
-        if not parameter.frozen and strategy.rule_of(parameter.name) == rule
-    ]
-    if sum(shards) <= options.sub_group_size:
-        return 1
-    found, left = 0, 0
-    for shard in shards:
-        if left <= 0:
-            found, left = found + 1, options.sub_group_size
-        left -= shard
+def sub_groups(model: Model, strategy: Strategy) -> list[list[int]]:
+    """Return the elements of the shards in each sub-group."""
+    limit, found = strategy.options(DeepSpeed).sub_group_size, list[list[int]]()
+    rules = [strategy.train.optimizer, *(group.rule for group in strategy.train.groups)]
+    for rule in dict.fromkeys(rules):
+        shards = [
+            -(-parameter.elements // strategy.parallel.data)
+            for parameter in model.parameters
+            if not parameter.frozen and strategy.rule_of(parameter.name) == rule
+        ]
+        most = sum(shards) + 1 if sum(shards) <= limit else limit
+        left = 0
+        for shard in shards:
+            if left <= 0:
+                found.append([])
+                left = most
+            found[-1].append(shard)
+            left -= shard
     return found
 
 
@@ -149,4 +170,4 @@ def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
     return found
 
 
-VOLUME = DataVolume(data=data, norms=norms, host=host)
+VOLUME = DataVolume(data=data, norms=norms, host=host, files=files)
