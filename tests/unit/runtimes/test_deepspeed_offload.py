@@ -16,6 +16,7 @@ from zsim.runtimes.registry import make_schedule
 from zsim.schedule.host_traffic import file_bytes, host_bytes, leaves_device
 from zsim.schedule.operation import Action, Compute, Copy, HostWait, Operation, Read, Write, walk
 from zsim.schedule.schedule import Kind, Place, Schedule
+from zsim.strategy.optimizer_rule import SGD, ParameterGroup
 from zsim.strategy.strategy import Strategy
 
 SHAPE = GPT(layers=2, hidden_size=8, attention_heads=2, sequence_length=4, vocab_size=16)
@@ -119,7 +120,11 @@ def test_nothing_leaves_on_a_stream_of_its_own_since_1219() -> None:
 
 
 def test_all_partitions_are_updated_before_the_first_is_gathered() -> None:
-    made, _ = of_gpt(strategy(2))
+    group = ParameterGroup(parameters=("*.ln*",), rule=SGD(momentum=0.25))
+    made, _ = of_gpt(
+        strategy(2).but({"train.optimizer": SGD(momentum=0.5), "train.groups": (group,)})
+    )
+    assert len(made.layouts) > 1
     order = [each.id for each in walk(made.programs[0].step)]
     last_upload = max(order.index(name) for name in order if name.endswith("/upload"))
     assert all(order.index(name) > last_upload for name in order if name.endswith("/gather"))
@@ -211,6 +216,6 @@ def test_what_cannot_be_is_refused_in_one_line(
     stage: int, said: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        strategy(stage, **said)
+        strategy(stage, 1, **said)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
