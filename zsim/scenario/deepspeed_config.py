@@ -162,7 +162,12 @@ STATES: Mapping[str, Read] = {
     "pipeline_read": read_flag,
     "pipeline_write": read_flag,
 }
-SHARDS: Mapping[str, Read] = {"device": read_device}
+SHARDS: Mapping[str, Read] = {
+    "device": read_device,
+    "buffer_count": partial(read_whole, least=1),
+    "buffer_size": partial(read_whole, least=1),
+    "max_in_cpu": read_whole,
+}
 """Options of `offload_optimizer` and `offload_param`, and how they are read."""
 
 PLAIN: Mapping[str, tuple[str, Read]] = {

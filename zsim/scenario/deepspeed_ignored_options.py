@@ -58,8 +58,7 @@ WITHOUT_EFFECT = frozenset(
         "fp16.fused_mode",
         "zero_optimization.allgather_bucket_size",
         # How files are read and written, and where; which CPU Adam; how states are made at first.
-        # A copy of parameters to the device stops the host, pinned or not; their buffers are for
-        # NVMe, which is refused.
+        # A copy of parameters to the device stops the host, pinned or not.
         "aio",
         "zero_force_ds_cpu_optimizer",
         "zero_optimization.cpu_offload_use_pin_memory",
@@ -68,9 +67,6 @@ WITHOUT_EFFECT = frozenset(
         "zero_optimization.offload_optimizer.cpuadam_cores_perc",
         "zero_optimization.offload_param.nvme_path",
         "zero_optimization.offload_param.pin_memory",
-        "zero_optimization.offload_param.buffer_count",
-        "zero_optimization.offload_param.buffer_size",
-        "zero_optimization.offload_param.max_in_cpu",
         # Batches are whole here: there is no last one to drop.
         "dataloader_drop_last",
     }

@@ -9,7 +9,7 @@ from zsim.closed_form.offload_formulas import OffloadScheme, tier_bytes, traffic
 from zsim.config_error import ConfigError
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
-from zsim.model.model import Model
+from zsim.model.model import Model, ModelError
 from zsim.proof import check
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.registry import make_schedule
@@ -203,7 +203,16 @@ def test_what_is_too_small_for_a_file_stays_in_host_memory() -> None:
             "is for stage 3; in stage 2 DeepSpeed keeps",
         ),
         (1, {"offload_param": {"device": "cpu"}}, "is for stage 3, in stage 1 every rank"),
-        (3, {"offload_param": {"device": "nvme"}}, "is not emulated; must be none or cpu"),
+        (
+            3,
+            {"offload_optimizer": {"device": "none"}, "offload_param": {"device": "nvme"}},
+            "'nvme' needs an optimizer that is not on the device: offload_optimizer.device",
+        ),
+        (
+            3,
+            {"offload_param": {"device": "nvme"}, "zero_hpz_partition_size": 2},
+            "is not emulated with zero_hpz_partition_size = 2",
+        ),
         (
             3,
             {"offload_optimizer": {"device": "nvme", "pipeline_read": True}},
@@ -219,3 +228,55 @@ def test_what_cannot_be_is_refused_in_one_line(
         strategy(stage, 1, **said)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def in_files(**said: object) -> Strategy:
+    """Parameters beyond those of the first sub-group are in files."""
+    param = {"device": "nvme", "max_in_cpu": 0, "buffer_count": 4, "buffer_size": 512, **said}
+    return strategy(
+        3,
+        stage3_max_reuse_distance=0,
+        stage3_param_persistence_threshold=0,
+        sub_group_size=400,
+        offload_param=param,
+    )
+
+
+def test_shards_in_files_are_read_ahead_as_far_as_there_are_slots() -> None:
+    with small_files():
+        made, model = of_gpt(in_files(buffer_count=8))
+        assert check(made, model) == ()
+    (program,) = made.programs
+    order = [each.id.split("/") for each in walk(program.step)]
+    ahead = [
+        unit
+        for number, (*_, unit, verb, name) in enumerate(order)
+        if verb == "read"
+        and next(each for each in order[number:] if each[-2:] == ["fetch", name])[3] != unit
+    ]
+    assert ahead
+    (slots,) = (pool for pool in made.pools if pool.name == "parameter_slots")
+    peaks = {pool: size for _, pool, size in made.contract.peak_bytes}
+    assert slots.capacity_bytes == 8 * 512 * 2 >= peaks[slots.name]
+
+
+def test_too_few_slots_say_how_many_are_needed() -> None:
+    with small_files(), pytest.raises(ModelError) as caught:
+        of_gpt(in_files(buffer_count=2))
+    assert str(caught.value) == (
+        "zero.deepspeed.offload_param.buffer_count: 2 must be at least 4: so many shards are in "
+        "slots while their parameters are whole"
+    )
+
+
+def test_a_slot_that_is_too_small_says_how_large_the_largest_shard_is() -> None:
+    with small_files(), pytest.raises(ModelError) as caught:
+        of_gpt(in_files(buffer_size=64))
+    assert "offload_param.buffer_size: 64 must be at least" in str(caught.value)
+
+
+def test_what_fits_into_max_in_cpu_is_in_no_file() -> None:
+    with small_files():
+        made, model = of_gpt(in_files(max_in_cpu=1_000_000))
+        assert check(made, model) == ()
+    assert not any(isinstance(each, Read | Write) for each in walk(made.programs[0].step))

@@ -204,7 +204,7 @@ def test_sections_of_offloading_are_those_of_the_runtime() -> None:
         offload_optimizer=OffloadOptimizer(
             device=OffloadDevice.NVME, buffer_count=8, pipeline_read=True
         ),
-        offload_param=OffloadParam(device=OffloadDevice.CPU),
+        offload_param=OffloadParam(device=OffloadDevice.CPU, max_in_cpu=1_000_000),
     )
     assert named(config) == ()
 

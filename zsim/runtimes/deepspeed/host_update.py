@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from zsim.dtype import DType
+from zsim.runtimes.deepspeed.filed_parameters import FiledParameters
 from zsim.runtimes.deepspeed.host_partition import LOCAL_OVERFLOW, norm_part
-from zsim.runtimes.deepspeed.options import TIER, DeepSpeed
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.host_update import BlockingHostStep
 from zsim.schedule.operation import Action, FreeMode
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind
-from zsim.schedule.schedule_writer import CPU, HOST_POOL, ScheduleWriter
+from zsim.schedule.schedule_writer import CPU, HOST_POOL, NVME_POOL, ScheduleWriter
 from zsim.strategy.offload import MemoryTier
 from zsim.zero.optimizer_step import UpdatedTensor
 
@@ -123,12 +124,18 @@ class HostPartitionStep(NormPerGroupOnHost):
 
 
 class HostSubGroupStep(NormPerGroupOnHost):
-    """The update of stage 3, sub-group by sub-group; parameters are on the device or the host."""
+    """The update of stage 3, sub-group by sub-group.
+
+    `filed_parameters` has those that are in files.
+    """
+
+    filed_parameters: FiledParameters
 
     @property
     def parameters(self) -> MemoryTier:
-        """Tier in which parameters are kept."""
-        return TIER[self.strategy.options(DeepSpeed).offload_param.device]
+        """Tier in which parameters are kept, but those in files."""
+        offloads = self.strategy.options(DeepSpeed).offload_param.is_on
+        return MemoryTier.HOST if offloads else MemoryTier.DEVICE
 
     def measured(
         self,
@@ -171,7 +178,8 @@ class HostSubGroupStep(NormPerGroupOnHost):
         """Update a sub-group, and put its parameters where they are kept."""
         # _reassign_or_swap_out_partitioned_parameters: `data.copy_` casts on the host, and copies
         # pageable memory: the host stops until it is done
-        if self.parameters is not MemoryTier.DEVICE:
+        in_file = writer.buffers[item.parameter.buffer].pool == NVME_POOL
+        if self.parameters is not MemoryTier.DEVICE and not in_file:
             super().update_one(writer, item, norm)
             return
         compute, kept = self.strategy.train.precision.compute, item.parameter
@@ -182,10 +190,12 @@ class HostSubGroupStep(NormPerGroupOnHost):
         updated = self.apply_one(writer, replace(item, parameter=writer.all(landing)), norm)
         outer, writer.prefix = writer.prefix, f"{writer.prefix}/{item.name}"
         writer.host_wait("wait", updated)
-        moved = writer.copy("upload", landing, kept, stream=COMPUTE, after=(updated,))
-        writer.host_wait("upload/wait", moved)
-        writer.free(landing, uses=(moved,))
-        self.updated(writer, item, moved)
+        if in_file:
+            self.filed_parameters.write_back(writer, item.name, landing, updated)
+        else:
+            moved = writer.copy("upload", landing, kept, stream=COMPUTE, after=(updated,))
+            writer.host_wait("upload/wait", moved)
+        writer.free(landing)
         writer.prefix = outer
 
 

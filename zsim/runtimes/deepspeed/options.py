@@ -64,13 +64,17 @@ class OffloadOptimizer(Table):
 class OffloadParam(Table):
     """`offload_param`, of stage 3 (DeepSpeed 0.19, `runtime/zero/offload_config.py`).
 
-    Its buffers are for NVMe, which is not emulated.
-
     Attributes:
-        device: where a rank's shards of parameters are kept: on the device or the CPU.
+        device: where a rank's shards of parameters are kept.
+        buffer_count: nvme: slots that shards pass through, held while a parameter is whole.
+        buffer_size: nvme: elements of a slot.
+        max_in_cpu: nvme: elements of shards whose sub-groups stay in host memory all the same.
     """
 
     device: OffloadDevice = OffloadDevice.NONE
+    buffer_count: Count = 5
+    buffer_size: Count = 100_000_000
+    max_in_cpu: Elements = 1_000_000_000
 
     @property
     def is_on(self) -> bool:
@@ -135,8 +139,12 @@ class DeepSpeed(RuntimeOptions):
             if parameters.is_on:
                 why = f"is for stage 3, in stage {stage} every rank holds all parameters"
                 yield "offload_param.device", parameters.device, why
-        elif parameters.device is OffloadDevice.NVME:
-            yield "offload_param.device", parameters.device, "is not emulated; must be none or cpu"
+        elif parameters.device is OffloadDevice.NVME and not optimizer.is_on:
+            why = "needs an optimizer that is not on the device: offload_optimizer.device"
+            yield "offload_param.device", parameters.device, why
+        elif parameters.device is OffloadDevice.NVME and self.zero_hpz_partition_size > 1:
+            why = f"is not emulated with zero_hpz_partition_size = {self.zero_hpz_partition_size}"
+            yield "offload_param.device", parameters.device, why
         needed = optimizer.sets * (2 + moments)
         if optimizer.device is OffloadDevice.NVME and optimizer.buffer_count < needed:
             kept = f"a parameter, a gradient and {moments} moments"

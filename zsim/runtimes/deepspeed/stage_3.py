@@ -84,6 +84,7 @@ class Stage3Step(Step):
             has_master=True,
             parameter_tier=TIER[options.offload_param.device],
             optimizer_tier=TIER[options.offload_optimizer.device],
+            host_parameters=frozenset(range(len(shards.groups.all))) - shards.filed_groups,
             file_elements=-(
                 -options.least_file_bytes // strategy.train.precision.optimizer.size_bytes
             ),
@@ -110,13 +111,15 @@ class Stage3Step(Step):
             for visit in self.visits
         ]
         sizes = [bucket.elements for bucket in self.buckets.all]
-        self._trace = fetches(self._needs, sizes, shards.persistent, options)
+        self._trace = fetches(self._needs, sizes, shards.persistent, options, filed=shards.filed)
         self._number = 0
         self._used = ""
 
     def end_of_step(self, step: OptimizerStep) -> None:
         """Write the update; what is in files is told where its gradients are."""
         host = self.reductions.host
+        if isinstance(step, HostSubGroupStep):
+            step.filed_parameters = self.gathers.files
         if isinstance(step, FiledSubGroupStep) and host is not None and host.files is not None:
             step.files = host.files
         super().end_of_step(step)
@@ -129,6 +132,8 @@ class Stage3Step(Step):
     def write_setup(self) -> None:
         """Take memory for gradients, the bucket and small parameters, which live on."""
         self.reductions.write_setup()
+        self.writer.prefix = "setup/parameters"
+        self.gathers.files.write_setup()
         self.writer.prefix = "setup/persistent"
         self.gathers.setup_persistent()
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.runtimes.deepspeed.filed_parameters import FiledParameters
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, flat_buffers
 from zsim.runtimes.deepspeed.stage_3_trace import Fetch
@@ -59,6 +60,7 @@ class CoalescedGathers(StepPart):
         self._updated = updated
         self._after_update = AfterUpdate(updated)
         self._fetches = step.strategy.options(DeepSpeed).offload_param.is_on
+        self.files = FiledParameters(step, shards)
 
     def whole(self, number: int) -> str:
         """Return the buffer of a whole parameter, with its padding."""
@@ -74,11 +76,13 @@ class CoalescedGathers(StepPart):
         found = (self._latest,) if self._latest != self._waited else ()
         self._waited = self._latest
         self._gather(fetch.ahead)
+        self.files.read(fetch.read)
         return found
 
     def _gather(self, numbers: Sequence[int]) -> None:
         """Gather all that have secondary shards as one, and all others as one."""
         # __all_gather_params_: partitioned_params_with_secondary_tensors first
+        self.files.ensure(numbers)
         among = {number: INNER if number in self._secondary else DATA for number in numbers}
         for axis in (INNER, DATA):
             own = tuple(number for number in numbers if among[number] == axis)
@@ -130,7 +134,9 @@ class CoalescedGathers(StepPart):
         self._pending |= dict.fromkeys(numbers, _OnTheWay(numbers, flat))
 
     def _kept(self, number: int) -> View:
-        """Return a parameter's shard where it is kept."""
+        """Return a parameter's shard where it is kept, or in the slot that it was read to."""
+        if (source := self.files.source(number)) is not None:
+            return source
         return self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
 
     def _fetch_shard(self, number: int, after: tuple[Edge, ...]) -> View:
@@ -145,6 +151,7 @@ class CoalescedGathers(StepPart):
         path = f"fetch/{bucket.name}"
         copied = writer.copy(path, self._kept(number), name, stream=stream, after=after)
         writer.host_wait(f"{path}/wait", copied)
+        self.files.fetched(number, copied)
         return writer.all(name)
 
     def _fetch_together(self, numbers: Sequence[int], name: str, target: str) -> None:
@@ -211,6 +218,7 @@ class CoalescedGathers(StepPart):
     def release(self, numbers: Sequence[int], used: str) -> None:
         """Free whole parameters, which `used` read last; keep a secondary shard, with hpZ."""
         # __release_param; free_param (partition_parameters.py) records the stream
+        self.files.release(numbers)
         for number in numbers:
             last = used if self.strategy.inner is None else self._keep(number)
             self.writer.free(self.whole(number), uses=(last,), mode=self._mode)
@@ -240,7 +248,9 @@ class CoalescedGathers(StepPart):
             self.writer.persistent.append(self.whole(number))
             if self.shards.bucket(number).elements:
                 group = self.shards.groups.all[self.shards.where[number][0]]
-                made = f"setup/{group.name}/initialize/parameter"
+                made = self.files.initialized.get(
+                    number, f"setup/{group.name}/initialize/parameter"
+                )
                 if self._fetches:
                     self.writer.host_wait(f"wait/{self.shards.bucket(number).name}", made)
                 self._gather_persistent(number, made)
