@@ -15,6 +15,7 @@ from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.precision import Precision
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
@@ -85,14 +86,31 @@ def test_hybrid_sharding_trains_it_too(
     trains(*job, timing, overflow_steps)
 
 
-@pytest.mark.parametrize("name", [*EMULATED, *OFFLOADED])
+@pytest.mark.parametrize("name", EMULATED)
 @settings(max_examples=2)
 @given(data=st.data(), timing=timings(), overflow_steps=overflows)
 def test_every_emulated_runtime_trains_it_too(
     name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
+    strategy = drawn_of(EMULATED[name], data)
+    trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+
+
+@pytest.mark.parametrize("name", OFFLOADED)
+@settings(max_examples=1)
+@given(data=st.data(), timing=timings(), overflow_steps=overflows)
+def test_every_emulated_offload_trains_it_too(
+    name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    strategy = drawn_of(OFFLOADED[name], data)
+    with small_files():
+        trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+
+
+def drawn_of(named: tuple[int, RuntimeOptions], data: st.DataObject) -> Strategy:
+    """A strategy that emulates a runtime, on up to four ranks and two replicas."""
     strategy = emulating(
-        (EMULATED | OFFLOADED)[name],
+        named,
         data=data.draw(st.integers(1, 4)),
         replicate=data.draw(st.integers(1, 2)),
         micro_batches=data.draw(st.integers(1, 3)),
@@ -102,5 +120,4 @@ def test_every_emulated_runtime_trains_it_too(
     )
     assume(strategy is not None)
     assert strategy is not None
-    with small_files():
-        trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+    return strategy

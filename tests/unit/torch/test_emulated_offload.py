@@ -30,10 +30,12 @@ def without(options: RuntimeOptions) -> RuntimeOptions:
 
 
 def pairs(ranks: int, *, whole: bool) -> list[tuple[str, Strategy, Strategy]]:
-    """Each offloaded strategy and the same without, in every way or in one that takes turns."""
+    """Each offloaded strategy and the same without, in every way; else every other, in one way."""
     found: list[tuple[str, Strategy, Strategy]] = []
     for number, (name, (stage, options)) in enumerate(OFFLOADED.items()):
-        for precision, micro_batches, clip in WAYS if whole else [WAYS[(number + ranks) % 2]]:
+        if not whole and number % 2 != ranks % 2:
+            continue
+        for precision, micro_batches, clip in WAYS if whole else [WAYS[number // 2 % 2]]:
             one, other = (
                 strategy(
                     (stage, each),
