@@ -50,8 +50,30 @@ def fetches(
     Raises:
         ModelError: more slots are needed at once than there are.
     """
-    coordinator = _Coordinator(needs, sizes, persistent, options, filed=filed)
-    return tuple(coordinator.visit(number) for number in range(len(needs)))
+    given = needed = options.offload_param.buffer_count
+    while True:
+        coordinator = _Coordinator(needs, sizes, persistent, options, filed=filed)
+        coordinator.count = needed
+        try:
+            found = tuple(coordinator.visit(number) for number in range(len(needs)))
+        except _TooFewSlotsError as error:
+            needed = error.needed
+            continue
+        if needed > given:
+            # swap_in of partitioned_param_swapper.py asserts that there are enough buffers
+            raise ModelError(
+                f"zero.deepspeed.offload_param.buffer_count: {given} must be at least {needed}: so "
+                "many shards are in slots while their parameters are whole"
+            )
+        return found
+
+
+class _TooFewSlotsError(Exception):
+    """More slots are needed at a visit than there are."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
 
 
 class _Coordinator:
@@ -67,6 +89,7 @@ class _Coordinator:
         filed: Collection[int],
     ) -> None:
         self.filed = set(filed)
+        self.count = options.offload_param.buffer_count
         self.slots: set[int] = set()
         self.under_way: set[int] = set()
         self.needs = needs
@@ -109,13 +132,8 @@ class _Coordinator:
         self.there.update(found)
         self.under_way.update(found)
         self.slots.update(self.filed.intersection(found))
-        count = self.options.offload_param.buffer_count
-        if len(self.slots) > count:
-            # swap_in of partitioned_param_swapper.py asserts that there are enough buffers
-            raise ModelError(
-                f"zero.deepspeed.offload_param.buffer_count: {count} must be at least "
-                f"{len(self.slots)}: so many shards are in slots while their parameters are whole"
-            )
+        if len(self.slots) > self.count:
+            raise _TooFewSlotsError(len(self.slots))
         self.live_elements += sum(self.sizes[each] for each in found)  # __n_available_params
         return tuple(sorted(found))
 
@@ -146,7 +164,7 @@ class _Coordinator:
         if not self.filed or self.options.stage3_prefetch_bucket_size <= 0:
             return ()
         most = 2 * sum(self.sizes[each] for each in self.under_way)
-        free = self.options.offload_param.buffer_count - len(self.slots)
+        free = self.count - len(self.slots)
         found: dict[int, None] = {}
         considered = 0
         for each, _ in self.queue:
