@@ -3,17 +3,19 @@
 import pytest
 from drawn import chains, jobs, models, zero_strategies
 from drawn_timings import DrawnTiming, timings
-from emulated_strategies import EMULATED
+from emulated_strategies import EMULATED, OFFLOADED
 from emulated_strategies import strategy as emulating
 from exact_training import STEPS, trained, trains
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from small_files import small_files
 
 from zsim.model.architecture import GPT
 from zsim.model.gpt import gpt
 from zsim.model.model import Model
 from zsim.runtimes.registry import make_schedule
 from zsim.strategy.precision import Precision
+from zsim.strategy.runtime_options import RuntimeOptions
 from zsim.strategy.strategy import Activations, Checkpointing, Parallel, Strategy, Zero
 from zsim.strategy.train import Train
 from zsim_des.values import train
@@ -90,8 +92,25 @@ def test_hybrid_sharding_trains_it_too(
 def test_every_emulated_runtime_trains_it_too(
     name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
 ) -> None:
+    strategy = drawn_of(EMULATED[name], data)
+    trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+
+
+@pytest.mark.parametrize("name", OFFLOADED)
+@settings(max_examples=1)
+@given(data=st.data(), timing=timings(), overflow_steps=overflows)
+def test_every_emulated_offload_trains_it_too(
+    name: str, data: st.DataObject, timing: DrawnTiming, overflow_steps: frozenset[int]
+) -> None:
+    strategy = drawn_of(OFFLOADED[name], data)
+    with small_files():
+        trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+
+
+def drawn_of(named: tuple[int, RuntimeOptions], data: st.DataObject) -> Strategy:
+    """A strategy that emulates a runtime, on up to four ranks and two replicas."""
     strategy = emulating(
-        EMULATED[name],
+        named,
         data=data.draw(st.integers(1, 4)),
         replicate=data.draw(st.integers(1, 2)),
         micro_batches=data.draw(st.integers(1, 3)),
@@ -101,4 +120,4 @@ def test_every_emulated_runtime_trains_it_too(
     )
     assume(strategy is not None)
     assert strategy is not None
-    trains(data.draw(models(strategy)), strategy, timing, overflow_steps)
+    return strategy

@@ -1,9 +1,9 @@
 """Strategies that emulate other runtimes, with every option that changes what is issued."""
 
 from zsim.dtype import DType
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice, OffloadOptimizer, OffloadParam
 from zsim.runtimes.fsdp1.options import FSDP1, BackwardPrefetch, ShardingStrategy
-from zsim.runtimes.fsdp2.options import FSDP2, Sync
+from zsim.runtimes.fsdp2.options import FSDP2, OffloadPolicy, Sync
 from zsim.runtimes.megatron.options import Megatron
 from zsim.runtimes.nanotron.options import Nanotron
 from zsim.strategy.optimizer_rule import SGD, Adam
@@ -107,6 +107,117 @@ DEEPSPEED3_OPTIONS: Named = {
         ),
     ),
 }
+
+FSDP2_OFFLOADED: Named = {
+    "fsdp2 on the host": (3, FSDP2(offload_policy=OffloadPolicy.CPU)),
+    "fsdp2 on the host, pageable, reduced in fp32": (
+        3,
+        FSDP2(offload_policy=OffloadPolicy.CPU, pin_memory=False, reduce_dtype=DType.FP32),
+    ),
+    "fsdp2 on the host, sharded over two, one all-reduce": (
+        3,
+        FSDP2(offload_policy=OffloadPolicy.CPU, reshard_after_forward=2, all_reduce=Sync.LAST),
+    ),
+}
+
+DEEPSPEED_OFFLOADED: Named = {
+    "deepspeed 1 with its optimizer on the cpu": (
+        1,
+        DeepSpeed(
+            reduce_bucket_size=60, offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU)
+        ),
+    ),
+    "deepspeed 2 with its optimizer on the cpu, overlapped, reduced in fp32": (
+        2,
+        DeepSpeed(
+            reduce_bucket_size=60,
+            overlap_comm=True,
+            communication_data_type=DType.FP32,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+        ),
+    ),
+    "deepspeed 2 with its optimizer on the cpu, single parameters, pageable": (
+        2,
+        DeepSpeed(
+            reduce_bucket_size=7,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU, pin_memory=False),
+        ),
+    ),
+}
+
+DEEPSPEED3_OFFLOADED: Named = {
+    "deepspeed 3 with its optimizer on the cpu": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            communication_data_type=DType.FP32,
+            sub_group_size=20,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=30,
+            stage3_param_persistence_threshold=6,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+        ),
+    ),
+    "deepspeed 3 with parameters on the cpu as well": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=7,
+            sub_group_size=1,
+            stage3_prefetch_bucket_size=40,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=6,
+            zero_hpz_partition_size=2,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU),
+            offload_param=OffloadParam(device=OffloadDevice.CPU),
+        ),
+    ),
+    "deepspeed 3 with parameters on the cpu as well, pageable, without overlap": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=30_000,
+            overlap_comm=False,
+            stage3_prefetch_bucket_size=0,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=0,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.CPU, pin_memory=False),
+            offload_param=OffloadParam(device=OffloadDevice.CPU),
+        ),
+    ),
+}
+
+DEEPSPEED3_FILED: Named = {
+    "deepspeed 3 with its optimizer on nvme, one by one": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=50,
+            sub_group_size=40,
+            stage3_param_persistence_threshold=6,
+            offload_optimizer=OffloadOptimizer(device=OffloadDevice.NVME),
+        ),
+    ),
+    "deepspeed 3 with its optimizer on nvme, pipelined, parameters on the cpu": (
+        3,
+        DeepSpeed(
+            reduce_bucket_size=30_000,
+            overlap_comm=False,
+            sub_group_size=40,
+            stage3_max_reuse_distance=0,
+            stage3_param_persistence_threshold=0,
+            offload_optimizer=OffloadOptimizer(
+                device=OffloadDevice.NVME, buffer_count=12, pipeline_read=True, pipeline_write=True
+            ),
+            offload_param=OffloadParam(device=OffloadDevice.CPU),
+        ),
+    ),
+}
+
+OFFLOADED: Named = {
+    **DEEPSPEED3_FILED,
+    **DEEPSPEED3_OFFLOADED,
+    **FSDP2_OFFLOADED,
+    **DEEPSPEED_OFFLOADED,
+}
+"""Those that keep states in the memory of the host, or on drives."""
 
 EMULATED: Named = {
     **DEEPSPEED_OPTIONS,

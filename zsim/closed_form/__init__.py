@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zsim.closed_form import offloaded
 from zsim.closed_form.data_volume import DataVolume
-from zsim.closed_form.offloaded import file_bytes, host_bytes
 from zsim.closed_form.tensor import sequence, tensor
 from zsim.model.model import Model
 from zsim.model.pipeline_stages import Stage, stages
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
@@ -36,6 +36,16 @@ def wire_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> tuple[Wi
         for stage in stages(model, strategy.parallel.pipeline)
         for line in _volume(stage.model, strategy, volume, _handed_on(stage, strategy))
     )
+
+
+def host_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> HostBytes:
+    """Return what a rank copies to its host in a step, and from there."""
+    return (volume.host or offloaded.host_bytes)(model, strategy)
+
+
+def file_bytes(model: Model, strategy: Strategy, volume: DataVolume) -> FileBytes | None:
+    """Return what a rank reads from files in a step, and writes; None if it keeps none."""
+    return (volume.files or offloaded.file_bytes)(model, strategy)
 
 
 def _volume(

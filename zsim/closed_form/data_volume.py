@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from zsim.model.model import Model, Parameter, Unit
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
 from zsim.strategy.strategy import Strategy
 
 
@@ -17,10 +17,16 @@ def clipped_once(model: Model, strategy: Strategy) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataVolume:
-    """The own part of a runtime: parameters and gradients, and how many norms it reduces."""
+    """The own part of a runtime: parameters and gradients, and how many norms it reduces.
+
+    `host` is what it copies between device and host, `files` what it reads and writes; None is what
+    `[offload]` says of zsim's own stages.
+    """
 
     data: Callable[[Model, Strategy], list[WireBytes]]
     norms: Callable[[Model, Strategy], int] = clipped_once
+    host: Callable[[Model, Strategy], HostBytes] | None = None
+    files: Callable[[Model, Strategy], FileBytes | None] | None = None
 
 
 def all_reduces(

@@ -18,7 +18,7 @@ from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
 from zsim.schedule.happens_before import Clock, Way
 from zsim.schedule.operation import Free, FreeMode, Read, Write
-from zsim.schedule.program_index import HOST, Numbered
+from zsim.schedule.program_index import HOST
 
 INVARIANT = "host_order"
 
@@ -69,7 +69,7 @@ def _of(
             continue
         if stream in away:
             continue
-        for awaited, position, name in _awaited(numbered, number, ways):
+        for awaited, position, name in _awaited(way, number, ways):
             if awaited in away and (host is None or host[awaited] < position):
                 yield Finding(
                     invariant=INVARIANT,
@@ -81,14 +81,16 @@ def _of(
                 )
 
 
-def _awaited(
-    numbered: Numbered, number: int, ways: Sequence[Way]
-) -> Iterator[tuple[int, int, str]]:
+def _awaited(way: Way, number: int, ways: Sequence[Way]) -> Iterator[tuple[int, int, str]]:
     """Yield stream, position and name of what an operation waits for by an edge.
 
-    A previous instance that the host knows of whenever its step ends is not waited for.
+    An operation that does not run on this way is not waited for, nor is a previous instance that
+    the host knows of whenever its step ends.
     """
+    numbered = way.numbered
     for edge in numbered.edges[number]:
+        if way.known[edge] is None:
+            continue
         name = numbered.operations[edge].id
         yield numbered.stream[edge], numbered.position[edge], name
     for name in numbered.previous.get(number, ()):

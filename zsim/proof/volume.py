@@ -12,11 +12,10 @@ Cost: one look at each operation that communicates; at each copy, where there is
 from collections import Counter
 from collections.abc import Iterator
 
-from zsim.closed_form import file_bytes, host_bytes
 from zsim.network.volume import communications, is_scalar, ring_equivalent_bytes
 from zsim.proof.context import Context, NumberedProgram
 from zsim.proof.finding import Finding
-from zsim.runtimes.registry import wire_bytes
+from zsim.runtimes.registry import file_bytes, host_bytes, wire_bytes
 from zsim.schedule.host_traffic import file_bytes as moved_by
 from zsim.schedule.host_traffic import host_bytes as copied_by
 from zsim.schedule.program_index import Numbered

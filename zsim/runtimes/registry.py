@@ -13,7 +13,7 @@ from zsim.closed_form import DataVolume
 from zsim.closed_form.zero_stages import VOLUME
 from zsim.gc_paused import uncollected
 from zsim.model.model import Model, ModelError
-from zsim.schedule.schedule import Schedule, WireBytes
+from zsim.schedule.schedule import FileBytes, HostBytes, Schedule, WireBytes
 from zsim.strategy.runtime_options import RuntimeOptions, registered
 from zsim.strategy.strategy import Strategy
 from zsim.zero import stages as own
@@ -99,3 +99,13 @@ def wire_bytes(model: Model, strategy: Strategy) -> tuple[WireBytes, ...]:
     """
     volume = runtime_of(strategy).volume(strategy)
     return closed_form.wire_bytes(model, strategy, volume)
+
+
+def host_bytes(model: Model, strategy: Strategy) -> HostBytes:
+    """Return by closed form what a rank copies to its host in a step, and from there."""
+    return closed_form.host_bytes(model, strategy, runtime_of(strategy).volume(strategy))
+
+
+def file_bytes(model: Model, strategy: Strategy) -> FileBytes | None:
+    """Return by closed form what a rank reads from files in a step, and writes."""
+    return closed_form.file_bytes(model, strategy, runtime_of(strategy).volume(strategy))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from zsim.model.model import BATCH, Model, Parameter
 from zsim.schedule.operation_list import COMPUTE
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets
 from zsim.zero.state import Holding, Reduced
@@ -56,7 +57,13 @@ class WrappedStep(Step):
     """
 
     def __init__(
-        self, model: Model, strategy: Strategy, buckets: Buckets, *, kept: Buckets | None = None
+        self,
+        model: Model,
+        strategy: Strategy,
+        buckets: Buckets,
+        *,
+        kept: Buckets | None = None,
+        tier: MemoryTier = MemoryTier.DEVICE,
     ) -> None:
         # The sharded parameters are in their original format, which the optimizer updates, and are
         # cast as they are gathered: FlatParamHandle._use_low_precision_shard (_flat_param.py),
@@ -65,6 +72,8 @@ class WrappedStep(Step):
             parameter=strategy.train.precision.optimizer,
             parameter_sharded=True,
             frozen=strategy.train.precision.compute,
+            parameter_tier=tier,
+            optimizer_tier=tier,
         )
         super().__init__(model, strategy, buckets, holding, kept=kept)
         blocks = [self.block(unit) for unit in range(len(model.units))]

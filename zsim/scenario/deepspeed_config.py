@@ -7,9 +7,7 @@ in DeepSpeed. Options that are not modelled are named, less those of
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -17,8 +15,18 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from zsim.config_error import wrong_fields
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.scenario.deepspeed_ignored_options import is_silent
+from zsim.scenario.deepspeed_values import (
+    read_at_least_one,
+    read_clip,
+    read_device,
+    read_flag,
+    read_format,
+    read_number,
+    read_pair,
+    read_whole,
+)
 from zsim.scenario.tables import Scenario, ScenarioError, TrainTable, ZeroTable
 from zsim.schedule.json import shown
 from zsim.strategy.config_table import Table
@@ -38,8 +46,19 @@ Read = Callable[[object], object]
 
 FIELD = "zero.deepspeed_config"
 ZERO = "zero_optimization"
-SECTIONS = (ZERO, "fp16", "bf16", "optimizer", "activation_checkpointing", "data_types")
-"""Options that hold options."""
+OPTIMIZER, PARAM = f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param"
+OPTIMIZER_FIELD, PARAM_FIELD = "zero.deepspeed.offload_optimizer", "zero.deepspeed.offload_param"
+SECTIONS = (
+    ZERO,
+    OPTIMIZER,
+    PARAM,
+    "fp16",
+    "bf16",
+    "optimizer",
+    "activation_checkpointing",
+    "data_types",
+)
+"""Options that hold options; those inside others behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +83,13 @@ def configured(scenario: Scenario, text: str) -> tuple[Scenario, tuple[str, ...]
     emulate = tables["zero"].setdefault("emulate", "deepspeed")
     if emulate != "deepspeed":
         raise ScenarioError(f'zero.emulate: "{emulate}" contradicts deepspeed_config')
+    _deprecated(options)
     said = _plain(options)
     precision = _precision(options, said, tables["train"])
     if precision is Precision.FP16:
         _loss_scale(options, said)
     _optimizer(options, said, tables["train"])
-    partition = _take(options, "activation_checkpointing.partition_activations", _flag)
+    partition = _take(options, "activation_checkpointing.partition_activations", read_flag)
     if tables["activations"].get("checkpointing") is Checkpointing.FULL and partition is not None:
         said["activations.partition"] = partition  # else there are no checkpoints to partition
     stage = _stage(said, tables["zero"])
@@ -135,68 +155,45 @@ def _given(prefix: str, options: Options) -> Options:
     }
 
 
-def _number(value: object) -> float:
-    """Return a finite number; strings may hold one, as in "2e8"."""
-    number = math.nan
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        with suppress(ValueError, OverflowError):
-            number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("must be a number")
-    return number
-
-
-def _whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Return a whole number, also as 5e8 or "2e8"."""
-    number = value if isinstance(value, int) and not isinstance(value, bool) else _number(value)
-    if number != int(number) or not least <= number <= most:
-        raise ValueError(f"must be a whole number from {least} to {most}")
-    return int(number)
-
-
-def _at_least_one(value: object) -> int:
-    """Return a whole number, where DeepSpeed does the same at 0 as at 1."""
-    return max(1, _whole(value))
-
-
-def _flag(value: object) -> bool:
-    found = {"true": True, "false": False}.get(str(value).lower())
-    if found is None or not isinstance(value, bool | str):
-        raise ValueError("must be true or false")
-    return found
-
-
-def _format(value: object) -> str:
-    found = value.lower() if isinstance(value, str) else ""
-    if found not in {"fp16", "bf16", "fp32"}:
-        raise ValueError('must be "fp16", "bf16" or "fp32"')
-    return found
-
-
-def _clip(value: object) -> float | None:
-    """Return the largest norm; at 0 DeepSpeed does not clip."""
-    return _number(value) or None
-
+STATES: Mapping[str, Read] = {
+    "device": read_device,
+    "pin_memory": read_flag,
+    "buffer_count": partial(read_whole, least=1),
+    "pipeline_read": read_flag,
+    "pipeline_write": read_flag,
+}
+SHARDS: Mapping[str, Read] = {
+    "device": read_device,
+    "buffer_count": partial(read_whole, least=1),
+    "buffer_size": partial(read_whole, least=1),
+    "max_in_cpu": read_whole,
+}
+"""Options of `offload_optimizer` and `offload_param`, and how they are read."""
 
 PLAIN: Mapping[str, tuple[str, Read]] = {
-    "train_batch_size": ("train.global_batch_size", _whole),
-    "train_micro_batch_size_per_gpu": ("train.micro_batch_size", _whole),
-    "gradient_accumulation_steps": ("train.gradient_accumulation_steps", _whole),
-    "gradient_clipping": ("train.clip_norm", _clip),
-    "communication_data_type": ("zero.deepspeed.communication_data_type", _format),
-    f"{ZERO}.stage": ("zero.stage", _whole),
-    f"{ZERO}.overlap_comm": ("zero.deepspeed.overlap_comm", _flag),
+    "train_batch_size": ("train.global_batch_size", read_whole),
+    "train_micro_batch_size_per_gpu": ("train.micro_batch_size", read_whole),
+    "gradient_accumulation_steps": ("train.gradient_accumulation_steps", read_whole),
+    "gradient_clipping": ("train.clip_norm", read_clip),
+    "communication_data_type": ("zero.deepspeed.communication_data_type", read_format),
+    f"{ZERO}.stage": ("zero.stage", read_whole),
+    f"{ZERO}.overlap_comm": ("zero.deepspeed.overlap_comm", read_flag),
     f"{ZERO}.reduce_bucket_size": (
         "zero.deepspeed.reduce_bucket_size",
-        partial(_whole, least=1),
+        partial(read_whole, least=1),
     ),
-    f"{ZERO}.sub_group_size": ("zero.deepspeed.sub_group_size", _at_least_one),
-    f"{ZERO}.zero_hpz_partition_size": ("zero.deepspeed.zero_hpz_partition_size", _at_least_one),
+    f"{ZERO}.sub_group_size": ("zero.deepspeed.sub_group_size", read_at_least_one),
+    f"{ZERO}.zero_hpz_partition_size": (
+        "zero.deepspeed.zero_hpz_partition_size",
+        read_at_least_one,
+    ),
     **{
-        f"{ZERO}.{name}": (f"zero.deepspeed.{name}", _whole)
+        f"{ZERO}.{name}": (f"zero.deepspeed.{name}", read_whole)
         for name in DeepSpeed.model_fields
         if name.startswith("stage3_")
     },
+    **{f"{OPTIMIZER}.{name}": (f"{OPTIMIZER_FIELD}.{name}", read) for name, read in STATES.items()},
+    **{f"{PARAM}.{name}": (f"{PARAM_FIELD}.{name}", read) for name, read in SHARDS.items()},
 }
 """Where an option stands in a scenario, and how it is read."""
 
@@ -212,6 +209,20 @@ def _take(options: Options, name: str, read: Read) -> Said | None:
         raise ScenarioError(f"{FIELD}: {name}: {shown(value)} {error}") from None
 
 
+def _deprecated(options: Options) -> None:
+    """Read the old flags of offloading as the sections that replaced them.
+
+    Options of a section without a device, or with "none", have no effect.
+    """
+    for old, section in ((f"{ZERO}.cpu_offload", OPTIMIZER), (f"{ZERO}.cpu_offload_param", PARAM)):
+        said = _take(options, old, read_flag)
+        if said is not None and said.value:
+            options.setdefault(f"{section}.device", OffloadDevice.CPU.value)
+        if options.get(f"{section}.device", "none") == "none":
+            for name in [each for each in options if each.startswith(f"{section}.")]:
+                del options[name]
+
+
 def _plain(options: Options) -> dict[str, Said]:
     """Return the values that options of `PLAIN` have, by field of a scenario."""
     found = {field: _take(options, name, read) for name, (field, read) in PLAIN.items()}
@@ -220,7 +231,7 @@ def _plain(options: Options) -> dict[str, Said]:
 
 def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]) -> Precision:
     """Return the precision: the one that is enabled, else the scenario's, unless it is disabled."""
-    found = {name: _take(options, f"{name}.enabled", _flag) for name in ("fp16", "bf16")}
+    found = {name: _take(options, f"{name}.enabled", read_flag) for name in ("fp16", "bf16")}
     enabled = [name for name, flag in found.items() if flag is not None and flag.value]
     if len(enabled) > 1:
         raise ScenarioError(f"{FIELD}: bf16.enabled: true contradicts fp16.enabled")
@@ -239,10 +250,10 @@ def _precision(options: Options, said: dict[str, Said], train: Mapping[str, Any]
 
 def _loss_scale(options: Options, said: dict[str, Said]) -> None:
     """Read the loss scale: a constant one neither grows nor falls."""
-    power = _take(options, "fp16.initial_scale_power", partial(_whole, most=127))
-    window = _take(options, "fp16.loss_scale_window", partial(_whole, least=1))
-    minimum = _take(options, "fp16.min_loss_scale", _number)
-    constant = _take(options, "fp16.loss_scale", _number)
+    power = _take(options, "fp16.initial_scale_power", partial(read_whole, most=127))
+    window = _take(options, "fp16.loss_scale_window", partial(read_whole, least=1))
+    minimum = _take(options, "fp16.min_loss_scale", read_number)
+    constant = _take(options, "fp16.loss_scale", read_number)
     scale = "train.loss_scale"
     if constant is not None and constant.value:
         said[f"{scale}.initial"] = said[f"{scale}.minimum"] = constant
@@ -272,26 +283,19 @@ def _optimizer(options: Options, said: dict[str, Said], train: Mapping[str, Any]
     names = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     if (kind or train.get("optimizer", "adam")) == "sgd":
         names["momentum"] = "momentum"
-        nesterov = _take(options, "optimizer.params.nesterov", _flag)
+        nesterov = _take(options, "optimizer.params.nesterov", read_flag)
         if nesterov is not None:
             said["train.nesterov"] = nesterov
     else:
         names["eps"] = "epsilon"
-        betas = _take(options, "optimizer.params.betas", _pair)
+        betas = _take(options, "optimizer.params.betas", read_pair)
         if betas is not None:
             for name, beta in zip(("beta1", "beta2"), cast("Betas", betas.value), strict=True):
                 said[f"train.{name}"] = Said(betas.option, beta)
     for name, field in names.items():
-        what = _take(options, f"optimizer.params.{name}", _number)
+        what = _take(options, f"optimizer.params.{name}", read_number)
         if what is not None:
             said[f"train.{field}"] = what
-
-
-def _pair(value: object) -> Betas:
-    first, second = value if isinstance(value, list) and len(value) == 2 else (None, None)
-    if first is None or second is None:
-        raise ValueError("must be two numbers")
-    return _number(first), _number(second)
 
 
 def _stage(said: Mapping[str, Said], zero: Mapping[str, Any]) -> int:
@@ -310,6 +314,8 @@ def _drop_stage3(said: dict[str, Said]) -> None:
     for name in DeepSpeed.model_fields:
         if name.startswith("stage3_") or name in {"sub_group_size", "zero_hpz_partition_size"}:
             said.pop(f"zero.deepspeed.{name}", None)
+    for name in SHARDS:
+        said.pop(f"{PARAM_FIELD}.{name}", None)
 
 
 def _put(tables: Tables, field: str, what: Said) -> None:

@@ -20,6 +20,7 @@ DEFAULTS: Mapping[str, object] = {
     "zero_optimization.allgather_partitions": True,
     "zero_optimization.memory_efficient_linear": True,
     "zero_optimization.mics_shard_size": -1,
+    "zero_optimization.offload_optimizer.ratio": 1.0,
     "zero_optimization.stage3_module_granularity_threshold": 0,
     "zero_optimization.stage3_model_persistence_threshold": 2**63 - 1,
 }
@@ -56,10 +57,16 @@ WITHOUT_EFFECT = frozenset(
         "vocabulary_size",
         "fp16.fused_mode",
         "zero_optimization.allgather_bucket_size",
-        # What only matters to offloading, which is named itself.
+        # How files are read and written, and where; which CPU Adam; how states are made at first.
+        # A copy of parameters to the device stops the host, pinned or not.
         "aio",
         "zero_force_ds_cpu_optimizer",
         "zero_optimization.cpu_offload_use_pin_memory",
+        "zero_optimization.offload_optimizer.nvme_path",
+        "zero_optimization.offload_optimizer.fast_init",
+        "zero_optimization.offload_optimizer.cpuadam_cores_perc",
+        "zero_optimization.offload_param.nvme_path",
+        "zero_optimization.offload_param.pin_memory",
         # Batches are whole here: there is no last one to drop.
         "dataloader_drop_last",
     }

@@ -30,6 +30,7 @@ from zsim.scenario.tables import (
 )
 from zsim.schedule.schedule import Discipline
 from zsim.strategy.offload import MemoryTier
+from zsim.strategy.runtime_options import registered
 from zsim.strategy.strategy import Parallel, Strategy, ZeroKnobs
 from zsim.strategy.train import TrainKnobs
 
@@ -200,6 +201,11 @@ def _need_hardware(strategy: Strategy, cluster: Cluster) -> None:
         "offload.optimizer": offload.optimizer,
         "offload.parameters": offload.parameters,
     }
+    runtime = strategy.zero.emulate
+    if runtime is not None:
+        table = next(name for name, each in registered().items() if each.options is type(runtime))
+        tiers = runtime.tiers(stage=strategy.zero.stage)
+        wanted |= {f"zero.{table}.{option}": tier for option, tier in tiers.items()}
     for name, tier in wanted.items():
         for missing, what in (
             (tier != MemoryTier.DEVICE and not has_host, "host memory behind PCIe"),

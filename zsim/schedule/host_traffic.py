@@ -30,13 +30,26 @@ def on_host_threads(
 
 
 def copied_bytes(copy: Copy, program: Program) -> int:
-    """Bytes that a Copy moves: its elements in the format of the source."""
-    width = program.by_name[copy.source.buffer].dtype.size_bytes
-    return min(copy.source.size, copy.target.size) * width
+    """Bytes that a Copy moves at most: its elements in the format of the source."""
+    source, target = (program.by_name[view.buffer] for view in (copy.source, copy.target))
+    elements = min(copy.source.size, copy.target.size, source.elements, target.elements)
+    return elements * source.dtype.size_bytes
+
+
+def _own_bytes(copy: Copy, program: Program, schedule: Schedule) -> int:
+    """Bytes that a Copy moves on the first rank, whose part of uneven shards is the largest."""
+    if copy.source.layout is None:
+        return copied_bytes(copy, program)
+    first = schedule.mesh.coordinates(0)
+    _, size = schedule.extent(copy.source, first)
+    return size * program.by_name[copy.source.buffer].dtype.size_bytes
 
 
 def host_bytes(schedule: Schedule, program: Program) -> HostBytes:
-    """Return what a rank copies each way in a step; of a branch, the side that updates."""
+    """Return what a rank copies each way in a step; of a branch, the side that updates.
+
+    Where ranks have more or less of a tensor, it is the one that has most.
+    """
     places = {pool.name: pool.place for pool in schedule.pools}
     moved = {True: 0, False: 0}
     if len(set(places.values())) > 1:
@@ -44,7 +57,7 @@ def host_bytes(schedule: Schedule, program: Program) -> HostBytes:
             if isinstance(operation, Copy):
                 outward = leaves_device(operation, program, places)
                 if outward is not None:
-                    moved[outward] += copied_bytes(operation, program)
+                    moved[outward] += _own_bytes(operation, program, schedule)
     return HostBytes(to_host=moved[True], from_host=moved[False])
 
 

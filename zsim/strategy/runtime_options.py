@@ -3,6 +3,7 @@
 Runtimes are found by the entry points "zsim.runtimes" of installed packages.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -12,6 +13,7 @@ from pydantic import AfterValidator
 
 from zsim.dtype import DType
 from zsim.strategy.config_table import Table
+from zsim.strategy.offload import MemoryTier
 
 GROUP = "zsim.runtimes"
 
@@ -100,6 +102,19 @@ class RuntimeOptions(Table):
         """Return at multiples of how many elements the shards of model states begin."""
         del stage, data
         return 1
+
+    def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
+        """Return by option the tier of memory that it moves something to, beyond the device."""
+        del stage
+        return {}
+
+    def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
+        """Yield options that cannot be in a stage, with their value and what is allowed.
+
+        `moments` is how many the optimizer keeps of each parameter.
+        """
+        del stage, moments
+        yield from ()
 
     def smaller_buckets(self, elements: int) -> str | None:
         """Return the option with which buckets hold at most so many elements; None if they do."""

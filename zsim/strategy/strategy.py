@@ -210,6 +210,8 @@ class Strategy(Table):
             yield refusal("train.loss", self.train.loss, f"must be torch for {name}")
         if not runtime.has_replicas and parallel.replicate > 1:
             yield refusal("parallel.replicate", parallel.replicate, f"is not modelled for {name}")
+        for option, value, why in runtime.refusals(stage=zero.stage, moments=self.moments):
+            yield refusal(f"zero.{name.lower()}.{option}", value, why)
         own: dict[str, tuple[object, object]] = {
             f"zero.{knob}": (getattr(zero, knob), field.default)
             for knob, field in ZeroKnobs.model_fields.items()

@@ -123,8 +123,8 @@ def assemble(
             ),
             peak_bytes=tuple((role, pool, peak) for role, pool, peak in peaks if peak is not None),
             wire_bytes=wire_bytes(model, strategy, volume),
-            host_bytes=host_bytes(model, strategy),
-            file_bytes=file_bytes(model, strategy),
+            host_bytes=host_bytes(model, strategy, volume),
+            file_bytes=file_bytes(model, strategy, volume),
         ),
     )
 

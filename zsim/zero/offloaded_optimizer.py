@@ -33,12 +33,24 @@ class _UpdatedOnHost:
 
 
 class HostOptimizerStep(OptimizerStep):
-    """An update on the host, of states that are kept there."""
+    """An update on the host, of states that are kept there.
+
+    Attributes:
+        to_device: the stream of copies to the device.
+        from_device: that of copies from there.
+    """
 
     processor = CPU
     pool = HOST_POOL
     number_home = FROM_HOST
     norm_ready = "norm/download"
+    to_device = FROM_HOST
+    from_device = TO_HOST
+
+    @property
+    def parameters(self) -> MemoryTier:
+        """Tier in which parameters are kept."""
+        return self.strategy.offload.parameters
 
     def begin(self) -> None:
         """Begin with nothing on its way."""
@@ -60,13 +72,14 @@ class HostOptimizerStep(OptimizerStep):
         writer.allocate(host)
         measured = self.measured(writer, action, target, host, trained=trained)
         writer.host_wait(f"{target}/wait", measured)
-        up = writer.copy(f"{target}/upload", host, target, stream=FROM_HOST, after=(measured,))
+        up = writer.copy(f"{target}/upload", host, target, stream=self.to_device, after=(measured,))
         path, after = f"{target}/reduce", (up,)
         reduced = writer.all_reduce(
             path, group, target, reduction=reduction, stream=self.stream, after=after
         )
         if action is Action.NORM:
-            writer.copy(f"{target}/download", target, host, stream=TO_HOST, after=(reduced,))
+            out = self.from_device
+            writer.copy(f"{target}/download", target, host, stream=out, after=(reduced,))
         else:
             writer.free(host, uses=(up,))
 
@@ -89,7 +102,7 @@ class HostOptimizerStep(OptimizerStep):
 
     def _landed(self, writer: ScheduleWriter, item: UpdatedTensor) -> UpdatedTensor:
         """Return the tensor with its updated parameters in the host's memory."""
-        if self.strategy.offload.parameters is MemoryTier.HOST:
+        if self.parameters is MemoryTier.HOST:
             return item
         landing = writer.buffer(
             f"{item.name}/updated",
@@ -118,13 +131,13 @@ class HostOptimizerStep(OptimizerStep):
         outer, writer.prefix = writer.prefix, f"step/update/{done.item.name}"
         landing = done.item.parameter
         moved = done.operation
-        if self.strategy.offload.parameters is MemoryTier.NVME:
+        if self.parameters is MemoryTier.NVME:
             moved = writer.write_file(
                 "write", landing, done.kept, stream=NVME_WRITE, after=(done.operation,)
             )
             writer.free(landing.buffer, uses=(moved,))
         writer.host_wait("wait", done.operation)
-        if self.strategy.offload.parameters is MemoryTier.DEVICE:
+        if self.parameters is MemoryTier.DEVICE:
             moved = writer.copy(
                 "upload", landing, done.kept, stream=FROM_HOST, after=(done.operation,)
             )

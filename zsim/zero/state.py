@@ -66,6 +66,8 @@ class Holding:
         parameter_tier: where parameters are kept.
         optimizer_tier: where masters and moments are kept.
         frozen: format of parameters that are not trained, where it is another.
+        file_elements: masters and moments of smaller shards are kept on the host, not in files.
+        host_parameters: buckets whose parameters are kept on the host, not in files.
     """
 
     parameter: DType
@@ -75,6 +77,8 @@ class Holding:
     frozen: DType | None = None
     parameter_tier: MemoryTier = MemoryTier.DEVICE
     optimizer_tier: MemoryTier = MemoryTier.DEVICE
+    file_elements: int = 0
+    host_parameters: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,10 @@ def declare(
 
     sharded, optimizer = holding.optimizer_sharded, strategy.train.precision.optimizer
     at, updated_at = holding.parameter_tier, holding.optimizer_tier
+    if updated_at is MemoryTier.NVME and bucket.shard < holding.file_elements:
+        updated_at = MemoryTier.HOST
+    if at is MemoryTier.NVME and bucket.index in holding.host_parameters:
+        at = MemoryTier.HOST
     dtype = holding.frozen if bucket.frozen and holding.frozen else holding.parameter
     name = buffer("parameter", dtype, Kind.PARAMETER, sharded=holding.parameter_sharded, tier=at)
     if bucket.frozen:

@@ -146,9 +146,15 @@ class Step:
             reduced=reduced,
             keeps=keeps_gradients,
         )
-        self.optimizer_step(
-            self.writer, self.strategy, tensors, after=after, updated=updated, stream=stream
-        ).write()
+        self.end_of_step(
+            self.optimizer_step(
+                self.writer, self.strategy, tensors, after=after, updated=updated, stream=stream
+            )
+        )
+
+    def end_of_step(self, step: OptimizerStep) -> None:
+        """Write the update, given what it needs besides."""
+        step.write()
 
     def schedule(
         self,

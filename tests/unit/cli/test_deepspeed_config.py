@@ -37,11 +37,11 @@ CONFIG = {
         "reduce_bucket_size": 5e6,
         "sub_group_size": "1e9",
         "stage3_prefetch_bucket_size": "auto",
-        "offload_param": {"device": "cpu"},
+        "zero_quantized_weights": True,
     },
     "steps_per_print": 100,
 }
-NAMED = "zsim: ds_config.json: not modelled: scheduler, zero_optimization.offload_param\n"
+NAMED = "zsim: ds_config.json: not modelled: scheduler, zero_optimization.zero_quantized_weights\n"
 BY_HAND = [
     "zero.emulate=deepspeed",
     "zero.stage=3",

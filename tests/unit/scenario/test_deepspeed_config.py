@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.dtype import DType
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.options import (
+    DeepSpeed,
+    OffloadDevice,
+    OffloadOptimizer,
+    OffloadParam,
+)
 from zsim.scenario.deepspeed_config import PLAIN, configured
 from zsim.scenario.deepspeed_ignored_options import BEFORE_STAGE_3, DEFAULTS, WITHOUT_EFFECT
 from zsim.scenario.runtime_tables import emulated
@@ -181,6 +186,36 @@ def test_checkpoints_are_partitioned_where_there_are_some() -> None:
     assert not named(config)
 
 
+def test_sections_of_offloading_are_those_of_the_runtime() -> None:
+    sections = {
+        "offload_optimizer": {
+            "device": "NVMe",
+            "nvme_path": "/local_nvme",
+            "buffer_count": "8",
+            "pin_memory": True,
+            "pipeline_read": True,
+            "fast_init": False,
+            "ratio": 1.0,
+        },
+        "offload_param": {"device": "cpu", "max_in_cpu": 1e6, "pin_memory": False},
+    }
+    config = zero(3, **sections)
+    assert emulated(read(config).zero) == DeepSpeed(
+        offload_optimizer=OffloadOptimizer(
+            device=OffloadDevice.NVME, buffer_count=8, pipeline_read=True
+        ),
+        offload_param=OffloadParam(device=OffloadDevice.CPU, max_in_cpu=1_000_000),
+    )
+    assert named(config) == ()
+
+
+def test_the_old_flag_of_offloading_is_the_section_that_replaced_it() -> None:
+    cpu = OffloadOptimizer(device=OffloadDevice.CPU)
+    found = emulated(read(zero(2, cpu_offload=True, cpu_offload_param=True)).zero)
+    assert found == DeepSpeed(offload_optimizer=cpu)  # parameters are for stage 3
+    assert emulated(read(zero(2, cpu_offload=False)).zero) == DeepSpeed()
+
+
 def test_what_is_not_modelled_is_named() -> None:
     config: Config = {
         "scheduler": {"type": "WarmupLR"},
@@ -194,8 +229,8 @@ def test_what_is_not_modelled_is_named() -> None:
             "contiguous_gradients": False,
             "round_robin_gradients": True,
             "allgather_bucket_size": 5,
-            "offload_param": {"device": "cpu"},
-            "offload_optimizer": {"device": "none"},
+            "offload_param": {"device": "nvme", "nvme_path": "/local", "tiles": 2},
+            "offload_optimizer": {"device": "none", "ratio": 0.5},
             "zero_quantized_weights": True,
             "memory_efficient_linear": 1,
         },
@@ -205,7 +240,7 @@ def test_what_is_not_modelled_is_named() -> None:
         '"a.b"',
         "optimizer.type",
         "zero_optimization.contiguous_gradients",
-        "zero_optimization.offload_param",
+        "zero_optimization.offload_param.tiles",
         "zero_optimization.zero_quantized_weights",
         "zero_optimization.memory_efficient_linear",
     }
@@ -218,6 +253,8 @@ def test_every_default_is_silent_and_any_other_value_is_not() -> None:
             set_at(config, name, value)
             if name.startswith("optimizer."):
                 set_at(config, "optimizer.type", "SGD")
+            if "offload_optimizer." in name:
+                set_at(config, "zero_optimization.offload_optimizer.device", "cpu")
             never = name.startswith("zero_optimization.stage3_")
             assert named(config) == (() if silent or never else (name,))
 
@@ -249,6 +286,10 @@ WRONG: dict[str, tuple[str, str]] = {
     "a flag": (
         json.dumps(zero(1, overlap_comm=1)),
         "zero_optimization.overlap_comm: 1 must be true or false",
+    ),
+    "a device": (
+        json.dumps(zero(3, offload_param={"device": "disk"})),
+        'zero_optimization.offload_param.device: "disk" must be "none", "cpu" or "nvme"',
     ),
     "a format": (
         '{"communication_data_type": "int8"}',

@@ -273,6 +273,15 @@ WRONG = {
     "train.precision=bf16": "train.precision: bf16: gpu gpu: no rate for bf16, it has fp16, fp32",
     "activations.partition=true": "activations.partition: true needs checkpointing = full",
     "activations.offload=true": "activations.offload: true needs checkpointing = full",
+    "zero.stage=3 zero.emulate=fsdp2 zero.fsdp2.offload_policy=cpu": (
+        "zero.fsdp2.offload_policy: host needs a node with host memory behind PCIe, boxes "
+        "describes none"
+    ),
+    "zero.stage=3 zero.emulate=deepspeed zero.deepspeed.offload_param.device=nvme "
+    "zero.deepspeed.offload_optimizer.device=cpu": (
+        "zero.deepspeed.offload_optimizer.device: host needs a node with host memory behind PCIe, "
+        "boxes describes none"
+    ),
     "activations.offload=true activations.checkpointing=full": (
         "activations.offload: true needs a node with host memory behind PCIe, boxes describes none"
     ),

@@ -7,7 +7,7 @@ import pytest
 from zsim.analysis.schedule_plan import plan
 from zsim.analysis.summary import summary
 from zsim.backend.backend import Job
-from zsim.closed_form import host_bytes
+from zsim.closed_form.offloaded import host_bytes
 from zsim.cluster.cluster import Cluster, Gpu, Link, Rate
 from zsim.cluster.host_side import Host
 from zsim.dtype import DType

@@ -1,17 +1,85 @@
 """Options of DeepSpeed's `zero_optimization` (0.19), under their names."""
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, Strict
 
 from zsim.config_error import whole
 from zsim.dtype import DType
-from zsim.strategy.config_table import Count, Flag
+from zsim.strategy.config_table import Count, Flag, Table
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 Elements = Annotated[int, Strict(), Field(ge=0, le=sys.maxsize), BeforeValidator(whole)]
 """A number of elements; Python's largest index stands for no limit."""
+
+
+class OffloadDevice(StrEnum):
+    """Devices of `offload_optimizer` and `offload_param`."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+TIER = {
+    OffloadDevice.NONE: MemoryTier.DEVICE,
+    OffloadDevice.CPU: MemoryTier.HOST,
+    OffloadDevice.NVME: MemoryTier.NVME,
+}
+"""Tiers of memory that the devices stand for."""
+
+
+class OffloadOptimizer(Table):
+    """`offload_optimizer` (DeepSpeed 0.19, `runtime/zero/offload_config.py`).
+
+    Attributes:
+        device: where masters and moments are kept; they are updated on the CPU.
+        pin_memory: copies to and from gradients do not stop the host.
+        buffer_count: nvme: buffers as large as the largest sub-group, which states pass through.
+        pipeline_read: nvme: read the next sub-group while one is updated.
+        pipeline_write: nvme: write the last one at the same time.
+    """
+
+    device: OffloadDevice = OffloadDevice.NONE
+    pin_memory: Flag = True
+    buffer_count: Count = 4
+    pipeline_read: Flag = False
+    pipeline_write: Flag = False
+
+    @property
+    def is_on(self) -> bool:
+        """True if the optimizer is not on the device."""
+        return self.device is not OffloadDevice.NONE
+
+    @property
+    def sets(self) -> int:
+        """Sub-groups whose states are in buffers at once."""
+        return 1 + self.pipeline_read + self.pipeline_write
+
+
+class OffloadParam(Table):
+    """`offload_param`, of stage 3 (DeepSpeed 0.19, `runtime/zero/offload_config.py`).
+
+    Attributes:
+        device: where a rank's shards of parameters are kept.
+        buffer_count: nvme: slots that shards pass through, held while a parameter is whole.
+        buffer_size: nvme: elements of a slot.
+        max_in_cpu: nvme: elements of shards whose sub-groups stay in host memory all the same.
+    """
+
+    device: OffloadDevice = OffloadDevice.NONE
+    buffer_count: Count = 5
+    buffer_size: Count = 100_000_000
+    max_in_cpu: Elements = 1_000_000_000
+
+    @property
+    def is_on(self) -> bool:
+        """True if parameters are not on the device."""
+        return self.device is not OffloadDevice.NONE
 
 
 class DeepSpeed(RuntimeOptions):
@@ -27,11 +95,18 @@ class DeepSpeed(RuntimeOptions):
         stage3_max_reuse_distance: stage 3: parameters that are used again sooner are kept.
         stage3_param_persistence_threshold: stage 3: smaller parameters are never freed in a step.
         zero_hpz_partition_size: stage 3: ranks over which a secondary shard lies (ZeRO++ hpZ).
+        offload_optimizer: where masters and moments are kept.
+        offload_param: stage 3: where shards of parameters are kept.
     """
 
     stages = (1, 2, 3)
     has_replicas = False
     takes_frozen = True
+
+    least_file_bytes: ClassVar[int] = 1 << 20
+    """Smaller tensors are not written: `MIN_AIO_BYTES`, and `aio.block_size` by default."""
+    file_alignment: ClassVar[int] = 256
+    """Elements of fp32 of which files have multiples: `AIO_ALIGNED_BYTES`, with one I/O thread."""
 
     reduce_bucket_size: Count = 500_000_000
     overlap_comm: Flag | None = None
@@ -42,6 +117,45 @@ class DeepSpeed(RuntimeOptions):
     stage3_max_reuse_distance: Elements = 1_000_000_000
     stage3_param_persistence_threshold: Elements = 100_000
     zero_hpz_partition_size: Count = 1
+    offload_optimizer: OffloadOptimizer = OffloadOptimizer()
+    offload_param: OffloadParam = OffloadParam()
+
+    def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
+        """Return the tiers of the optimizer and of parameters."""
+        del stage
+        said = {
+            "offload_optimizer.device": TIER[self.offload_optimizer.device],
+            "offload_param.device": TIER[self.offload_param.device],
+        }
+        return {name: tier for name, tier in said.items() if tier is not MemoryTier.DEVICE}
+
+    def refusals(self, *, stage: int, moments: int) -> Iterator[tuple[str, object, str]]:
+        """Yield what cannot be: devices of another stage, and too few buffers."""
+        optimizer, parameters = self.offload_optimizer, self.offload_param
+        if stage < 3:
+            if optimizer.device is OffloadDevice.NVME:
+                why = f"is for stage 3; in stage {stage} DeepSpeed keeps states in host memory: cpu"
+                yield "offload_optimizer.device", optimizer.device, why
+            if parameters.is_on:
+                why = f"is for stage 3, in stage {stage} every rank holds all parameters"
+                yield "offload_param.device", parameters.device, why
+        elif parameters.device is OffloadDevice.NVME and not optimizer.is_on:
+            why = "needs an optimizer that is not on the device: offload_optimizer.device"
+            yield "offload_param.device", parameters.device, why
+        elif parameters.device is OffloadDevice.NVME and self.zero_hpz_partition_size > 1:
+            why = f"is not emulated with zero_hpz_partition_size = {self.zero_hpz_partition_size}"
+            yield "offload_param.device", parameters.device, why
+        needed = optimizer.sets * (2 + moments)
+        if optimizer.device is OffloadDevice.NVME and optimizer.buffer_count < needed:
+            kept = f"a parameter, a gradient and {moments} moments"
+            why = f"must be at least {needed}: {optimizer.sets} sub-groups at once with {kept} each"
+            yield "offload_optimizer.buffer_count", optimizer.buffer_count, why
+
+    def files(self, elements: int, dtype: DType) -> bool:
+        """Tell whether the optimizer's states of so many elements are kept in files."""
+        # as is_swappable_tensor in runtime/swap_tensor/optimizer_utils.py
+        on_nvme = self.offload_optimizer.device is OffloadDevice.NVME
+        return on_nvme and elements * dtype.size_bytes >= self.least_file_bytes
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which a secondary shard lies."""

@@ -13,6 +13,7 @@ Functions named in comments are those of `DeepSpeedZeroOptimizer` in
 from collections import Counter
 
 from zsim.model.model import Model, Parameter
+from zsim.runtimes.deepspeed.host_update import HostPartitionStep
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.deepspeed.stage_1_2_reduce import REDUCTION, AllReducedBuckets
 from zsim.runtimes.deepspeed.stage_1_2_volume import VOLUME
@@ -20,11 +21,12 @@ from zsim.runtimes.deepspeed.update import NormPerGroup
 from zsim.schedule.operation import Edge, Previous, View
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Kind, Schedule
-from zsim.schedule.schedule_writer import ScheduleWriter
+from zsim.schedule.schedule_writer import CPU, ScheduleWriter
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import Buckets, numbered, one_after_the_other
 from zsim.zero.gather import gather_updated
-from zsim.zero.optimizer_step import UpdatedTensor
+from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 from zsim.zero.parameter_groups import by_rule
 from zsim.zero.state import Holding, gather_path
 from zsim.zero.step_skeleton import Step
@@ -54,20 +56,31 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     return step.schedule(
         f"DeepSpeed ZeRO stage {strategy.zero.stage}",
         VOLUME,
-        streams=(COMPUTE, REDUCTION) if overlaps else (COMPUTE,),
+        streams=(
+            COMPUTE,
+            *([REDUCTION] if overlaps else []),
+            *([CPU] if step.options.offload_optimizer.is_on else []),
+        ),
     )
 
 
 class Stage12Step(Step):
     """Forward and backward of every micro-batch, then the update."""
 
-    optimizer_step = NormPerGroup
+    optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, buckets: Buckets) -> None:
         # __init__: `single_partition_of_fp32_groups` is a copy of the own part in any precision
-        holding = Holding(parameter=strategy.train.precision.compute, has_master=True)
-        super().__init__(model, strategy, buckets, holding)
         self.options = strategy.options(DeepSpeed)
+        offloads = self.options.offload_optimizer.is_on
+        holding = Holding(
+            parameter=strategy.train.precision.compute,
+            has_master=True,
+            optimizer_tier=MemoryTier.HOST if offloads else MemoryTier.DEVICE,
+        )
+        super().__init__(model, strategy, buckets, holding)
+        if offloads:
+            self.optimizer_step = HostPartitionStep
         self.reductions = AllReducedBuckets(self, self.options)
         self._uses = Counter(each.name for unit in model.units for each in unit.parameters)
         self._places = {
@@ -78,6 +91,11 @@ class Stage12Step(Step):
         }
         self._contributed: Counter[str] = Counter()
         self._after: tuple[Edge, ...] = (Previous(gather_path(buckets.trained[-1])),)
+
+    def write_setup(self) -> None:
+        """Take the memory of the host in which gradients and parameters cross."""
+        if self.reductions.host is not None:
+            self.reductions.host.write_setup()
 
     def forward(self, visit: UnitVisit) -> None:
         """Run a unit forward; the first one of a step waits for the last gather."""
@@ -196,4 +214,5 @@ class Stage12Step(Step):
 
         reduced = self.reductions.reduced
         after = tuple(dict.fromkeys(reduced[each.index].operation for each in flats.values()))
-        self.update(reduced, after=after, updated=gather, stream=COMPUTE)
+        keeps = self.reductions.host is not None  # the partition's gradients live on
+        self.update(reduced, after=after, updated=gather, stream=COMPUTE, keeps_gradients=keeps)

@@ -6,6 +6,7 @@ Functions named in comments are those of `DeepSpeedZeroOptimizer` in
 
 from dataclasses import dataclass
 
+from zsim.runtimes.deepspeed.host_partition import HostPartitions, ReducedSlice
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.schedule.operation import Edge, View
 from zsim.schedule.operation_list import COMPUTE
@@ -22,6 +23,7 @@ REDUCTION = "reduction"  # __init__: reduction_stream
 class BucketedGradient:
     """A parameter in the bucket: its flat tensor, where it begins there and in the bucket."""
 
+    name: str
     flat: Bucket
     start: int
     offset: int
@@ -42,6 +44,13 @@ class AllReducedBuckets(StepPart):
         self._overlaps = bool(options.overlap_comm)
         self._stream = REDUCTION if self._overlaps else COMPUTE
         self._wire = options.communication_data_type or self.compute
+        self.host: HostPartitions | None = None
+        if options.offload_optimizer.is_on:
+            pinned = options.offload_optimizer.pin_memory
+            self.host = HostPartitions(step, stream=self._stream, pinned=pinned)
+        stage, train = step.strategy.zero.stage, step.strategy.train
+        self._micro_batches = train.gradient_accumulation_steps if stage == 2 else 1
+        self._micro_batch = -1  # of those that are reduced
         self._members: list[BucketedGradient] = []
         self._filled = 0
         self._flushed = 0
@@ -52,9 +61,10 @@ class AllReducedBuckets(StepPart):
     def begin(self) -> None:
         """Take the memory of the buckets and of the rank's part."""
         self._flushed = 0
+        self._micro_batch += 1
         # setup_buckets: "ipg" is independent parallel gradients; a second buffer with overlap_comm
         self.writer.allocate(*self._buckets)
-        for flat in self.flats:
+        for flat in self.flats if self.host is None else ():
             owned = self._owned(flat)  # copy_grads_in_partition: `grads_in_partition`
             self.writer.allocate(owned)
             if size := flat.padded - flat.elements:
@@ -92,7 +102,7 @@ class AllReducedBuckets(StepPart):
             self._flush()
         offset = self._filled
         if source.size > self._limit:  # extra_large_param_to_reduce
-            alone = [BucketedGradient(flat, start, 0, source.size)]
+            alone = [BucketedGradient(name, flat, start, 0, source.size)]
             self._reduce(alone, source, divisor, stream=COMPUTE)
             return
         target = View(buffer=self._bucket, start=offset, size=source.size)
@@ -100,7 +110,7 @@ class AllReducedBuckets(StepPart):
             f"bucket/{name}", source, target, divisor=divisor, after=self._waits
         )
         self._waits = ()
-        self._members.append(BucketedGradient(flat, start, offset, source.size))
+        self._members.append(BucketedGradient(name, flat, start, offset, source.size))
         self._filled += source.size
 
     def _flush(self) -> None:
@@ -131,16 +141,49 @@ class AllReducedBuckets(StepPart):
         )
         after = (divided,) if stream != own else ()
         done = writer.all_reduce(f"reduce{number}", DATA, flat, stream=own, after=after)
+        if self.host is not None:
+            done = self._to_host(self.host, members, flat, done) or done
         # allreduce_and_copy_with_multiple_ranks copies back what is the rank's,
         # copy_grads_in_partition out of the bucket: all of a gradient, a part, or nothing
-        for position, each in enumerate(members):
+        for position, each in enumerate(members if self.host is None else ()):
             start, size, layout = each.start, each.size, each.flat.name
             reduced = View(buffer=flat, start=start, size=size, layout=layout, origin=each.offset)
             kept = View(buffer=self._owned(each.flat), start=start, size=size, layout=layout)
             done = writer.copy(f"keep{number}/{position}", reduced, kept, stream=own)
-        writer.free(flat, uses=(done,) if stream != own else ())
+        if flat in writer.alive:
+            writer.free(flat, uses=(done,) if stream != own else ())
         self._done = done
-        self.reduced = {each.index: Reduced(self._owned(each), done) for each in self.flats}
+        kept_in = self._owned if self.host is None else self.host.gradient
+        self.reduced = {each.index: Reduced(kept_in(each), done) for each in self.flats}
+
+    def _to_host(
+        self, host: HostPartitions, members: list[BucketedGradient], flat: str, done: str
+    ) -> str:
+        """Take what a bucket has of each parameter to the host, in the model's format."""
+        writer = self.writer
+        if self._wire is not self.compute:  # allreduce_and_copy_with_multiple_ranks copies back
+            elements = writer.buffers[flat].elements
+            name = f"{flat}/back"
+            writer.buffer(name, elements, self.compute, Kind.COMMUNICATION, home=self._stream)
+            writer.allocate(name)
+            done = writer.copy(f"back/{flat}", flat, name, stream=self._stream, after=(done,))
+            writer.free(flat, uses=(done,))
+            flat = name
+        last = self._micro_batch == self._micro_batches - 1
+        for each in members:
+            if each.size:
+                view = View(
+                    buffer=flat,
+                    start=each.start,
+                    size=each.size,
+                    layout=each.flat.name,
+                    origin=each.offset,
+                )
+                part = ReducedSlice(each.flat, each.name, view)
+                done = host.keep(part, first=self._micro_batch == 0, last=last)
+        if flat.endswith("/back"):
+            writer.free(flat)
+        return done
 
     def finish(self, *, last: bool) -> None:
         """Reduce what is left, and give the buckets back; add to earlier micro-batches."""
@@ -152,7 +195,7 @@ class AllReducedBuckets(StepPart):
             self.writer.host_wait("host_wait", done)
         self.writer.free(*self._buckets, uses=(done,) if self._overlaps else ())
         self._waits = ()
-        if self.strategy.zero.stage == 2 and self.strategy.train.gradient_accumulation_steps > 1:
+        if self.host is None and self._micro_batches > 1:
             for flat in self.flats:
                 self._add_up(flat, done, last=last)
 

@@ -7,9 +7,11 @@ stage 2.
 """
 
 from zsim.closed_form.data_volume import DataVolume, all_reduces, closed_before
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import HostBytes, WireBytes
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
 
@@ -30,9 +32,7 @@ def grouped(model: Model, strategy: Strategy) -> list[list[Parameter]]:
 
 def padded_elements(model: Model, strategy: Strategy) -> int:
     """Elements of all flat tensors."""
-    multiple = 2 * strategy.parallel.data
-    sizes = [sum(each.elements for each in own) for own in grouped(model, strategy)]
-    return sum(-(-size // multiple) * multiple for size in sizes)
+    return sum(_padded(own, strategy.parallel.data) for own in grouped(model, strategy))
 
 
 def completed(model: Model) -> list[int]:
@@ -72,4 +72,38 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-VOLUME = DataVolume(data=data, norms=lambda model, strategy: len(grouped(model, strategy)))
+def host(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what the rank with the most copies, with the optimizer on the CPU.
+
+    Its part of each gradient goes out in the optimizer's format. Where stage 2 accumulates, sums of
+    micro-batches go out each time and come back for the next. Numbers that Python reads: of each
+    parameter a norm in fp64 and a test, of each group its norm, which goes over ranks by way of the
+    device. Updated parameters, with padding, go to the device in the model's format.
+    """
+    if not strategy.options(DeepSpeed).offload_optimizer.is_on:
+        return HostBytes(to_host=0, from_host=0)
+    precision, ranks = strategy.train.precision, strategy.parallel.data
+    compute, number = precision.compute.size_bytes, precision.optimizer.size_bytes
+    found = grouped(model, strategy)
+    owned = [min(_padded(group, ranks) // ranks, _elements(group)) for group in found]
+    measured = sum(each.elements > 0 for group in found for each in group)
+    sums = strategy.train.gradient_accumulation_steps if strategy.zero.stage == 2 else 1
+    out = sum(owned) * (number + (sums * compute if sums > 1 else 0))
+    out += measured * (DType.FP64.size_bytes + number) + len(found) * number
+    back = padded_elements(model, strategy) // ranks * compute + (sums - 1) * sum(owned) * compute
+    back += (len(found) + (precision is Precision.FP16)) * number
+    return HostBytes(to_host=out, from_host=back)
+
+
+def _elements(group: list[Parameter]) -> int:
+    return sum(each.elements for each in group)
+
+
+def _padded(group: list[Parameter], ranks: int) -> int:
+    """Elements of a flat tensor."""
+    return -(-_elements(group) // (2 * ranks)) * 2 * ranks
+
+
+VOLUME = DataVolume(
+    host=host, data=data, norms=lambda model, strategy: len(grouped(model, strategy))
+)

@@ -15,17 +15,21 @@ Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimi
 
 from zsim.memory import book, peak_bytes
 from zsim.model.model import Model
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.filed_update import FiledSubGroupStep
+from zsim.runtimes.deepspeed.host_update import HostSubGroupStep
+from zsim.runtimes.deepspeed.options import TIER, DeepSpeed, OffloadDevice
 from zsim.runtimes.deepspeed.stage_3_gather import CoalescedGathers
 from zsim.runtimes.deepspeed.stage_3_reduce import FilledBuckets
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, shards
 from zsim.runtimes.deepspeed.stage_3_trace import fetches
 from zsim.runtimes.deepspeed.stage_3_volume import VOLUME
-from zsim.runtimes.deepspeed.update import NormPerGroup
+from zsim.runtimes.deepspeed.update import NormPerGroup, NormPerGroupToHost
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Program, Schedule
-from zsim.schedule.schedule_writer import POOL
+from zsim.schedule.schedule_writer import CPU, NVME_READ, NVME_WRITE, POOL
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
+from zsim.zero.optimizer_step import OptimizerStep
 from zsim.zero.state import Holding, Reduced, update_path
 from zsim.zero.step_skeleton import Step
 from zsim.zero.visit_order import UnitVisit
@@ -48,10 +52,14 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
     step = Stage3Step(model, strategy, shards(model, strategy))
     step.write()
     gathers, reductions = step.gathers, step.reductions
+    tiers = strategy.options(DeepSpeed).tiers(stage=3).values()
+    threads: tuple[str, ...] = (CPU,) if tiers else ()
+    if MemoryTier.NVME in tiers:
+        threads = (*threads, NVME_READ, NVME_WRITE)
     return step.schedule(
         "DeepSpeed ZeRO-3",
         VOLUME,
-        streams=tuple(dict.fromkeys((COMPUTE, gathers.stream, reductions.stream))),
+        streams=tuple(dict.fromkeys((COMPUTE, gathers.stream, reductions.stream, *threads))),
         layouts=(*step.shards.layouts, *gathers.layouts, *reductions.layouts),
         peak_of=_worst_case,
     )
@@ -65,18 +73,33 @@ def _worst_case(program: Program) -> int:
 class Stage3Step(Step):
     """Forward and backward of every micro-batch, then the update."""
 
-    optimizer_step = NormPerGroup
+    optimizer_step: type[OptimizerStep] = NormPerGroup
 
     def __init__(self, model: Model, strategy: Strategy, shards: Shards) -> None:
         # _create_fp32_partitions: masters in any precision
+        options = strategy.options(DeepSpeed)
         holding = Holding(
-            parameter=strategy.train.precision.compute, parameter_sharded=True, has_master=True
+            parameter=strategy.train.precision.compute,
+            parameter_sharded=True,
+            has_master=True,
+            parameter_tier=TIER[options.offload_param.device],
+            optimizer_tier=TIER[options.offload_optimizer.device],
+            host_parameters=frozenset(range(len(shards.groups.all))) - shards.filed_groups,
+            file_elements=-(
+                -options.least_file_bytes // strategy.train.precision.optimizer.size_bytes
+            ),
         )
         super().__init__(model, strategy, shards.parameters, holding, kept=shards.groups)
-        options = strategy.options(DeepSpeed)
+        if options.offload_optimizer.is_on:
+            on_nvme = options.offload_optimizer.device is OffloadDevice.NVME
+            self.optimizer_step = FiledSubGroupStep if on_nvme else HostSubGroupStep
+        elif options.offload_param.is_on:
+            self.optimizer_step = NormPerGroupToHost
         self.shards = shards
         overlaps = options.overlap_comm is not False  # stage 3 alone has it on by default
         updated = update_path(shards.groups.trained[-1], strategy, has_master=True)
+        if options.offload_optimizer.is_on and not options.offload_param.is_on:
+            updated = updated.replace("/cast", "/upload")
         self.gathers = CoalescedGathers(
             self, shards, stream=ALL_GATHER if overlaps else COMPUTE, updated=updated
         )
@@ -88,9 +111,18 @@ class Stage3Step(Step):
             for visit in self.visits
         ]
         sizes = [bucket.elements for bucket in self.buckets.all]
-        self._trace = fetches(self._needs, sizes, shards.persistent, options)
+        self._trace = fetches(self._needs, sizes, shards.persistent, options, filed=shards.filed)
         self._number = 0
         self._used = ""
+
+    def end_of_step(self, step: OptimizerStep) -> None:
+        """Write the update; what is in files is told where its gradients are."""
+        host = self.reductions.host
+        if isinstance(step, HostSubGroupStep):
+            step.filed_parameters = self.gathers.files
+        if isinstance(step, FiledSubGroupStep) and host is not None and host.files is not None:
+            step.files = host.files
+        super().end_of_step(step)
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer of a whole parameter."""
@@ -100,6 +132,8 @@ class Stage3Step(Step):
     def write_setup(self) -> None:
         """Take memory for gradients, the bucket and small parameters, which live on."""
         self.reductions.write_setup()
+        self.writer.prefix = "setup/parameters"
+        self.gathers.files.write_setup()
         self.writer.prefix = "setup/persistent"
         self.gathers.setup_persistent()
 

@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.runtimes.deepspeed.filed_parameters import FiledParameters
+from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, flat_buffers
 from zsim.runtimes.deepspeed.stage_3_trace import Fetch
 from zsim.schedule.layout import Layout
 from zsim.schedule.operation import Edge, FreeMode, View
 from zsim.schedule.operation_list import COMPUTE
+from zsim.schedule.schedule import Kind
 from zsim.zero.bucket import Bucket
 from zsim.zero.gather import AfterUpdate
 from zsim.zero.names import DATA, INNER
@@ -56,6 +59,8 @@ class CoalescedGathers(StepPart):
         self._secondary: dict[int, tuple[str, ...]] = {}
         self._updated = updated
         self._after_update = AfterUpdate(updated)
+        self._fetches = step.strategy.options(DeepSpeed).offload_param.is_on
+        self.files = FiledParameters(step, shards)
 
     def whole(self, number: int) -> str:
         """Return the buffer of a whole parameter, with its padding."""
@@ -71,11 +76,13 @@ class CoalescedGathers(StepPart):
         found = (self._latest,) if self._latest != self._waited else ()
         self._waited = self._latest
         self._gather(fetch.ahead)
+        self.files.read(fetch.read)
         return found
 
     def _gather(self, numbers: Sequence[int]) -> None:
         """Gather all that have secondary shards as one, and all others as one."""
         # __all_gather_params_: partitioned_params_with_secondary_tensors first
+        self.files.ensure(numbers)
         among = {number: INNER if number in self._secondary else DATA for number in numbers}
         for axis in (INNER, DATA):
             own = tuple(number for number in numbers if among[number] == axis)
@@ -89,10 +96,14 @@ class CoalescedGathers(StepPart):
         # intermediate memory allocations" for one parameter
         bucket, whole = self.shards.bucket(number), self.whole(number)
         self.writer.allocate(whole)
-        source = self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
+        source = self._kept(number)
         if axis == INNER:
             source = self.writer.all(_secondary(bucket))
+        elif self._fetches:
+            source, after = self._fetch_shard(number, after), ()
         self._all_gather(bucket.name, axis, source, whole, after=after)
+        if axis == DATA and self._fetches:
+            self.writer.free(source.buffer)
         self._pending[number] = _OnTheWay((number,), None)
         if axis == INNER:
             self._secondary[number] = (self._latest,)
@@ -103,12 +114,15 @@ class CoalescedGathers(StepPart):
         writer, name = self.writer, self._flat(numbers, axis)
         flat, source = f"{name}/flat", f"{name}/shard"
         writer.allocate(flat, source)
-        if axis == INNER:
+        if axis == DATA and self._fetches:
+            self._fetch_together(numbers, name, source)
+            parts = []
+        elif axis == INNER:
             parts = [_secondary(self.shards.bucket(number)) for number in numbers]
         else:
             groups = {self.shards.where[number][0] for number in numbers}
             parts = [self.states[group].parameter for group in sorted(groups)]
-        after, stream = self._after_update.take(), self.stream
+        after, stream = self._after_update.take() if parts else (), self.stream
         for index, part in enumerate(parts):
             path = f"put_together/{name}/{part}"
             copied = writer.copy(path, part, source, stream=stream, after=after, by_parameter=True)
@@ -118,6 +132,38 @@ class CoalescedGathers(StepPart):
         self._all_gather(name, axis, writer.all(source), flat, after=())
         writer.free(source)
         self._pending |= dict.fromkeys(numbers, _OnTheWay(numbers, flat))
+
+    def _kept(self, number: int) -> View:
+        """Return a parameter's shard where it is kept, or in the slot that it was read to."""
+        if (source := self.files.source(number)) is not None:
+            return source
+        return self.shards.shard(number, self.states[self.shards.where[number][0]].parameter)
+
+    def _fetch_shard(self, number: int, after: tuple[Edge, ...]) -> View:
+        """Copy a parameter's shard from the host; the host waits, though the memory is pinned."""
+        # all_gather_coalesced (partition_parameters.py): `ds_tensor.to(device)`, not non_blocking
+        writer, bucket, stream = self.writer, self.shards.bucket(number), self.stream
+        kind = Kind.COMMUNICATION
+        name = writer.buffer(
+            f"{bucket.name}/fetched", bucket.shard, self.compute, kind, home=stream
+        )
+        writer.allocate(name)
+        path = f"fetch/{bucket.name}"
+        copied = writer.copy(path, self._kept(number), name, stream=stream, after=after)
+        writer.host_wait(f"{path}/wait", copied)
+        self.files.fetched(number, copied)
+        return writer.all(name)
+
+    def _fetch_together(self, numbers: Sequence[int], name: str, target: str) -> None:
+        """Copy the shards of several parameters from the host, one behind the other."""
+        start = 0
+        for number in numbers:
+            fetched = self._fetch_shard(number, self._after_update.take())
+            place = View(buffer=target, start=start, size=fetched.size)
+            path = f"put_together/{name}/{fetched.buffer}"
+            self.writer.copy(path, fetched, place, stream=self.stream)
+            self.writer.free(fetched.buffer)
+            start += fetched.size
 
     def _all_gather(
         self, name: str, axis: str, source: View, target: str, *, after: tuple[Edge, ...]
@@ -172,6 +218,7 @@ class CoalescedGathers(StepPart):
     def release(self, numbers: Sequence[int], used: str) -> None:
         """Free whole parameters, which `used` read last; keep a secondary shard, with hpZ."""
         # __release_param; free_param (partition_parameters.py) records the stream
+        self.files.release(numbers)
         for number in numbers:
             last = used if self.strategy.inner is None else self._keep(number)
             self.writer.free(self.whole(number), uses=(last,), mode=self._mode)
@@ -201,7 +248,12 @@ class CoalescedGathers(StepPart):
             self.writer.persistent.append(self.whole(number))
             if self.shards.bucket(number).elements:
                 group = self.shards.groups.all[self.shards.where[number][0]]
-                self._gather_persistent(number, f"setup/{group.name}/initialize/parameter")
+                made = self.files.initialized.get(
+                    number, f"setup/{group.name}/initialize/parameter"
+                )
+                if self._fetches:
+                    self.writer.host_wait(f"wait/{self.shards.bucket(number).name}", made)
+                self._gather_persistent(number, made)
             else:
                 self.writer.allocate(self.whole(number))
         self._latest = ""

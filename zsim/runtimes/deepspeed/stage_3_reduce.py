@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from zsim.runtimes.deepspeed.host_sub_group import HostSubGroups
 from zsim.runtimes.deepspeed.options import DeepSpeed
 from zsim.runtimes.deepspeed.stage_3_shards import Shards, flat_buffers
 from zsim.schedule.layout import Layout
@@ -73,6 +74,10 @@ class FilledBuckets(StepPart):
         self._open: _Filling | None = None
         self._source = ""
         self._written = ""
+        self.host: HostSubGroups | None = None
+        if options.offload_optimizer.is_on:
+            pinned = options.offload_optimizer.pin_memory
+            self.host = HostSubGroups(step, shards, stream=stream, pinned=pinned)
 
     def _fill(self) -> list[_Filling]:
         """Return what is reduced at once, in the order in which gradients are complete."""
@@ -115,7 +120,9 @@ class FilledBuckets(StepPart):
     def write_setup(self) -> None:
         """Take memory for the bucket and the gradients of sub-groups."""
         # __init__: IPGBucketZ3.buffer; _partition_gradients' `__param_id_to_grad_partition`
-        for group in self.shards.groups.trained:
+        if self.host is not None:
+            self.host.write_setup()
+        for group in self.shards.groups.trained if self.host is None else ():
             self.writer.prefix = f"setup/{group.name}"
             persist_zeros(self.writer, self.gradient(group), "gradient")
         self.writer.prefix = "setup/bucket"
@@ -123,6 +130,8 @@ class FilledBuckets(StepPart):
 
     def gradient(self, group: Bucket) -> str:
         """Return the buffer of a sub-group's gradient: the rank's shard."""
+        if self.host is not None:
+            return self.host.gradient(group)
         return group.shard_buffer(self.writer, "gradient", self.compute, Kind.GRADIENT)
 
     def collect(self, unit: int, done: str, micro_batch: int) -> None:
@@ -190,7 +199,10 @@ class FilledBuckets(StepPart):
         writer.allocate(target)
         writer.reduce_scatter(f"reduce/{filling.name}", DATA, source, target, stream=stream)
         writer.free(source)
-        self._settle(filling, target, adds=micro_batch > 0)
+        if self.host is None:
+            self._settle(filling, target, adds=micro_batch > 0)
+        else:
+            self.finished = self.host.settle(sorted(filling.numbers), target, micro_batch)
         writer.free(target)
         self._events.append(self.finished)
         self._open = None

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
-from zsim.runtimes.deepspeed.options import DeepSpeed
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import View
 from zsim.schedule.schedule import Kind
@@ -29,12 +29,26 @@ class Shards:
             which are not, stand in one of their own (in DeepSpeed each alone).
         where: by number of parameter its sub-group, and where its shard begins in that of a rank.
         persistent: numbers of the parameters that stay whole from one update to the next.
+        filed: numbers of those whose shards are in files.
     """
 
     parameters: Buckets
     groups: Buckets
     where: tuple[tuple[int, int], ...]
     persistent: tuple[int, ...]
+    filed: frozenset[int] = frozenset()
+
+    @property
+    def filed_groups(self) -> frozenset[int]:
+        """Sub-groups of which some parameter is in a file."""
+        return frozenset(self.where[number][0] for number in self.filed)
+
+    @property
+    def beside_files(self) -> tuple[int, ...]:
+        """Parameters of those sub-groups that are too small for a file."""
+        groups = self.filed_groups
+        every = enumerate(self.where)
+        return tuple(n for n, (group, _) in every if group in groups and n not in self.filed)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -43,6 +57,7 @@ class Shards:
         return (
             *(bucket.layout for bucket in self.groups.all),
             *(bucket.plain for bucket in self.parameters.all),
+            *(self.bucket(number).layout for number in self.beside_files),
             *runs,
         )
 
@@ -125,11 +140,41 @@ def shards(model: Model, strategy: Strategy) -> Shards:
     }
     # as mark_persistent_parameters in parameter_offload.py has it
     limit = options.stage3_param_persistence_threshold
-    return Shards(
+    found = Shards(
         parameters=parameters,
         groups=groups,
         where=tuple(starts[parameter.name] for parameter in model.parameters),
         persistent=tuple(bucket.index for bucket in parameters.all if bucket.elements <= limit),
+    )
+    sizes = [len(sub_groups(each, ranks, options)) for each in by_rule(trained, strategy)]
+    return replace(found, filed=_filed(found, sizes, strategy))
+
+
+def _filed(shards: Shards, sizes: Sequence[int], strategy: Strategy) -> frozenset[int]:
+    """Return numbers of parameters in files; there are so many sub-groups of each rule.
+
+    A persistent one, which upstream goes through a slot once a step, is none here.
+    """
+    # _create_param_groups_fp16_flat_cpu_memory, _create_fp16_partitions_with_defragmentation: what
+    # fits into max_in_cpu; AsyncPartitionedParameterSwapper.swappable_tensor
+    options, dtype = strategy.options(DeepSpeed), strategy.train.precision.compute
+    if options.offload_param.device is not OffloadDevice.NVME:
+        return frozenset()
+    on_cpu: set[int] = set()
+    left, first = options.offload_param.max_in_cpu, 0
+    for size in sizes:
+        offset = 0
+        for group in shards.groups.all[first : first + size]:
+            offset += group.shard
+            if offset <= left:
+                on_cpu.add(group.index)
+        left, first = max(0, left - offset), first + size
+    return frozenset(
+        number
+        for number, (group, _) in enumerate(shards.where)
+        if group not in on_cpu
+        and number not in shards.persistent
+        and shards.bucket(number).shard * dtype.size_bytes >= options.least_file_bytes
     )
 
 

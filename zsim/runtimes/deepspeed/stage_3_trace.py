@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from zsim.model.model import ModelError
 from zsim.runtimes.deepspeed.options import DeepSpeed
 
 
@@ -24,11 +25,13 @@ class Fetch:
         needed: gathered before the visit, which waits for them.
         ahead: gathered after that, for visits that follow.
         freed: freed after the visit.
+        read: of what is in files, read ahead after the gathers, for gathers that follow.
     """
 
     needed: tuple[int, ...]
     ahead: tuple[int, ...]
     freed: tuple[int, ...]
+    read: tuple[int, ...] = ()
 
 
 def fetches(
@@ -36,13 +39,41 @@ def fetches(
     sizes: Sequence[int],
     persistent: Collection[int],
     options: DeepSpeed,
+    *,
+    filed: Collection[int] = (),
 ) -> tuple[Fetch, ...]:
     """Return what happens at each visit of a micro-batch, which needs what `needs` has for it.
 
-    A micro-batch ends with the parameters gathered with which it began: the persistent ones.
+    A micro-batch ends with the parameters gathered with which it began: the persistent ones. Those
+    that are `filed` pass through slots, which they hold from their read until they are freed.
+
+    Raises:
+        ModelError: more slots are needed at once than there are.
     """
-    coordinator = _Coordinator(needs, sizes, persistent, options)
-    return tuple(coordinator.visit(number) for number in range(len(needs)))
+    given = needed = options.offload_param.buffer_count
+    while True:
+        coordinator = _Coordinator(needs, sizes, persistent, options, filed=filed)
+        coordinator.count = needed
+        try:
+            found = tuple(coordinator.visit(number) for number in range(len(needs)))
+        except _TooFewSlotsError as error:
+            needed = error.needed
+            continue
+        if needed > given:
+            # swap_in of partitioned_param_swapper.py asserts that there are enough buffers
+            raise ModelError(
+                f"zero.deepspeed.offload_param.buffer_count: {given} must be at least {needed}: so "
+                "many shards are in slots while their parameters are whole"
+            )
+        return found
+
+
+class _TooFewSlotsError(Exception):
+    """More slots are needed at a visit than there are."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
 
 
 class _Coordinator:
@@ -54,7 +85,13 @@ class _Coordinator:
         sizes: Sequence[int],
         persistent: Collection[int],
         options: DeepSpeed,
+        *,
+        filed: Collection[int],
     ) -> None:
+        self.filed = set(filed)
+        self.count = options.offload_param.buffer_count
+        self.slots: set[int] = set()
+        self.under_way: set[int] = set()
         self.needs = needs
         self.sizes = sizes
         self.options = options
@@ -78,9 +115,11 @@ class _Coordinator:
         # then what comes ahead. release_sub_module follows the visit.
         own = self.needs[number]
         needed = self._gather([each for each in own if each not in self.there])
+        self.under_way.difference_update(own)
         for _ in range(sum(self.looked.get(each, -1) < number for each in own)):
             self._look()
-        return Fetch(needed=needed, ahead=self._ahead(), freed=self._free(number))
+        ahead, read = self._ahead(), self._read()
+        return Fetch(needed=needed, ahead=ahead, freed=self._free(number), read=read)
 
     def _look(self) -> int:
         """Take the next use from the queue."""
@@ -91,6 +130,10 @@ class _Coordinator:
 
     def _gather(self, found: list[int]) -> tuple[int, ...]:
         self.there.update(found)
+        self.under_way.update(found)
+        self.slots.update(self.filed.intersection(found))
+        if len(self.slots) > self.count:
+            raise _TooFewSlotsError(len(self.slots))
         self.live_elements += sum(self.sizes[each] for each in found)  # __n_available_params
         return tuple(sorted(found))
 
@@ -104,11 +147,34 @@ class _Coordinator:
         found: dict[int, None] = {}
         filled = 0
         while self.queue and filled < limit:
+            if self._is_in_file(self.queue[0][0]):
+                break
             each = self._look()
             if each not in self.there and each not in found:
                 found[each] = None
                 filled += self.sizes[each]
         return self._gather([*found])
+
+    def _is_in_file(self, each: int) -> bool:
+        return each in self.filed and each not in self.slots
+
+    def _read(self) -> tuple[int, ...]:
+        """Look at uses ahead until twice what is under way, or until there is no slot."""
+        # __prefetch_nvme_param_partitions, called where something can be fetched ahead at all
+        if not self.filed or self.options.stage3_prefetch_bucket_size <= 0:
+            return ()
+        most = 2 * sum(self.sizes[each] for each in self.under_way)
+        free = self.count - len(self.slots)
+        found: dict[int, None] = {}
+        considered = 0
+        for each, _ in self.queue:
+            if considered > most or len(found) >= free:
+                break
+            if self._is_in_file(each):
+                found[each] = None
+            considered += self.sizes[each]
+        self.slots.update(found)
+        return tuple(found)
 
     def _free(self, number: int) -> tuple[int, ...]:
         """Free all but what is persistent, used soon, or was passed over as there for a later use.
@@ -125,6 +191,7 @@ class _Coordinator:
             and not self._is_near(self._again[number][each], near)
         )
         self.there.difference_update(found)
+        self.slots.difference_update(found)
         self.live_elements -= sum(self.sizes[each] for each in found)
         return found
 

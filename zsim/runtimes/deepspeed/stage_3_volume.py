@@ -9,10 +9,11 @@ from itertools import accumulate
 
 from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.data_volume import DataVolume
+from zsim.dtype import DType
 from zsim.model.model import Model, Parameter
-from zsim.runtimes.deepspeed.options import DeepSpeed
-from zsim.schedule.schedule import WireBytes
-from zsim.strategy.optimizer_rule import Optimizer
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
+from zsim.schedule.schedule import FileBytes, HostBytes, WireBytes
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
 
@@ -23,7 +24,7 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     inner = strategy.inner
     size = strategy.train.precision.compute.size_bytes
     wire = (options.communication_data_type or strategy.train.precision.compute).size_bytes
-    often = gathers(model, options)
+    often = gathers(model, strategy)
     gathered, inside, scattered = 0, 0, 0
     for parameter in model.parameters:
         shard = -(-parameter.elements // ranks)
@@ -41,35 +42,183 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
+def host(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what a rank copies, with the optimizer on the CPU, or parameters, or both.
+
+    With the optimizer: its part of each gradient goes out and in once in every micro-batch, in the
+    model's format, and out once more for the update, in the optimizer's. Of each sub-group Python
+    reads the norm, in fp64, and again what it is over all ranks. A parameter comes back once where
+    it is kept on the device, else for each gather over the data axis. Without, masters go out to
+    parameters.
+    """
+    options, precision = strategy.options(DeepSpeed), strategy.train.precision
+    ranks, micro_batches = strategy.parallel.data, strategy.train.gradient_accumulation_steps
+    compute, number = precision.compute.size_bytes, precision.optimizer.size_bytes
+    shards = {each.name: -(-each.elements // ranks) for each in model.parameters}
+    trained = sum(shards[each.name] for each in model.parameters if not each.frozen)
+    out = back = 0
+    if options.offload_optimizer.is_on:
+        groups = norms(model, strategy)
+        out = trained * (micro_batches * compute + number)
+        out += groups * (DType.FP64.size_bytes + number)
+        back = micro_batches * trained * compute
+        back += (groups + (precision is Precision.FP16)) * number
+        back += 0 if options.offload_param.is_on else trained * compute
+    elif options.offload_param.is_on:
+        out = trained * number
+    often = gathers(model, strategy)
+    for name, shard in shards.items() if options.offload_param.is_on else ():
+        once = name not in often or strategy.inner is not None
+        back += (1 if once else micro_batches * often[name]) * shard * compute
+    return HostBytes(to_host=out, from_host=back)
+
+
+def files(model: Model, strategy: Strategy) -> FileBytes | None:
+    """Return what a rank reads and writes: states of large sub-groups, and what fits of gradients.
+
+    A gradient is written up to the alignment of files, one that is smaller than the least of them
+    not at all.
+    """
+    options, ranks = strategy.options(DeepSpeed), strategy.parallel.data
+    on_nvme = options.offload_optimizer.device is OffloadDevice.NVME
+    if not on_nvme and options.offload_param.device is not OffloadDevice.NVME:
+        return None
+    number, least = strategy.train.precision.optimizer.size_bytes, options.least_file_bytes
+    moved = 0
+    groups = [group for own in sub_groups(model, strategy) for group in own]
+    for shards in ([-(-each.elements // ranks) for each in group] for group in groups):
+        if not on_nvme or sum(shards) * number < least:
+            continue
+        moved += (1 + strategy.moments) * sum(shards) * number
+        whole = (shard - shard % options.file_alignment for shard in shards)
+        moved += sum(each * number for each in whole if each * number >= least)
+    filed, often = in_files(model, strategy), gathers(model, strategy)
+    compute = strategy.train.precision.compute.size_bytes
+    read = written = moved
+    for each in model.parameters:
+        if each.name in filed:
+            size = -(-each.elements // ranks) * compute
+            read += strategy.train.gradient_accumulation_steps * often[each.name] * size
+            written += 0 if each.frozen else size
+    return FileBytes(read=read, written=written)
+
+
+def in_files(model: Model, strategy: Strategy) -> set[str]:
+    """Return the parameters whose shards are in files: large ones beyond what stays on the CPU."""
+    options = strategy.options(DeepSpeed)
+    if options.offload_param.device is not OffloadDevice.NVME:
+        return set()
+    ranks, size = strategy.parallel.data, strategy.train.precision.compute.size_bytes
+    beyond = {each for each in model.parameters if each.frozen}
+    left = options.offload_param.max_in_cpu
+    for own in sub_groups(model, strategy):
+        total = 0
+        for group in own:
+            total += sum(-(-each.elements // ranks) for each in group)
+            if total > left:
+                beyond.update(group)
+        left = max(0, left - total)
+    return {
+        each.name
+        for each in beyond
+        if each.elements > options.stage3_param_persistence_threshold
+        and -(-each.elements // ranks) * size >= options.least_file_bytes
+    }
+
+
 def norms(model: Model, strategy: Strategy) -> int:
     """Sub-groups, each of which has its norm reduced: of all parameters with one rule."""
-    trained = [parameter for parameter in model.parameters if not parameter.frozen]
-    rules = {strategy.rule_of(parameter.name) for parameter in trained}
-    return sum(_sub_groups(model, strategy, rule) for rule in rules)
+    return sum(map(len, sub_groups(model, strategy)))
 
 
-def _sub_groups(model: Model, strategy: Strategy, rule: Optimizer) -> int:
-    options = strategy.options(DeepSpeed)
-    shards = [
-        -(-parameter.elements // strategy.parallel.data)
-        for parameter in model.parameters
-        if not parameter.frozen and strategy.rule_of(parameter.name) == rule
-    ]
-    if sum(shards) <= options.sub_group_size:
-        return 1
-    found, left = 0, 0
-    for shard in shards:
-        if left <= 0:
-            found, left = found + 1, options.sub_group_size
-        left -= shard
+def sub_groups(model: Model, strategy: Strategy) -> list[list[list[Parameter]]]:
+    """Return the sub-groups of the parameters of each rule."""
+    limit, ranks = strategy.options(DeepSpeed).sub_group_size, strategy.parallel.data
+    rules = [strategy.train.optimizer, *(group.rule for group in strategy.train.groups)]
+    found: list[list[list[Parameter]]] = []
+    for rule in dict.fromkeys(rules):
+        own = [
+            each
+            for each in model.parameters
+            if not each.frozen and strategy.rule_of(each.name) == rule
+        ]
+        whole = sum(-(-each.elements // ranks) for each in own)
+        most = whole + 1 if whole <= limit else limit
+        left = 0
+        found.append([])
+        for each in own:
+            if left <= 0:
+                found[-1].append([])
+                left = most
+            found[-1][-1].append(each)
+            left -= -(-each.elements // ranks)
     return found
 
 
-def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
-    """Count the gathers in a micro-batch of each parameter that does not stay whole."""
+def gathers(model: Model, strategy: Strategy) -> dict[str, int]:
+    """Count the gathers in a micro-batch of each parameter that does not stay whole.
+
+    One in a file is not gathered ahead before its shard is read; it is read ahead while there are
+    slots, up to twice the elements that are being gathered.
+    """
+    options = strategy.options(DeepSpeed)
+    filed, slots, coming = in_files(model, strategy), set[str](), dict[str, int]()
+    units, uses, visits = _uses(model)
+    begins = list(accumulate((sum(each.elements for each in unit) for unit in units), initial=0))
+    small = options.stage3_param_persistence_threshold
+    found = {each.name: 0 for each in model.parameters if each.elements > small}
+    whole: dict[str, int] = {}
+    seen = {each.name: -1 for each in model.parameters}
+    place = 0
+
+    def gather(parameter: Parameter) -> int:
+        if parameter.name not in found or parameter.name in whole:
+            return 0
+        whole[parameter.name] = coming[parameter.name] = parameter.elements
+        slots.update(filed.intersection([parameter.name]))
+        found[parameter.name] += 1
+        return parameter.elements
+
+    for visit, parameters in enumerate(units):
+        for parameter in parameters:
+            gather(parameter)
+        for parameter in parameters:
+            coming.pop(parameter.name, None)
+        while any(seen[parameter.name] < visit for parameter in parameters):
+            at, parameter = uses[place]
+            seen[parameter.name] = at
+            place += 1
+        live = sum(whole.values())
+        room = min(options.stage3_prefetch_bucket_size, options.stage3_max_live_parameters - live)
+        while room > 0 and place < len(uses):
+            at, parameter = uses[place]
+            if parameter.name in filed - slots:
+                break
+            seen[parameter.name] = at
+            room -= gather(parameter)
+            place += 1
+        if filed and options.stage3_prefetch_bucket_size:
+            free = options.offload_param.buffer_count - len(slots)
+            slots |= _read_ahead(uses[place:], filed - slots, 2 * sum(coming.values()), free)
+        near = begins[visit + 1] + options.stage3_max_reuse_distance
+        for parameter in parameters:
+            later = visits[parameter.name]
+            following = bisect_right(later, visit)
+            soon = following < len(later) and begins[later[following]] < near
+            if not soon and seen[parameter.name] <= visit + 1:
+                whole.pop(parameter.name, None)
+                slots.discard(parameter.name)
+    return found
+
+
+Uses = list[tuple[int, Parameter]]
+"""Visits of units, each with a parameter that it uses."""
+
+
+def _uses(model: Model) -> tuple[list[tuple[Parameter, ...]], Uses, dict[str, list[int]]]:
+    """Return the parameters of each visit, their uses in the recorded order, and by parameter."""
     back = [unit for unit in reversed(model.units) if goes_back(model, unit)]
     units = [unit.parameters for unit in (*model.units, *back)]
-    small = options.stage3_param_persistence_threshold
     order = {parameter.name: place for place, parameter in enumerate(model.parameters)}
     uses = [
         (visit, parameter)
@@ -79,41 +228,18 @@ def gathers(model: Model, options: DeepSpeed) -> dict[str, int]:
     visits: dict[str, list[int]] = {}
     for visit, parameter in uses:
         visits.setdefault(parameter.name, []).append(visit)
-    begins = list(accumulate((sum(each.elements for each in unit) for unit in units), initial=0))
-    found = {each.name: 0 for each in model.parameters if each.elements > small}
-    whole: dict[str, int] = {}
-    seen = {each.name: -1 for each in model.parameters}
-    place = 0
+    return units, uses, visits
 
-    def gather(parameter: Parameter) -> int:
-        if parameter.name not in found or parameter.name in whole:
-            return 0
-        whole[parameter.name] = parameter.elements
-        found[parameter.name] += 1
-        return parameter.elements
 
-    for visit, parameters in enumerate(units):
-        for parameter in parameters:
-            gather(parameter)
-        while any(seen[parameter.name] < visit for parameter in parameters):
-            at, parameter = uses[place]
-            seen[parameter.name] = at
-            place += 1
-        live = sum(whole.values())
-        room = min(options.stage3_prefetch_bucket_size, options.stage3_max_live_parameters - live)
-        while room > 0 and place < len(uses):
-            at, parameter = uses[place]
-            seen[parameter.name] = at
-            room -= gather(parameter)
-            place += 1
-        near = begins[visit + 1] + options.stage3_max_reuse_distance
-        for parameter in parameters:
-            later = visits[parameter.name]
-            following = bisect_right(later, visit)
-            soon = following < len(later) and begins[later[following]] < near
-            if not soon and seen[parameter.name] <= visit + 1:
-                whole.pop(parameter.name, None)
+def _read_ahead(uses: Uses, unread: set[str], most: int, free: int) -> set[str]:
+    """Return what is read ahead: as much as there are slots for, until enough was looked at."""
+    found: set[str] = set()
+    for _, parameter in uses:
+        if most < 0 or len(found) >= free:
+            break
+        found |= unread.intersection([parameter.name])
+        most -= parameter.elements
     return found
 
 
-VOLUME = DataVolume(data=data, norms=norms)
+VOLUME = DataVolume(data=data, norms=norms, host=host, files=files)

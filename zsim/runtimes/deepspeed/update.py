@@ -4,7 +4,7 @@ Groups are sub-groups in stage 3, and groups of parameters before it.
 """
 
 from zsim.schedule.schedule_writer import ScheduleWriter
-from zsim.zero.optimizer_step import OptimizerStep
+from zsim.zero.optimizer_step import OptimizerStep, UpdatedTensor
 
 
 class NormPerGroup(OptimizerStep):
@@ -28,3 +28,13 @@ class NormPerGroup(OptimizerStep):
             writer.free(names[0])
             return None
         return names[0]
+
+
+class NormPerGroupToHost(NormPerGroup):
+    """The same, of parameters that are kept on the host: masters are copied there, and cast."""
+
+    # _reassign_or_swap_out_partitioned_parameters (stage3.py): `data.copy_` returns when it is done
+    def finish_one(self, writer: ScheduleWriter, item: UpdatedTensor, updated: str) -> None:
+        """Wait until the parameters of the tensor are on the host."""
+        writer.host_wait("wait", updated)
+        super().finish_one(writer, item, updated)

@@ -51,12 +51,12 @@ class GroupGathers(StepPart):
         if number in self._pending or self.whole(bucket) in writer.alive:
             return
         inner = number in self._resharded
-        sources = [self._inner_shard(bucket)] if inner else self._shards[number]
         axis = INNER if inner else DATA  # _all_gather_process_group: that of the post-forward mesh
         ranks = self._inner if inner and self._inner else self.strategy.parallel.data
         if ranks == 1:  # unshard: "world_size == 1", no gather
             self._pending[number] = ""
             return
+        sources = [self._inner_shard(bucket)] if inner else self._fetched(number, COPY_IN)
         cast = self._cast(bucket, sources, inner=inner)
         gathered = self._gathered(bucket, inner=inner)
         writer.allocate(gathered)
@@ -68,10 +68,38 @@ class GroupGathers(StepPart):
         copied = writer.copy(path, source, slot, stream=COPY_IN, after=after)
         if cast:
             writer.free(cast)
+        self._free_fetched(sources)
         path = f"gather/{bucket.name}"
         self._pending[number] = writer.all_gather(
             path, axis, slot, gathered, stream=ALL_GATHER, after=(copied,)
         )
+
+    def _fetched(self, number: int, stream: str) -> list[str]:
+        """Return the shards of a group on the device: copied there, if they are on the host."""
+        # FSDPParam.all_gather_inputs (_fsdp_param.py): in the format of storage, cast afterwards
+        if not self.options.on_host:
+            return self._shards[number]
+        writer, found = self.writer, list[str]()
+        for kept in (writer.buffers[name] for name in self._shards[number]):
+            name = writer.buffer(
+                kept.name.replace("/parameter", "/fetched"),
+                kept.elements,
+                kept.dtype,
+                Kind.COMMUNICATION,
+                home=stream,
+                layout=kept.layout,
+                shard=kept.shard,
+            )
+            writer.allocate(name)
+            after = self._after_update(number)
+            copied = writer.copy(f"fetch/{kept.name}", kept.name, name, stream=stream, after=after)
+            if not self.options.pin_memory:  # a copy from pageable memory returns when it is done
+                writer.host_wait(f"fetch/{kept.name}/wait", copied)
+            found.append(name)
+        return found
+
+    def _free_fetched(self, sources: Sequence[str]) -> None:
+        self.writer.free(*(each for each in sources if each.endswith("/fetched")))
 
     def _cast(self, bucket: Bucket, sources: Sequence[str], *, inner: bool) -> str | None:
         """Return a copy of the shards in the compute format, where formats or kinds are mixed.
@@ -126,7 +154,8 @@ class GroupGathers(StepPart):
         copied = ""
         # foreach_all_gather_copy_out (_fsdp_collectives.py) on the compute stream; of one rank
         # wait_for_unshard copies the shard itself
-        for source in self._shards[number] if gathered is None else (gathered,):
+        sources = self._fetched(number, COMPUTE) if gathered is None else [gathered]
+        for source in sources:
             name = bucket.name if source == gathered else source.removesuffix("/parameter")
             after = (gather,) if gather else ()
             copied = writer.copy(f"copy_out/{name}", source, whole, after=after, by_parameter=True)
@@ -136,6 +165,7 @@ class GroupGathers(StepPart):
             del self._resharded[number]
             writer.free(self._inner_shard(bucket), uses=(gather,))
         if gathered is None:
+            self._free_fetched(sources)
             return
         # wait_for_unshard: implicit prefetching defers the free to the next copy-out
         # (AllGatherState), so that this one overlaps the next gather

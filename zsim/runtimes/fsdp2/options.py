@@ -7,6 +7,7 @@ from pydantic import Field
 
 from zsim.dtype import DType
 from zsim.strategy.config_table import Count, Flag, Whole
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.runtime_options import FloatFormat, Formats, RuntimeOptions
 
 
@@ -15,6 +16,13 @@ class Sync(StrEnum):
 
     EVERY = "every"
     LAST = "last"
+
+
+class OffloadPolicy(StrEnum):
+    """Where shards, their gradients and the optimizer's states are between uses."""
+
+    NONE = "none"
+    CPU = "cpu"
 
 
 class FSDP2(RuntimeOptions):
@@ -33,6 +41,8 @@ class FSDP2(RuntimeOptions):
         forward_prefetch: blocks whose gather each block issues ahead
             (`set_modules_to_forward_prefetch`); 0 leaves it to the host, which runs ahead.
         reduce_scatter_max_input_buffers: inputs of reduce-scatters that may be alive.
+        offload_policy: cpu is `CPUOffloadPolicy`: shards are on the host, and updated there.
+        pin_memory: with it: copies to and from shards and gradients do not stop the host.
     """
 
     stages = (3,)
@@ -45,6 +55,18 @@ class FSDP2(RuntimeOptions):
     all_reduce: Sync = Sync.EVERY
     forward_prefetch: Whole = 0
     reduce_scatter_max_input_buffers: Count = 1
+    offload_policy: OffloadPolicy = OffloadPolicy.NONE
+    pin_memory: Flag = True
+
+    @property
+    def on_host(self) -> bool:
+        """True if shards are in the host's memory."""
+        return self.offload_policy is OffloadPolicy.CPU
+
+    def tiers(self, *, stage: int) -> dict[str, MemoryTier]:
+        """Return the tier that shards are moved to."""
+        del stage
+        return {"offload_policy": MemoryTier.HOST} if self.on_host else {}
 
     def inner(self, *, stage: int, data: int) -> tuple[str, int | None]:
         """Return the ranks over which parameters stay sharded after forward."""

@@ -15,6 +15,7 @@ from zsim.runtimes.wrapping import WrappedStep, two_parts
 from zsim.schedule.layout import Layout, Piece
 from zsim.schedule.operation import Edge, Reduction
 from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import CPU, HOST_POOL
 from zsim.zero.bucket import Bucket
 from zsim.zero.names import DATA, REPLICATE
 from zsim.zero.reduce import divide, set_or_add
@@ -52,6 +53,7 @@ class GroupReductions(StepPart):
         self._collected: dict[int, Sources] = {}
         self._inputs: list[tuple[str, str]] = []
         self._held: list[tuple[str, tuple[str, ...]]] = []
+        self._leaving: list[tuple[Bucket, str]] = []
         self.finished: tuple[str, ...] = ()
 
     def collect(self, unit: int) -> None:
@@ -139,7 +141,7 @@ class GroupReductions(StepPart):
             self._wire is strategy.train.precision.optimizer and bucket.index not in self.reduced
         )
         target = self._shard(bucket, "received", self._wire, stream)
-        if direct and all_reduces:
+        if direct and all_reduces and not self.options.on_host:
             target = self._shard(bucket, "gradient", self._wire, stream)
         writer.allocate(target)
         if self._before > 1:
@@ -179,6 +181,9 @@ class GroupReductions(StepPart):
         """Cast to the format of the shard, and set or add."""
         # foreach_reduce: _to_dtype_if_needed, then sharded_param.grad is set or grows
         writer, gradient = self.writer, received
+        if self.options.on_host:
+            self._to_host(bucket, received, stream, done)
+            return
         if not received.endswith("/gradient"):
             gradient = self._shard(
                 bucket, "gradient", self.strategy.train.precision.optimizer, stream
@@ -192,9 +197,53 @@ class GroupReductions(StepPart):
         self.reduced[bucket.index] = Reduced(gradient, done)
         self.finished = (done,)
 
+    def _to_host(self, bucket: Bucket, received: str, stream: str, done: str) -> None:
+        """Cast to the format of the shard, copy to the host, and set or add there."""
+        # foreach_reduce, `offload_to_cpu`: the host goes on beside a copy to pinned memory, unless
+        # a thread adds what came to the gradient of an earlier micro-batch
+        writer, optimizer = self.writer, self.strategy.train.precision.optimizer
+        source = received
+        if self._wire is not optimizer:
+            source = bucket.shard_buffer(writer, "cast_gradient", optimizer, home=stream)
+            writer.allocate(source)
+            done = writer.copy(f"cast/{source}", received, source, stream=stream, after=(done,))
+        gradient = self._host_shard(bucket, "gradient", stream)
+        adds = gradient in writer.alive
+        target = self._host_shard(bucket, "landed", stream) if adds else gradient
+        writer.allocate(target)
+        path = f"offload/{bucket.name}"
+        copied = writer.copy(path, source, target, stream=stream, after=(done,))
+        added = copied
+        if adds or not self.options.pin_memory:
+            writer.host_wait(f"{path}/wait", copied)
+        else:
+            self._leaving.append((bucket, copied))
+        if adds:
+            added = writer.copy(
+                f"add/{gradient}", target, gradient, accumulate=True, stream=CPU, after=(copied,)
+            )
+            writer.host_wait(f"add/{gradient}/wait", added)
+            writer.free(target, uses=(added,))
+        if source != received:
+            writer.free(source)
+        if stream == ALL_REDUCE:  # as AllReduceState keeps it
+            self._held.append((received, (copied,)))
+        else:
+            writer.free(received)
+        self.reduced[bucket.index] = Reduced(gradient, added)
+        self.finished = (copied,)
+
+    def _host_shard(self, bucket: Bucket, name: str, home: str) -> str:
+        dtype, kind = self.strategy.train.precision.optimizer, Kind.GRADIENT
+        return bucket.shard_buffer(self.writer, name, dtype, kind, home=home, pool=HOST_POOL)
+
     def end_backward(self) -> None:
         """Free what reductions held; the compute stream waits for the last of them."""
-        # _root_post_backward_final_callback in _fsdp_state.py, finalize_backward of each group
+        # _root_post_backward_final_callback in _fsdp_state.py, finalize_backward of each group,
+        # which waits for `grad_offload_event` of each parameter
+        for bucket, copied in self._leaving:
+            self.writer.host_wait(f"offload/{bucket.name}/wait", copied)
+        self._leaving.clear()
         while self._inputs:
             self._free_input(self.finished if len(self._inputs) == 1 else ())
         for name, uses in self._held:

@@ -22,10 +22,13 @@ from zsim.runtimes.fsdp2.gather import ALL_GATHER, COPY_IN, GroupGathers
 from zsim.runtimes.fsdp2.options import FSDP2
 from zsim.runtimes.fsdp2.reduce import ALL_REDUCE, REDUCE_SCATTER, GroupReductions
 from zsim.runtimes.fsdp2.volume import VOLUME
+from zsim.runtimes.host_update import BlockingHostStep
 from zsim.runtimes.wrapping import WrappedStep, groups
 from zsim.schedule.operation import Edge
 from zsim.schedule.operation_list import COMPUTE
 from zsim.schedule.schedule import Schedule
+from zsim.schedule.schedule_writer import CPU
+from zsim.strategy.offload import MemoryTier
 from zsim.strategy.strategy import Strategy
 from zsim.zero.assemble import need_single_calls
 from zsim.zero.bucket import Bucket, Buckets, Packed, Packing, bucket_of, numbered
@@ -46,12 +49,16 @@ def schedule(model: Model, strategy: Strategy) -> Schedule:
         model, strategy, buckets, kept=shards(model, buckets, place, strategy.parallel.data)
     )
     step.write()
-    streams = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
+    streams: tuple[str, ...] = (COMPUTE, COPY_IN, ALL_GATHER, REDUCE_SCATTER)
+    if strategy.parallel.replicate > 1:
+        streams = (*streams, ALL_REDUCE)
+    if step.options.on_host:
+        streams = (*streams, CPU)
     layouts = (*buckets.layouts, *step.kept.layouts, *step.gathers.layouts)
     return step.schedule(
         "FSDP2",
         VOLUME,
-        streams=streams if strategy.parallel.replicate == 1 else (*streams, ALL_REDUCE),
+        streams=streams,
         layouts=tuple(dict.fromkeys((*layouts, *step.reductions.layouts))),
     )
 
@@ -99,8 +106,13 @@ class FSDP2Step(WrappedStep):
     def __init__(
         self, model: Model, strategy: Strategy, buckets: Buckets, *, kept: Buckets
     ) -> None:
-        super().__init__(model, strategy, buckets, kept=kept)
         self.options = strategy.options(FSDP2)
+        # FSDPParam._init_sharded_param: `offload_to_cpu`; PyTorch's optimizer makes its states
+        # where the parameters are
+        tier = MemoryTier.HOST if self.options.on_host else MemoryTier.DEVICE
+        super().__init__(model, strategy, buckets, kept=kept, tier=tier)
+        if self.options.on_host:
+            self.optimizer_step = BlockingHostStep
         self.gathers = GroupGathers(self, self.options)
         self.reductions = GroupReductions(self, self.options)
         self._position = 0

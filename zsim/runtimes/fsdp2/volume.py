@@ -14,7 +14,8 @@ from zsim.closed_form.checkpoint import goes_back
 from zsim.closed_form.data_volume import DataVolume, all_reduces, wrapped
 from zsim.model.model import Model, Parameter
 from zsim.runtimes.fsdp2.options import FSDP2, Sync
-from zsim.schedule.schedule import WireBytes
+from zsim.schedule.schedule import HostBytes, WireBytes
+from zsim.strategy.precision import Precision
 from zsim.strategy.strategy import Strategy
 
 
@@ -54,35 +55,53 @@ def groups(model: Model, ranks: int) -> tuple[list[GroupShare], GroupShare]:
     return blocks, share(outside, ranks)
 
 
-def data(model: Model, strategy: Strategy) -> list[WireBytes]:
-    """Return the volume over the data axis, its inner part, and the replicas."""
+@dataclass(frozen=True, slots=True)
+class Gathers:
+    """How often a step gathers a group over the data axis, and over its inner ranks."""
+
+    group: GroupShare
+    whole: int
+    inner: int = 0
+
+
+def gathers(model: Model, strategy: Strategy) -> list[Gathers]:
+    """Return the gathers of the root and of each block."""
     options = strategy.options(FSDP2)
-    ranks = strategy.parallel.data
-    blocks, root = groups(model, ranks)
-    size = strategy.train.precision.compute.size_bytes
-    wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
+    blocks, root = groups(model, strategy.parallel.data)
     micro_batches = strategy.train.gradient_accumulation_steps
     kept = not options.reshard_after_backward
-    gathered = root.elements * (1 if kept else micro_batches)
-    inner = 0
+    found = [Gathers(root, 1 if kept else micro_batches)]
     for block in blocks:
         stays = options.reshard_after_forward is False
         again = 0 if stays or not block.again else micro_batches
         whole = 1 if kept and (block.back or stays) else micro_batches
         if strategy.inner is None:
-            gathered += (whole + again) * block.elements
+            found.append(Gathers(block, whole + again))
             continue
         if kept and not block.back:  # still sharded over the inner ranks
             again, whole = again + micro_batches - 1, 1
-        gathered += whole * block.elements
-        # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
-        inner += (strategy.inner - 1) * (again * block.elements * ranks // strategy.inner)
-    trained = [each.trained for each in (*blocks, root)]
-    syncs = 1 if options.gradient_sync is Sync.LAST else micro_batches
-    sums = 1 if Sync.LAST in (options.gradient_sync, options.all_reduce) else micro_batches
+        found.append(Gathers(block, whole, again))
+    return found
+
+
+def data(model: Model, strategy: Strategy) -> list[WireBytes]:
+    """Return the volume over the data axis, its inner part, and the replicas."""
+    options = strategy.options(FSDP2)
+    ranks = strategy.parallel.data
+    size = strategy.train.precision.compute.size_bytes
+    wire = (options.reduce_dtype or strategy.train.precision.compute).size_bytes
+    found = gathers(model, strategy)
+    gathered = sum(each.whole * each.group.elements for each in found)
+    # A rank has 1 of `inner` parts of the padded whole; others come from its neighbours.
+    inner = strategy.inner or 1
+    inside = sum(
+        (inner - 1) * (each.inner * each.group.elements * ranks // inner) for each in found
+    )
+    trained = [each.group.trained for each in found]
+    syncs, sums = reductions(strategy)
     return [
         WireBytes(group="data", collective="all_gather", bytes=(ranks - 1) * gathered * size),
-        WireBytes(group="inner", collective="all_gather", bytes=inner * size),
+        WireBytes(group="inner", collective="all_gather", bytes=inside * size),
         WireBytes(
             group="data",
             collective="reduce_scatter",
@@ -94,4 +113,39 @@ def data(model: Model, strategy: Strategy) -> list[WireBytes]:
     ]
 
 
-VOLUME = DataVolume(data=data)
+def reductions(strategy: Strategy) -> tuple[int, int]:
+    """Return how often a step reduces gradients over the data axis, and over the replicas."""
+    options, micro_batches = strategy.options(FSDP2), strategy.train.gradient_accumulation_steps
+    syncs = 1 if options.gradient_sync is Sync.LAST else micro_batches
+    sums = 1 if Sync.LAST in (options.gradient_sync, options.all_reduce) else micro_batches
+    return syncs, sums
+
+
+def host(model: Model, strategy: Strategy) -> HostBytes:
+    """Return what a rank copies: shards for each gather, gradients of each reduction.
+
+    Both in the format of storage, into which a gradient is cast before and from which a shard is
+    cast after. A single rank copies what a backward needs alone.
+    """
+    precision = strategy.train.precision
+    if not strategy.options(FSDP2).on_host:
+        return HostBytes(to_host=0, from_host=0)
+    back = out = 0
+    for each in gathers(model, strategy):
+        group, times = each.group, each.whole
+        if strategy.parallel.data == 1 and not group.back and group.again:
+            times -= strategy.train.gradient_accumulation_steps
+        stored = group.trained * precision.optimizer.size_bytes
+        stored += (group.elements - group.trained) * precision.compute.size_bytes
+        back += times * stored
+        out += group.trained * precision.optimizer.size_bytes
+    syncs, sums = reductions(strategy)
+    number = precision.optimizer.size_bytes  # goes over ranks by way of the device
+    clips = strategy.train.clip_norm is not None
+    return HostBytes(
+        to_host=out * (sums if strategy.parallel.replicate > 1 else syncs) + clips * number,
+        from_host=back + (clips + (precision is Precision.FP16)) * number,
+    )
+
+
+VOLUME = DataVolume(data=data, host=host)

@@ -1,0 +1,25 @@
+"""DeepSpeed's files for tiny models: upstream, nothing under a mebibyte is written to one."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from tiny_training import Case, Result, all_by_schedule
+
+from zsim.runtimes.deepspeed.options import DeepSpeed
+
+
+@contextmanager
+def small_files(*, least_bytes: int = 64, alignment: int = 4) -> Generator[None]:
+    """Let tensors of so many bytes be written, of so many elements or a multiple."""
+    kept = DeepSpeed.least_file_bytes, DeepSpeed.file_alignment
+    DeepSpeed.least_file_bytes, DeepSpeed.file_alignment = least_bytes, alignment
+    try:
+        yield
+    finally:
+        DeepSpeed.least_file_bytes, DeepSpeed.file_alignment = kept
+
+
+def all_in_small_files(cases: list[Case]) -> list[Result]:
+    """Train case after case in one process group."""
+    with small_files():
+        return all_by_schedule(cases)

@@ -1,0 +1,199 @@
+"""Gradients of DeepSpeed's stages 1 and 2 whose optimizer is on the CPU: out as they are reduced.
+
+Of each parameter in a bucket that is reduced, what a rank owns is measured on the device, its test
+for infinities is read by Python at once, and it is cast to fp32 and copied to its place in the
+pinned gradient of the partition. Where stage 2 accumulates, the sum of earlier micro-batches comes
+from the host in 16 bits, is added to on the device, and goes back. All of it is on the stream of
+the reduction: a stream of its own raced with the next reduction (DeepSpeed 1219).
+
+Upstream keeps all of a parameter of which a rank owns a part, here it is the part. Upstream an
+owner measures its parameters alone, here a rank measures what it has of all.
+
+Functions named in comments are those of `DeepSpeedZeroOptimizer` in
+`runtime/zero/stage_1_and_2.py`, DeepSpeed 0.19.
+"""
+
+from dataclasses import dataclass, replace
+
+from zsim.dtype import DType
+from zsim.model.kernel import Kernel, KernelKind
+from zsim.schedule.operation import Action, Role, View
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import CPU, HOST_POOL
+from zsim.strategy.precision import Precision
+from zsim.zero.bucket import Bucket
+from zsim.zero.step_skeleton import Step, StepPart
+
+LOCAL_OVERFLOW = "local_overflow"
+"""What a rank found of infinities so far, on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedSlice:
+    """What a rank owns of a parameter: a view of the whole flat tensor, in a reduced bucket."""
+
+    flat: Bucket
+    parameter: str
+    view: View
+
+
+def norm_part(parameter: str) -> str:
+    """Return the buffer of the squared norm of what a rank owns of a parameter."""
+    return f"{parameter}/norm_part"
+
+
+class HostPartitions(StepPart):
+    """The partition's gradients in pinned memory, and the way of a reduced slice to them."""
+
+    def __init__(self, step: Step, *, stream: str, pinned: bool) -> None:
+        super().__init__(step)
+        self._stream = stream
+        self._pinned = pinned
+        self._flats = step.buckets.trained
+        self._optimizer = step.strategy.train.precision.optimizer
+        largest = max(each.elements for each in step.model.parameters)
+        self._temporary = self.writer.buffer(
+            "temporary_gradient", largest, self.compute, Kind.WORKSPACE, home=stream
+        )
+        micro_batches = step.strategy.train.gradient_accumulation_steps
+        self.accumulates = step.strategy.zero.stage == 2 and micro_batches > 1
+        self.measured: dict[str, list[str]] = {flat.name: [] for flat in self._flats}
+
+    def write_setup(self) -> None:
+        """Take the memory that lives on, on the host and for one parameter on the device."""
+        # __init__: `single_partition_of_fp32_groups[i].grad`, `accumulated_grads_in_cpu`,
+        # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_gpu_offload`
+        for flat in self._flats:
+            self.writer.prefix = f"setup/{flat.name}/offload"
+            pinned = [self.gradient(flat), self.bounce(flat)]
+            for name in (*pinned, *([self._sum(flat)] if self.accumulates else [])):
+                self.writer.fill(f"zero/{name}", self.writer.persist(name), 0.0, stream=CPU)
+        self.writer.prefix = "setup/offload"
+        if self.accumulates:
+            self.writer.persist(self._temporary)
+            self.writer.fill("zero", self._temporary, 0.0, stream=self._stream)
+
+    def gradient(self, flat: Bucket) -> str:
+        """Return the buffer of the partition's gradient in the format of the optimizer."""
+        return self._pinned_shard(flat, "gradient", self._optimizer, Kind.GRADIENT)
+
+    def bounce(self, flat: Bucket) -> str:
+        """Return the buffer through which updated parameters go to the device."""
+        return self._pinned_shard(flat, "bounce", self.compute, Kind.COMMUNICATION)
+
+    def _sum(self, flat: Bucket) -> str:
+        return self._pinned_shard(flat, "sum", self.compute, Kind.GRADIENT)
+
+    def _pinned_shard(self, flat: Bucket, name: str, dtype: DType, kind: Kind) -> str:
+        return flat.shard_buffer(self.writer, name, dtype, kind, pool=HOST_POOL, home=CPU)
+
+    def keep(self, each: ReducedSlice, *, first: bool, last: bool) -> str:
+        """Take a reduced slice; return the operation after which its bucket is free."""
+        # copy_grads_in_partition
+        done = ""
+        if self.accumulates:
+            done = self._accumulate(each, first=first)
+        if last:
+            self._measure(each)
+            done = self._copy_out(each)
+        return done
+
+    def _accumulate(self, each: ReducedSlice, *, first: bool) -> str:
+        """Add what the host has of a slice on the device, and put the sum there."""
+        # async_accumulate_grad_in_cpu_via_gpu
+        writer, stream = self.writer, self._stream
+        kept = replace(each.view, buffer=self._sum(each.flat), origin=None)
+        if not first:
+            landed = replace(each.view, buffer=self._temporary, origin=0)
+            self._crossed(f"fetch/{each.parameter}", kept, landed)
+            path = f"add/{each.parameter}"
+            writer.copy(path, landed, each.view, accumulate=True, stream=stream)
+        return self._crossed(f"store/{each.parameter}", each.view, kept)
+
+    def _measure(self, each: ReducedSlice) -> None:
+        """Measure the norm, and test for infinities: Python reads the answer."""
+        # set_norm_for_param_grad_in_gpu, update_offload_overflow_tracker_for_param_grad
+        writer = self.writer
+        part, size = norm_part(each.parameter), min(each.view.size, each.flat.shard)
+        measure(self, Action.NORM, each.view, part, size=size, stream=self._stream)
+        self.measured[each.flat.name].append(each.parameter)
+        flag, held = f"{each.parameter}/overflow_part", self._optimizer
+        # Outside of fp16 nothing follows from the answer: any number that is read stands for it.
+        scales = self.strategy.train.precision is Precision.FP16
+        action = Action.FINITE if scales else Action.NORM
+        writer.buffer(flag, 1, held, Kind.WORKSPACE, home=self._stream)
+        tested = measure(self, action, each.view, flag, size=size, stream=self._stream)
+        answer = writer.buffer(
+            f"{flag}/host", 1, held, Kind.WORKSPACE, pool=HOST_POOL, home=self._stream
+        )
+        writer.allocate(answer)
+        path = f"overflow/{each.parameter}"
+        read = writer.copy(path, flag, answer, stream=self._stream, after=(tested,))
+        writer.free(flag)
+        writer.host_wait(f"{path}/wait", read)
+        uses: tuple[str, ...] = ()
+        if scales:
+            total = local_overflow(self)
+            adds = total in writer.alive
+            if not adds:
+                writer.allocate(total)
+            uses = (writer.copy(f"{path}/add", answer, total, accumulate=adds, stream=CPU),)
+            writer.host_wait(f"{path}/add/wait", uses[0])
+        writer.free(answer, uses=uses)
+
+    def _copy_out(self, each: ReducedSlice) -> str:
+        """Cast a slice and copy it into the gradient of the partition."""
+        # async_inplace_copy_grad_to_fp32_buffer_from_gpu
+        writer, source, cast = self.writer, each.view, ""
+        if writer.buffers[source.buffer].dtype is not self._optimizer:
+            cast = writer.buffer(
+                f"{each.parameter}/cast_gradient",
+                source.size,
+                self._optimizer,
+                Kind.WORKSPACE,
+                home=self._stream,
+            )
+            writer.allocate(cast)
+            path, target = f"cast/{each.parameter}", replace(source, buffer=cast, origin=0)
+            writer.copy(path, source, target, stream=self._stream)
+            source = target
+        kept = replace(source, buffer=self.gradient(each.flat), origin=None)
+        copied = self._crossed(f"offload/{each.parameter}", source, kept)
+        if cast:
+            writer.free(cast)
+        return copied
+
+    def _crossed(self, path: str, source: View, target: View) -> str:
+        """Copy to the host or back; pageable memory stops the host until it is done."""
+        copied = self.writer.copy(path, source, target, stream=self._stream)
+        if not self._pinned:
+            self.writer.host_wait(f"{path}/wait", copied)
+        return copied
+
+
+def measure(
+    part: StepPart, action: Action, view: View, name: str, *, size: int, stream: str
+) -> str:
+    """Put what is measured of a gradient on the device in a number, in fp64 if it is new.
+
+    A sum of parts in fp64 is rounded as often as one of everything: once.
+    """
+    writer = part.writer
+    writer.buffer(name, 1, DType.FP64, Kind.WORKSPACE, home=stream)
+    writer.allocate(name)
+    dtype = writer.buffers[view.buffer].dtype
+    read = size * dtype.size_bytes
+    kernel = Kernel(kind=KernelKind.ELEMENTWISE, flops=2 * size, bytes=read, dtype=dtype)
+    return writer.compute(
+        f"measure/{name}",
+        action,
+        [(Role.GRADIENT, view), (Role.OUTPUT, writer.all(name))],
+        stream=stream,
+        kernels=(kernel,),
+    )
+
+
+def local_overflow(part: StepPart) -> str:
+    """Return the buffer of what a rank found of infinities so far."""
+    dtype = part.strategy.train.precision.optimizer
+    return part.writer.buffer(LOCAL_OVERFLOW, 1, dtype, Kind.WORKSPACE, pool=HOST_POOL, home=CPU)

@@ -1,0 +1,141 @@
+"""Gradients of DeepSpeed's stage 3 whose optimizer is on the CPU: three times over the link.
+
+A rank's part of each reduced gradient goes to a pinned buffer in the format of the model, or comes
+from there and is added to and goes back; for its norm the device has it once more, out of that
+buffer in the first micro-batch. At the last one it is cast to fp32 and copied to the gradient of
+its sub-group (DeepSpeed 4113). All of it is on the stream of the reduction.
+
+Functions named in comments are those of DeepSpeed 0.19, of `DeepSpeedZeroOptimizer_Stage3` in
+`runtime/zero/stage3.py`.
+"""
+
+from collections.abc import Sequence
+
+from zsim.dtype import DType
+from zsim.runtimes.deepspeed.filed_gradients import FiledGradients
+from zsim.runtimes.deepspeed.host_partition import measure, norm_part
+from zsim.runtimes.deepspeed.options import DeepSpeed, OffloadDevice
+from zsim.runtimes.deepspeed.stage_3_shards import Shards
+from zsim.schedule.operation import Action, View
+from zsim.schedule.schedule import Kind
+from zsim.schedule.schedule_writer import CPU, HOST_POOL
+from zsim.zero.bucket import Bucket
+from zsim.zero.step_skeleton import Step, StepPart
+
+
+class HostSubGroups(StepPart):
+    """Gradients of sub-groups in the host's memory, and the way of what is reduced to them."""
+
+    def __init__(self, step: Step, shards: Shards, *, stream: str, pinned: bool) -> None:
+        super().__init__(step)
+        self._shards = shards
+        self._stream = stream
+        self._pinned = pinned
+        self._optimizer = step.strategy.train.precision.optimizer
+        self._leaving: list[tuple[tuple[int, int], View]] = []
+        self.files: FiledGradients | None = None
+        if step.strategy.options(DeepSpeed).offload_optimizer.device is OffloadDevice.NVME:
+            self.files = FiledGradients(step, shards, stream=stream)
+        self._last = step.strategy.train.gradient_accumulation_steps - 1
+
+    def write_setup(self) -> None:
+        """Take the memory of the host that lives on."""
+        # _setup_for_real_optimizer: `grad_partitions_flat_buffer`; initialize_optimizer_states:
+        # a gradient in fp32 for each sub-group
+        if self.files is not None:
+            self.files.write_setup()
+        for group in self._shards.groups.trained:
+            self.writer.prefix = f"setup/{group.name}/offload"
+            kept = [self.sums(group), *([] if self._is_filed(group) else [self.gradient(group)])]
+            for name in kept:
+                self.writer.fill(f"zero/{name}", self.writer.persist(name), 0.0, stream=CPU)
+
+    def sums(self, group: Bucket) -> str:
+        """Return the pinned buffer in which gradients of micro-batches add up."""
+        return self._shard(group, "sum", self.compute)
+
+    def gradient(self, group: Bucket) -> str:
+        """Return the buffer of a sub-group's gradient in the format of the optimizer."""
+        if self.files is not None and self.files.holds(group):
+            return self.files.file(group)
+        return self._shard(group, "gradient", self._optimizer)
+
+    def _shard(self, group: Bucket, name: str, dtype: DType) -> str:
+        kind = Kind.GRADIENT
+        return group.shard_buffer(self.writer, name, dtype, kind, pool=HOST_POOL, home=CPU)
+
+    def _is_filed(self, group: Bucket) -> bool:
+        return self.files is not None and self.files.holds(group)
+
+    def settle(self, numbers: Sequence[int], received: str, micro_batch: int) -> str:
+        """Take what was received of each parameter; return the operation that completes it."""
+        # partition_grads
+        done, start = "", 0
+        for number in numbers:
+            size = self._shards.bucket(number).shard
+            view = View(buffer=received, start=start, size=size)
+            done = self._take(number, view, micro_batch)
+            start += size
+        # _swap_out_offload_fp32_gradients: sub-group by sub-group
+        for where, own in sorted(self._leaving, key=lambda each: each[0][0]):
+            assert self.files is not None
+            self.files.take(self._shards.groups.all[where[0]], where[1], own)
+        self._leaving.clear()
+        return done
+
+    def _take(self, number: int, received: View, micro_batch: int) -> str:
+        writer, stream, bucket = self.writer, self._stream, self._shards.bucket(number)
+        group = self._shards.groups.all[self._shards.where[number][0]]
+        kept = self._shards.shard(number, self.sums(group))
+        name = f"{bucket.name}/gradient_again"
+        again = writer.buffer(name, received.size, self.compute, Kind.WORKSPACE, home=stream)
+        writer.allocate(again)
+        if micro_batch:
+            self._crossed(f"fetch/{name}", kept, writer.all(again))
+            writer.copy(f"add/{name}", received, again, accumulate=True, stream=stream)
+            done = self._crossed(f"store/{name}", writer.all(again), kept)
+        else:
+            source = self._cast(received, f"{bucket.name}/gradient_cast", self.compute)
+            self._crossed(f"store/{name}", source, kept)
+            if source != received:
+                writer.free(source.buffer)
+            done = self._crossed(f"fetch/{name}", kept, writer.all(again))
+        leaves = micro_batch == self._last and self._is_filed(group)
+        if micro_batch == self._last:
+            done = self._copy_out(bucket.layout.pieces[0].parameter, number, writer.all(again))
+        if not leaves or self._leaving[-1][1].buffer != again:
+            writer.free(again)
+        return done
+
+    def _copy_out(self, parameter: str, number: int, again: View) -> str:
+        """Measure a gradient, cast it and copy it to its place in the sub-group."""
+        # _offload_grad_partition_at_boundary
+        group = self._shards.groups.all[self._shards.where[number][0]]
+        source = self._cast(again, f"{parameter}/cast_gradient", self._optimizer)
+        part, size = norm_part(parameter), again.size
+        measured = measure(self, Action.NORM, again, part, size=size, stream=self._stream)
+        if self._is_filed(group):
+            self._leaving.append((self._shards.where[number], source))
+            return measured
+        kept = self._shards.shard(number, self.gradient(group))
+        copied = self._crossed(f"offload/{parameter}", source, kept)
+        if source != again:
+            self.writer.free(source.buffer)
+        return copied
+
+    def _cast(self, view: View, name: str, dtype: DType) -> View:
+        """Return a view in a format: the same, or of a copy that is taken for it."""
+        writer = self.writer
+        if writer.buffers[view.buffer].dtype is dtype:
+            return view
+        writer.buffer(name, view.size, dtype, Kind.WORKSPACE, home=self._stream)
+        writer.allocate(name)
+        writer.copy(f"cast/{name}", view, name, stream=self._stream)
+        return writer.all(name)
+
+    def _crossed(self, path: str, source: View, target: View) -> str:
+        """Copy to the host or back; pageable memory stops the host until it is done."""
+        copied = self.writer.copy(path, source, target, stream=self._stream)
+        if not self._pinned:
+            self.writer.host_wait(f"{path}/wait", copied)
+        return copied

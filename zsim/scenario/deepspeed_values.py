@@ -1,0 +1,70 @@
+"""Values of options of a DeepSpeed configuration: numbers, flags, formats, devices.
+
+Each function raises ValueError with what is allowed.
+"""
+
+import math
+from contextlib import suppress
+
+from zsim.runtimes.deepspeed.options import OffloadDevice
+
+
+def read_number(value: object) -> float:
+    """Return a finite number; strings may hold one, as in "2e8"."""
+    number = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("must be a number")
+    return number
+
+
+def read_whole(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    """Return a whole number, also as 5e8 or "2e8"."""
+    number = value if isinstance(value, int) and not isinstance(value, bool) else read_number(value)
+    if number != int(number) or not least <= number <= most:
+        raise ValueError(f"must be a whole number from {least} to {most}")
+    return int(number)
+
+
+def read_at_least_one(value: object) -> int:
+    """Return a whole number, where DeepSpeed does the same at 0 as at 1."""
+    return max(1, read_whole(value))
+
+
+def read_flag(value: object) -> bool:
+    """Return a flag, also of a string."""
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None or not isinstance(value, bool | str):
+        raise ValueError("must be true or false")
+    return found
+
+
+def read_format(value: object) -> str:
+    """Return the name of a format."""
+    found = value.lower() if isinstance(value, str) else ""
+    if found not in {"fp16", "bf16", "fp32"}:
+        raise ValueError('must be "fp16", "bf16" or "fp32"')
+    return found
+
+
+def read_device(value: object) -> str:
+    """Return the device of an offload section."""
+    found = value.lower() if isinstance(value, str) else ""
+    if found not in list(OffloadDevice):
+        raise ValueError('must be "none", "cpu" or "nvme"')
+    return found
+
+
+def read_clip(value: object) -> float | None:
+    """Return the largest norm; at 0 DeepSpeed does not clip."""
+    return read_number(value) or None
+
+
+def read_pair(value: object) -> tuple[float, float]:
+    """Return two numbers."""
+    first, second = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    if first is None or second is None:
+        raise ValueError("must be two numbers")
+    return read_number(first), read_number(second)
