@@ -36,6 +36,11 @@ class Offload(Table):
         pipeline_read: read the states of the next sub-group while one is updated.
         pipeline_write: write those of the last one at the same time.
         buffers: slots for the states of sub-groups; None is as many as the pipeline needs.
+        delayed_update: with `optimizer = host`: apply the gradients of a step while the next one
+            runs, so that every step computes with parameters one update old (ZeRO-Offload's
+            one-step delayed parameter update, section 5.2).
+        warm_up_steps: with `delayed_update`: so many first steps update at once (40 in that
+            paper).
         fetch_units: with `parameters` beyond the device: units whose copy to the device is issued
             ahead of the gather.
         read_units: with `parameters = nvme`: units that are read ahead of that copy.
@@ -48,6 +53,8 @@ class Offload(Table):
     pipeline_read: Flag = True
     pipeline_write: Flag = True
     buffers: Count | None = None
+    delayed_update: Flag = False
+    warm_up_steps: Whole = 0
     fetch_units: Whole = 1
     read_units: Whole = 1
 

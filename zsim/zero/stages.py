@@ -21,6 +21,7 @@ from zsim.strategy.strategy import Strategy
 from zsim.zero.bucket import fill
 from zsim.zero.checkpoints import Checkpoints, CheckpointStore
 from zsim.zero.contiguous import ContiguousStore, allocate_gradients
+from zsim.zero.delayed_update import DelayedOptimizerStep, late_bytes, persist_landing
 from zsim.zero.filed_optimizer import NvmeOptimizerStep
 from zsim.zero.gather import GatheredParameters, ReplicatedParameters, gather_updated
 from zsim.zero.offloaded_checkpoints import Offloaded
@@ -93,9 +94,25 @@ class StageStep(Step):
             )
         self.reductions = BucketReductions(self.writer, model, strategy, self.passes)
         self.optimizer_step = _OPTIMIZER_STEPS[strategy.offload.optimizer]
+        if strategy.offload.delayed_update:
+            self.optimizer_step = DelayedOptimizerStep
         if strategy.offload.optimizer is not MemoryTier.DEVICE:
             self.reductions.to_host = GradientsToHost(self.writer, strategy)
         self._done: list[str] = []
+
+    def write_setup(self) -> None:
+        """Take memory for parameters that the host updates beside the next step."""
+        if not self.strategy.offload.delayed_update:
+            return
+        for bucket, state in zip(self.buckets.all, self.states, strict=True):
+            if state.master is not None:
+                self.writer.prefix = f"setup/{bucket.name}"
+                persist_landing(self.writer, self.strategy, bucket, state.master)
+
+    def begin(self) -> None:
+        """Count gradients of the step before that the host still applies."""
+        if self.strategy.offload.delayed_update:
+            self.writer.count_late(HOST_POOL, late_bytes(self.strategy, self.buckets))
 
     def held(self, bucket: int, visit: UnitVisit) -> str:
         """Return the buffer that holds a bucket's parameters during a visit."""
